@@ -1,71 +1,208 @@
 """Checkpoints: one torch.distributed.checkpoint (DCP) folder per component, named after it and not after
 ranks.
 
-    step-N/COMPONENT/        DCP: the `state_dict()`, which is resharded when another mesh loads it
-    step-N/GROUP.json        the number of samples that each source of the group has produced
+    step-N/COMPONENT/                   DCP: the tensors of the state by their names, and its document
+    step-N/COMPONENT/by_rank.json       the values that differ between ranks (`run.varying_state`)
+    step-N/GROUP.json                   the number of samples that each source of the group has produced
 
-torch pickles DCP's metadata. It is read here by an unpickler that accepts only DCP's own classes, and other
-values are read with `torch.load(weights_only=True)`. So loading a checkpoint never runs code from it.
+The document (`state.tree`) has the structure of the state and all values that are not tensors. What is equal
+on all ranks is stored once. A value that differs is stored once for each coordinate of the dims along which
+it differs, under a name such as `noise@dp=1of2,tp=0of2`; the documents are stored in the same way. A sharded
+tensor is DCP's and is resharded when another mesh loads it. A checkpoint without a document is of an older
+format and is loaded as DCP does.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint._nested_dict import set_element
-from torch.distributed.checkpoint.metadata import (
-    _MEM_FORMAT_ENCODING,
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import ReadItem
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from meshctl.run.directory import write_whole
-from meshctl.runtime.errors import StageError
+from meshctl.run.varying_state import VaryingState
+from meshctl.runtime.errors import CheckpointError as CheckpointError
+from meshctl.runtime.state import dcp
+from meshctl.runtime.state.differences import differences, world_of
+from meshctl.runtime.state.tree import (
+    Document,
+    StateTree,
+    decode,
+    is_container,
+    leaves_of,
+    tensors_of,
+    with_leaves,
+)
+from meshctl.topology.mesh import DeviceMesh
+
+DOCUMENT = "@document"
+"""The name of the document. In the names of tensors, `@` is written twice."""
 
 
-class CheckpointError(StageError):
-    """A checkpoint cannot be read, or does not fit the component."""
+def save(folder: Path, name: str, state: object, mesh: DeviceMesh) -> None:
+    """Writes the state of a component to `folder/name`. It is a collective call of all ranks of the group;
+    `mesh` is the component's and knows this rank.
 
-
-def save(folder: Path, name: str, state: dict[str, Any]) -> None:
-    """Writes the state of a component to `folder/name`. It is a collective call of all ranks of the group."""
-    path = folder / name
-    path.mkdir(parents=True, exist_ok=True)
-    dcp.save(
-        state, storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=not dist.is_initialized()
+    Raises `CheckpointError` with the path and the type of a value that cannot be stored.
+    """
+    path, tree = folder / name, StateTree.of(name, state)
+    found = differences(tree, mesh)
+    varying = VaryingState(
+        _sizes(found.document, mesh), {key: _sizes(dims, mesh) for key, dims in found.values.items()}
     )
+    stored = _StoredNames(varying, mesh)
+    entries = {stored.tensor(key): tensor for key, tensor in (tree.tensors | tree.sharded).items()}
+    if varying != VaryingState() and mesh.own_rank == min(mesh.ranks()):
+        varying.write(path)
+    dcp.write(path, {**entries, stored.document(): tree.text})
 
 
-def load(folder: Path, name: str, state: dict[str, Any]) -> None:
-    """Loads the state of a component into `state`, its own `state_dict()`, in place. It is a collective call
-    of all ranks of the group.
+def load(folder: Path, name: str, own: dict[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
+    """Returns the state of a component as this rank saved it. It is a collective call of all ranks of the
+    group.
+
+    `own` is the component's `state_dict()`. Tensors of the same name, dtype and shape are loaded into its
+    tensors, and its sharded tensors define how the saved ones are resharded.
 
     Raises `CheckpointError` where the folder has no such state or it does not fit.
     """
     path = folder / name
     if not path.is_dir():
         raise CheckpointError(f"{folder} holds no state of component `{name}`")
+    metadata = dcp.read_metadata(path)
+    if not any(entry.startswith(DOCUMENT) for entry in metadata.state_dict_metadata):
+        dcp.read(path, name, own)
+        return own
     try:
-        dcp.load(state, storage_reader=_Reader(path), planner=_Planner(), no_dist=not dist.is_initialized())
-    except dcp.CheckpointException as error:
-        failures = [failure for failure, *_ in error.failures.values()]
-        lines = [(str(failure) or type(failure).__name__).splitlines()[0] for failure in failures]
-        causes = "; ".join(dict.fromkeys(lines))
-        raise CheckpointError(f"{path} cannot be loaded into component `{name}`: {causes}") from error
+        varying = VaryingState.read(path)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    if reason := varying.refusal(name, mesh.size):
+        raise CheckpointError(f"{path}: {reason}")
+    return _Load(path, name, StateTree.of(name, own), mesh, varying, metadata).state()
+
+
+class _StoredNames:
+    """Under which names the values of one rank are stored."""
+
+    def __init__(self, varying: VaryingState, mesh: DeviceMesh) -> None:
+        self._varying, self._coordinate = varying, mesh.coordinate()
+
+    def document(self) -> str:
+        return _at(DOCUMENT, {dim: self._coordinate.get(dim, 0) for dim in self._varying.document})
+
+    def all_documents(self) -> list[str]:
+        """Returns the names of the documents of all ranks."""
+        sizes = self._varying.document
+        places = product(*(range(size) for size in sizes.values()))
+        return [_at(DOCUMENT, dict(zip(sizes, place, strict=True))) for place in places]
+
+    def tensor(self, key: str) -> str:
+        dims = self._varying.values.get(key, {})
+        return _at(key.replace("@", "@@"), {dim: self._coordinate.get(dim, 0) for dim in dims})
+
+
+def _at(name: str, coordinate: Mapping[str, int]) -> str:
+    place = ",".join(f"{dim}={index}" for dim, index in coordinate.items())
+    return f"{name}@{place}" if place else name
+
+
+def _sizes(dims: Iterable[str], mesh: DeviceMesh) -> dict[str, int]:
+    return {dim: mesh.size(dim) for dim in dims}
+
+
+@dataclass(frozen=True)
+class _Load:
+    """Loads the state of a component on one rank."""
+
+    path: Path
+    name: str
+    own: StateTree
+    mesh: DeviceMesh
+    varying: VaryingState
+    metadata: Metadata
+
+    def state(self) -> dict[str, Any]:
+        stored = _StoredNames(self.varying, self.mesh)
+        is_changed = any(self.mesh.size(dim) != size for dim, size in self.varying.document.items())
+        if is_changed:
+            document = self._merged(self._documents(stored.all_documents()))
+        else:
+            [document] = self._documents([stored.document()])
+        targets = self._targets(document, stored)
+        dcp.read(self.path, self.name, {stored.tensor(key): target for key, target in targets.items()})
+        state: dict[str, Any] = decode(document, targets)
+        return state
+
+    def _documents(self, names: list[str]) -> list[Document]:
+        texts: dict[str, Any] = dict.fromkeys(names, "")
+        dcp.read(self.path, self.name, texts)
+        try:
+            return [json.loads(texts[name]) for name in names]
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{self.path} is damaged: {error}") from error
+
+    def _merged(self, documents: list[Document]) -> Document:
+        """Returns the document of a rank of another mesh. No value differs between the saved documents, and
+        each has only a part of them, as those of pipeline stages. A rank loads the values that its own
+        `state_dict()` has. Raises `CheckpointError` for a value that was not saved, or that no rank loads."""
+        saved: dict[str, Document] = {}
+        for document in documents:
+            saved |= leaves_of(document)
+        values = {key: part for key, part in saved.items() if not is_container(part)}
+        wanted = [key for key, part in self.own.leaves().items() if not is_container(part)]
+        taken = {key for keys in world_of(self.mesh).all_gather_object(wanted) for key in keys}
+        absent = [key for key in wanted if key not in values]
+        if absent or set(values) - taken:
+            self._refuse(absent, sorted(set(values) - taken))
+        return with_leaves(self.own.document, values)
+
+    def _refuse(self, absent: list[str], unused: list[str]) -> NoReturn:
+        was = ", ".join(f"{dim} {size}" for dim, size in self.varying.document.items())
+        reason = f"`{absent[0]}` was not saved" if absent else f"no rank loads `{unused[0]}`"
+        raise CheckpointError(
+            f"{self.path}: the state of `{self.name}` was saved with {was}, where ranks have different keys: "
+            f"{reason}"
+        )
+
+    def _targets(self, document: Document, stored: _StoredNames) -> dict[str, Tensor]:
+        """Returns the tensors into which the state is loaded: the component's own where they fit, and new
+        ones in CPU memory."""
+        targets: dict[str, Tensor] = {}
+        used: set[int] = set()
+        for kind, key in tensors_of(document):
+            entry = stored.tensor(key)
+            saved = self.metadata.state_dict_metadata.get(entry)
+            if not isinstance(saved, TensorStorageMetadata):
+                raise CheckpointError(f"{self.path} is damaged: it has no tensor `{entry}`")
+            own = self.own.sharded.get(key)
+            if own is None and kind == "sharded" and self.mesh.world_size > 1 and key not in self.own.tensors:
+                raise CheckpointError(
+                    f"`{key}` of component `{self.name}` is sharded, and `state_dict()` has no such tensor "
+                    "before the first step, so that its placement is unknown; create it in `setup()`"
+                )
+            targets[key] = own if own is not None else self._plain_target(key, saved, used)
+        return targets
+
+    def _plain_target(self, key: str, saved: TensorStorageMetadata, used: set[int]) -> Tensor:
+        """Returns the component's own tensor if it has the saved dtype and shape, and shares no memory with
+        the tensors before it; else a new one. `used` has the storages that are taken."""
+        own = self.own.tensors.get(key)
+        if own is not None and own.shape == saved.size and own.dtype == saved.properties.dtype:
+            storage = own.untyped_storage().data_ptr()
+            has_own_elements = all(
+                stride for size, stride in zip(own.shape, own.stride(), strict=True) if size > 1
+            )
+            if storage not in used and has_own_elements:
+                used.add(storage)
+                return own
+        return torch.empty(saved.size, dtype=saved.properties.dtype)
 
 
 def save_position(folder: Path, group: str, samples: dict[str, int]) -> None:
@@ -86,54 +223,3 @@ def load_positions(folder: Path) -> dict[str, int]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
     return samples
-
-
-_METADATA_CLASSES = (
-    Metadata,
-    MetadataIndex,
-    TensorStorageMetadata,
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    TensorProperties,
-    StorageMeta,
-    _MEM_FORMAT_ENCODING,
-)
-_DTYPES = [str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)]
-_ALLOWED_NAMES = {
-    *((cls.__module__, cls.__name__) for cls in _METADATA_CLASSES),
-    *(("torch", dtype.removeprefix("torch.")) for dtype in _DTYPES),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch", "Size"),
-    ("pathlib", "PosixPath"),
-    ("torch.serialization", "_get_layout"),
-}
-"""Module and name of every object that DCP's metadata may refer to."""
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "pathlib._local":  # where the paths of Python 3.13 are defined
-            module = "pathlib"
-        if (module, name) not in _ALLOWED_NAMES:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is none of DCP's classes")
-        return super().find_class(module, name)
-
-
-class _Reader(dcp.FileSystemReader):
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        path = Path(os.fspath(self.path)) / ".metadata"
-        try:
-            metadata = _Unpickler(io.BytesIO(path.read_bytes())).load()
-        except (OSError, pickle.UnpicklingError, EOFError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-        if not isinstance(metadata, Metadata):
-            raise CheckpointError(f"{path} is no metadata of a checkpoint")
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
-
-
-class _Planner(dcp.DefaultLoadPlanner):
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        path = self.mappings[read_item.dest_index.fqn]
-        set_element(self.original_state_dict, path, torch.load(value, weights_only=True))

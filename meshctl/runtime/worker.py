@@ -204,8 +204,8 @@ class Worker:
 
         self._begin("resume")
         for name, component in stateful(plan, components).items():
-            state = component.state_dict()
-            checkpoint.load(Path(folder), name, state)
+            mesh = plan.component(name).mesh.at(self._env.rank)
+            state = checkpoint.load(Path(folder), name, component.state_dict(), mesh)
             component.load_state_dict(state)
         return int(Path(folder).name.removeprefix("step-")), checkpoint.load_positions(Path(folder))
 
@@ -221,7 +221,8 @@ class Worker:
         def save(step: int, produced: Mapping[str, int]) -> None:
             begin, folder = time.perf_counter(), self._run.checkpoint(step)
             for name, component in kept.items():
-                checkpoint.save(folder, name, component.state_dict())
+                mesh = plan.component(name).mesh.at(self._env.rank)
+                checkpoint.save(folder, name, component.state_dict(), mesh)
             if not self._env.rank:
                 checkpoint.save_position(folder, self._env.group, {name: produced[name] for name in sources})
             self._journal.write("saved", step=step, seconds=time.perf_counter() - begin)

@@ -57,12 +57,10 @@ def main(rank: int, folder: Path) -> None:
         first = weights(trained)
         for _ in range(2):
             trained.learn(share(problems(), mesh, rank))
-        checkpoint.save(folder, name, trained.state_dict())
+        checkpoint.save(folder, name, trained.state_dict(), mesh.at(rank))
         loaded = trainer(mesh, rank)
         if before:
-            state = loaded.state_dict()
-            checkpoint.load(folder, before, state)
-            loaded.load_state_dict(state)
+            loaded.load_state_dict(checkpoint.load(folder, before, loaded.state_dict(), mesh.at(rank)))
             loaded.learn(share(problems(), mesh, rank))
         trained.learn(share(problems(), mesh, rank))
         found[name] = {

@@ -1,0 +1,134 @@
+"""Which values of a state differ between the ranks of a mesh, and along which of its dims.
+
+Every rank computes the digests of its own values, all ranks exchange them, and each computes the same answer.
+A value that only some ranks have does not differ if those that have it agree: the ranks of a pipeline stage
+have weights that others do not have. Shards of a tensor are compared where they are the same part of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from meshctl.runtime.collective import Collective
+from meshctl.runtime.state.digest import tensor_digest, text_digest
+from meshctl.runtime.state.tree import Document, StateTree, is_tensor
+from meshctl.topology.mesh import DeviceMesh
+
+Dims = tuple[str, ...]
+Digests = dict[str, dict[str, str]]
+"""Name -> part of the value -> digest. The part is the place of a shard in its tensor; else it is empty."""
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Along which dims the state differs, in the order of the mesh."""
+
+    document: Dims = ()
+    """The dims along which the documents differ. They also differ where a value is absent on some ranks."""
+    values: Mapping[str, Dims] = field(default_factory=dict)
+    """Name -> dims, for the values that differ."""
+
+
+def differences(tree: StateTree, mesh: DeviceMesh) -> Differences:
+    """Compares the state of this rank with those of the others. It is a collective call of all ranks."""
+    if mesh.world_size == 1:
+        return Differences()
+    digests, document = digests_of(tree), text_digest(tree.text)
+    whole = text_digest(json.dumps([document, digests]))
+    world = world_of(mesh)
+    wholes = world.all_gather(torch.tensor(int(whole, 16) - (1 << 63)))
+    if all(bool(other == wholes[0]) for other in wholes):
+        return Differences()
+    rows = world.all_gather_object([document, digests])
+    return compared(mesh, [row[0] for row in rows], [row[1] for row in rows])
+
+
+def world_of(mesh: DeviceMesh) -> Collective:
+    """Returns the collective of all ranks of a mesh that knows its own rank."""
+    rank = mesh.own_rank
+    assert rank is not None, "the mesh has no rank of its own"
+    return Collective.of([sorted(mesh.ranks())], rank)
+
+
+def digests_of(tree: StateTree) -> Digests:
+    """Returns the digests of the values of one rank."""
+    return {name: _digests_of_part(part, tree) for name, part in tree.leaves().items()}
+
+
+def _digests_of_part(part: Document, tree: StateTree) -> dict[str, str]:
+    text = json.dumps(part)
+    if not is_tensor(part):
+        return {"": text_digest(text)}
+    if part[0] == "sharded":
+        return _digest_of_shard(tree.sharded[part[1]])
+    return {"": text_digest(text + tensor_digest(tree.tensors[part[1]]))}
+
+
+def _digest_of_shard(tensor: Tensor) -> dict[str, str]:
+    """Returns the place of this rank's shard and its digest; nothing for a tensor whose shards only torch
+    knows."""
+    if not isinstance(tensor, DTensor) or tensor.device_mesh.get_coordinate() is None:
+        return {}
+    if any(placement.is_partial() for placement in tensor.placements):
+        return {}
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return {f"{list(offset)}{list(shape)}": tensor_digest(tensor.to_local())}
+
+
+def compared(mesh: DeviceMesh, documents: Sequence[str], digests: Sequence[Digests]) -> Differences:
+    """Returns the differences. `documents` and `digests` are by rank."""
+    explained = _Explained(mesh)
+    parts_of: dict[str, set[str]] = {}
+    for own in digests:
+        for name, parts in own.items():
+            parts_of.setdefault(name, set()).update(parts)
+    values: dict[str, Dims] = {}
+    for name, all_parts in parts_of.items():
+        found: set[str] = set()
+        for part in all_parts:
+            found.update(explained.dims([own.get(name, {}).get(part) for own in digests]))
+        if found:
+            values[name] = tuple(dim for dim in mesh.mesh_dim_names if dim in found)
+    return Differences(explained.dims(documents), values)
+
+
+class _Explained:
+    """Finds the dims of a mesh that explain how values differ between its ranks."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        dims = [dim for dim in mesh.mesh_dim_names if mesh.size(dim) > 1]
+        coordinates = [mesh.coordinate(rank) for rank in sorted(mesh.ranks())]
+        self._candidates = [chosen for count in range(len(dims) + 1) for chosen in combinations(dims, count)]
+        self._places = {
+            chosen: [tuple(at[dim] for dim in chosen) for at in coordinates] for chosen in self._candidates
+        }
+        self._known: dict[tuple[int, ...], Dims] = {}
+
+    def dims(self, values: Sequence[str | None]) -> Dims:
+        """Returns the smallest set of dims such that ranks with equal coordinates in these dims have equal
+        values. None stands for a value that a rank does not have."""
+        numbers: dict[str | None, int] = {None: -1}
+        pattern = tuple(numbers.setdefault(value, len(numbers)) for value in values)
+        if pattern not in self._known:
+            self._known[pattern] = next(
+                dims for dims in self._candidates if _are_equal_at(self._places[dims], pattern)
+            )
+        return self._known[pattern]
+
+
+def _are_equal_at(places: Sequence[tuple[int, ...]], values: Sequence[int]) -> bool:
+    """Whether all values at the same place are equal; -1 is no value."""
+    found: dict[tuple[int, ...], int] = {}
+    return all(
+        found.setdefault(place, value) == value
+        for place, value in zip(places, values, strict=True)
+        if value >= 0
+    )

@@ -1,0 +1,361 @@
+"""A component's state as a document and tensors, and back, with the type of every value.
+
+    {"step": 3, "model": {"w": tensor}}
+        document    ["dict", [["step", 3], ["model", ["dict", [["w", ["tensor", "model.w"]]]]]]]
+        tensors     {"model.w": tensor}
+
+The document is JSON: null, booleans, integers, floats and texts are themselves, and every other value is a
+list whose first item is a tag. A name is the path of a value, joined by dots, as torch.distributed.checkpoint
+names it. A list without tensors is one value with one name; a list with tensors is a container, whose items
+are named by their index.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from meshctl.runtime.errors import CheckpointError
+
+Path = tuple[str, ...]
+Document = Any
+"""A JSON value, as in the module's docstring."""
+
+MAX_DECIMAL_BITS = 4096
+"""Larger integers are written in hexadecimal, because Python limits the digits of decimal ones."""
+NUMPY_KINDS = "biufcSUmM"
+"""numpy's letters for the kinds of dtypes whose arrays are stored: no objects and no records."""
+
+
+@dataclass(frozen=True)
+class Simple:
+    """How the values of a type without tensors are written and read."""
+
+    tag: str
+    write: Callable[[Any], list[Any]]
+    read: Callable[..., Any]
+
+
+def _text(data: bytes | bytearray) -> list[Any]:
+    return [base64.b64encode(data).decode()]
+
+
+SIMPLE: dict[type, Simple] = {
+    bytes: Simple("bytes", _text, base64.b64decode),
+    bytearray: Simple("bytearray", _text, lambda text: bytearray(base64.b64decode(text))),
+    complex: Simple("complex", lambda value: [value.real, value.imag], complex),
+    range: Simple("range", lambda value: [value.start, value.stop, value.step], range),
+    slice: Simple("slice", lambda value: [value.start, value.stop, value.step], slice),
+    torch.Size: Simple("torch.Size", lambda value: [list(value)], torch.Size),
+    torch.dtype: Simple(
+        "torch.dtype",
+        lambda value: [str(value).removeprefix("torch.")],
+        lambda name: getattr(torch, name),
+    ),
+    torch.device: Simple("torch.device", lambda value: [str(value)], torch.device),
+}
+"""Types whose values are written as a few JSON values."""
+SIMPLE_BY_TAG = {simple.tag: simple for simple in SIMPLE.values()}
+
+MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
+SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple"}
+SETS: dict[type, str] = {set: "set", frozenset: "frozenset"}
+READERS: dict[str, Callable[[Any], Any]] = {
+    tag: kind for kind, tag in (*MAPPINGS.items(), *SEQUENCES.items(), *SETS.items())
+}
+FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (int, float, str, bool, list, dict, set, tuple)}
+"""The factories of a `defaultdict` that can be stored."""
+KEYS = (str, int, float, bool, type(None), bytes, tuple, frozenset)
+"""The types of keys that can be stored."""
+ADVICE = {
+    "Generator": "store its `get_state()`, or its `bit_generator.state` if it is numpy's",
+    "RandomState": "store its `get_state()`",
+    "Random": "store its `getstate()`",
+    "defaultdict": "its factory is a function: store `dict(...)` of it",
+}
+"""Name of a type -> how a component stores such a value."""
+
+
+@dataclass(frozen=True)
+class StateTree:
+    """A state, taken apart."""
+
+    document: Document
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    """Name -> a tensor that every rank has in whole."""
+    sharded: dict[str, Tensor] = field(default_factory=dict)
+    """Name -> a tensor of which a rank may have a shard, such as a DTensor."""
+
+    @classmethod
+    def of(cls, component: str, state: object) -> StateTree:
+        """Raises `CheckpointError` with the path and the type of a value that cannot be stored."""
+        found = cls(None)
+        try:
+            document = _Encoder(found).root(state)
+            found = cls(document, found.tensors, found.sharded)
+            found.leaves()
+        except CheckpointError as error:
+            raise CheckpointError(f"the state of `{component}` cannot be stored: {error}") from None
+        except RecursionError:
+            raise CheckpointError(
+                f"the state of `{component}` cannot be stored: it contains itself or is nested too deeply"
+            ) from None
+        return found
+
+    @property
+    def text(self) -> str:
+        """The document as JSON."""
+        return json.dumps(self.document, separators=(",", ":"))
+
+    def leaves(self) -> dict[str, Document]:
+        """Returns what `leaves_of` returns for the document."""
+        return leaves_of(self.document)
+
+
+def leaves_of(document: Document) -> dict[str, Document]:
+    """Returns name -> the part of the document with that name. A container stands there without its items, as
+    ["container", ...].
+
+    Raises `CheckpointError` for two values with the same name.
+    """
+    found: dict[str, Document] = {}
+    for path, part in _walk(document, ()):
+        name = name_of(path)
+        if name in found:
+            raise CheckpointError(f"two values have the name `{name}`; rename one of their keys")
+        found[name] = part
+    return found
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path)
+
+
+def tensors_of(document: Document) -> Iterator[tuple[str, str]]:
+    """Yields the kind ("tensor", "sharded" or "numpy") and the name of each tensor of a document."""
+    for _, part in _walk(document, ()):
+        if is_tensor(part):
+            yield part[0], part[1]
+
+
+def is_tensor(part: Document) -> bool:
+    return isinstance(part, list) and part[0] in ("tensor", "sharded", "numpy")
+
+
+def is_container(part: Document) -> bool:
+    """Whether a part of `leaves_of` is a container."""
+    return isinstance(part, list) and part[0] == "container"
+
+
+def decode(document: Document, tensors: Mapping[str, Tensor]) -> Any:
+    """Returns the state. `tensors` has the tensors of the document by their names."""
+    if not isinstance(document, list):
+        return document
+    tag, *rest = document
+    if tag in SIMPLE_BY_TAG:
+        return SIMPLE_BY_TAG[tag].read(*rest)
+    if tag == "int":
+        return int(rest[0], 16)
+    if tag in ("tensor", "sharded"):
+        return tensors[rest[0]]
+    if tag == "numpy":
+        name, dtype, shape = rest
+        return tensors[name].numpy().view(np.dtype(dtype)).reshape(shape)
+    if tag == "numpy scalar":
+        return np.frombuffer(base64.b64decode(rest[1]), np.dtype(rest[0]))[0]
+    if tag == "deque":
+        return deque((decode(item, tensors) for item in rest[1]), rest[0])
+    if tag in MAPPINGS.values():
+        return READERS[tag]({decode(key, tensors): decode(value, tensors) for key, value in rest[0]})
+    if tag == "defaultdict":
+        pairs = {decode(key, tensors): decode(value, tensors) for key, value in rest[1]}
+        return defaultdict(FACTORIES.get(rest[0]), pairs)
+    return READERS[tag](decode(item, tensors) for item in rest[0])
+
+
+def with_leaves(document: Document, leaves: Mapping[str, Document]) -> Document:
+    """Returns a document with the containers of `document` and the values of `leaves`, by name."""
+    return _with_leaves(document, leaves, ())
+
+
+class _Encoder:
+    """Writes a document, and collects the tensors in a tree."""
+
+    def __init__(self, tree: StateTree) -> None:
+        self._tree = tree
+
+    def root(self, state: object) -> Document:
+        if not isinstance(state, Mapping):
+            raise CheckpointError(f"`state_dict()` returned a {_type_name(state)}; it must return a dict")
+        return self.part(state, ())
+
+    def part(self, value: Any, path: Path) -> Document:
+        kind = type(value)
+        if value is None or kind in (bool, float, str):
+            return value
+        if kind is int:
+            return value if value.bit_length() <= MAX_DECIMAL_BITS else ["int", hex(value)]
+        if kind in SIMPLE:
+            return [SIMPLE[kind].tag, *SIMPLE[kind].write(value)]
+        if isinstance(value, (Tensor, ShardedTensor)):
+            return self._tensor(value, path)
+        if isinstance(value, np.generic) and value.dtype.kind in NUMPY_KINDS:
+            return ["numpy scalar", value.dtype.str, base64.b64encode(value.tobytes()).decode()]
+        if kind is np.ndarray and value.dtype.kind in NUMPY_KINDS:
+            return self._array(value, path)
+        if kind in SEQUENCES:
+            return [SEQUENCES[kind], self._items(value, path)]
+        if kind is deque:
+            return ["deque", value.maxlen, self._items(value, path)]
+        if kind in SETS:
+            return [SETS[kind], sorted((self._key(item, path) for item in value), key=json.dumps)]
+        if kind is defaultdict:
+            return self._defaultdict(value, path)
+        if isinstance(value, Mapping):
+            return [MAPPINGS.get(kind, "dict"), self._pairs(value, path)]
+        raise self._refused(value, path)
+
+    def _items(self, values: Iterable[Any], path: Path) -> list[Document]:
+        return [self.part(value, (*path, str(index))) for index, value in enumerate(values)]
+
+    def _pairs(self, values: Mapping[Any, Any], path: Path) -> list[list[Document]]:
+        return [[self._key(key, path), self.part(value, (*path, str(key)))] for key, value in values.items()]
+
+    def _defaultdict(self, value: defaultdict[Any, Any], path: Path) -> Document:
+        factory = value.default_factory
+        if factory is not None and factory not in FACTORIES.values():
+            raise self._refused(value, path)
+        name = factory.__name__ if isinstance(factory, type) else ""
+        return ["defaultdict", name, self._pairs(value, path)]
+
+    def _key(self, key: Any, path: Path) -> Document:
+        """Returns a key of a mapping or an item of a set."""
+        if not isinstance(key, (*KEYS, np.generic)):
+            raise CheckpointError(
+                f"a key of `{name_of(path) or 'state_dict()'}` is a {_type_name(key)}; keys are text, "
+                "numbers or tuples of these"
+            )
+        if isinstance(key, (tuple, frozenset)):
+            return [_tag_of_key(key), [self._key(item, path) for item in key]]
+        return self.part(key, path)
+
+    def _tensor(self, value: Any, path: Path) -> Document:
+        name = name_of(path)
+        if is_sharded(value):
+            self._add(self._tree.sharded, name, value)
+            return ["sharded", name]
+        if problem := _problem_of(value):
+            raise CheckpointError(f"`{name}` is a {problem}")
+        self._add(self._tree.tensors, name, value.detach())
+        return ["tensor", name]
+
+    def _array(self, value: np.ndarray[Any, Any], path: Path) -> Document:
+        name = name_of(path)
+        flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        flat = flat if flat.flags.writeable else flat.copy()  # torch shares memory only if it may write
+        self._add(self._tree.tensors, name, torch.from_numpy(flat))
+        return ["numpy", name, value.dtype.str, list(value.shape)]
+
+    def _add(self, tensors: dict[str, Tensor], name: str, value: Tensor) -> None:
+        if name in self._tree.tensors or name in self._tree.sharded:
+            raise CheckpointError(f"two values have the name `{name}`; rename one of their keys")
+        tensors[name] = value
+
+    def _refused(self, value: object, path: Path) -> CheckpointError:
+        reason = ADVICE.get(type(value).__name__, "state is plain data, tensors and numpy arrays")
+        if hasattr(value, "state_dict"):
+            reason = "store its `state_dict()`"
+        return CheckpointError(f"`{name_of(path)}` is a {_type_name(value)}: {reason}")
+
+
+def is_sharded(value: object) -> bool:
+    """Whether torch.distributed.checkpoint divides the tensor among ranks, or knows its subclass."""
+    return isinstance(value, (DTensor, ShardedTensor)) or is_traceable_wrapper_subclass(value)
+
+
+def _problem_of(value: Tensor) -> str:
+    """Returns what a tensor is whose bytes cannot be stored, with the way out; empty for any other."""
+    if value.layout is not torch.strided or value.is_nested:
+        layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+        return f"tensor of layout {layout}: store its dense form"
+    if value.is_quantized:
+        return "quantized tensor: store its `int_repr()` with scale and zero point"
+    return "tensor on the `meta` device, which has no data" if value.is_meta else ""
+
+
+def _tag_of_key(key: object) -> str:
+    if isinstance(key, frozenset):
+        return "frozenset"
+    if type(key) is tuple:
+        return "tuple"
+    raise CheckpointError(f"a key is a {_type_name(key)}; keys are text, numbers or tuples of these")
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+# Tag -> the position of the items in a container's list. Items of mappings are pairs of key and value.
+_PAIRS = {**dict.fromkeys(MAPPINGS.values(), 1), "defaultdict": 2}
+_ITEMS = {**_PAIRS, **dict.fromkeys(SEQUENCES.values(), 1), "deque": 2}
+
+
+def _has_items(part: Document) -> bool:
+    return isinstance(part, list) and part[0] in _ITEMS
+
+
+def _is_traversed(part: Document) -> bool:
+    """Whether the values in a part of a document have names of their own."""
+    return _has_items(part) and (part[0] in _PAIRS or _has_tensors(part))
+
+
+def _has_tensors(part: Document) -> bool:
+    if is_tensor(part):
+        return True
+    return _has_items(part) and any(_has_tensors(value) for _, value in _children(part))
+
+
+def _children(part: Document) -> Iterator[tuple[str, Document]]:
+    """Yields the last part of the name, and the value, of each item of a container."""
+    tag, items = part[0], part[_ITEMS[part[0]]]
+    for index, item in enumerate(items):
+        if tag in _PAIRS:
+            yield str(decode(item[0], {})), item[1]
+        else:
+            yield str(index), item
+
+
+def _walk(part: Document, path: Path) -> Iterator[tuple[Path, Document]]:
+    """Yields path and part for each value that has a name. A container comes before its items, as
+    ["container", its part without items]; a list has its length there, so that different lengths differ."""
+    if not _is_traversed(part):
+        yield path, part
+        return
+    position = _ITEMS[part[0]]
+    length = None if part[0] in _PAIRS else len(part[position])
+    yield path, ["container", *part[:position], length]
+    for key, value in _children(part):
+        yield from _walk(value, (*path, key))
+
+
+def _with_leaves(part: Document, leaves: Mapping[str, Document], path: Path) -> Document:
+    if not _is_traversed(part):
+        return leaves[name_of(path)]
+    position = _ITEMS[part[0]]
+    values = [_with_leaves(value, leaves, (*path, key)) for key, value in _children(part)]
+    if part[0] in _PAIRS:
+        keys = [key for key, _ in part[position]]
+        return [*part[:position], [[key, value] for key, value in zip(keys, values, strict=True)]]
+    return [*part[:position], values]
