@@ -20,6 +20,7 @@ from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.validate import USAGE, draw
 from meshctl.cli.worker_options import DebuggedWorker, check_workers, with_debugging
 from meshctl.diagnostics import RecipeError, Report
+from meshctl.engines.checks.resume import check_resume
 from meshctl.engines.engine import DEFAULT_ENGINE, CannotStart, Engine, Job, engine_named
 from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin
 from meshctl.engines.supervise.head import Outcome
@@ -100,6 +101,8 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
         if options.debug:
             ready = with_debugging(ready, options.debug)
         engine_named(options.engine).preflight(ready.plan, Start(ready.path))
+        if ready.resume and ready.resume.latest.is_dir():
+            check_resume(ready.plan, ready.resume.latest.resolve())
     except (RecipeError, Unreadable) as error:
         draw(error.report, sys.stderr)
         return 1 if isinstance(error, RecipeError) else 3, None

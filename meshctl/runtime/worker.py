@@ -312,9 +312,20 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
 
 
+STATE_METHODS = ("state_dict", "load_state_dict")
+
+
 def stateful(plan: Plan, components: Mapping[str, Component]) -> dict[str, Stateful]:
-    """Returns the components with state in a checkpoint, in the order of the recipe."""
+    """Returns the components with state in a checkpoint, in the order of the recipe.
+
+    Raises `ComponentError` for a component that has only one of the two methods.
+    """
     kept = {name: component for name, component in components.items() if not plan.component(name).frozen}
+    for name, component in kept.items():
+        offered = [method for method in STATE_METHODS if hasattr(component, method)]
+        if len(offered) == 1:
+            [absent] = {*STATE_METHODS} - {*offered}
+            raise ComponentError(f"`{name}` has `{offered[0]}` and no `{absent}`: its state would be lost")
     return {name: component for name, component in kept.items() if isinstance(component, Stateful)}
 
 

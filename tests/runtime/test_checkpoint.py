@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint import FileSystemReader
+import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from meshctl.run.varying_state import VaryingState
@@ -97,6 +97,14 @@ def test_a_damaged_list_of_differences_is_named(tmp_path: Path) -> None:
         load(tmp_path, "actor", {}, ALONE)
 
 
+def test_a_checkpoint_of_an_older_format_is_loaded(tmp_path: Path) -> None:
+    """Version 14c7d3c gave the state to torch.distributed.checkpoint as it is, and has no document."""
+    state = {"w": torch.arange(3.0), "inner": {"n": 3, "names": ["a"], "pair": (1, 2)}}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "actor"), no_dist=True)
+    own = {"w": torch.zeros(3), "inner": {"n": 0, "names": [], "pair": ()}}
+    assert same(load(tmp_path, "actor", own, ALONE), state)
+
+
 # Several processes
 
 SIZE = 4
@@ -125,7 +133,7 @@ def varying(name: str) -> VaryingState:
 
 
 def stored_names(name: str) -> list[str]:
-    return sorted(FileSystemReader(folder(name) / "actor").read_metadata().state_dict_metadata)
+    return sorted(dcp.FileSystemReader(folder(name) / "actor").read_metadata().state_dict_metadata)
 
 
 def refusal(name: str, own: dict[str, Any], mesh: DeviceMesh) -> str:
@@ -221,7 +229,7 @@ def lists_of_different_lengths_differ(rank: int) -> None:
 
 
 @check
-def sharded_tensors_are_resharded_beside_state_that_differs(rank: int) -> None:
+def sharded_tensors_are_resharded_with_state_that_differs(rank: int) -> None:
     mesh, moved = FSDP_TP.at(rank), TP.at(rank)
     whole = torch.arange(16.0).view(8, 2)
     torch_mesh, torch_moved = mesh.to_torch()["fsdp", "tp"], moved.to_torch()["tp"]

@@ -139,7 +139,7 @@ def leaves_of(document: Document) -> dict[str, Document]:
 
 
 def name_of(path: Path) -> str:
-    return ".".join(path)
+    return ".".join(path) if path else "state_dict()"
 
 
 def tensors_of(document: Document) -> Iterator[tuple[str, str]]:
@@ -243,7 +243,7 @@ class _Encoder:
         """Returns a key of a mapping or an item of a set."""
         if not isinstance(key, (*KEYS, np.generic)):
             raise CheckpointError(
-                f"a key of `{name_of(path) or 'state_dict()'}` is a {_type_name(key)}; keys are text, "
+                f"a key of `{name_of(path)}` is a {_type_name(key)}; keys are text, "
                 "numbers or tuples of these"
             )
         if isinstance(key, (tuple, frozenset)):

@@ -35,7 +35,7 @@ def refusal(state: Any) -> str:
 
 
 VALUES: list[Any] = [
-    {}, {"e": {}}, {"l": []}, {"t": ()}, {"a": None, "b": True, "c": 1, "d": 1.0},
+    {}, {"": 1}, {"e": {}}, {"l": []}, {"t": ()}, {"a": None, "b": True, "c": 1, "d": 1.0},
     {1: "one", (2, "b"): 2, None: 3, 2.5: 4, b"k": 5, frozenset({1}): 6},
     {"c": Counter("aab"), "o": OrderedDict(b=1, a=2), "d": deque([1, [2]], maxlen=4), "u": deque()},
     {"s": {"b", "a", 3}, "f": frozenset(), "r": range(2, 9, 3), "p": slice(1, None)},
