@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
+from meshctl.cli.output import refuse
 from meshctl.engines.connection import TOKEN_VARIABLE
 from meshctl.engines.engine import groups_on, nodes_of
 from meshctl.plan.model import Plan
@@ -14,7 +14,6 @@ from meshctl.run.directory import RunDir
 
 TOKEN_FILE = ".token"
 """File in the run directory that holds the token if the environment variable is not set."""
-USAGE = 2
 
 
 def agent(path: Path, group: str, node: int, head: str) -> int:
@@ -23,13 +22,12 @@ def agent(path: Path, group: str, node: int, head: str) -> int:
     run, token = RunDir.of_plan(path), os.environ.pop(TOKEN_VARIABLE, "")
     wrong = refusal(path, group, node)
     if not wrong and not head.rpartition(":")[2].isdigit():
-        wrong = f"--head is HOST:PORT, not {head!r}"
+        wrong = f"--head must be HOST:PORT, not {head!r}"
     token = token or _token_of(run)
     if not wrong and not token:
         wrong = f"the token of the run is neither in {TOKEN_VARIABLE} nor in {run.path / TOKEN_FILE}"
     if wrong:
-        print(f"error: {wrong}", file=sys.stderr)
-        return USAGE
+        return refuse(wrong)
     from meshctl.engines.node.node_process import NodeJob, serve
     from meshctl.engines.node.preload import preload
     from meshctl.runtime.worker import main
@@ -52,14 +50,14 @@ def refusal(path: Path, group: str, node: int) -> str:
     try:
         plan = Plan.read(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{path} is no plan: {error}"
+        return f"{path} is not a plan: {error}"
     if not group:
         if groups_on(plan, node):
             return ""
         return f"the plan has no group on node {node}, only on {_listed(nodes_of(plan))}"
     names = [placed.name for placed in plan.groups]
     if group not in names:
-        return f"the plan has no group {group!r}, it has {', '.join(names)}"
+        return f"the plan has no group {group!r}; it has {', '.join(names)}"
     if node not in plan.nodes_of(group):
         return f"group {group} is on node {_listed(plan.nodes_of(group))}, not on {node}"
     return ""

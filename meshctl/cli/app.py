@@ -17,7 +17,7 @@ import typer
 from meshctl.cli.completion import sources
 from meshctl.cli.crash import bug
 from meshctl.cli.hydra_flags import answer
-from meshctl.cli.output import no_room, open_all, refused, write
+from meshctl.cli.output import no_room, open_all, refuse, refused, write
 
 app = typer.Typer(
     name="meshctl",
@@ -42,7 +42,9 @@ def argument(metavar: str, help: str, complete: Any) -> Any:
 Recipe = Annotated[
     str, argument("RECIPE", "A recipe, - for standard input, or a run's directory.", sources.recipe)
 ]
-Overrides = Annotated[list[str] | None, argument("[KEY=VALUE]...", "Hydra's overrides.", sources.overrides)]
+Overrides = Annotated[
+    list[str] | None, argument("[KEY=VALUE]...", "Overrides, as in Hydra: KEY=VALUE.", sources.overrides)
+]
 DataFormat = Annotated[str, option("text or json.", sources.words("text", "json"), "--format", "-f")]
 
 
@@ -58,7 +60,7 @@ def show_version(asked: bool) -> None:
 def meshctl(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=show_version, is_eager=True, help="Say the version, and leave."),
+        typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     """A recipe says, a plan places, a run does."""
@@ -66,20 +68,28 @@ def meshctl(
 
 @app.command()
 def init(
-    name: Annotated[str, argument("[NAME]", "NAME.yaml, in a folder if it says one.", sources.files)] = "",
-    kind: Annotated[str, option("train, grpo, distill or script.", sources.kinds)] = "",
+    name: Annotated[
+        str,
+        argument(
+            "[NAME]", "Name of the recipe; it is written to NAME.yaml. May contain a folder.", sources.files
+        ),
+    ] = "",
+    kind: Annotated[str, option("Kind: train, grpo, distill or script.", sources.kinds)] = "",
     device: Annotated[
-        str, option("cpu, cuda, npu or mps; what this machine has.", sources.device_types)
+        str,
+        option("Device type: cpu, cuda, npu or mps. Default: that of this machine.", sources.device_types),
     ] = "",
     ranks: Annotated[
-        int | None, option("Devices, or on cpu processes, of all groups together.", metavar="N")
+        int | None, option("Number of devices (on cpu: processes) of all groups together.", metavar="N")
     ] = None,
-    layout: Annotated[str, option("fsdp, dp or hsdp: of the group that trains.", sources.layouts)] = "",
-    script: Annotated[
-        str, option("Your own, written for torchrun.", sources.python_files, metavar="FILE")
+    layout: Annotated[
+        str, option("Layout of the group that trains: fsdp, dp or hsdp.", sources.layouts)
     ] = "",
-    yes: Annotated[bool, option("Ask nothing.", None, "--yes", "-y")] = False,
-    force: Annotated[bool, option("Write over files that are there.", None, "--force")] = False,
+    script: Annotated[
+        str, option("Your script, written for torchrun.", sources.python_files, metavar="FILE")
+    ] = "",
+    yes: Annotated[bool, option("Do not ask; use defaults.", None, "--yes", "-y")] = False,
+    force: Annotated[bool, option("Overwrite existing files.", None, "--force")] = False,
 ) -> None:
     """Writes a recipe that runs, and its classes. On a terminal it asks what it should be."""
     from meshctl.cli.init import Options, init
@@ -93,20 +103,24 @@ def validate(
         list[str],
         argument(
             "RECIPE... [KEY=VALUE]...",
-            "Recipes, - for standard input; Hydra's overrides, for all of them.",
+            "Recipes (- for standard input), and overrides for all of them.",
             sources.recipes_and_overrides,
         ),
     ],
     format: Annotated[
-        str, option("text, concise, json, github or sarif.", sources.report_formats, "--format", "-f")
+        str,
+        option(
+            "Format of the report: text, concise, json, github or sarif.",
+            sources.report_formats,
+            "--format",
+            "-f",
+        ),
     ] = "",
-    strict: Annotated[bool, option("Warnings fail too.", None, "--strict")] = False,
-    fix: Annotated[
-        bool, option("First change what has one safe answer, and say what.", None, "--fix")
-    ] = False,
+    strict: Annotated[bool, option("Treat warnings as errors.", None, "--strict")] = False,
+    fix: Annotated[bool, option("Apply corrections that are safe, and list them.", None, "--fix")] = False,
     color: Annotated[
         str,
-        option("auto, always or never.", sources.words("auto", "always", "never"), metavar="WHEN"),
+        option("Colors: auto, always or never.", sources.words("auto", "always", "never"), metavar="WHEN"),
     ] = "auto",
 ) -> None:
     """Says every mistake of recipes at once. Starts nothing, and imports nothing that they name."""
@@ -120,10 +134,10 @@ def config(
     recipe: Recipe,
     overrides: Overrides = None,
     origins: Annotated[
-        bool, option("Where each value was written, and what it replaced.", None, "--origins")
+        bool, option("Show where each value was written, and what it replaced.", None, "--origins")
     ] = False,
     format: Annotated[
-        str, option("text (YAML) or json.", sources.words("text", "json"), "--format", "-f")
+        str, option("Format: text (YAML) or json.", sources.words("text", "json"), "--format", "-f")
     ] = "text",
 ) -> None:
     """Prints a recipe as it is composed, without its secrets."""
@@ -139,37 +153,41 @@ def show_topology(
     format: Annotated[
         str,
         option(
-            "text, json, mermaid, svg or html; text, or what FILE says.",
+            "Format: text, json, mermaid, svg or html. Default: by the suffix of FILE, or text.",
             sources.picture_formats,
             "--format",
             "-f",
         ),
     ] = "",
-    out: Annotated[str, option("Write it to a file.", sources.files, "--out", "-o", metavar="FILE")] = "",
+    out: Annotated[str, option("File to write to.", sources.files, "--out", "-o", metavar="FILE")] = "",
     component: Annotated[
         str,
-        option("One component: its process groups, stages and routes.", sources.components, metavar="NAME"),
+        option(
+            "Show one component: its process groups, stages and routes.", sources.components, metavar="NAME"
+        ),
     ] = "",
     dim: Annotated[
         str,
-        option("The process groups along a dim, of all components or of one.", sources.dims, metavar="DIM"),
+        option(
+            "Show the process groups along a dim, of all components or of one.", sources.dims, metavar="DIM"
+        ),
     ] = "",
-    node: Annotated[int | None, option("One node: its devices and processes.", metavar="N")] = None,
+    node: Annotated[int | None, option("Show one node: its devices and processes.", metavar="N")] = None,
     rank: Annotated[
         str,
         option(
-            "One rank: its coordinates, peers and samples, and whom it talks to.",
+            "Show one rank: its coordinates, peers, samples and routes.",
             sources.ranks,
             metavar="GROUP:N",
         ),
     ] = "",
     samples: Annotated[
-        int | None, option("Of a batch of so many, where the recipe says no `samples`.", metavar="N")
+        int | None, option("With --rank: samples of a batch, where the recipe has no `samples`.", metavar="N")
     ] = None,
     diff: Annotated[
         str | None,
         option(
-            "What changes to a recipe, overrides, or both in quotes.",
+            "Show the difference to a recipe, to overrides, or to both in quotes.",
             sources.recipes_and_overrides,
             metavar="OTHER",
         ),
@@ -187,13 +205,13 @@ def launch(
     recipe: Recipe,
     overrides: Overrides = None,
     dry_run: Annotated[
-        bool, option("Say what would be started, and start nothing.", None, "--dry-run")
+        bool, option("Show what would be started, without starting it.", None, "--dry-run")
     ] = False,
-    only: Annotated[str | None, option("Run this group alone.", sources.groups, metavar="GROUP")] = None,
+    only: Annotated[str | None, option("Run only this group.", sources.groups, metavar="GROUP")] = None,
     replay: Annotated[
         list[str] | None,
         option(
-            "With --only: where a run has recorded what the group takes.",
+            "With --only: recordings of the inputs of the group.",
             sources.recordings,
             metavar="ROUTE=DIR",
         ),
@@ -204,10 +222,10 @@ def launch(
     ] = None,
     debug: Annotated[
         str,
-        option("Give this worker the terminal, for breakpoint().", sources.ranks, metavar="GROUP:RANK"),
+        option("Connect this worker to the terminal, for breakpoint().", sources.ranks, metavar="GROUP:RANK"),
     ] = "",
     multirun: Annotated[
-        bool, option("Run every combination of key=1,2 one after another.", None, "--multirun", "-m")
+        bool, option("Run every combination of key=1,2, one after another.", None, "--multirun", "-m")
     ] = False,
 ) -> None:
     """Runs a recipe, or goes on from a run's checkpoint."""
@@ -223,7 +241,9 @@ def launch(
 
 @app.command()
 def doctor(
-    recipe: Annotated[str, argument("[RECIPE]", "Whether this one would start here.", sources.recipe)] = "",
+    recipe: Annotated[
+        str, argument("[RECIPE]", "A recipe: check also whether it would start here.", sources.recipe)
+    ] = "",
     overrides: Overrides = None,
     format: DataFormat = "text",
 ) -> None:
@@ -235,7 +255,9 @@ def doctor(
 
 @app.command()
 def explain(
-    code: Annotated[str, argument("[CODE]", "MC410; MC4 for all about meshes.", sources.codes)] = "",
+    code: Annotated[
+        str, argument("[CODE]", "A code such as MC410, or MC4 for all codes about meshes.", sources.codes)
+    ] = "",
 ) -> None:
     """Says why a code is reported, with an example. Without one, lists all codes."""
     from meshctl.cli.explain import explain
@@ -246,7 +268,7 @@ def explain(
 @app.command()
 def schema(
     out: Annotated[
-        str, option("Write it to a file, or into a folder.", sources.files, "--out", "-o", metavar="FILE")
+        str, option("File or folder to write to.", sources.files, "--out", "-o", metavar="FILE")
     ] = "",
 ) -> None:
     """The JSON Schema of recipes, for editors."""
@@ -257,7 +279,9 @@ def schema(
 
 @app.command()
 def completion(
-    shell: Annotated[str, argument("[SHELL]", "bash, zsh or fish; what SHELL says.", sources.shells)] = "",
+    shell: Annotated[
+        str, argument("[SHELL]", "Shell: bash, zsh or fish. Default: from $SHELL.", sources.shells)
+    ] = "",
 ) -> None:
     """Prints the script by which a shell completes. It knows commands, recipes and overrides."""
     from meshctl.cli.completion.shells import script
@@ -268,9 +292,9 @@ def completion(
 @app.command()
 def agent(
     plan: Annotated[Path, option("RUN/plan.json", sources.files)],
-    node: Annotated[int, option("The node of the cluster that this is.")],
-    head: Annotated[str, option("HOST:PORT at which the supervisor of the run listens.")],
-    group: Annotated[str, option("The only group of the node to run. Left out: all.")] = "",
+    node: Annotated[int, option("Number of this node.")],
+    head: Annotated[str, option("Address of the supervisor, HOST:PORT.")],
+    group: Annotated[str, option("Group to run. Default: all groups of the node.")] = "",
 ) -> None:
     """Runs the workers of one node. Every engine starts this."""
     from meshctl.cli.agent import agent
@@ -283,8 +307,7 @@ def main() -> None:
     try:
         try:
             if line := answer(sys.argv[1:]):
-                print(f"error: {line}", file=sys.stderr)
-                sys.exit(2)
+                sys.exit(refuse(line))
             app()
         finally:
             write("", sys.stdout)

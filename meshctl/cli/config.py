@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshctl.cli.load import Unreadable, load_recipe
-from meshctl.cli.output import write
+from meshctl.cli.output import refuse, write
 from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.validate import draw
 from meshctl.diagnostics import Span
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FORMATS = ("text", "json")
 FORMAT = 1
 """Version of the JSON format."""
-USAGE, UNREADABLE = 2, 3
+UNREADABLE = 3
 WIDTH = 80
 """Columns of the output where there is no terminal."""
 
@@ -39,8 +39,7 @@ WIDTH = 80
 def config(recipe: str, overrides: list[str], origins: bool, format: str) -> int:
     """Prints a recipe and returns the exit code: 1 if the recipe has errors, 3 if it cannot be read."""
     if format not in FORMATS:
-        print(f"error: there is no format `{format}`; there are {listed(FORMATS)}", file=sys.stderr)
-        return USAGE
+        return refuse(f"format `{format}` does not exist; available: {listed(FORMATS)}")
     try:
         name, standard_input = resolve_source(recipe)
         loaded, _ = load_recipe(name, overrides, standard_input)

@@ -45,5 +45,5 @@ def _saved(text: str) -> str:
             f"python {platform.python_version()}, {platform.platform()}\n\n{text}", encoding="utf-8"
         )
     except OSError:
-        return "MESHCTL_DEBUG=1 shows where"
+        return "set MESHCTL_DEBUG=1 to see the traceback"
     return str(path)

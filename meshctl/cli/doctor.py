@@ -9,7 +9,7 @@ import sys
 
 from meshctl.cli.color import has_color
 from meshctl.cli.load import Launchable, Unreadable, plan_of
-from meshctl.cli.output import write
+from meshctl.cli.output import refuse, write
 from meshctl.cli.stdin_source import resolve_source
 from meshctl.diagnostics import RecipeError
 from meshctl.diagnostics.health import Check, as_data, tally
@@ -22,7 +22,7 @@ from meshctl.text.redaction import command_line, redact
 from meshctl.view.reports.health import table
 
 FORMATS = ("text", "json")
-USAGE, REFUSED, INTERRUPTED = 2, 4, 130
+REFUSED, INTERRUPTED = 4, 130
 NO_TERMINAL, WIDEST = 80, 120
 """Columns."""
 
@@ -31,8 +31,7 @@ def doctor(recipe: str, overrides: list[str], format: str) -> int:
     """Prints the checks. Returns the exit code: that of `validate` for a wrong recipe, 4 if a check has
     failed, else 0."""
     if format not in FORMATS:
-        print(f"error: there is no format `{format}`; there are {listed(FORMATS)}", file=sys.stderr)
-        return USAGE
+        return refuse(f"format `{format}` does not exist; available: {listed(FORMATS)}")
     code, ready, checks = (0, None, ()) if not recipe else prepared(recipe, overrides)
     try:
         checks = (*examine(requirements(ready)), *checks)

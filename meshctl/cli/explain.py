@@ -6,11 +6,10 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
-from meshctl.cli.output import write
+from meshctl.cli.output import refuse, write
 from meshctl.diagnostics.codes import SUBJECTS, Block, Page, Section, codes, head, page
 from meshctl.text.english import did_you_mean, listed
 
-USAGE = 2
 INDENT, CHANGED = "    ", "  > "
 RECIPE = "recipe.yaml"
 
@@ -23,8 +22,7 @@ def explain(word: str) -> int:
         return _print(_page(page(wanted)))
     if among := [code for code in known if wanted and code.startswith(wanted)] if word else known:
         return _print(_list(among))
-    print(f"error: {_unknown(word, wanted, known)}", file=sys.stderr)
-    return USAGE
+    return refuse(_unknown(word, wanted, known))
 
 
 def _code(word: str) -> str:
@@ -42,7 +40,7 @@ def _unknown(word: str, wanted: str, known: Sequence[str]) -> str:
     shown = word.strip()[:40] if word.isprintable() else ascii(word)[:40]
     if wanted:
         near = min(known, key=lambda code: (abs(int(code[2:]) - int(wanted[2:].ljust(3, "0"))), code))
-        return f"there is no code `{wanted}`; the nearest is `{near}`: {head(near)[1]}"
+        return f"code `{wanted}` does not exist; the nearest is `{near}`: {head(near)[1]}"
     mentioning = (
         [code for code in known if _mentions(page(code), word.strip().lower())]
         if len(word.strip()) > 2
@@ -50,12 +48,12 @@ def _unknown(word: str, wanted: str, known: Sequence[str]) -> str:
     )
     if mentioning:
         return (
-            f"there is no code `{shown}`; {listed(mentioning)} "
-            f"{'speaks' if len(mentioning) == 1 else 'speak'} of it"
+            f"code `{shown}` does not exist; {listed(mentioning)} "
+            f"{'mentions' if len(mentioning) == 1 else 'mention'} it"
         )
     return (
-        f"there is no code `{shown}`; "
-        f"{near if (near := _suggestion(word, known)) else '`meshctl explain` lists all'}"
+        f"code `{shown}` does not exist; "
+        f"{near if (near := _suggestion(word, known)) else '`meshctl explain` lists all codes'}"
     )
 
 

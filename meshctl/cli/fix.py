@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshctl.cli.load import CheckResult
-from meshctl.cli.output import silence, why
+from meshctl.cli.output import refuse, silence, why
 from meshctl.diagnostics import Diagnostic, Fix, Report
 from meshctl.recipe.compose.folders import contents, is_dir, real, shipped
 from meshctl.recipe.compose.overrides import is_override
@@ -53,7 +53,7 @@ def fix(recipe: str, check: Check, held: Texts) -> tuple[CheckResult, tuple[Diag
         ((path, data),) = held.items()
         _print(result.after[path] if len(data) <= MAX_BYTES else b"")  # only a part of a longer text was read
     elif failed := _write(result):
-        print(f"error: {shown(failed)}", file=sys.stderr)
+        refuse(failed)
         return check(held), ()
     for line in _report(recipe, result):
         print(shown(line), file=sys.stderr)
@@ -113,12 +113,12 @@ def _report(recipe: str, result: Fixed) -> Iterator[str]:
         yield f"fixed {_change(fix)}"
     report = result.left.report
     is_run = is_dir(Path(recipe))
-    reason = "a run keeps its recipe" if is_run else f"the file is not in the folder of {recipe}"
+    reason = "the recipe of a run is not changed" if is_run else f"the file is not in the folder of {recipe}"
     left = _fixes(compatible(report.diagnostics, dict(report.sources)))
     for file, lines in report.sources:
         fixes = [fix for fix in left if fix.span.file == file]
         if is_override(file):
-            yield from [f"{file} should be: {shlex.quote(apply(lines[0], fixes))}"] if fixes else []
+            yield from [f"{file} must be changed to: {shlex.quote(apply(lines[0], fixes))}"] if fixes else []
         else:
             yield from (f"not fixed {_change(fix)}: {reason}" for fix in fixes)
 
@@ -128,9 +128,9 @@ def _fixes(diagnostics: Sequence[Diagnostic]) -> list[Fix]:
 
 
 def _change(fix: Fix) -> str:
-    change = f"`{fix.was}` -> `{fix.text}`" if fix.text else f"`{fix.was}` is gone"
+    change = f"`{fix.was}` -> `{fix.text}`" if fix.text else f"`{fix.was}` removed"
     if fix.was.isspace():
-        change = "spaces in place of tabs"
+        change = "tabs -> spaces"
     return f"{fix.span.file}:{fix.span.line}:{fix.span.column}: {change}"
 
 
@@ -143,7 +143,7 @@ def _write(result: Fixed) -> str:
     for path, data in result.after.items():
         try:
             if contents(Path(path), MAX_BYTES) != result.before[path]:
-                return f"`{path}` is not written: somebody else has changed it"
+                return f"`{path}` was not written: another process has changed it"
             _replace(Path(path), data)
         except OSError as error:
             return f"`{path}` cannot be written: {why(error)}"

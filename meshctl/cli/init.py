@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshctl.cli import schema
-from meshctl.cli.output import why
+from meshctl.cli.output import refuse, why
 from meshctl.recipe import templates
 from meshctl.recipe.templates import (
     COMMANDS,
@@ -36,7 +36,7 @@ from meshctl.text.english import counted, listed
 from meshctl.topology.cluster import DEVICE_ALIASES
 from meshctl.view.reports.text import cells, shown
 
-USAGE, INTERRUPTED = 2, 130
+INTERRUPTED = 130
 DEFAULT_PROCESSES = 2
 """Default number of ranks on cpu."""
 DEFAULT_DEVICES = 8
@@ -84,14 +84,8 @@ def init(name: str, options: Options) -> int:
     except EOFError:
         print(file=sys.stderr)
         return refuse(
-            "there was no answer, so nothing was written; `--yes` takes what is usual, `--help` says "
-            "what can be said"
+            "no answer was given, so nothing was written; use `--yes` for the defaults, or `--help`"
         )
-
-
-def refuse(reason: str) -> int:
-    print(f"error: {shown(reason)}", file=sys.stderr)
-    return USAGE
 
 
 def machine() -> Machine:
@@ -148,7 +142,7 @@ def read_line(prompt: str) -> str:
 
 def questions(name: str, here: Machine, force: bool, ask: Ask) -> tuple[Choice, str]:
     """Asks all questions, each with a default. Returns (the choices, the name)."""
-    kind = ask_option("What is to run?", KINDS, next(iter(KINDS)), ask)
+    kind = ask_option("What do you want to run?", KINDS, next(iter(KINDS)), ask)
     script = ask_script(ask) if kind == "script" else ""
     found = f"this machine has {counted(here[1], 'device')}" if here[1] else "this machine has no accelerator"
     about = {device: f"{text}; {found}" if device == here[0] else text for device, text in DEVICES.items()}
@@ -158,7 +152,7 @@ def questions(name: str, here: Machine, force: bool, ask: Ask) -> tuple[Choice, 
         choice = replace(choice, ranks=ask_ranks(_how_many(choice), choice, ask))
     if kind != "script" and len(layouts(choice)) > 1:
         words = {layout: LAYOUTS[layout][0] for layout in layouts(choice)}
-        question = f"In which layout are the {choice.trained} ranks that train?"
+        question = f"Which layout do the {choice.trained} training ranks have?"
         layout = ask_option(question, words, layouts(choice)[0], ask)
         choice = replace(choice, layout=layout)
     return choice, name or ask_name(choice, force, ask)
@@ -166,7 +160,7 @@ def questions(name: str, here: Machine, force: bool, ask: Ask) -> tuple[Choice, 
 
 def ask_script(ask: Ask) -> str:
     """Asks for the path of the user's script. Returns an empty string for a script that `init` writes."""
-    while script := ask("\nWhich script? A path; nothing for a small one to begin with: ").strip():
+    while script := ask("\nPath of the script (leave empty for a small example): ").strip():
         try:
             script_from(script, Path())
             break
@@ -183,7 +177,7 @@ def ask_name(choice: Choice, force: bool, ask: Ask) -> str:
             recipe = place_of(name, choice.kind).recipe
             if force or not os.path.lexists(recipe):
                 return name
-            print(f"  {shown(f'`{recipe}` is there already')}")
+            print(f"  {shown(f'`{recipe}` already exists')}")
         except WrongChoice as wrong:
             print(f"  {shown(str(wrong))}")
 
@@ -220,7 +214,7 @@ def ask_ranks(question: str, choice: Choice, ask: Ask) -> int:
         except WrongChoice as wrong:
             print(f"  {wrong}")
         except ValueError:
-            print("  a whole number")
+            print("  an integer")
 
 
 # Writing
@@ -242,7 +236,7 @@ def place_of(name: str, kind: str) -> Place:
     """Returns the place of the recipe `name`: for `jobs/grpo`, the file `grpo.yaml` in `jobs/`; for an
     existing folder, a file in it that is named like the kind. Raises `WrongChoice`."""
     if "\0" in name:
-        raise WrongChoice("a name has no NUL in it")
+        raise WrongChoice("a name must not contain NUL")
     path = Path(name or kind)
     if name.endswith(os.sep) or path.name in ("", "..") or os.path.isdir(path):
         return Place(path, kind)
@@ -260,9 +254,9 @@ def write(to: Place, choice: Choice, options: Options, here: Machine) -> int:
     if options.force:
         existing = [file for file in existing if not os.path.isfile(file)]
     if existing:
-        are, them = ("is", "it") if len(existing) == 1 else ("are", "them")
+        exist, them = ("exists", "it") if len(existing) == 1 else ("exist", "them")
         return refuse(
-            f"{listed(existing)} {are} there already: say another NAME, or `--force` to write over {them}"
+            f"{listed(existing)} already {exist}: choose another NAME, or use `--force` to overwrite {them}"
         )
     texts |= for_editors(to.folder / schema.FILE)
     try:
@@ -292,11 +286,9 @@ def script_from(script: str, folder: Path) -> str:
     """Returns a script's path relative to the recipe's folder. Raises `WrongChoice` if the file does not
     exist."""
     if "\0" in script or not os.path.isfile(script):
-        raise WrongChoice(f"there is no script `{script}`")
+        raise WrongChoice(f"script `{script}` does not exist")
     if set(script) & set("${}"):
-        raise WrongChoice(
-            f"`{script}` has a sign in its name that means something else in a recipe: $, {{ or }}"
-        )
+        raise WrongChoice(f"`{script}` has a character in its name that is special in a recipe: $, {{ or }}")
     seen = script if os.path.isabs(script) else os.path.relpath(script, folder)
     return f"./{seen}" if seen.startswith("-") else seen
 
@@ -332,7 +324,7 @@ def report(to: Place, written: list[Path], choice: Choice, here: Machine) -> Non
     groups = ", ".join([*choice.shares, *(["judge"] if choice.kind == "grpo" else [])])
     what = {
         ".yaml": f"{counted(choice.workers, 'worker')}: {groups}",
-        ".py": "a script to begin with" if choice.kind == "script" else "its classes, for you to change",
+        ".py": "an example script" if choice.kind == "script" else "its classes, to edit",
         ".json": "the keys of recipes, for editors",
     }
     width = max(cells(str(file)) for file in written)
@@ -345,6 +337,6 @@ def report(to: Place, written: list[Path], choice: Choice, here: Machine) -> Non
     if choice.device != "cpu" and (kind != choice.device or count < needed):
         has = counted(count, f"{kind} device") if count else "no accelerator"
         print(
-            f"\nIt wants {counted(needed, f'{choice.device} device')}, and this machine has {has}: "
-            "launch it where they are."
+            f"\nIt needs {counted(needed, f'{choice.device} device')}, but this machine has {has}: "
+            "launch it on a machine that has them."
         )

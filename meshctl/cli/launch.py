@@ -13,11 +13,11 @@ from importlib import import_module
 from pathlib import Path
 
 from meshctl.cli.load import Launchable, Unreadable, plan_of
-from meshctl.cli.output import silence, why, write
+from meshctl.cli.output import REFUSED, refuse, silence, why, write
 from meshctl.cli.parallel_start import run_in_fork
 from meshctl.cli.replay import Misused, narrow_to_group, refuse_alone
 from meshctl.cli.stdin_source import resolve_source
-from meshctl.cli.validate import USAGE, draw
+from meshctl.cli.validate import draw
 from meshctl.cli.worker_options import DebuggedWorker, check_workers, with_debugging
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.engines.checks.resume import check_resume
@@ -31,8 +31,6 @@ from meshctl.run.observer import Observer
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line
 from meshctl.trackers import tracker_named
-
-REFUSED = 4
 
 
 @dataclass(frozen=True)
@@ -66,9 +64,7 @@ def launch(
     ready = deserialize(prepared)
     steps, saved = ready.plan.run.steps, ready.resume.saved() if ready.resume else 0
     if ready.resume and 0 < steps <= saved:
-        print(
-            f"{ready.resume.path}: nothing is left to do, its last checkpoint is of step {saved} of {steps}"
-        )
+        print(f"{ready.resume.path}: the run is complete: its last checkpoint is of step {saved} of {steps}")
         return 0
     try:
         attempt = begin(ready.plan, ready.composed, ready.path, ready.resume)
@@ -79,9 +75,9 @@ def launch(
             attempt = replace(attempt, start=start)
         attempt.run.forget_recorded(attempt.step or 0)
     except RunHeld as error:
-        return refuse(error)
+        return refuse(error, REFUSED)
     except OSError as error:
-        return refuse(f"the run directory cannot be written: {why(error)}: {error.filename}")
+        return refuse(f"the run directory cannot be written: {why(error)}: {error.filename}", REFUSED)
     if on_begin:
         on_begin(attempt.run)
     return run(ready, attempt, engine_named(options.engine), options.follow)
@@ -107,20 +103,14 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
         draw(error.report, sys.stderr)
         return 1 if isinstance(error, RecipeError) else 3, None
     except Misused as error:
-        print(f"error: {error}", file=sys.stderr)
-        return USAGE, None
-    except CannotStart as error:
         return refuse(error), None
+    except CannotStart as error:
+        return refuse(error, REFUSED), None
     if ready.report.diagnostics:
         draw(ready.report, sys.stderr)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     return 0, ready
-
-
-def refuse(error: object) -> int:
-    print(f"error: {error}", file=sys.stderr)
-    return REFUSED
 
 
 def serialize(code: int, ready: Launchable | None) -> tuple[int, str]:

@@ -117,8 +117,8 @@ def _run_of(recipe: str) -> RunDir | None:
     missing = [path.name for path in (run.recipe, run.plan, folder / "start.json") if not is_file(path)]
     if not missing:
         return run
-    help = "name a recipe, or the folder of a run (runs/NAME/TIME)"
+    help = "give a recipe, or the folder of a run (runs/NAME/TIME)"
     if recipes := files(folder, ".yaml", ".yml"):
-        help = f"name a recipe in it, like `{folder / recipes[0].name}`"
-    message = f"`{recipe}` is a folder and no run: it has no {', '.join(missing)}"
+        help = f"give a recipe in it, such as `{folder / recipes[0].name}`"
+    message = f"`{recipe}` is a folder but not a run: it has no {', '.join(missing)}"
     raise Unreadable(Report((Diagnostic("MC001", message, help=help),)))

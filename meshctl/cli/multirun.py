@@ -22,9 +22,8 @@ from typing import Any, NoReturn
 
 from meshctl.cli import launch
 from meshctl.cli.load import Launchable
-from meshctl.cli.output import write
+from meshctl.cli.output import refuse, write
 from meshctl.cli.parallel_start import run_and_exit
-from meshctl.cli.validate import USAGE
 from meshctl.engines.node.forkserver import flush
 from meshctl.engines.node.guard import die_with, name_of
 from meshctl.recipe.compose.folders import config_folders, is_dir, list_options
@@ -75,12 +74,12 @@ class Result:
 def multirun(recipe: str, overrides: Sequence[str], options: launch.Options) -> int:
     """Runs all jobs and returns the worst exit code."""
     if is_dir(Path(recipe)):
-        return _misused(f"{recipe} is a folder; -m starts new runs: name a recipe")
+        return refuse(f"{recipe} is a folder, but -m starts new runs: give a recipe")
     folders = config_folders((Path.cwd() / recipe).parent, ())
     try:
         jobs = expand(overrides, lambda group: list_options(folders, group))
     except CannotSweep as error:
-        return _misused(redact(str(error)))
+        return refuse(redact(str(error)))
     data = sys.stdin.buffer.read(MAX_BYTES + 1) if recipe == "-" and sys.stdin else b""
     codes, ready = _checked(recipe, data, jobs, options)
     if any(codes):
@@ -93,11 +92,6 @@ def multirun(recipe: str, overrides: Sequence[str], options: launch.Options) -> 
     results = runner.run()
     write(table_of(results, ready[0].plan.run.show), sys.stdout)
     return max(runner.stopped_code, *(result.exit_code for result in results))
-
-
-def _misused(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return USAGE
 
 
 def _title(jobs: Sequence[Job], index: int) -> str:

@@ -13,6 +13,10 @@ from contextlib import suppress
 from io import TextIOWrapper
 from typing import TextIO
 
+from meshctl.text.redaction import redact
+from meshctl.view.reports.text import shown
+
+USAGE = 2
 REFUSED = 4
 
 
@@ -45,6 +49,12 @@ def open_all() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
+def refuse(message: object, code: int = USAGE) -> int:
+    """Prints one error line to stderr and returns the exit code."""
+    print(f"error: {shown(redact(str(message)))}", file=sys.stderr)
+    return code
+
+
 def no_room(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -53,5 +63,5 @@ def refused(error: OSError) -> int:
     """Reports that the output could not be written, and returns the exit code."""
     silence(sys.stdout)
     with suppress(OSError):
-        print(f"error: not all was written: {why(error)}", file=sys.stderr)
+        refuse(f"the output was not written completely: {why(error)}")
     return REFUSED

@@ -39,21 +39,23 @@ def narrow_to_group(
     `CannotStart`."""
     plan = ready.plan
     if group is None:
-        raise Misused("--replay needs --only GROUP, the group that is to run")
+        raise Misused("--replay needs --only GROUP, the group to run")
     if group not in (names := [group.name for group in plan.groups]):
-        raise Misused(f"there is no group `{group}`; {did_you_mean(group, names)}")
+        raise Misused(f"group `{group}` does not exist; {did_you_mean(group, names)}")
     folders = _folders(plan, group, replay)
     left = only(plan, group, folders)
     if left.missing:
         lacking = listed(route.name for route in left.missing)
         each = "it" if len(left.missing) == 1 else "each"
-        raise Misused(f"group `{group}` takes {lacking} from other groups: say --replay ROUTE=DIR for {each}")
+        raise Misused(
+            f"group `{group}` takes {lacking} from other groups: give --replay ROUTE=DIR for {each}"
+        )
     recorded = {name: _recording_of(folder, route) for name, (route, folder) in folders.items()}
     start, last = _steps(plan, recorded)
     steps = min(last, plan.run.steps or last)
     if recorded and start >= steps:
         raise CannotStart(
-            f"the recordings begin at step {start + 1}, and the run has {counted(plan.run.steps, 'step')}"
+            f"the recordings begin at step {start + 1}, but the run has {counted(plan.run.steps, 'step')}"
         )
     placed = replace(left.plan, run=replace(left.plan.run, steps=steps)) if recorded else left.plan
     facts = Start(
@@ -69,7 +71,7 @@ def refuse_alone(ready: Launchable) -> None:
     """Raises `Misused` for a run of one group, which cannot be continued with all groups."""
     if ready.resume and (group := ready.resume.read_start().only):
         raise Misused(
-            f"{ready.resume.path} is a run of group `{group}` alone: launch it anew, with --only and --replay"
+            f"{ready.resume.path} is a run of group `{group}` alone: launch it again with --only and --replay"
         )
 
 
@@ -80,9 +82,9 @@ def _notes(plan: Plan, group: str, skipped: Sequence[str]) -> Iterator[str]:
         if route.kind == "data" and plan.group_of(plan.stage(route.source)) == group
     ]
     if dropped := [route.name for route in away if plan.group_of(plan.stage(route.target)) != group]:
-        yield f"group `{group}` runs alone, what it gives to others is dropped: {listed(dropped)}"
+        yield f"group `{group}` runs alone; what it sends to others is dropped: {listed(dropped)}"
     if skipped:
-        yield f"group `{group}` runs alone, no weights are moved to or from others: {listed(skipped)}"
+        yield f"group `{group}` runs alone; no weights are synced with others: {listed(skipped)}"
 
 
 # Selecting recordings
@@ -95,13 +97,13 @@ def _folders(plan: Plan, group: str, words: Sequence[str]) -> dict[str, tuple[Ro
     for word in words:
         name, equals, folder = (part.strip() for part in word.partition("="))
         if not equals or not name or not folder:
-            raise Misused(f"--replay is ROUTE=DIR, not `{word}`")
+            raise Misused(f"--replay must be ROUTE=DIR, not `{word}`")
         routes = [route for route in taken if name in (route.name, route.source)]
         if not routes:
             raise Misused(_unknown_route(plan, group, name, taken))
         for route in routes:
             if route.name in found:
-                raise Misused(f"--replay says twice where `{route.name}` comes from")
+                raise Misused(f"--replay gives route `{route.name}` twice")
             found[route.name] = route, Path(folder)
     return found
 
@@ -109,7 +111,7 @@ def _folders(plan: Plan, group: str, words: Sequence[str]) -> dict[str, tuple[Ro
 def _unknown_route(plan: Plan, group: str, name: str, taken: Sequence[Route]) -> str:
     options = [word for route in taken for word in (route.name, route.source)]
     known = any(name in (route.name, route.source) for route in plan.routes)
-    problem = f"`{name}` comes from no other group" if known else f"there is no route `{name}`"
+    problem = f"`{name}` does not come from another group" if known else f"route `{name}` does not exist"
     help = (
         did_you_mean("" if known else name, dict.fromkeys(options))
         or f"group `{group}` takes nothing from others"
@@ -120,12 +122,12 @@ def _unknown_route(plan: Plan, group: str, name: str, taken: Sequence[Route]) ->
 def _recording_of(folder: Path, route: Route) -> Recorded:
     """Returns the recording of a route's source. Raises `CannotStart`."""
     if not is_dir(folder):
-        raise CannotStart(f"`{route.name}` cannot be replayed, there is no folder {folder}")
+        raise CannotStart(f"`{route.name}` cannot be replayed: folder {folder} does not exist")
     try:
         return _recorded(folder, route)
     except OSError as error:
         raise CannotStart(
-            f"`{route.name}` cannot be replayed, {folder} cannot be read: {why(error)}"
+            f"`{route.name}` cannot be replayed: {folder} cannot be read: {why(error)}"
         ) from None
 
 
@@ -140,7 +142,7 @@ def _recorded(folder: Path, route: Route) -> Recorded:
         + (
             f", only of {listed(there)}"
             if there
-            else f": the run that is to be replayed says run.record=[{route.source}]"
+            else f": start the run to be replayed with run.record=[{route.source}]"
         )
     )
 
@@ -177,9 +179,7 @@ def _compare(plan: Plan, name: str, recorded: Recorded, step: int) -> None:
     file = recorded.files(step)[0]
     collect = _header_of(file).get("collect")
     if collect != route.collect:
-        problem = (
-            f"`{route.source}` was recorded with collect: {collect}, and the recipe says {route.collect}"
-        )
+        problem = f"`{route.source}` was recorded with collect: {collect}, but the recipe has {route.collect}"
         raise CannotStart(f"`{name}` cannot be replayed from {recorded.path}: {problem}")
 
 
@@ -192,4 +192,6 @@ def _header_of(file: Path) -> dict[str, str]:
     except OSError as error:
         raise CannotStart(f"{file} cannot be read: {why(error)}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise CannotStart(f"{file} is no recording: it does not begin with the header of one") from None
+        raise CannotStart(
+            f"{file} is not a recording: it does not begin with the header of a recording"
+        ) from None

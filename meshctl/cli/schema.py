@@ -13,14 +13,13 @@ import os
 import sys
 from pathlib import Path
 
-from meshctl.cli.output import why, write
+from meshctl.cli.output import refuse, why, write
 from meshctl.recipe.editor_schema import schema
 from meshctl.run.directory import write_whole
 
 FILE = "recipe.schema.json"
 """Default name of the schema in a recipe's folder."""
 MODELINE = f"# yaml-language-server: $schema={FILE}\n"
-USAGE = 2
 
 
 def text() -> str:
@@ -36,8 +35,7 @@ def schema_command(out: str) -> int:
     try:
         write_whole(path, text())
     except (OSError, ValueError) as error:
-        print(f"error: `{path}` cannot be written: {why(error)}", file=sys.stderr)
-        return USAGE
+        return refuse(f"`{path}` cannot be written: {why(error)}")
     print(
         f"wrote {path}; a recipe beside it begins with\n{MODELINE.replace(FILE, path.name)}",
         end="",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshctl.cli.color import has_color
 from meshctl.cli.load import Launchable, Unreadable, plan_of
-from meshctl.cli.output import why, write
+from meshctl.cli.output import refuse, why, write
 from meshctl.cli.stdin_source import Held, resolve_source
 from meshctl.cli.validate import draw
 from meshctl.diagnostics import RecipeError, Report
@@ -29,7 +29,6 @@ from meshctl.view.reports.text import shown
 if TYPE_CHECKING:
     from meshctl.plan.views.selection import Selection
 
-USAGE = 2
 DEFAULT_COLUMNS = 80
 """Width of the picture without a terminal."""
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf")
@@ -102,42 +101,38 @@ def show(recipe: str, overrides: list[str], options: Options) -> int:
         return 1
 
 
-def refuse(why: str) -> int:
-    print(f"error: {shown(redact(why))}", file=sys.stderr)
-    return USAGE
-
-
 def check(options: Options) -> None:
     """Raises `UsageError` for options that are wrong whatever the recipe is."""
     if options.format_name not in FORMATS:
-        raise UsageError(f"there is no format `{options.format}`; there are {listed(FORMATS)}")
+        raise UsageError(f"format `{options.format}` does not exist; available: {listed(FORMATS)}")
     if not options.format and options.suffix in IMAGE_SUFFIXES:
         raise UsageError(
-            f"there is no format for `{options.suffix}`; write `.svg` or `.html`, which a browser shows "
+            f"no format has the suffix `{options.suffix}`; use `.svg` or `.html`, which a browser displays "
             "and prints"
         )
     format = FORMATS[options.format_name]
     if len(options.zoom) > 1 and options.zoom != ("--component", "--dim"):
         raise UsageError(
-            f"{listed(options.zoom)} ask for different parts; say one of them (`--dim` may name a "
-            "`--component`)"
+            f"{listed(options.zoom)} show different parts; use one of them (only `--dim` and `--component` "
+            "combine)"
         )
     if options.zoom and not (format.zoom or format.selects):
         drawing = [name for name, other in FORMATS.items() if other.zoom or other.selects]
         raise UsageError(
-            f"`{options.format_name}` draws the whole plan, not {listed(options.zoom)}; {listed(drawing)} do"
+            f"`{options.format_name}` shows only the whole plan, not {listed(options.zoom)}; "
+            f"use {listed(drawing, 'or')}"
         )
     if options.diff is not None and options.zoom:
         raise UsageError(f"`--diff` compares whole plans, not {listed(options.zoom)}")
     if options.diff is not None and not format.difference:
         drawing = [name for name, other in FORMATS.items() if other.difference]
-        raise UsageError(f"`{options.format_name}` draws one plan and no difference; {listed(drawing)} do")
-    if options.samples is not None and not options.rank:
         raise UsageError(
-            "`--samples` says how many samples a batch has of which `--rank` gets some; there is no `--rank`"
+            f"`{options.format_name}` shows one plan, not a difference; use {listed(drawing, 'or')}"
         )
+    if options.samples is not None and not options.rank:
+        raise UsageError("`--samples` needs `--rank`: it is the number of samples in a batch for that rank")
     if options.samples is not None and options.samples < 1:
-        raise UsageError(f"`--samples` is a whole number from 1, not {options.samples}")
+        raise UsageError(f"`--samples` must be a positive integer, not {options.samples}")
     if options.rank:
         group_and_rank(options.rank)
 
@@ -145,7 +140,7 @@ def check(options: Options) -> None:
 def group_and_rank(text: str) -> tuple[str, int]:
     group, colon, number = text.rpartition(":")
     if not (colon and group and number.isascii() and number.isdigit() and len(number) <= MAX_RANK_DIGITS):
-        raise UsageError(f"`--rank` is GROUP:N, such as `train:0`, not `{text}`")
+        raise UsageError(f"`--rank` must be GROUP:N, such as `train:0`, not `{text}`")
     return group, int(number)
 
 
@@ -220,7 +215,7 @@ def other(recipe: str, text: str) -> tuple[str, list[str]]:
         words = shlex.split(text)
     except ValueError as error:
         raise UsageError(
-            f"`--diff` is a recipe and overrides, quoted as in a shell; {str(error).lower()} in `{text}`"
+            f"`--diff` must be a recipe and overrides, quoted as in a shell; {str(error).lower()} in `{text}`"
         ) from None
     if not words:
         return recipe, words

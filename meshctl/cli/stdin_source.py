@@ -28,7 +28,7 @@ def _read() -> bytes:
     try:
         return sys.stdin.buffer.read(MAX_BYTES + 1) or b""
     except (AttributeError, ValueError):
-        why = "there is no standard input, it is closed"
+        why = "standard input is closed"
     except OSError as error:
         why = f"cannot read standard input: {(error.strerror or 'it failed').lower()}"
     raise Unreadable(Report((Diagnostic("MC001", why),)))

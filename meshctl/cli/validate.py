@@ -22,16 +22,13 @@ from typing import TextIO
 
 from meshctl.cli.color import WHEN, has_color
 from meshctl.cli.load import CheckResult, Launchable, Unreadable, check
-from meshctl.cli.output import write
+from meshctl.cli.output import refuse, write
 from meshctl.cli.stdin_source import resolve_source
 from meshctl.diagnostics import Diagnostic, Report
 from meshctl.recipe.compose.folders import is_file
 from meshctl.text.english import counted, listed
-from meshctl.text.redaction import redact
 from meshctl.view.reports import FORMATS, STDIN, Checked, Findings
-from meshctl.view.reports.text import shown, text
-
-USAGE = 2
+from meshctl.view.reports.text import text
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,7 @@ def validate(arguments: Sequence[str], options: Options) -> int:
     """Prints the findings of all recipes and returns the exit code."""
     recipes, overrides = split_arguments(arguments)
     if error := usage_error(recipes, overrides, options):
-        print(f"error: {shown(redact(error))}", file=sys.stderr)
-        return USAGE
+        return refuse(error)
     found = tuple(check_recipe(recipe, overrides, options, len(recipes) > 1) for recipe in recipes)
     out = sys.stderr if options.fix and "-" in recipes else sys.stdout
     return report(found, options, out)
@@ -79,11 +75,11 @@ def is_override_argument(argument: str) -> bool:
 def usage_error(recipes: Sequence[str], overrides: Sequence[str], options: Options) -> str:
     if not recipes:
         are = "is an override" if len(overrides) == 1 else "are overrides"
-        return f"no recipe is named; {listed(overrides)} {are}"
+        return f"no recipe is given; {listed(overrides)} {are}"
     if options.format and options.format not in FORMATS:
-        return f"there is no format `{options.format}`; there are {listed(FORMATS)}"
+        return f"format `{options.format}` does not exist; available: {listed(FORMATS)}"
     if options.color not in WHEN:
-        return f"`--color` is {listed(WHEN, 'or')}, not `{options.color}`"
+        return f"`--color` must be {listed(WHEN, 'or')}, not `{options.color}`"
     return ""
 
 
@@ -115,7 +111,7 @@ def summarized(found: Checked, result: CheckResult, options: Options, is_one_of_
     if result.launchable is None:
         return replace(found, summary=f"{name}: {_failure(found)}{_fixable(found, options)}")
     if options.strict and warnings:
-        line = f"{name}: {counted(warnings, 'warning')}; --strict lets none pass"
+        line = f"{name}: {counted(warnings, 'warning')}; --strict treats warnings as errors"
         return replace(found, code=1, summary=line)
     line = summary(result.launchable)
     return replace(found, summary=f"{name}: {line}" if is_one_of_many else line)

@@ -33,7 +33,7 @@ def check_workers(plan: Plan, option: str, names: Sequence[str]) -> None:
     for name in names:
         group, colon, rank = name.partition(":")
         if group not in groups:
-            raise Misused(f"{option}: there is no group `{group}`; {did_you_mean(group, groups)}")
+            raise Misused(f"{option}: group `{group}` does not exist; {did_you_mean(group, groups)}")
         if colon and not (rank.isdecimal() and int(rank) < groups[group].workers):
             has = counted(groups[group].workers, "rank")
             raise Misused(f"{option}: group `{group}` has no rank `{rank}`; it has {has}, from 0")

@@ -341,7 +341,7 @@ class Plan:
         for group in self.groups:
             if group.first_job_rank <= job_rank < group.first_job_rank + group.workers:
                 return group.name, job_rank - group.first_job_rank
-        raise IndexError(f"the job has {self.job_size} workers, there is no job rank {job_rank}")
+        raise IndexError(f"job rank {job_rank} does not exist; the job has {self.job_size} workers")
 
     # JSON
 
@@ -356,10 +356,12 @@ class Plan:
     def from_json(cls, text: str) -> Plan:
         data = json.loads(text)
         if data.get("format") != FORMAT:
-            raise ValueError(f"this plan has format {data.get('format')!r}, this meshctl reads {FORMAT}")
+            raise ValueError(f"the plan has format {data.get('format')!r}, but this meshctl reads {FORMAT}")
         plan = cast(Plan, from_data(cls, data))
         if plan.digest != data["digest"]:
-            raise ValueError(f"this plan was changed: its digest is {plan.digest}, it says {data['digest']}")
+            raise ValueError(
+                f"this plan was changed: its digest is {plan.digest}, it states {data['digest']}"
+            )
         return plan
 
     @classmethod

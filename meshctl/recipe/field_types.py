@@ -148,7 +148,7 @@ class Seconds(Type):
         value = number_of(node, float)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             reader.expected(
-                "a number, 0 or greater", node, path, integer_hint(node), as_whole(node, 0, MAX_COUNT)
+                "a number of at least 0", node, path, integer_hint(node), as_whole(node, 0, MAX_COUNT)
             )
             return None
         reader.check_octal(node, path)
@@ -204,8 +204,8 @@ class RunName(Text):
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         name: str | None = Text().read(reader, node, path)
         if name and not is_run_name(name):
-            help = "use letters, digits, `-`" if len(name) <= MAX_NAME else f"use {MAX_NAME} letters or less"
-            message = f"`{name[:MAX_LETTERS]}` cannot name a folder of runs"
+            help = "use letters, digits, `-`" if len(name) <= MAX_NAME else f"use at most {MAX_NAME} letters"
+            message = f"`{name[:MAX_LETTERS]}` is not a valid name: a folder of runs gets it"
             reader.report(path, "MC106", message, node.span, help=help)
         return name
 
@@ -352,7 +352,7 @@ class Ranks(Type):
             number = number_of(item, int)
             if not is_whole(number) or not 0 <= number <= MAX_COUNT:
                 reader.expected(
-                    "the number of a device, 0 or greater",
+                    "the number of a device, at least 0",
                     item,
                     path,
                     integer_hint(item),
@@ -361,11 +361,11 @@ class Ranks(Type):
                 return None
             if number in seen:
                 message = f"`{shown(path)}` names device {number} twice"
-                reader.report(path, "MC102", message, item.span, seen[number].with_word("here already"))
+                reader.report(path, "MC102", message, item.span, seen[number].with_word("first here"))
                 return None
             seen[number] = item.span
         if not seen:
-            reader.report(path, "MC102", f"`{shown(path)}` names no device", node.span)
+            reader.report(path, "MC102", f"`{shown(path)}` is empty", node.span)
         return tuple(seen) or None
 
     def schema(self) -> Schema:
@@ -386,15 +386,15 @@ class DeviceCounts(Type):
             here, span = (*path, key), item.key or item.span
             device_type = DEVICE_ALIASES.get(key.lower(), key.lower())
             if device_type == "cpu":
-                help = "leave it out: a cpu group states its number of processes"
-                message = "`devices_per_node` counts accelerators, and cpu is not one"
+                help = "remove it: a cpu group has its number of processes in `ranks`"
+                message = "`devices_per_node` counts accelerators, not cpus"
                 reader.report(here, "MC314", message, span, help=help)
             elif device_type not in ACCELERATORS:
                 help = did_you_mean(device_type, ACCELERATORS)
                 reader.report(here, "MC301", f"`{key}` is not a device type", span, help=help)
             elif device_type in spans:
                 message = f"`devices_per_node` names {device_type} twice"
-                reader.report(here, "MC314", message, span, spans[device_type].with_word("here already"))
+                reader.report(here, "MC314", message, span, spans[device_type].with_word("first here"))
             else:
                 spans[device_type] = span
                 if counts := self.counts(reader, item, here):
@@ -407,7 +407,7 @@ class DeviceCounts(Type):
             return Whole(1).read(reader, node, path)
         counts = [Whole().read(reader, item, (*path, str(index))) for index, item in enumerate(node.value)]
         if not any(counts) and None not in counts:
-            message, help = f"`{shown(path)}` names no device", "the list has a number for each node"
+            message, help = f"`{shown(path)}` is empty", "write one number for each node"
             reader.report(path, "MC102", message, node.span, help=help)
         return tuple(count or 0 for count in counts) if any(counts) else None
 
@@ -425,8 +425,8 @@ class VisibleDevices(Type):
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if node.value == "" or (node.is_list and not node.value):
-            help = "leave it out for all; a job without devices is on cpu"
-            reader.report(path, "MC102", f"`{shown(path)}` names no device", node.span, help=help)
+            help = "remove it to use all devices, or use `device_type: cpu`"
+            reader.report(path, "MC102", f"`{shown(path)}` is empty", node.span, help=help)
             return None
         if node.is_list:
             return Arguments().read(reader, node, path)
@@ -456,7 +456,7 @@ class Environment(Type):
         for key, item in node.items():
             here = (*path, key)
             if not key or "=" in key or "\0" in key:
-                message = f"`{key[:MAX_LETTERS]}` cannot name an environment variable"
+                message = f"`{key[:MAX_LETTERS]}` is not a valid name of an environment variable"
                 reader.report(here, "MC106", message, item.key or item.span)
             elif isinstance(item.value, bool):
                 reader.expected("text or a number", item, here, f'quote it: "{item.written}"')

@@ -370,10 +370,10 @@ INNER = Section("inner", "a stage of a block", tuple(
 ))
 NOT_IN_BLOCK = {
     "sync": "weights travel between steps",
-    "repeat": "blocks are not nested",
-    "stages": "blocks are not nested",
-    "every": "it stands on the block",
-    "when": "it stands on the block",
+    "repeat": "blocks cannot be nested",
+    "stages": "blocks cannot be nested",
+    "every": "write it on the block",
+    "when": "write it on the block",
     "ends_run": "the data of its source end the block only",
 }
 """Keys of stages that a stage of a block cannot have, and why."""

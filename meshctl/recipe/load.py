@@ -132,9 +132,9 @@ def _as_plan(composed: Composed, folder: Path, home: Path) -> Diagnostic | None:
     )
     return Diagnostic(
         "MC001",
-        f"`{name}` is a plan and no recipe",
+        f"`{name}` is a plan, not a recipe",
         Span(name, 1, 1),
-        help=f"name {what}, which every command takes",
+        help=f"use {what}: every command accepts it",
     )
 
 

@@ -45,9 +45,9 @@ MAX_PLACES = 100
 
 
 HINTS = {
-    "resume_from_checkpoint": "a run is continued by its folder: meshctl launch RUN_DIR",
-    "resume": "a run is continued by its folder: meshctl launch RUN_DIR",
-    "lazy_collect": "a value moves only to the stages that take it: leave it out",
+    "resume_from_checkpoint": "to continue a run, launch its folder: meshctl launch RUN_DIR",
+    "resume": "to continue a run, launch its folder: meshctl launch RUN_DIR",
+    "lazy_collect": "remove it: a value moves only to the stages that take it",
     "mesh_shape": "the sizes of the mesh go under `parallel`: {dp_size: 2, tp_size: 4}",
     "remote_class": "it runs on all workers of its `group`; a stage with `execute: first` calls only one",
     "execute_on": "it runs on all workers of its `group`; a stage with `execute: first` calls only one",
@@ -81,7 +81,7 @@ def kind_of(item: Node | None) -> str:
 def invisible_character(key: str) -> str:
     """Returns help for a key that contains an invisible character; empty if it contains none."""
     odd = INVISIBLE.search(key)
-    return f"it has the character U+{ord(odd[0]):04X} in it, which does not show: remove it" if odd else ""
+    return f"it contains the character U+{ord(odd[0]):04X}, which is invisible; remove it" if odd else ""
 
 
 def location_of(key: str, section: Section, path: KeyPath, item: Node, root: Node) -> Location | None:
@@ -131,7 +131,7 @@ def _named(key: str, item: Node, path: KeyPath, root: Node) -> Location | None:
     if not path:
         for top, section in NAMED.items():
             if root.at((top, key)) is not None:
-                return Location(f"`{key}` is {section.title}: its keys go under `{top}.{key}`")
+                return Location(f"`{key}` is {section.title}; its keys go under `{top}.{key}`")
     return None
 
 

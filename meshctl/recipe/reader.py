@@ -103,8 +103,8 @@ class _RecipeReader(FieldReader):
     def check_no_program_keys(self, node: Node, path: KeyPath) -> None:
         for key in PROGRAM_KEYS:
             if (item := node.get(key)) is not None:
-                message = f"`{key}` is a key of a program, and this group has none"
-                help = "write `program:` too, or give `args` to a component"
+                message = f"`{key}` is for a program, and this group has no `program`"
+                help = "add `program:`, or move `args` to a component"
                 self.report((*path, key), "MC101", message, item.key or item.span, help=help)
 
     # Components
@@ -131,7 +131,7 @@ class _RecipeReader(FieldReader):
         if len(kinds) > 1:
             first, second, *_ = kinds
             other = (first.key or first.span).with_word("and here")
-            what = "a stage is a `call` or a `sync`" if loop is None else "a block is no `call` and no `sync`"
+            what = "a stage must have only one of `call`, `sync` and `repeat`"
             self.report(path, "MC102", what, second.key or second.span, other)
         elif call is not None:
             return self.call(name, node, path)
@@ -140,7 +140,7 @@ class _RecipeReader(FieldReader):
         elif loop is not None:
             return self.block(name, node, path)
         elif not self.has_wrong_key(path):
-            help = "`call: COMPONENT.METHOD`, or `sync: COMPONENT, to: COMPONENT`"
+            help = "write `call: COMPONENT.METHOD`, or `sync: COMPONENT` and `to: COMPONENT`"
             message = f"stage `{name}` needs `call` or `sync`"
             self.report(path, "MC103", message, node.key or node.span, help=help, missing=True)
         return model.Stage(name, kind="")
@@ -226,7 +226,7 @@ class _RecipeReader(FieldReader):
         """Reads `scores: scored` or `scores: {from: scored, dispatch: all}`. `name` is empty for the only
         input of a call."""
         if name and not name.isidentifier():
-            self.report(path, "MC102", f"`{name}` cannot name a parameter", node.key or node.span)
+            self.report(path, "MC102", f"`{name}` is not a valid name of a parameter", node.key or node.span)
         if not node.is_mapping:
             return model.Input(Texts().read(self, node, path) or (), name)
         values = self.section(node, path, INPUT)

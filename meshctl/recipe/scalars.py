@@ -49,16 +49,16 @@ def found_instead(node: Node) -> str:
     """Returns a description of a wrong value. Does not quote a text from the environment, which may be
     secret."""
     if node.from_environment:
-        return "what the environment gives is not"
+        return "but the value of the environment variable is not"
     if node.value is None:
-        return "found nothing"
+        return "but it has no value"
     if node.is_mapping:
-        return "found a mapping"
+        return "not a mapping"
     if node.is_list:
-        return "found a list"
+        return "not a list"
     if isinstance(node.value, str):
-        return f"it is the text `{node.value[:MAX_QUOTED]}`"
-    return f"it is {(node.written or str(node.value))[:MAX_QUOTED]}"
+        return f"not the text `{node.value[:MAX_QUOTED]}`"
+    return f"not {(node.written or str(node.value))[:MAX_QUOTED]}"
 
 
 def integer_hint(node: Node) -> str:
@@ -68,7 +68,7 @@ def integer_hint(node: Node) -> str:
         if re.fullmatch(r"[-+]?(0|[1-9]\d*)", value):
             return "remove the quotes"
         if re.fullmatch(r"[-+]?0\d+", value):
-            return f"write {int(value)}: a number does not begin with 0"
+            return f"write {int(value)}: a number must not begin with 0"
         if re.fullmatch(r"0o[0-7]{1,20}", value):
             return f"write {int(value, 8)}"
         if re.fullmatch(r"[-+]?\d{1,3}([ ,.']\d{3})+", value):
@@ -82,7 +82,7 @@ def integer_hint(node: Node) -> str:
 
 def integers_from(least: int) -> str:
     """Returns `a positive integer`, or `an integer, 0 or greater`."""
-    return "a positive integer" if least == 1 else f"an integer, {least} or greater"
+    return "a positive integer" if least == 1 else f"an integer of at least {least}"
 
 
 def boolean_hint(written: str) -> str:
@@ -96,14 +96,14 @@ def boolean_hint(written: str) -> str:
 def yaml_hint(node: Node, wanted: str) -> str:
     value = node.value
     if wanted == "text" and isinstance(value, bool):
-        return f'`{node.written}` is a boolean in YAML 1.1, quote it: "{node.written}"'
+        return f'`{node.written}` is a boolean in YAML 1.1; quote it: "{node.written}"'
     if wanted == "text" and isinstance(value, (int, float)):
         return f'quote it: "{node.written}"'
     if help := reference_hint(node):
         return help
     if not isinstance(value, str) or not value:
         return ""
-    return "YAML's quotes are straight ones" if value[0] in "\u201c\u201d\u2018\u2019\u201e" else ""
+    return "use straight quotes" if value[0] in "\u201c\u201d\u2018\u2019\u201e" else ""
 
 
 def reference_hint(node: Node) -> str:
@@ -113,7 +113,7 @@ def reference_hint(node: Node) -> str:
         ((key, item),) = node.items()
         text = f"{{{key}}}" if item.value is None else text
     found = re.fullmatch(r"[$<({]+ *(\w+(\.\w+)*) *[>)}]*", text) if isinstance(text, str) else None
-    return f"another value of the recipe is ${{{found[1]}}}" if found else ""
+    return f"write ${{{found[1]}}}" if found else ""
 
 
 # Edits

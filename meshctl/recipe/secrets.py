@@ -249,13 +249,13 @@ def warnings(tree: Node, secrets: Secrets) -> Iterator[Diagnostic]:
         if any(literals(str(leaf.value))):
             reported.add(name)
             help = f"read it from the environment: ${{oc.env:{_variable(name)}}}"
-            message = f"`{name[-1]}` is a secret, written out in the recipe"
+            message = f"`{name[-1]}` is a secret in plain text"
             yield Diagnostic("MC219", message, leaf.span, (), help, "warning")
     for path in secrets.addresses:
         leaf, name = tree.at(path), _name(tree, path)
         if leaf is not None:
             help = f"read it from the environment: ://USER:${{oc.env:{_variable(name)}_PASSWORD}}@HOST"
-            message = f"`{name[-1]}` is an address with its password written out"
+            message = f"`{name[-1]}` is an address with a password in plain text"
             yield Diagnostic("MC219", message, leaf.span, (), help, "warning")
 
 

@@ -117,16 +117,16 @@ class Inputs(Type):
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         is_one_input = node.is_mapping and node.get("from") is not None
         if is_one_input and {key for key, _ in node.items()} <= set(self.section.keys):
-            help = "name the parameter that takes it, {batch: {from: STAGE, dispatch: all}}, or say"
+            help = "name its parameter, {batch: {from: STAGE, dispatch: all}}, or write"
             help = f"{help} `dispatch` beside `in`"
-            message = "`in` names a stage, or parameters that take stages"
+            message = "`in` must be a stage, a list of stages, or parameters with stages"
             reader.report(path, "MC102", message, node.span, help=help)
             return None
         if node.is_list and not node.value:
             return ()
         if node.is_mapping and not node.value:
-            help = "leave it out for a source; `in: []` is a stage without data"
-            reader.report(path, "MC102", "`in` names no stage", node.span, help=help)
+            help = "remove it for a source, or write `in: []` for a stage without data"
+            reader.report(path, "MC102", "`in` is empty", node.span, help=help)
             return None
         if node.is_mapping:
             items = node.items()
@@ -270,7 +270,7 @@ def _check_plain_data(reader: FieldReader, node: Node, path: KeyPath) -> None:
         reader.expected("a value", node, path)
     for key, item in node.items():
         if key == "_target_":
-            message = "`args` are plain data, a `_target_` in them is not instantiated"
+            message = "`args` must be plain data; a `_target_` in them is not instantiated"
             help = "let the component build it from plain arguments"
             reader.report((*path, key), "MC107", message, item.span, help=help)
         _check_plain_data(reader, item, (*path, key))
@@ -285,10 +285,10 @@ def _check_plain_data(reader: FieldReader, node: Node, path: KeyPath) -> None:
 def _check_name(reader: FieldReader, name: str, item: Node, path: KeyPath) -> None:
     is_reserved = path[0] == "groups" and name.startswith("agent-")
     if is_reserved or not NAME.fullmatch(name):
-        message = f"`{name[:MAX_LETTERS]}` cannot be a name"
-        help = "a name has letters, digits, `_` and `-`, and begins with a letter"
+        message = f"`{name[:MAX_LETTERS]}` is not a valid name"
+        help = "use letters, digits, `_` and `-`, beginning with a letter"
     elif len(name) > MAX_NAME:
-        message, help = f"a name of {len(name)} letters is too long", f"use {MAX_NAME} or less"
+        message, help = f"a name of {len(name)} letters is too long", f"use at most {MAX_NAME}"
     else:
         return
     reader.report(path, "MC106", message, item.key or item.span, help=help)

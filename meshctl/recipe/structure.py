@@ -119,7 +119,7 @@ class _Walk:
         """Returns `parent`, which has no value, with the keys `items`, which follow it without indentation.
         Reports the mistake."""
         self.misplaced |= {(*path, name) for name in items if path[-1] in NAMED}
-        message = f"`{path[-1]}` must be a mapping, found nothing"
+        message = f"`{path[-1]}` must be a mapping, but it has no value"
         self.report("MC102", message, parent.span, "indent the keys below it")
         return replace(parent, value=items)
 
@@ -193,7 +193,7 @@ class _Walk:
                 f"to set values of the recipe, write `# @package _global_` in the first line of `{span.file}`"
             )
         if key.isdigit() and item.value is None and (number := _split_number(key, node)):
-            help = f"a number has no separators: write {number}"
+            help = f"write {number}, without separators"
         help = odd or help or help_without_alternative(section, key)
         help = help or f"its {'key is' if len(known) == 1 else 'keys are'} {listed(known)}"
         message = f"{section.title} has no key `{key[:MAX_LETTERS]}`"
@@ -220,7 +220,7 @@ class _Walk:
     def named(self, node: Node, path: KeyPath, section: Section) -> Node:
         """Returns the groups, components or stages, each with corrected keys."""
         if node.is_list and (items := dict(_entries(node))):
-            message = f"`{path[-1]}` must be a mapping, found a list"
+            message = f"`{path[-1]}` must be a mapping, not a list"
             first = next(iter(items))
             help = f"write `{first}:` without the `-`, and the others likewise"
             self.report("MC102", message, node.span, help)
@@ -248,7 +248,7 @@ class _Walk:
         """Returns a name without invisible characters, and reports these."""
         if help := invisible_character(name):
             self.report(
-                "MC106", f"`{name[:MAX_LETTERS].strip()}` cannot be a name", item.key or item.span, help
+                "MC106", f"`{name[:MAX_LETTERS].strip()}` is not a valid name", item.key or item.span, help
             )
         return INVISIBLE.sub("", name).strip() if help else name
 
@@ -267,7 +267,7 @@ class _Walk:
         if section.by_key[key].required and len(lacking) == 1:
             owner = lacking[0]
         place = f"`{'.'.join((*path, owner))}`" if owner else section.title
-        message = f"`{key}` is a key of {section.title}, it is not the name of one"
+        message = f"`{key}` is a key of {section.title}, not a name"
         self.report(
             "MC101", message, item.key or item.span, f"it goes under {place}: indent it as the keys there"
         )

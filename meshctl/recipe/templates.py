@@ -83,30 +83,30 @@ def check(choice: Choice) -> None:
     _known("kind", choice.kind, KINDS)
     _known("device", choice.device, DEVICES)
     if not 1 <= choice.ranks <= MAX_RANKS:
-        raise WrongChoice(f"ranks are a number from 1 to {MAX_RANKS:,}, not {choice.ranks:,}")
+        raise WrongChoice(f"the number of ranks must be from 1 to {MAX_RANKS:,}, not {choice.ranks:,}")
     if choice.device == "mps" and choice.ranks > 1:
         raise WrongChoice(f"a machine has one mps device, not {choice.ranks}")
     if choice.device == "cpu" and choice.ranks < len(choice.shares):
         raise WrongChoice(
-            f"{choice.kind} has the groups {listed(choice.shares)}: on cpu it needs 2 ranks at least"
+            f"{choice.kind} has the groups {listed(choice.shares)}: on cpu it needs at least 2 ranks"
         )
     if choice.layout and choice.kind == "script":
-        raise WrongChoice("a script makes its layout itself: leave the layout out")
+        raise WrongChoice("a script has a layout of its own: do not give one")
     if choice.script and choice.kind != "script":
-        raise WrongChoice(f"a script of your own is of the kind script, not {choice.kind}")
+        raise WrongChoice(f"a script is only for the kind `script`, not {choice.kind}")
     if choice.layout:
         _known("layout", choice.layout, LAYOUTS)
         if choice.layout not in layouts(choice):
             group, ranks = list(choice.shares)[-1], counted(choice.trained, "rank")
             raise WrongChoice(
                 f"{choice.layout} does not fit the {ranks} of `{group}` on {choice.device}; "
-                f"{listed(layouts(choice))} would"
+                f"available: {listed(layouts(choice))}"
             )
 
 
 def _known(what: str, word: str, options: Mapping[str, object]) -> None:
     if word not in options:
-        raise WrongChoice(f"there is no {what} `{word}`; there are {listed(options)}")
+        raise WrongChoice(f"{what} `{word}` does not exist; available: {listed(options)}")
 
 
 def layouts(choice: Choice) -> list[str]:
@@ -125,7 +125,7 @@ def stem_of(name: str) -> str:
     shown = name if name.isprintable() else ascii(name)
     near = re.sub(r"[^\w.-]+", "-", stem).strip("-.")[:40]
     raise WrongChoice(
-        f"`{shown[:60]}` cannot name a run: use letters, digits, `-`, `_` and `.`"
+        f"`{shown[:60]}` is not a valid name of a run: use letters, digits, `-`, `_` and `.`"
         + (f", like `{near}`" if near else "")
     )
 

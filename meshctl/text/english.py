@@ -3,7 +3,7 @@
 counted(2, "rank")                     "2 ranks"
 listed(["a", "b", "c"])                "`a`, `b` and `c`"
 did_you_mean("trian", ["train"])       "did you mean `train`?"
-did_you_mean("x", ["train", "test"])   "there are `train` and `test`"
+did_you_mean("x", ["train", "test"])   "available: `train` and `test`"
 """
 
 from __future__ import annotations
@@ -81,4 +81,4 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
         return f"did you mean `{meant}`?"
     if not options:
         return ""
-    return f"there {'is' if len(options) == 1 else 'are'} {listed(options)}"
+    return f"available: {listed(options)}"

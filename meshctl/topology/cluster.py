@@ -144,9 +144,9 @@ class _Table:
         device as the next run, so the last run that begins with it is the right one."""
         if not 0 <= device < self.total:
             raise ValueError(
-                f"there are the devices 0 to {self.total - 1}, not {device}"
+                f"device {device} does not exist; the devices are 0 to {self.total - 1}"
                 if self.total
-                else "there are no devices"
+                else "the cluster has no devices"
             )
         return bisect_right(self.devices, device) - 1
 

@@ -76,12 +76,14 @@ def _partitioned(
     Raises `RouteError` for shares that the table does not have."""
     shares = mode.partition(table, parts, options)
     if len(shares) != parts:
-        raise RouteError(f"the dispatch mode `{options.mode}` gave {len(shares)} shares instead of {parts}")
+        raise RouteError(
+            f"the dispatch mode `{options.mode}` returned {len(shares)} shares instead of {parts}"
+        )
     if not mode.is_even:
         for producer, start, stop in (run for share in shares for run in share):
             if not (0 <= producer < len(table.ids) and 0 <= start < stop <= len(table.ids[producer])):
                 wrong = f"samples {start} to {stop} of producer {producer}"
-                raise RouteError(f"the dispatch mode `{options.mode}` gave {wrong}, which do not exist")
+                raise RouteError(f"the dispatch mode `{options.mode}` returned {wrong}, which do not exist")
         if not options.allow_empty and not all(shares):
             raise RouteError(
                 f"the dispatch mode `{options.mode}` left a share of {table.total} samples empty"

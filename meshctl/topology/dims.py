@@ -32,9 +32,9 @@ def dim_names(dims: object) -> tuple[str, ...]:
     names = _as_tuple(dims)
     for name in names:
         if not isinstance(name, str) or not name:
-            raise MeshError(f"the name of a dim is a text, not {name!r}")
+            raise MeshError(f"the name of a dim must be a string, not {name!r}")
         if names.count(name) > 1:
-            raise MeshError(f"a dim is named once, {name} is named {names.count(name)} times")
+            raise MeshError(f"a dim must be named once, but {name} is named {names.count(name)} times")
     return names
 
 
@@ -43,21 +43,21 @@ def dim_order(dims: object) -> tuple[str, ...]:
     order = _as_tuple(dims)
     if len(order) != len(DIMS) or any(dim not in order for dim in DIMS):
         raise MeshError(
-            f"the order of dims must name {', '.join(DIMS)}, each once; it says {', '.join(map(str, order))}"
+            f"the order of dims must name {', '.join(DIMS)}, each once, not {', '.join(map(str, order))}"
         )
     return order
 
 
 def refuse_reserved(name: str) -> None:
     if name in RESERVED:
-        raise MeshError(f"{name!r} is {RESERVED[name]} and no name for a dim")
+        raise MeshError(f"{name!r} is {RESERVED[name]} and cannot be the name of a dim")
 
 
 def dim_size(what: str, size: object) -> int:
     """Returns a size, which must be an integer from 1. `what` is the name of the size in error messages."""
     number = whole(size)
     if number is None or number < 1:
-        raise MeshError(f"{what} must be a whole number from 1, it is {size!r}")
+        raise MeshError(f"{what} must be a positive integer, not {size!r}")
     return number
 
 
@@ -66,7 +66,7 @@ def part_sizes(dim: str, size: int, parts: object) -> dict[str, int]:
     product of the sizes of its parts."""
     if not isinstance(parts, Mapping):
         raise MeshError(
-            f"the parts of {dim} are names with sizes, {{'ring': 2, 'heads': 4}}; they are {parts!r}"
+            f"the parts of {dim} must be names with sizes, {{'ring': 2, 'heads': 4}}, not {parts!r}"
         )
     sizes = {name: dim_size(f"the size of {name}", part) for name, part in parts.items()}
     if not sizes or prod(sizes.values()) != size:
@@ -90,13 +90,13 @@ def flat_ranks(ranks: Any) -> tuple[list[int], tuple[int, ...]]:
     ranks = ranks.tolist() if hasattr(ranks, "tolist") else ranks
     if (rank := whole(ranks)) is not None:
         if rank < 0:
-            raise MeshError(f"a rank is a whole number from 0, not {rank}")
+            raise MeshError(f"a rank must be an integer of at least 0, not {rank}")
         return [rank], ()
     if not isinstance(ranks, (list, tuple, range)):
-        raise MeshError(f"a mesh is made of ranks, whole numbers in nested lists, not of {ranks!r}")
+        raise MeshError(f"a mesh must be an array of ranks, such as nested lists of integers, not {ranks!r}")
     rows = [flat_ranks(row) for row in ranks]
     if not rows:
-        raise MeshError("a mesh has at least one rank, this array is empty")
+        raise MeshError("a mesh must have at least one rank, but this array is empty")
     shapes = sorted({shape for _, shape in rows})
     if len(shapes) > 1:
         lengths = " and ".join(str(shape[0]) if shape else "no row" for shape in shapes)

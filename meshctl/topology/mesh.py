@@ -80,13 +80,13 @@ class DeviceMesh:
     def __post_init__(self) -> None:
         names = dim_names(self.mesh_dim_names)
         if not isinstance(self.shape, (tuple, list)):
-            raise MeshError(f"a shape is a size for each dim, (2, 4), not {self.shape!r}")
+            raise MeshError(f"a shape must have a size for each dim, such as (2, 4), not {self.shape!r}")
         if len(self.shape) != len(names):
             raise MeshError(f"{len(self.shape)} sizes {self.shape} for {len(names)} dims {', '.join(names)}")
         written = self.device_type.lower() if isinstance(self.device_type, str) else ""
         if (device_type := DEVICE_ALIASES.get(written, written)) not in DEVICE_TYPES:
             raise MeshError(
-                f"there is no device type {self.device_type!r}, there are {', '.join(DEVICE_TYPES)}"
+                f"device type {self.device_type!r} does not exist; available: {', '.join(DEVICE_TYPES)}"
             )
         sizes = {
             dim: dim_size(f"the size of {dim}", size) for dim, size in zip(names, self.shape, strict=True)
@@ -107,7 +107,7 @@ class DeviceMesh:
                 f"ep {self.ep_size} x etp {self.etp_size} does not divide the ranks of a pipeline stage"
             )
         if self.vpp_size > 1 and sizes.get("pp", 1) == 1:
-            raise MeshError(f"vpp_size {self.vpp_size} is stages per pp rank, and there is no pp")
+            raise MeshError(f"vpp_size {self.vpp_size} needs a pipeline, but pp is 1")
 
     @classmethod
     def from_sizes(
@@ -176,7 +176,7 @@ class DeviceMesh:
         for dim in names:
             refuse_reserved(dim)
         if twice := sorted(rank for rank, places in Counter(flat).items() if places > 1):
-            raise MeshError(f"a rank has one place in a mesh, these have more: {shown(twice)}")
+            raise MeshError(f"a rank must have one place in a mesh; these have more: {shown(twice)}")
         return cls(names, shape, device_type=device_type, layout=Layout.of(flat, shape))
 
     # Sizes
@@ -225,7 +225,9 @@ class DeviceMesh:
         """Returns the rank at a coordinate, which may be one of a view: {"ep": 1}. Dims that the coordinate
         leaves out have the index 0."""
         if not isinstance(coordinate, Mapping):
-            raise MeshError(f"a coordinate says an index for each dim, {{'tp': 1}}; it is {coordinate!r}")
+            raise MeshError(
+                f"a coordinate must have an index for each dim, such as {{'tp': 1}}, not {coordinate!r}"
+            )
         home, dims = self._dims(tuple(coordinate))
         at = {
             dim: dim_index(dim, coordinate[dim], size_of(digits))
@@ -263,7 +265,7 @@ class DeviceMesh:
         """Returns the samples of a rank out of `total` as a range, like `get_slice`."""
         samples = whole(total)
         if samples is None or samples < 0:
-            raise MeshError(f"a number of samples is a whole number from 0, it is {total!r}")
+            raise MeshError(f"the number of samples must be an integer of at least 0, not {total!r}")
         return even_split(samples, self.data_size, self.data_rank(rank))
 
     def ranks_along(self, dims: str | Iterable[str], rank: int | None = None) -> tuple[int, ...]:
@@ -290,7 +292,7 @@ class DeviceMesh:
         home, (digits,) = self._dims((name,))
         size, at, steps = size_of(digits), home.coordinate(number), whole(by)
         if steps is None:
-            raise MeshError(f"a neighbour is a whole number of steps away, not {by!r}")
+            raise MeshError(f"the distance of a neighbour must be an integer, not {by!r}")
         index = at.get(name, 0) + steps
         if not ring and not 0 <= index < size:
             return None
@@ -359,7 +361,9 @@ class DeviceMesh:
         """Returns the rank that represents a data rank: the smallest of its ranks in the last pp stage."""
         number = whole(data_rank)
         if number is None or not 0 <= number < self.data_size:
-            raise MeshError(f"there are the data ranks 0 to {self.data_size - 1}, not {data_rank!r}")
+            raise MeshError(
+                f"data rank {data_rank!r} does not exist; the data ranks are 0 to {self.data_size - 1}"
+            )
         last, fsdp = self.size("pp") - 1, self.size("fsdp")
         # The indices of the data rank in dp x fsdp.
         indices = range(number * self.ulysses_size, (number + 1) * self.ulysses_size)
@@ -442,10 +446,10 @@ class DeviceMesh:
         """Returns the same ranks by other dims: "data" (pp, data, ulysses, cp, tp) or "expert" (pp, ep_fsdp,
         ep, etp)."""
         if not isinstance(name, str) or name not in VIEWS:
-            raise MeshError(f"there is no view {name!r}, there are {' and '.join(VIEWS)}")
+            raise MeshError(f"view {name!r} does not exist; available: {' and '.join(VIEWS)}")
         if not self.has_views:
             raise MeshError(
-                f"a mesh of {', '.join(self.mesh_dim_names)} has no views: ask the mesh that it was made of"
+                f"a mesh of {', '.join(self.mesh_dim_names)} has no views: use the mesh that it was made from"
             )
         return self._views[name]
 
@@ -532,11 +536,8 @@ class DeviceMesh:
                 if views
                 else ""
             )
-            return f"there is no dim {strange[0]!r}, there are {', '.join(self.mesh_dim_names)}{also}"
-        return (
-            f"{' and '.join(names)} are not dims of one view of the mesh, so they cannot be asked for "
-            "together"
-        )
+            return f"dim {strange[0]!r} does not exist; available: {', '.join(self.mesh_dim_names)}{also}"
+        return f"{' and '.join(names)} cannot be used together: they are not dims of one view of the mesh"
 
     @property
     def own_rank(self) -> int | None:
@@ -546,11 +547,11 @@ class DeviceMesh:
 
     def _indices(self, rank: int | None) -> list[int]:
         if rank is None and (rank := self.own_rank) is None:
-            raise MeshError("this mesh has no rank of its own: name one, or ask mesh.at(rank)")
+            raise MeshError("this mesh has no rank of its own: pass a rank, or use mesh.at(rank)")
         number = whole(rank)
         found = None if number is None else self.layout.indices(number)
         if found is None:
-            raise MeshError(f"rank {rank!r} is not in the mesh, it has {self._extent()}")
+            raise MeshError(f"rank {rank!r} is not in the mesh, which has {self._extent()}")
         return found
 
     def _extent(self) -> str:

@@ -65,7 +65,7 @@ def _check_filled(shares: Sequence[Sequence[Run]], units: int, total: int) -> No
     if not empty:
         return
     what = "groups" if units < total else "samples"
-    least = f"say dispatch: {{allow_empty: true}}, or give at least {len(shares)}"
+    least = f"write dispatch: {{allow_empty: true}}, or produce at least {len(shares)}"
     raise RouteError(f"{units} {what} for {len(shares)} shares: {empty} of them would be empty; {least}")
 
 
@@ -94,7 +94,7 @@ def _by_home(table: SampleTable, homes: Sequence[Sequence[int]], parts: int) -> 
     for position, home in enumerate(in_order):
         if not 0 <= home < parts:
             [id] = table.ids_of(table.select([position]))
-            raise RouteError(f"sample {sample_name(id)} has no home among {parts} shares")
+            raise RouteError(f"sample {sample_name(id)} does not come from a rank of these {parts} shares")
         positions[home].append(position)
     return [table.select(some) for some in positions]
 

@@ -136,7 +136,7 @@ class GroupPlacement:
 
     def locate(self, rank: int) -> RankLocation:
         if not 0 <= rank < self.ranks:
-            raise IndexError(f"the group has {self.ranks} workers, there is no rank {rank}")
+            raise IndexError(f"rank {rank} does not exist; the group has {self.ranks} workers")
         index = bisect_right(self._first_ranks, rank) - 1
         run = self.runs[index]
         node_index, index_on_node = divmod(rank - run.first_rank, run.each)

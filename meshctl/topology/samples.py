@@ -181,7 +181,7 @@ def _each_once(samples: Sequence[tuple[Id, int, int]]) -> list[tuple[int, int]]:
     """(producer, index) of samples that are sorted by id. Raises `RouteError` where an id occurs twice."""
     for before, after in pairwise(samples):
         if before[0] == after[0]:
-            raise RouteError(f"sample {sample_name(after[0])} is there twice")
+            raise RouteError(f"sample {sample_name(after[0])} occurs twice")
     return [(producer, index) for _, producer, index in samples]
 
 

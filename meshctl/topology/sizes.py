@@ -253,11 +253,11 @@ def _wrong_numbers(
         may_be_auto = size in MAY_BE_AUTO
         is_auto = may_be_auto and isinstance(value, str) and value == "auto"
         if not is_auto and (whole(value) or 0) < 1:
-            rule = f"must be a whole number from 1{' or auto' if may_be_auto else ''}"
+            rule = f"must be a positive integer{' or auto' if may_be_auto else ''}"
             fits = _nearest_number(size, value, whole(world_size) or 0)
-            yield Misfit("number", size, f"`{size}` {rule}, it is {value!r}", fits=fits)
+            yield Misfit("number", size, f"`{size}` {rule}, not {value!r}", fits=fits)
     if not isinstance(sequence_parallel, bool):
-        message = f"`sequence_parallel` must be true or false, it is {sequence_parallel!r}"
+        message = f"`sequence_parallel` must be true or false, not {sequence_parallel!r}"
         yield Misfit("number", "sequence_parallel", message)
 
 
@@ -279,9 +279,9 @@ def _wrong_autos(given: Mapping[str, object], world: int | None) -> Iterator[Mis
         autos = [f"{dim}_size" for dim in dims if given.get(f"{dim}_size") == "auto"]
         if len(autos) > 1:
             listed = ", ".join(f"`{size}`" for size in autos)
-            yield Misfit("auto", autos[1], f"only one size can be auto, here are {listed}")
+            yield Misfit("auto", autos[1], f"only one size can be auto, not {listed}")
         elif autos and dims is DIMS and world is None:
-            yield Misfit("auto", autos[0], f"`{autos[0]}` is auto, and the number of ranks is not known")
+            yield Misfit("auto", autos[0], f"`{autos[0]}` is auto, but the number of ranks is not known")
 
 
 def _makes_up(dims: Mapping[str, int], inferred: str | None, world: int) -> bool:
@@ -300,7 +300,7 @@ def _product_misfit(sizes: Dims, dims: Dims, inferred: str | None, world: int, n
     calculation = f"{drawn(filled)} = {prod(filled.values())}"
     if prod(filled.values()) == dims.get(wrong):
         calculation = f"{drawn(filled)} {'is more than' if total > world else 'does not divide'} {world}"
-    message = f"{stated} = {total}, and there are {world} ranks"
+    message = f"{stated} = {total}, but the number of ranks is {world}"
     if inferred:
         message = f"{stated} = {total} does not divide the {world} ranks"
     fits = tuple(Proposal(layout, is_layout=True) for layout in layouts[:MAX_PROPOSALS])
@@ -358,7 +358,7 @@ class _Checked:
         if inferred:
             message += f" does not divide the {ranks} ranks of a pipeline stage"
         else:
-            message += f" = {prod(stated.values())}, and a pipeline stage has {ranks} ranks"
+            message += f" = {prod(stated.values())}, but a pipeline stage has {ranks} ranks"
         changes = [
             {dim: layout[dim] for dim in stated if layout[dim] != stated[dim]}
             for layout in self._expert_layouts(stated, inferred, ranks)
@@ -379,12 +379,12 @@ class _Checked:
     def vpp(self) -> Iterator[Misfit]:
         vpp = self.held["vpp"]
         if vpp > 1 and self.held["pp"] == 1:
-            message = f"`vpp_size` {vpp} is stages per pp rank, and there is no pp"
+            message = f"`vpp_size` {vpp} needs a pipeline, but `pp_size` is 1"
             yield Misfit("vpp", "vpp_size", message, "pp 1", (*self._wider("pp"), Proposal({"vpp": 1})))
 
     def sequence_parallel(self) -> Iterator[Misfit]:
         if self.held["tp"] == 1:
-            message = "`sequence_parallel` is along tp, and `tp_size` is 1"
+            message = "`sequence_parallel` needs tensor parallelism, but `tp_size` is 1"
             fits = self._wider("tp") or (Proposal({"sequence_parallel": False}),)
             yield Misfit("sequence_parallel", "sequence_parallel", message, "tp 1", fits)
 

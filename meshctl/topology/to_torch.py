@@ -21,10 +21,10 @@ def to_torch(mesh: DeviceMesh, kind: type[TorchDeviceMesh] | None) -> TorchDevic
 
     if not mesh.whole:
         names = ", ".join(map(repr, mesh.mesh_dim_names))
-        raise MeshError(f"a sub-mesh is taken from torch's mesh of the whole: mesh.to_torch()[{names}]")
+        raise MeshError(f"a sub-mesh must be taken from torch's mesh of all ranks: mesh.to_torch()[{names}]")
     if not dist.is_initialized():
         if mesh.world_size > 1:
-            raise MeshError(f"the mesh has {mesh.world_size} ranks, and torch.distributed is not initialised")
+            raise MeshError(f"the mesh has {mesh.world_size} ranks, but torch.distributed is not initialised")
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     _refuse_misfit(mesh, dist.get_world_size())
     ranks = torch.tensor(mesh.as_array())
@@ -44,15 +44,15 @@ def _refuse_misfit(mesh: DeviceMesh, world_size: int) -> None:
     """Raises `MeshError` where the mesh does not fit a world of this size, or where ranks do not ascend along
     a dim, because torch sorts the ranks of a process group."""
     if mesh.world_size > world_size:
-        raise MeshError(f"the mesh has {mesh.world_size} ranks, and the world has {world_size}")
+        raise MeshError(f"the mesh has {mesh.world_size} ranks, but the world has {world_size}")
     if mesh.world_size == world_size and mesh.layout == Layout(row_major(mesh.shape)):
         return
     if (last := max(mesh.ranks())) >= world_size:
-        raise MeshError(f"the mesh has rank {last}, and the world has the ranks 0 to {world_size - 1}")
+        raise MeshError(f"the mesh has rank {last}, but the world has the ranks 0 to {world_size - 1}")
     for dim in mesh.mesh_dim_names:
         for group in _lists(mesh, dim):
             if group != sorted(group):
                 raise MeshError(
-                    f"torch numbers the ranks of a process group as they rise, and along {dim} here they "
+                    f"torch requires ascending ranks in a process group, but along {dim} here they "
                     f"are {shown(group)}"
                 )

@@ -56,7 +56,7 @@ def divided(mesh: DeviceMesh, dim: str, parts: Mapping[str, int]) -> DeviceMesh:
     for name in parts:
         if name in RESERVED or (name != dim and name in mesh.mesh_dim_names):
             reason = RESERVED.get(name, "a dim of the mesh already")
-            raise MeshError(f"{name!r} is {reason} and no name for a part of {dim}")
+            raise MeshError(f"{name!r} is {reason} and cannot be the name of a part of {dim}")
     order = [name for other in mesh.mesh_dim_names for name in (parts if other == dim else (other,))]
     outer, *inner = parts
     return _refactored(mesh, tuple(order), (dim,), {name: parts[name] for name in reversed(inner)}, outer)

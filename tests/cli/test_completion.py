@@ -456,7 +456,7 @@ def test_the_shell_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(app, ["completion"])
     assert (done.exit_code, done.stderr) == (
         2,
-        "error: there is no script for `tcsh`; there are `bash`, `fish` and `zsh`\n",
+        "error: shell `tcsh` is not supported; available: `bash`, `fish` and `zsh`\n",
     )
 
 

@@ -108,7 +108,7 @@ def test_a_recipe_that_cannot_be_read(checked: list[Any], capsys: pytest.Capture
 
 def test_there_are_two_formats(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor("", [], "xml") == 2
-    assert capsys.readouterr() == ("", "error: there is no format `xml`; there are `text` and `json`\n")
+    assert capsys.readouterr() == ("", "error: format `xml` does not exist; available: `text` and `json`\n")
 
 
 def test_the_table_and_the_json_of_one_examination_agree(

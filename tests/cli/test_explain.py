@@ -72,12 +72,12 @@ def test_the_codes_of_a_subject() -> None:
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("MC419", "there is no code `MC419`; the nearest is `MC420`: tensor-parallel groups cross nodes"),
-        ("MC999", "there is no code `MC999`; the nearest is `MC900`: a bug in meshctl"),
-        ("M410", "there is no code `M410`; did you mean `MC410`?"),
-        ("ulysses", "there is no code `ulysses`; `MC410`, `MC411`"),
-        ("qqqq", "there is no code `qqqq`; `meshctl explain` lists all"),
-        ("\x1b[31m", "there is no code `'\\x1b[31m'`; "),
+        ("MC419", "code `MC419` does not exist; the nearest is `MC420`: tensor-parallel groups cross nodes"),
+        ("MC999", "code `MC999` does not exist; the nearest is `MC900`: a bug in meshctl"),
+        ("M410", "code `M410` does not exist; did you mean `MC410`?"),
+        ("ulysses", "code `ulysses` does not exist; `MC410`, `MC411`"),
+        ("qqqq", "code `qqqq` does not exist; `meshctl explain` lists all codes"),
+        ("\x1b[31m", "code `'\\x1b[31m'` does not exist; "),
     ],
 )
 def test_what_is_no_code_gets_the_nearest_and_exit_2(word: str, expected: str) -> None:

@@ -146,7 +146,7 @@ def test_what_is_printed_and_written(here: Path, capsys: pytest.CaptureFixture[s
     output, wrong = capsys.readouterr()
     assert wrong == "" and output == (
         "wrote jobs/first.yaml          3 workers: rollout, train, judge\n"
-        "wrote jobs/first.py            its classes, for you to change\n"
+        "wrote jobs/first.py            its classes, to edit\n"
         "wrote jobs/recipe.schema.json  the keys of recipes, for editors\n"
         "\nnext:\n"
         "  meshctl validate jobs/first.yaml\n"
@@ -166,7 +166,7 @@ def test_what_is_printed_and_written(here: Path, capsys: pytest.CaptureFixture[s
 def test_a_machine_that_lacks_the_devices_is_reported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert init("r", Options(device="GPU", ranks=4)) == 0
     assert (
-        "It wants 4 cuda devices, and this machine has no accelerator: launch it where they are.\n"
+        "It needs 4 cuda devices, but this machine has no accelerator: launch it on a machine that has them.\n"
         in capsys.readouterr().out
     )
 
@@ -209,7 +209,7 @@ def test_nothing_is_written_over(there: str, here: Path, capsys: pytest.CaptureF
     output, wrong = capsys.readouterr()
     assert (output, wrong) == (
         "",
-        f"error: `{there}` is there already: say another NAME, or `--force` to write over it\n",
+        f"error: `{there}` already exists: choose another NAME, or use `--force` to overwrite it\n",
     )
     assert names(here) == {there} and (here / there).read_text() == "mine"
     assert init("first", Options("train", force=True)) == 0
@@ -235,7 +235,7 @@ def test_one_schema_serves_all_recipes_of_a_folder(here: Path, capsys: pytest.Ca
     assert init("first", Options()) == 0 and "wrote recipe.schema.json " in capsys.readouterr().out
     assert init("日本", Options()) == 0
     assert capsys.readouterr().out.startswith(
-        "wrote 日本.yaml  2 workers: train\nwrote job___.py  its classes, for you to change\n\n"
+        "wrote 日本.yaml  2 workers: train\nwrote job___.py  its classes, to edit\n\n"
     )
     (here / "recipe.schema.json").write_text(json.dumps({"title": schema()["title"]}))
     assert init("second", Options()) == 0 and "wrote recipe.schema.json " in capsys.readouterr().out
@@ -320,7 +320,7 @@ def test_odd_names_are_answered(name: str, here: Path, capsys: pytest.CaptureFix
 
 
 def test_a_name_is_proposed() -> None:
-    with pytest.raises(WrongChoice, match=r"cannot name a run: .*, like `my-run-1`"):
+    with pytest.raises(WrongChoice, match=r"is not a valid name of a run: .*, like `my-run-1`"):
         stem_of("my run, 1!")
     assert module_of("a.b", ["a_b"]) == "a_b_job"
 
@@ -358,27 +358,27 @@ def test_text_stays_text_in_yaml(text: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        (Options("grop"), "there is no kind `grop`; there are `train`, `grpo`, `distill` and `script`"),
-        (Options(device="tpu"), "there is no device `tpu`; there are `cpu`, `cuda`, `npu` and `mps`"),
-        (Options(ranks=0), "ranks are a number from 1 to 100,000, not 0"),
-        (Options(layout="tp"), "there is no layout `tp`; there are `fsdp`, `dp` and `hsdp`"),
+        (Options("grop"), "kind `grop` does not exist; available: `train`, `grpo`, `distill` and `script`"),
+        (Options(device="tpu"), "device `tpu` does not exist; available: `cpu`, `cuda`, `npu` and `mps`"),
+        (Options(ranks=0), "the number of ranks must be from 1 to 100,000, not 0"),
+        (Options(layout="tp"), "layout `tp` does not exist; available: `fsdp`, `dp` and `hsdp`"),
         (
             Options("grpo", ranks=1),
-            "grpo has the groups `rollout` and `train`: on cpu it needs 2 ranks at least",
+            "grpo has the groups `rollout` and `train`: on cpu it needs at least 2 ranks",
         ),
         (
             Options("grpo", ranks=2, layout="fsdp"),
-            "fsdp does not fit the 1 rank of `train` on cpu; `dp` would",
+            "fsdp does not fit the 1 rank of `train` on cpu; available: `dp`",
         ),
         (
             Options("train", ranks=3, layout="hsdp"),
-            "hsdp does not fit the 3 ranks of `train` on cpu; `fsdp` and `dp` would",
+            "hsdp does not fit the 3 ranks of `train` on cpu; available: `fsdp` and `dp`",
         ),
         (Options(device="mps", ranks=2), "a machine has one mps device, not 2"),
-        (Options("script", layout="dp"), "a script makes its layout itself: leave the layout out"),
-        (Options("train", script="x.py"), "a script of your own is of the kind script, not train"),
-        (Options(script="none.py"), "there is no script `none.py`"),
-        (Options(script="a\0b"), "there is no script `a?b`"),
+        (Options("script", layout="dp"), "a script has a layout of its own: do not give one"),
+        (Options("train", script="x.py"), "a script is only for the kind `script`, not train"),
+        (Options(script="none.py"), "script `none.py` does not exist"),
+        (Options(script="a\0b"), "script `a?b` does not exist"),
     ],
 )
 def test_choices_that_make_no_recipe(
@@ -429,9 +429,9 @@ def test_a_wrong_answer_is_asked_again(here: Path, capsys: pytest.CaptureFixture
     output = capsys.readouterr().out
     assert output.count("  a number from 1 to 4, or a word: train, grpo, distill, script\n") == 2
     assert (
-        "on cpu it needs 2 ranks at least" in output
-        and "  a whole number\n" in output
-        and "cannot name a run" in output
+        "on cpu it needs at least 2 ranks" in output
+        and "  an integer\n" in output
+        and "is not a valid name of a run" in output
     )
 
 
@@ -445,7 +445,7 @@ def test_missing_and_existing_files_are_reported_at_once(
         "other",
     )
     output = capsys.readouterr().out
-    assert "  there is no script `mien.py`\n" in output and "  `script.yaml` is there already\n" in output
+    assert "  script `mien.py` does not exist\n" in output and "  `script.yaml` already exists\n" in output
     assert answered("script", "", "cpu", "2", "", force=True) == (Choice("script", "cpu", 2), "script")
 
 
@@ -525,7 +525,7 @@ def test_a_stated_answer_is_not_asked_for(words: tuple[str, ...], here: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("key", "code", "word"), [("\x03", 130, "nothing was written"), ("\x04", 2, "there was no answer")]
+    ("key", "code", "word"), [("\x03", 130, "nothing was written"), ("\x04", 2, "no answer was given")]
 )
 def test_ctrl_c_and_the_end_of_input_write_nothing(key: str, code: int, word: str, here: Path) -> None:
     terminal = Terminal(here)

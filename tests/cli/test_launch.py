@@ -126,7 +126,7 @@ def test_wrong_usage(folder: Path) -> None:
     assert meshctl(folder, "launch", "recipe.yaml", "--no-such-option").returncode == 2
     done = meshctl(folder, "agent", "--plan", "none", "--group", "x", "--node", "0", "--head", "h:1")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: none is no plan")
+    assert done.stderr.startswith("error: none is not a plan")
 
 
 @pytest.mark.parametrize(("signals", "code"), [([signal.SIGINT], 130), ([signal.SIGTERM], 143)])

@@ -49,9 +49,7 @@ def test_every_combination_is_run_and_the_worst_code_counts(folder: Path) -> Non
 def test_nothing_is_started_unless_every_combination_is_right(folder: Path) -> None:
     done = meshctl(folder, "launch", "--multirun", "recipe.yaml", "run.steps=2,x", "groups.two.ranks=1,2")
     assert done.returncode == 1 and done.stdout == ""
-    assert (
-        done.stderr.count("error[MC102]: `steps` must be an integer, 0 or greater, it is the text `x`") == 1
-    )
+    assert done.stderr.count("error[MC102]: `steps` must be an integer of at least 0, not the text `x`") == 1
     assert "job 3 of 4: run.steps=x groups.two.ranks=1\nerror[MC102]" in done.stderr
     assert done.stderr.endswith("job 4 of 4: run.steps=x groups.two.ranks=2\nthe same as job 3\n")
     assert not (folder / "runs").exists()
@@ -88,7 +86,7 @@ def test_a_dry_run_prints_every_job_of_standard_input(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["."], "error: . is a folder; -m starts new runs: name a recipe\n"),
+        (["."], "error: . is a folder, but -m starts new runs: give a recipe\n"),
         (["recipe.yaml", "seed=range(9999)"], "error: the sweeps make more than 1,000 jobs\n"),
         (["recipe.yaml", "run@vars.x=glob(z*)"], "error: `run@vars.x=glob(z*)` has no value\n"),
     ],

@@ -124,7 +124,7 @@ def test_what_a_run_records(recorded: Path) -> None:
 def test_a_group_alone_sees_the_same(folder: Path) -> None:
     done = launch(folder, "recipe.yaml", "--only", "two", "--replay", "made -> seen=whole")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "note: group `two` runs alone, no weights are moved to or from others: `publish`\n"
+    assert done.stderr == "note: group `two` runs alone; no weights are synced with others: `publish`\n"
     run = newest(folder)
     assert logged(run) == logged(folder / "whole") and len(logged(run)["1"]) == 4
     assert metrics(run) == metrics(folder / "whole")
@@ -149,7 +149,7 @@ def test_with_another_number_of_ranks_from_the_recording_itself(folder: Path) ->
 def test_the_first_group_alone_sends_to_nobody(folder: Path) -> None:
     done = launch(folder, "recipe.yaml", "--only", "one")
     assert done.returncode == 0, done.stderr
-    assert "note: group `one` runs alone, what it gives to others is dropped: `made -> seen`\n" in done.stderr
+    assert "note: group `one` runs alone; what it sends to others is dropped: `made -> seen`\n" in done.stderr
     assert [line["step"] for line in metrics(newest(folder))] == [1, 2, 3, 4]
 
 
@@ -167,7 +167,7 @@ def test_a_run_that_fails_is_replayed_up_to_there_and_from_where_its_recording_b
     again = launch(folder, str(newest(folder)))
     assert (
         again.returncode == 2
-        and "is a run of group `two` alone: launch it anew, with --only and --replay" in again.stderr
+        and "is a run of group `two` alone: launch it again with --only and --replay" in again.stderr
     )
 
 
@@ -180,18 +180,18 @@ def test_a_dry_run_shows_one_group(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--replay", "made=whole"], 2, "--replay needs --only GROUP, the group that is to run"),
-        (["--only", "tow"], 2, "there is no group `tow`; did you mean `two`?"),
-        (["--only", ""], 2, "there is no group ``; there are `one` and `two`"),
-        (["--only", "two"], 2, "group `two` takes `made -> seen` from other groups: say --replay ROUTE=DIR for it"),
-        (["--only", "two", "--replay", "made"], 2, "--replay is ROUTE=DIR, not `made`"),
-        (["--only", "two", "--replay", "made -> sen=whole"], 2, "there is no route `made -> sen`; did you mean `made -> seen`?"),
-        (["--only", "two", "--replay", "seen=whole"], 2, "`seen` comes from no other group; there are `made -> seen` and `made`"),
-        (["--only", "one", "--replay", "maid=whole"], 2, "there is no route `maid`; group `one` takes nothing from others"),
-        (["--only", "two", "--replay", "made=a", "--replay", "made -> seen=b"], 2, "--replay says twice where `made -> seen` comes from"),
-        (["--only", "two", "--replay", "made=none"], 4, "`made -> seen` cannot be replayed, there is no folder none"),
-        (["--only", "two", "--replay", f"made={'n' * 300}"], 4, f"`made -> seen` cannot be replayed, there is no folder {'n' * 300}"),
-        (["--only", "two", "--replay", "made=."], 4, ". has no recording of `made`: the run that is to be replayed says run.record=[made]"),
+        (["--replay", "made=whole"], 2, "--replay needs --only GROUP, the group to run"),
+        (["--only", "tow"], 2, "group `tow` does not exist; did you mean `two`?"),
+        (["--only", ""], 2, "group `` does not exist; available: `one` and `two`"),
+        (["--only", "two"], 2, "group `two` takes `made -> seen` from other groups: give --replay ROUTE=DIR for it"),
+        (["--only", "two", "--replay", "made"], 2, "--replay must be ROUTE=DIR, not `made`"),
+        (["--only", "two", "--replay", "made -> sen=whole"], 2, "route `made -> sen` does not exist; did you mean `made -> seen`?"),
+        (["--only", "two", "--replay", "seen=whole"], 2, "`seen` does not come from another group; available: `made -> seen` and `made`"),
+        (["--only", "one", "--replay", "maid=whole"], 2, "route `maid` does not exist; group `one` takes nothing from others"),
+        (["--only", "two", "--replay", "made=a", "--replay", "made -> seen=b"], 2, "--replay gives route `made -> seen` twice"),
+        (["--only", "two", "--replay", "made=none"], 4, "`made -> seen` cannot be replayed: folder none does not exist"),
+        (["--only", "two", "--replay", f"made={'n' * 300}"], 4, f"`made -> seen` cannot be replayed: folder {'n' * 300} does not exist"),
+        (["--only", "two", "--replay", "made=."], 4, ". has no recording of `made`: start the run to be replayed with run.record=[made]"),
     ],
 )  # fmt: skip
 def test_what_is_refused(folder: Path, words: list[str], code: int, message: str) -> None:
@@ -209,17 +209,17 @@ def test_recordings_that_do_not_fit(folder: Path) -> None:
 
     made = folder / "whole" / "recorded" / "made"
     assert refused("pipeline.made.collect=first") == (
-        f"error: `made -> seen` cannot be replayed from {made}: `made` was recorded with collect: flatten, and the recipe says first\n"
+        f"error: `made -> seen` cannot be replayed from {made}: `made` was recorded with collect: flatten, but the recipe has first\n"
     )
     (made / "step-2" / "1-of-2.safetensors").unlink()
     assert refused() == f"error: the recording of `made -> seen` in {made} lacks step 2\n"
     shutil.rmtree(made / "step-1")
     shutil.rmtree(made / "step-2")
-    assert refused("run.steps=2") == "error: the recordings begin at step 3, and the run has 2 steps\n"
+    assert refused("run.steps=2") == "error: the recordings begin at step 3, but the run has 2 steps\n"
     (made / "step-3" / "0-of-2.safetensors").write_text("{")
     assert (
         refused()
-        == f"error: {made}/step-3/0-of-2.safetensors is no recording: it does not begin with the header of one\n"
+        == f"error: {made}/step-3/0-of-2.safetensors is not a recording: it does not begin with the header of a recording\n"
     )
     made.rename(made.with_name("other"))
     assert refused() == "error: whole has no recording of `made`, only of `other`\n"
@@ -229,7 +229,7 @@ def test_a_route_that_there_is_not(folder: Path) -> None:
     done = launch(folder, "recipe.yaml", "run.record=[maid, publish, loss]")
     assert done.returncode == 1
     for logged in (
-        "there is no route `maid`",
+        "route `maid` does not exist",
         "did you mean `made`?",
         "`publish` has no route to record",
         "`loss` has no route to record",

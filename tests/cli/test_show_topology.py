@@ -112,8 +112,8 @@ def test_pictures_of_the_whole_refuse_a_zoom(
 ) -> None:
     code, output, wrong = shows(capsys, format=format, **zoom)
     assert (code, output) == (2, "")
-    assert wrong.startswith(f"error: `{format}` draws the whole plan, not `--") and wrong.endswith(
-        "; `text`, `json` and `html` do\n"
+    assert wrong.startswith(f"error: `{format}` shows only the whole plan, not `--") and wrong.endswith(
+        "; use `text`, `json` or `html`\n"
     )
 
 
@@ -147,7 +147,7 @@ def test_mistakes_of_the_other_recipe_are_reported_as_its_own(capsys: pytest.Cap
     assert (code, output) == (1, "") and wrong.startswith("in --diff groups.judge.ranks=x:\nerror[MC102]: ")
     code, output, wrong = shows(capsys, diff="absent.yaml")
     assert (code, output) == (3, "") and wrong.startswith(
-        "in --diff absent.yaml:\nerror[MC001]: there is no recipe"
+        "in --diff absent.yaml:\nerror[MC001]: recipe `absent.yaml` does not exist"
     )
 
 
@@ -158,47 +158,50 @@ def test_errors_are_drawn_as_validate_draws_them(capsys: pytest.CaptureFixture[s
     code, output, wrong = shows(capsys, "components.actor.parallel.tp_size=4")
     assert (code, output) == (1, "") and "error[MC410]: " in wrong and "--> override 1:1:35\n" in wrong
     assert show("absent.yaml", [], Options()) == 3
-    assert capsys.readouterr().err.startswith("error[MC001]: there is no recipe `absent.yaml`")
+    assert capsys.readouterr().err.startswith("error[MC001]: recipe `absent.yaml` does not exist")
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"format": "pdf"}, "there is no format `pdf`; there are `text`, `json`, `mermaid`, `svg` and `html`"),
-    ({"rank": "train:99"}, "group `train` has no rank 99, it has the ranks 0 to 5"),
+    (
+        {"format": "pdf"},
+        "format `pdf` does not exist; available: `text`, `json`, `mermaid`, `svg` and `html`",
+    ),
+    ({"rank": "train:99"}, "group `train` has no rank 99; it has the ranks 0 to 5"),
     (
         {"rank": "nope:0"},
-        "there is no group `nope`; there are `rollout`, `critic`, `train`, `spare` and `judge`",
+        "group `nope` does not exist; available: `rollout`, `critic`, `train`, `spare` and `judge`",
     ),
-    ({"rank": "trian:0"}, "there is no group `trian`; did you mean `train`?"),
-    ({"rank": "train"}, "`--rank` is GROUP:N, such as `train:0`, not `train`"),
-    ({"rank": "train:-1"}, "`--rank` is GROUP:N, such as `train:0`, not `train:-1`"),
-    ({"rank": ":1"}, "`--rank` is GROUP:N, such as `train:0`, not `:1`"),
-    ({"component": "acter"}, "there is no component `acter`; did you mean `actor`?"),
+    ({"rank": "trian:0"}, "group `trian` does not exist; did you mean `train`?"),
+    ({"rank": "train"}, "`--rank` must be GROUP:N, such as `train:0`, not `train`"),
+    ({"rank": "train:-1"}, "`--rank` must be GROUP:N, such as `train:0`, not `train:-1`"),
+    ({"rank": ":1"}, "`--rank` must be GROUP:N, such as `train:0`, not `:1`"),
+    ({"component": "acter"}, "component `acter` does not exist; did you mean `actor`?"),
     (
         {"component": "\x1b[31m"},
-        "there is no component `?[31m`; there are `prompts`, `sampler`, `judge`, `values` and `actor`",
+        "component `?[31m` does not exist; available: `prompts`, `sampler`, `judge`, `values` and `actor`",
     ),
-    ({"dim": "tp", "component": "acter"}, "there is no component `acter`; did you mean `actor`?"),
-    ({"dim": "fsdpp"}, "there is no dim `fsdpp`; did you mean `fsdp`?"),
-    ({"node": 2}, "there is no node 2; there are the nodes 0 to 1"),
+    ({"dim": "tp", "component": "acter"}, "component `acter` does not exist; did you mean `actor`?"),
+    ({"dim": "fsdpp"}, "dim `fsdpp` does not exist; did you mean `fsdp`?"),
+    ({"node": 2}, "node 2 does not exist; the nodes are 0 to 1"),
     (
         {"rank": "train:0", "node": 1},
-        "`--node` and `--rank` ask for different parts; say one of them (`--dim` may name a `--component`)",
+        "`--node` and `--rank` show different parts; use one of them (only `--dim` and `--component` combine)",
     ),
     ({"diff": "seed=1", "node": 1}, "`--diff` compares whole plans, not `--node`"),
-    ({"diff": "seed=1", "format": "svg"}, "`svg` draws one plan and no difference; `text` and `json` do"),
+    ({"diff": "seed=1", "format": "svg"}, "`svg` shows one plan, not a difference; use `text` or `json`"),
     (
         {"diff": "'seed=1"},
-        "`--diff` is a recipe and overrides, quoted as in a shell; no closing quotation in `'seed=1`",
+        "`--diff` must be a recipe and overrides, quoted as in a shell; no closing quotation in `'seed=1`",
     ),
     (
         {"samples": 8},
-        "`--samples` says how many samples a batch has of which `--rank` gets some; there is no `--rank`",
+        "`--samples` needs `--rank`: it is the number of samples in a batch for that rank",
     ),
     (
         {"out": "x.PNG"},
-        "there is no format for `.png`; write `.svg` or `.html`, which a browser shows and prints",
+        "no format has the suffix `.png`; use `.svg` or `.html`, which a browser displays and prints",
     ),
-    ({"samples": 0, "rank": "train:0"}, "`--samples` is a whole number from 1, not 0"),
+    ({"samples": 0, "rank": "train:0"}, "`--samples` must be a positive integer, not 0"),
 ]
 
 
@@ -211,7 +214,7 @@ def test_a_wrong_question_has_one_answer(
 
 def test_a_rank_of_too_many_digits_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, wrong = shows(capsys, rank=f"train:{'9' * 5000}")
-    assert code == 2 and wrong.startswith("error: `--rank` is GROUP:N")
+    assert code == 2 and wrong.startswith("error: `--rank` must be GROUP:N")
 
 
 # Where to
@@ -269,7 +272,10 @@ def test_standard_output_by_its_name_and_one_that_is_full(here: Path) -> None:
     )
     with Path("/dev/full").open("w") as full:
         failed = subprocess.run(COMMAND, cwd=here, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (failed.returncode, failed.stderr) == (4, "error: not all was written: no space left on device\n")
+    assert (failed.returncode, failed.stderr) == (
+        4,
+        "error: the output was not written completely: no space left on device\n",
+    )
 
 
 def test_a_link_stays_a_link(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

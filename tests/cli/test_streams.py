@@ -48,7 +48,10 @@ def called(
 @pytest.mark.parametrize("words", PRINTING, ids=" ".join)
 def test_a_full_disk_is_reported_and_no_bug(words: list[str]) -> None:
     done = called(*words, around='"$@" >/dev/full')
-    assert (done.returncode, done.stderr) == (4, "error: not all was written: no space left on device\n")
+    assert (done.returncode, done.stderr) == (
+        4,
+        "error: the output was not written completely: no space left on device\n",
+    )
 
 
 def test_the_list_of_commands_shows_complete_sentences() -> None:
@@ -105,7 +108,7 @@ def test_doctor_accepts_one_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     code, _, (text,) = prepared("-", [])
     assert (code, text.found, text.remedy) == (
         3,
-        "there is no standard input, it is closed",
+        "standard input is closed",
         "meshctl validate -",
     )
 
@@ -113,10 +116,7 @@ def test_doctor_accepts_one_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 @pytest.mark.parametrize("command", ["validate", "config", "show-topology", "launch"])
 def test_a_closed_standard_input_is_no_recipe(command: str) -> None:
     done = called(command, "-", around='"$@" <&-')
-    assert (
-        done.returncode == 3
-        and "error[MC001]: there is no standard input, it is closed\n" in done.stdout + done.stderr
-    )
+    assert done.returncode == 3 and "error[MC001]: standard input is closed\n" in done.stdout + done.stderr
 
 
 def test_what_changes_to_or_from_standard_input(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ WRONG = {
     "dispatch=interleaved": ("`modes:interleaved`", "it is a function", "def cut(table, parts, options)"),
     'dispatch="modes:LARGEST"': ("it is a CollectMode", "NAME = DispatchMode("),
     'dispatch="modes:MISSING"': ("module `modes` has no `MISSING`",),
-    'dispatch="nowhere:MODE"': ("there is no module `nowhere`",),
+    'dispatch="nowhere:MODE"': ("module `nowhere` does not exist",),
     "dispatch=lambda table, parts, options: []": ("is not a dispatch mode", "NAME = DispatchMode("),
     'collect="modes:INTERLEAVED"': ("it is a DispatchMode", "NAME = CollectMode("),
     'execute="modes:INTERLEAVED"': ("it is a DispatchMode", "NAME = ExecuteMode("),

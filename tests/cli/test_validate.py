@@ -61,7 +61,7 @@ def test_a_recipe_without_permission_exits_with_3(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.mkdir()
     (recipe / "x.yaml").write_text("a: 1\n")
-    assert "name a recipe in it" in validated(str(recipe))[1]
+    assert "give a recipe in it" in validated(str(recipe))[1]
     code, output = validated(str(tmp_path / "recipe.yaml" / "x.yaml" / "y.yaml"))
     assert code == 3 and "MC001" in output
 
@@ -94,7 +94,7 @@ def test_a_run_directory_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyP
     changed = plan_of("arithmetic/now", ["layout@components.actor.parallel=hsdp", "run.steps=9"])
     assert changed.plan.component("actor").mesh.size("dp") == 2 and changed.plan.run.steps == 9
     run.plan.unlink()
-    with pytest.raises(Unreadable, match=r"no run: it has no plan\.json"):
+    with pytest.raises(Unreadable, match=r"not a run: it has no plan\.json"):
         plan_of(str(run.path), [])
 
 
@@ -201,15 +201,17 @@ def test_several_recipes_have_a_line_each_and_the_worst_code(
     assert output.endswith("\n3 recipes, 1 right\n")
     code, output, _ = run(capfd, "base_of_all.yaml", "lr=1.yaml", "~nam")
     assert (
-        code == 1 and "`nam` is not there to delete" in output and output.endswith("\n2 recipes, 1 right\n")
+        code == 1
+        and "`nam` cannot be deleted: it is not in the recipe" in output
+        and output.endswith("\n2 recipes, 1 right\n")
     )
 
 
 def test_wrong_usage_exits_with_2(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(capfd, "seed=1")[::2] == (2, "error: no recipe is named; `seed=1` is an override\n")
+    assert run(capfd, "seed=1")[::2] == (2, "error: no recipe is given; `seed=1` is an override\n")
     assert run(capfd, "base_of_all.yaml", format="xml")[::2] == (
         2,
-        "error: there is no format `xml`; there are `text`, `concise`, `json`, `github` and `sarif`\n",
+        "error: format `xml` does not exist; available: `text`, `concise`, `json`, `github` and `sarif`\n",
     )
     assert run(capfd, "base_of_all.yaml", color="red")[0] == 2
 
@@ -279,7 +281,7 @@ def test_strict_lets_no_warning_pass(folder: Path, capfd: pytest.CaptureFixture[
         "groups: {a: {ranks: 02, device_type: cpu, program: {module: json.tool}}}\n"
     )
     code, output, _ = run(capfd, "r.yaml", strict=True)
-    assert code == 1 and output.endswith("\nr.yaml: 1 warning; --strict lets none pass\n")
+    assert code == 1 and output.endswith("\nr.yaml: 1 warning; --strict treats warnings as errors\n")
     assert run(capfd, "base_of_all.yaml", strict=True)[0] == 0
 
 
@@ -344,9 +346,7 @@ def test_junk_on_standard_input_is_answered(name: str) -> None:
 
 def test_closed_streams_are_answered() -> None:
     done = meshctl("-", closed=True)
-    assert done.returncode == 3 and done.stdout.startswith(
-        b"error[MC001]: there is no standard input, it is closed"
-    )
+    assert done.returncode == 3 and done.stdout.startswith(b"error[MC001]: standard input is closed")
     assert meshctl("absent.yaml", "-f", "json", closed=True).returncode == 3
 
 
@@ -354,10 +354,10 @@ def test_a_pipe_or_a_device_is_no_file(folder: Path, capfd: pytest.CaptureFixtur
     os.mkfifo(folder / "pipe.yaml")
     for path, kind in (("pipe.yaml", "a pipe"), ("/dev/zero", "a device"), ("/dev/tty", "a device")):
         code, output, _ = run(capfd, path)
-        assert code == 3 and output.startswith(f"error[MC001]: `{path}` is {kind} and no file")
+        assert code == 3 and output.startswith(f"error[MC001]: `{path}` is {kind}, not a file")
     (folder / "r.yaml").write_text("defaults: [./pipe, _self_]\nname: x\n")
     assert run(capfd, "r.yaml", format="concise")[1].startswith(
-        "r.yaml:1:12: MC201 there is no config `pipe`"
+        "r.yaml:1:12: MC201 config `pipe` does not exist"
     )
 
 
@@ -416,7 +416,7 @@ def test_fix_keeps_comments_line_ends_and_rights_and_is_done_at_once(
     there = folder / "crlf.yaml"
     assert there.read_bytes() == b"\xef\xbb\xbf" + right and there.stat().st_mode & 0o777 == 0o640
     output = capfd.readouterr().err
-    assert output == "fixed crlf.yaml:3:1: `seed: 1` is gone\nfixed crlf.yaml:4:14: `rank` -> `ranks`\n"
+    assert output == "fixed crlf.yaml:3:1: `seed: 1` removed\nfixed crlf.yaml:4:14: `rank` -> `ranks`\n"
     before = there.stat()
     assert validate(["crlf.yaml"], Options(fix=True)) == 0 and capfd.readouterr().err == ""
     assert (there.stat().st_ino, there.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
@@ -427,7 +427,7 @@ def test_fix_reports_what_is_left(folder: Path, capfd: pytest.CaptureFixture[str
     code, output, _ = run(capfd, "r.yaml", fix=True, format="json")
     (one,) = json.loads(output)["recipes"]
     assert code == 1 and [found["message"] for found in one["diagnostics"]] == [
-        "`seed` must be an integer, 0 or greater, it is the text `y`"
+        "`seed` must be an integer of at least 0, not the text `y`"
     ]
     assert one["fixed"] == [
         {
@@ -443,7 +443,7 @@ def test_fix_prints_an_override_as_it_should_be(folder: Path, capfd: pytest.Capt
     code, _, err = run(
         capfd, "base_of_all.yaml", "+run.steps=2", "components.acter.group=train", "+vars.x=a b", fix=True
     )
-    assert code == 1 and err == "override 2 should be: components.actor.group=train\n"
+    assert code == 1 and err == "override 2 must be changed to: components.actor.group=train\n"
     assert (folder / "base_of_all.yaml").read_text() == (GOLDEN / "base_of_all.yaml").read_text()
 
 
@@ -530,7 +530,9 @@ def test_the_recipe_of_a_run_is_not_fixed(folder: Path, capfd: pytest.CaptureFix
     run_dir.plan.write_text(ready.plan.to_json())
     code, _, err = run(capfd, "arithmetic/now", fix=True)
     assert (
-        code == 1 and ": a run keeps its recipe\n" in err and run_dir.recipe.read_text().endswith("sed: 1\n")
+        code == 1
+        and ": the recipe of a run is not changed\n" in err
+        and run_dir.recipe.read_text().endswith("sed: 1\n")
     )
 
 

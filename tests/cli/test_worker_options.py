@@ -138,7 +138,7 @@ def test_nothing_but_a_terminal_can_be_given_to_a_worker(here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--follow", "tow"], "--follow: there is no group `tow`; did you mean `two`?"),
+        (["--follow", "tow"], "--follow: group `tow` does not exist; did you mean `two`?"),
         (
             ["--follow", "two", "--follow", "two:2"],
             "--follow: group `two` has no rank `2`; it has 2 ranks, from 0",

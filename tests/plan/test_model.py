@@ -77,9 +77,9 @@ def test_where_workers_are() -> None:
 
 
 def test_a_rank_that_is_not_there() -> None:
-    with pytest.raises(IndexError, match="the group has 3 workers, there is no rank 3"):
+    with pytest.raises(IndexError, match="rank 3 does not exist; the group has 3 workers"):
         plan().worker("train", 3)
-    with pytest.raises(IndexError, match="the job has 9 workers, there is no job rank 9"):
+    with pytest.raises(IndexError, match="job rank 9 does not exist; the job has 9 workers"):
         plan().group_and_rank(9)
 
 

@@ -104,7 +104,7 @@ def test_a_new_key_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert own.section(of_plain({}, HERE), ("run",), section)["cool_down"] == 2.5
     assert own.section(of_plain({"cool_down": 4}, HERE), ("run",), section)["cool_down"] == 4.0
     own.section(of_plain({"cool_down": -1}, HERE), ("run",), section)
-    assert [found.message for found in own.found] == ["`cool_down` must be a number, 0 or greater, it is -1"]
+    assert [found.message for found in own.found] == ["`cool_down` must be a number of at least 0, not -1"]
     (unknown,) = correct(of_plain({"run": {"cool_down": 1, "rest": 1}}, HERE)).found
     assert (unknown.message, unknown.help) == ("`run` has no key `rest`", "did you mean `cool_down`?")
     described = section.schema()["properties"]["cool_down"]

@@ -45,7 +45,7 @@ def test_includes_that_double_are_counted_and_each_file_is_read_once(
     files = {f"f{n}": f"defaults: [f{n + 1}, f{n + 1}]\nvars: {{x{n}: 1}}\n" for n in range(40)}
     one = loaded(tmp_path, f"defaults: [f0, f0]\n{RECIPE}", **files, f40="vars: {x: 1}\n")
     assert [found.message for found in one.report.errors] == [
-        "the defaults lists include more than 500 files, a recipe needs less"
+        "the defaults lists include more than 500 files, the limit for a recipe"
     ]
     assert len(names) == len(set(names)) == 42
 
@@ -135,7 +135,7 @@ def test_a_config_that_is_no_file_is_named(kind: str, entry: str, tmp_path: Path
     written = f"{{{entry}}}" if ":" in entry else entry
     one = loaded(tmp_path, RECIPE if overrides else f"defaults: [{written}]\n{RECIPE}", *overrides)
     (wrong,) = [found for found in one.report.errors if found.code == "MC201"]
-    assert wrong.help.endswith(f"odd.yaml` is {kind} and no file")
+    assert wrong.help.endswith(f"odd.yaml` is {kind}, not a file")
 
 
 @pytest.mark.slow

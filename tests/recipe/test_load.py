@@ -34,17 +34,17 @@ def plan_in(folder: Path) -> Diagnostic:
 def test_a_plan_is_no_recipe(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     found = plan_in(tmp_path / "run")
-    assert (found.code, found.message) == ("MC001", "`run/plan.json` is a plan and no recipe")
+    assert (found.code, found.message) == ("MC001", "`run/plan.json` is a plan, not a recipe")
     assert (
         found.help
-        == "name the recipe that it was made from, or the folder of its run, which every command takes"
+        == "use the recipe that it was made from, or the folder of its run: every command accepts it"
     )
 
 
 def test_the_plan_of_a_run_has_a_folder_that_is_in_use(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "start.json").write_text("{}", encoding="utf-8")
-    assert plan_in(tmp_path / "run").help == "name the run's folder, `run`, which every command takes"
+    assert plan_in(tmp_path / "run").help == "use the run's folder, `run`: every command accepts it"
 
 
 def test_a_recipe_may_be_json(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_name_that_no_file_can_have_here_is_reported(
     (found,) = (one for one in loaded(tmp_path, "recipe.yaml").report.diagnostics if one.code == "MC501")
     assert (
         found.help
-        == "names of files are ascii here, which has not all its letters: set PYTHONUTF8=1, for the run too"
+        == "file names are encoded as ascii here, which lacks some of its letters: set PYTHONUTF8=1, also for the run"
     )
 
 

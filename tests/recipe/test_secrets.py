@@ -84,11 +84,11 @@ def test_a_secret_that_is_written_out_is_a_warning(tmp_path: Path) -> None:
     )
     assert warned(one) == [
         (
-            "`--hub-token` is a secret, written out in the recipe",
+            "`--hub-token` is a secret in plain text",
             "read it from the environment: ${oc.env:HUB_TOKEN}",
         ),
         (
-            "`API_KEY` is a secret, written out in the recipe",
+            "`API_KEY` is a secret in plain text",
             "read it from the environment: ${oc.env:API_KEY}",
         ),
     ]
@@ -110,8 +110,8 @@ def test_a_password_in_an_address_is_a_warning(tmp_path: Path, address: str) -> 
     one = loaded(tmp_path, recipe, f"+groups.a.args=['{address}']")
     help = "read it from the environment: ://USER:${{oc.env:{}_PASSWORD}}@HOST"
     assert warned(one) == [
-        ("`broker` is an address with its password written out", help.format("BROKER")),
-        ("`args` is an address with its password written out", help.format("ARGS")),
+        ("`broker` is an address with a password in plain text", help.format("BROKER")),
+        ("`args` is an address with a password in plain text", help.format("ARGS")),
     ]
     password = address.partition("://")[2].partition(":")[2].rpartition("@")[0]
     assert f":{password}@" not in output(one, tmp_path) and f":{HIDDEN}@" in output(one, tmp_path)

@@ -577,9 +577,9 @@ def test_a_closed_collective_is_reported_as_closed() -> None:
         ),
         (
             ("expert",),
-            "there is no dim 'expert', there are pp, dp, fsdp, cp, tp.*; `local` is this node, `world` the whole group",
+            "dim 'expert' does not exist; available: pp, dp, fsdp, cp, tp.*; `local` is this node, `world` the whole group",
         ),
-        (("tp", "tp"), "a dim is named once, tp is named 2 times"),
+        (("tp", "tp"), "a dim must be named once, but tp is named 2 times"),
         (("data", "ep"), "data and ep are not dims of one view of the mesh"),
         (("tp", "local"), "`local` is not a dim of the mesh and is named alone, here are tp, local"),
     ],

@@ -157,16 +157,16 @@ def test_what_is_no_mesh_of_torchs_is_an_error_of_ours() -> None:
     mesh = DeviceMesh.from_sizes(dp_size=2, tp_size=2)
     with pytest.raises(MeshError, match=r"the mesh has 4 ranks, and torch\.distributed is not initialised"):
         mesh.to_torch()
-    with fake_world(3, 0), pytest.raises(MeshError, match="the mesh has 4 ranks, and the world has 3"):
+    with fake_world(3, 0), pytest.raises(MeshError, match="the mesh has 4 ranks, but the world has 3"):
         mesh.to_torch()
     with fake_world(4, 0), pytest.raises(MeshError, match=r"mesh\.to_torch\(\)\['tp'\]"):
         mesh["tp"].to_torch()
     with (
         fake_world(4, 0),
-        pytest.raises(MeshError, match="the mesh has rank 7, and the world has the ranks 0 to 3"),
+        pytest.raises(MeshError, match="the mesh has rank 7, but the world has the ranks 0 to 3"),
     ):
         DeviceMesh.from_ranks([0, 7], "tp").to_torch()
-    with pytest.raises(MeshError, match="there is no device type 'tpu', there are cuda, npu, mps, cpu"):
+    with pytest.raises(MeshError, match="device type 'tpu' does not exist; available: cuda, npu, mps, cpu"):
         DeviceMesh.from_sizes(device_type="tpu")
     with (
         fake_world(4, 0),

@@ -200,7 +200,7 @@ def test_a_run_that_is_done_has_nothing_left_to_do(where: Path, whole: Ran) -> N
     before = (whole.folder / "recipe.yaml").read_text()
     again = launch(where, str(whole.folder), "run.steps=4")
     assert (again.code, again.err) == (0, "")
-    assert "nothing is left to do, its last checkpoint is of step 9 of 4" in again.out
+    assert "the run is complete: its last checkpoint is of step 9 of 4" in again.out
     assert (whole.folder / "recipe.yaml").read_text() == before
 
 

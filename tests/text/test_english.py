@@ -23,7 +23,7 @@ def test_a_long_list_counts_the_rest() -> None:
 
 def test_the_nearest_word_is_proposed_and_else_all_of_them() -> None:
     assert did_you_mean("TRIAN", ["train", "rollout"]) == "did you mean `train`?"
-    assert did_you_mean("x", ["train"]) == "there is `train`"
+    assert did_you_mean("x", ["train"]) == "available: `train`"
     assert did_you_mean("x", []) == "" == nearest("x", ["train"])
 
 

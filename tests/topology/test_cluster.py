@@ -21,9 +21,9 @@ def test_devices_are_numbered_by_type() -> None:
 
 
 def test_there_is_no_device_beyond_the_last() -> None:
-    with pytest.raises(ValueError, match="there are the devices 0 to 5, not 6"):
+    with pytest.raises(ValueError, match="device 6 does not exist; the devices are 0 to 5"):
         Cluster.of(2, cuda=[2, 4]).node_of("cuda", 6)
-    with pytest.raises(ValueError, match="there are no devices"):
+    with pytest.raises(ValueError, match="the cluster has no devices"):
         Cluster.of(2, cuda=[2, 4]).node_of("npu", 0)
 
 

@@ -104,42 +104,42 @@ def test_what_is_left_out_is_inferred(sizes: dict[str, Any], shape: dict[str, in
     ("sizes", "message"),
     [
         ({"world_size": 8, "tp_size": 3}, "tp 3 = 3 does not divide the 8 ranks"),
-        ({"world_size": 8, "dp_size": 2, "tp_size": 2}, "dp 2 x tp 2 = 4, and there are 8 ranks"),
-        ({"tp_size": 0}, "tp_size must be a whole number from 1 or auto, it is 0; nearest that fit: tp 1$"),
-        ({"tp_size": True}, "it is True$"),
-        ({"tp_size": "2"}, "it is '2'$"),
-        ({"tp_size": float("nan")}, "it is nan$"),
-        ({"tp_size": 2.0}, "it is 2.0; nearest that fit: tp 2$"),
-        ({"world_size": 8, "tp_size": 2.9}, "it is 2.9; nearest that fit: tp 2$"),
+        ({"world_size": 8, "dp_size": 2, "tp_size": 2}, "dp 2 x tp 2 = 4, but the number of ranks is 8"),
+        ({"tp_size": 0}, "tp_size must be a positive integer or auto, not 0; nearest that fit: tp 1$"),
+        ({"tp_size": True}, "not True$"),
+        ({"tp_size": "2"}, "not '2'$"),
+        ({"tp_size": float("nan")}, "not nan$"),
+        ({"tp_size": 2.0}, "not 2.0; nearest that fit: tp 2$"),
+        ({"world_size": 8, "tp_size": 2.9}, "not 2.9; nearest that fit: tp 2$"),
         (
             {"world_size": -8, "tp_size": 2},
-            "world_size must be a whole number from 1, it is -8; nearest that fit: world_size 1$",
+            "world_size must be a positive integer, not -8; nearest that fit: world_size 1$",
         ),
         (
             {"world_size": 6, "pp_size": 2, "vpp_size": -1},
-            "vpp_size must be a whole number from 1, it is -1; nearest that fit: vpp 1$",
+            "vpp_size must be a positive integer, not -1; nearest that fit: vpp 1$",
         ),
         ({"tp_size": "auto"}, "the number of ranks is not known"),
         (
             {"world_size": 4, "tp_size": "auto", "dp_size": "auto"},
-            "only one size can be auto, here are dp_size, tp_size",
+            "only one size can be auto, not dp_size, tp_size",
         ),
         (
             {"fsdp_size": 4, "ulysses_size": 3},
             "ulysses_size 3 is carved out of dp x fsdp and does not divide 4",
         ),
         ({"tp_size": 2, "ep_size": 4}, "ep 4 does not divide the 2 ranks of a pipeline stage"),
-        ({"tp_size": 2, "vpp_size": 2}, "vpp_size 2 is stages per pp rank, and there is no pp"),
+        ({"tp_size": 2, "vpp_size": 2}, "vpp_size 2 needs a pipeline, but pp(_size)? is 1"),
         (
             {"dp_size": 2, "sequence_parallel": True},
-            "sequence_parallel is along tp, and tp_size is 1; nearest that fit: tp 2$",
+            "sequence_parallel needs tensor parallelism, but tp_size is 1; nearest that fit: tp 2$",
         ),
         (
             {"world_size": 1, "sequence_parallel": True},
             "tp_size is 1; nearest that fit: sequence_parallel false$",
         ),
         *(
-            ({"order": order}, "the order of dims must name pp, dp, fsdp, cp, tp, each once; it says")
+            ({"order": order}, "the order of dims must name pp, dp, fsdp, cp, tp, each once, not")
             for order in (
                 ("tp", "dp"),
                 "tp",
@@ -166,9 +166,9 @@ def test_an_order_that_is_read_once() -> None:
 @pytest.mark.parametrize(
     ("names", "shape", "more", "message"),
     [
-        (("dp",), 4, {}, "a shape is a size for each dim, .*, not 4"),
-        (("dp",), "4", {}, "a shape is a size for each dim, .*, not '4'"),
-        (("dp", "pp"), (4, 1), {"vpp_size": 2}, "vpp_size 2 is stages per pp rank, and there is no pp"),
+        (("dp",), 4, {}, "a shape must have a size for each dim, .*, not 4"),
+        (("dp",), "4", {}, "a shape must have a size for each dim, .*, not '4'"),
+        (("dp", "pp"), (4, 1), {"vpp_size": 2}, "vpp_size 2 needs a pipeline, but pp(_size)? is 1"),
         (
             ("dp", "fsdp"),
             (2, 2),
@@ -194,29 +194,29 @@ def test_a_million_ranks_are_no_list() -> None:
 
 def test_questions_about_what_is_not_there() -> None:
     mesh = DeviceMesh.from_sizes(dp_size=2)
-    with pytest.raises(MeshError, match="rank 2 is not in the mesh, it has the ranks 0 to 1"):
+    with pytest.raises(MeshError, match="rank 2 is not in the mesh, which has the ranks 0 to 1"):
         mesh.data_rank(2)
     with pytest.raises(
         MeshError,
-        match="there is no dim 'expert', there are pp, dp, fsdp, cp, tp; its views have data, ulysses, ep_fsdp, ep, etp",
+        match="dim 'expert' does not exist; available: pp, dp, fsdp, cp, tp; its views have data, ulysses, ep_fsdp, ep, etp",
     ):
         mesh.size("expert")
     with pytest.raises(MeshError, match="dp has the indices 0 to 1, not 2"):
         mesh.rank({"dp": 2})
     with pytest.raises(MeshError, match="tp has the index 0, not 1"):
         mesh.ranks_at("tp", 1)
-    with pytest.raises(MeshError, match="dp and ep are not dims of one view"):
+    with pytest.raises(MeshError, match="dp and ep cannot be used together"):
         mesh.ranks_along(("dp", "ep"), 0)
-    with pytest.raises(MeshError, match="a dim is named once, dp is named 2 times"):
+    with pytest.raises(MeshError, match="a dim must be named once, but dp is named 2 times"):
         mesh["dp", "dp"]
     for view in ("experts", ["expert"]):
-        with pytest.raises(MeshError, match=r"there is no view .*, there are data and expert"):
+        with pytest.raises(MeshError, match=r"view .* does not exist; available: data and expert"):
             mesh.view(view)  # type: ignore[arg-type]
-    with pytest.raises(MeshError, match="there is no dim 'expert'"):
+    with pytest.raises(MeshError, match="dim 'expert' does not exist"):
         mesh.process_groups("expert")  # said when it is asked, and not when the groups are gone through
-    with pytest.raises(MeshError, match="there is no dim 'dp', there are pp, data, ulysses, cp, tp"):
+    with pytest.raises(MeshError, match="dim 'dp' does not exist; available: pp, data, ulysses, cp, tp"):
         mesh.view("data").size("dp")
-    with pytest.raises(MeshError, match="a number of samples is a whole number from 0, it is -1"):
+    with pytest.raises(MeshError, match="the number of samples must be an integer of at least 0, not -1"):
         mesh.sample_range(-1, 0)
 
 
@@ -226,12 +226,12 @@ def test_questions_about_what_is_not_there() -> None:
         ([], ("dp",), "at least one rank"),
         ([[0, 1], [2]], ("dp", "tp"), "the rows of the array have different lengths: 1 and 2"),
         ([0, [1]], ("dp", "tp"), "different lengths: no row and 1"),
-        ([0, 1, 1], ("dp",), "a rank has one place in a mesh, these have more: 1"),
-        ([0, -1], ("dp",), "a rank is a whole number from 0, not -1"),
-        ([0, 1.0], ("dp",), "whole numbers in nested lists, not of 1.0"),
-        ([0, 1], ("ep",), "'ep' is a dim of the view `expert` and no name for a dim"),
+        ([0, 1, 1], ("dp",), "a rank must have one place in a mesh; these have more: 1"),
+        ([0, -1], ("dp",), "a rank must be an integer of at least 0, not -1"),
+        ([0, 1.0], ("dp",), "such as nested lists of integers, not 1.0"),
+        ([0, 1], ("ep",), "'ep' is a dim of the view `expert` and cannot be the name of a dim"),
         ([0, 1], ("dp", "tp"), r"1 sizes \(2,\) for 2 dims dp, tp"),
-        ([[0, 1]], ("dp", "dp"), "a dim is named once, dp is named 2 times"),
+        ([[0, 1]], ("dp", "dp"), "a dim must be named once, but dp is named 2 times"),
     ],
 )
 def test_arrays_that_make_no_mesh(ranks: Any, names: tuple[str, ...], message: str) -> None:
@@ -290,7 +290,7 @@ def test_what_names_no_dim(name: Any) -> None:
         lambda dim: mesh.ranks_along((dim,), 0),
         mesh.flatten,
     ):
-        with pytest.raises(MeshError, match="the name of a dim is a text, not"):
+        with pytest.raises(MeshError, match="the name of a dim must be a string, not"):
             question(name)
     with pytest.raises(MeshError):
         mesh.rank(name)
@@ -300,7 +300,7 @@ def test_device_types_in_any_case() -> None:
     assert DeviceMesh.from_sizes(device_type="GPU").device_type == "cuda"
     assert DeviceMesh.from_ranks([0], "dp", device_type="NPU").device_type == "npu"
     for wrong in ("", "tpu", None, ["cpu"]):
-        with pytest.raises(MeshError, match=r"there is no device type .*, there are cuda, npu, mps, cpu"):
+        with pytest.raises(MeshError, match=r"device type .* does not exist; available: cuda, npu, mps, cpu"):
             DeviceMesh.from_sizes(device_type=wrong)  # type: ignore[arg-type]
 
 
@@ -378,7 +378,7 @@ def test_joining_a_dim_of_a_view() -> None:
 
 
 def test_a_dim_is_joined_once() -> None:
-    with pytest.raises(MeshError, match="a dim is named once, tp is named 2 times"):
+    with pytest.raises(MeshError, match="a dim must be named once, but tp is named 2 times"):
         DeviceMesh.from_sizes(tp_size=2).flatten("tp", "tp")
 
 
@@ -392,12 +392,13 @@ def test_what_is_left_of_a_mesh_when_dims_are_joined_or_parted() -> None:
         )
         assert other.collect_ranks() == mesh.collect_ranks()
     flat = mesh.flatten("dp", "fsdp")
-    with pytest.raises(MeshError, match=r"there is no dim 'fsdp', there are pp, dp_fsdp, cp, tp$"):
+    with pytest.raises(MeshError, match=r"dim 'fsdp' does not exist; available: pp, dp_fsdp, cp, tp$"):
         flat.data_rank(0)
-    with pytest.raises(MeshError, match=r"there is no dim 'ulysses', there are pp, dp_fsdp, cp, tp$"):
+    with pytest.raises(MeshError, match=r"dim 'ulysses' does not exist; available: pp, dp_fsdp, cp, tp$"):
         flat.size("ulysses")
     with pytest.raises(
-        MeshError, match="a mesh of pp, data, ulysses, cp, tp has no views: ask the mesh that it was made of"
+        MeshError,
+        match="a mesh of pp, data, ulysses, cp, tp has no views: use the mesh that it was made from",
     ):
         mesh.view("data").view("expert")
 
@@ -415,9 +416,11 @@ def test_a_dim_that_is_parted_wrongly() -> None:
     mesh = DeviceMesh.from_sizes(tp_size=4)
     with pytest.raises(MeshError, match="a 2 x b 3 is not the 4 of tp"):
         mesh.unflatten("tp", {"a": 2, "b": 3})
-    with pytest.raises(MeshError, match=r"the parts of tp are names with sizes, .*; they are 4"):
+    with pytest.raises(MeshError, match=r"the parts of tp must be names with sizes, .*, not 4"):
         mesh.unflatten("tp", 4)  # type: ignore[arg-type]
-    with pytest.raises(MeshError, match="'dp' is a dim of the mesh already and no name for a part of tp"):
+    with pytest.raises(
+        MeshError, match="'dp' is a dim of the mesh already and cannot be the name of a part of tp"
+    ):
         mesh.unflatten("tp", {"dp": 2, "b": 2})
 
 
@@ -546,6 +549,6 @@ def test_a_mesh_with_a_rank_of_its_own_needs_none(mesh: DeviceMesh, data: st.Dat
 def test_a_mesh_without_a_rank_of_its_own_asks_for_one() -> None:
     mesh = DeviceMesh.from_sizes(dp_size=2)
     for question in (mesh.coordinate, mesh.data_rank, lambda: mesh.dim_rank("dp"), lambda: mesh.get_slice(4)):
-        with pytest.raises(MeshError, match=r"no rank of its own: name one, or ask mesh.at\(rank\)"):
+        with pytest.raises(MeshError, match=r"no rank of its own: pass a rank, or use mesh.at\(rank\)"):
             question()
     assert DeviceMesh.from_sizes().get_slice(4) == slice(0, 4)  # one rank is its own

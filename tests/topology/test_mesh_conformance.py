@@ -207,7 +207,7 @@ def test_the_producers_of_twinkle(case: dict[str, Any]) -> None:
         return
     mesh = DeviceMesh.from_sizes(**case["mesh"])
     if len(values) != mesh.world_size:  # refused before anything runs
-        with pytest.raises(MeshError, match=f"and there are {len(values)} ranks"):
+        with pytest.raises(MeshError, match=f"but the number of ranks is {len(values)}"):
             DeviceMesh.from_sizes(world_size=len(values), **case["mesh"])
         return
     spoken = [values[rank] for rank in producer_ranks(mesh, how)]
@@ -256,20 +256,20 @@ def test_torch(case: dict[str, Any]) -> None:
 TORCH_ERRORS = {
     "mesh larger than world": (
         lambda: DeviceMesh.from_sizes(world_size=4, dp_size=4, tp_size=2),
-        "dp 4 x tp 2 = 8, and there are 4 ranks",
+        "dp 4 x tp 2 = 8, but the number of ranks is 4",
     ),
     "name count": (lambda: DeviceMesh(("dp",), (2, 2)), r"2 sizes .* for 1 dims dp"),
     "slice without names": (
         lambda: DeviceMesh(("dp",), (2,))["nope"],
-        "there is no dim 'nope', there are dp",
+        "dim 'nope' does not exist; available: dp",
     ),
     "get_local_rank none on 2d": (
         lambda: DeviceMesh(("a", "b"), (2, 2)).dim_rank(0, None),
-        "a dim is a text, not None",
+        "a dim must be a string, not None",
     ),  # type: ignore[arg-type]
     "zero dim": (
         lambda: DeviceMesh(("dp", "tp"), (0, 2)),
-        "size of dp must be a whole number from 1, it is 0",
+        "size of dp must be a positive integer, not 0",
     ),
 }
 
@@ -319,7 +319,7 @@ def test_vescale(case: dict[str, Any]) -> None:
         if dim in names:
             assert mesh.size(dim) == size
         elif not dim.isdigit():
-            with pytest.raises(MeshError, match=f"there is no dim '{dim}', there are {', '.join(names)}"):
+            with pytest.raises(MeshError, match=f"dim '{dim}' does not exist; available: {', '.join(names)}"):
                 mesh.size(dim)
     if isinstance(groups := case["global_tensor_parallel_meshes"], list) and len(names) == 3:
         assert [list(group) for group in mesh.process_groups("TP")] == [flat(group) for group in groups]
@@ -392,7 +392,7 @@ def test_optimus_verdicts() -> None:
             continue
         with pytest.raises(
             MeshError,
-            match="must be a whole number from 1 or auto, it is 0" if shards == 0 else "nearest that fit",
+            match="must be a positive integer or auto, not 0" if shards == 0 else "nearest that fit",
         ):
             DeviceMesh.from_sizes(world_size=world, fsdp_size=shards, tp_size=tp)
         assert "raises" in case or shards == 0

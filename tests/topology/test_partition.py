@@ -250,7 +250,7 @@ def test_errors_name_the_numbers() -> None:
         samples_by_rank("all", Dispatch(), two, SampleTable((((0,),),)))
     with pytest.raises(RouteError, match="1 groups for 2 shares"):
         samples_by_rank("all", Dispatch(), two, SampleTable((((0, 0), (0, 1)),), group_depth=1))
-    with pytest.raises(RouteError, match=r"sample 3\.1 is there twice"):
+    with pytest.raises(RouteError, match=r"sample 3\.1 occurs twice"):
         sample_order(SampleTable((((3, 1),), ((3, 1),))))
     with pytest.raises(RouteError, match="sample 5 is missing"):
         align([(5,)], SampleTable((((4,),),)))
@@ -376,7 +376,7 @@ def test_many_samples_are_balanced_as_few(table: SampleTable, parts: int, split:
 def test_order_is_that_of_ids(table: SampleTable, data: st.DataObject) -> None:
     everything = sorted(id for ids in table.ids for id in ids)
     if len(set(everything)) < len(everything):
-        with pytest.raises(RouteError, match="there twice"):
+        with pytest.raises(RouteError, match="occurs twice"):
             _ = table.in_order
         return
     assert table.ids_of(table.in_order) == everything and table.total == len(everything)

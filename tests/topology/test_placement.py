@@ -199,6 +199,6 @@ def test_locations_agree_with_the_nodes(spread: tuple[tuple[NodeRun, ...], list[
         set(homes)
     )
     with pytest.raises(
-        IndexError, match=f"the group has {len(homes)} workers, there is no rank {len(homes)}"
+        IndexError, match=f"rank {len(homes)} does not exist; the group has {len(homes)} workers"
     ):
         GroupPlacement(found).locate(len(homes))

@@ -7,11 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-from meshctl.cli.output import write
+from meshctl.cli.output import refuse, write
 from meshctl.text.english import listed
 
 FOLDER = Path(__file__).parent
-USAGE = 2
 
 
 def shells() -> tuple[str, ...]:
@@ -23,8 +22,7 @@ def script(shell: str) -> int:
     """Prints the script of a shell, or of `$SHELL` if `shell` is empty. Returns the exit code."""
     name = shell or Path(os.environ.get("SHELL", "")).name
     if name not in shells():
-        reason = f"there is no script for `{name}`" if name else "SHELL does not say which shell this is"
-        print(f"error: {reason}; there are {listed(shells())}", file=sys.stderr)
-        return USAGE
+        reason = f"shell `{name}` is not supported" if name else "the shell cannot be detected from SHELL"
+        return refuse(f"{reason}; available: {listed(shells())}")
     write((FOLDER / f"meshctl.{name}").read_text(encoding="utf-8"), sys.stdout)
     return 0

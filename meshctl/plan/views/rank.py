@@ -177,8 +177,8 @@ def of_rank(plan: Plan, topology: Topology, group: str, rank: int, samples: int 
     if placed is None:
         raise missing("group", group, [each.name for each in topology.groups])
     if not 0 <= rank < placed.workers:
-        has = f"the ranks 0 to {placed.workers - 1}" if placed.workers > 1 else "rank 0 alone"
-        raise ZoomError(f"group `{group}` has no rank {rank}, it has {has}")
+        has = f"the ranks 0 to {placed.workers - 1}" if placed.workers > 1 else "rank 0 only"
+        raise ZoomError(f"group `{group}` has no rank {rank}; it has {has}")
     worker = plan.worker(group, rank)
     first = worker.local_rank * placed.gpus_per_worker
     components = [component for component in topology.components if component.group == group]
@@ -203,7 +203,7 @@ def of_rank(plan: Plan, topology: Topology, group: str, rank: int, samples: int 
 
 def missing(what: str, name: str, present: Sequence[str]) -> ZoomError:
     help = did_you_mean(name, present)
-    return ZoomError(f"there is no {what} `{name}`{'; ' if help else ''}{help}")
+    return ZoomError(f"{what} `{name}` does not exist{'; ' if help else ''}{help}")
 
 
 def numbers_on_node(plan: Plan, worker: Worker) -> tuple[int, ...]:
@@ -281,12 +281,12 @@ def _stage(plan: Plan, stage: Stage, component: Component, rank: int, samples: i
     if is_user_mode(stage.execute):
         return replace(made, note=_by_user(stage.execute))
     if not EXECUTE[stage.execute].is_called(component.mesh, rank):
-        return replace(made, called=False, note="`execute: first` calls rank 0 alone")
+        return replace(made, called=False, note="`execute: first` calls rank 0 only")
     if stage.is_without_data:
-        return replace(made, note="it takes no data")
+        return replace(made, note="it has no input")
     route = _lead(plan, stage)
     if route is None:
-        return replace(made, note="its inputs are values, the same for each rank")
+        return replace(made, note="its inputs are values that are the same on each rank")
     if mode := user_mode(plan, route):
         return replace(made, note=_by_user(mode))
     flow = _flow(plan, route, samples)
@@ -314,7 +314,7 @@ def _source(made: RankStage, stage: Stage, component: Component, rank: int, samp
 
 
 def _by_user(mode: str) -> str:
-    return f"{shown_mode(mode)}: which samples, only the run decides"
+    return f"{shown_mode(mode)}: the samples are known only in the run"
 
 
 def _lead(plan: Plan, stage: Stage) -> Route | None:
@@ -332,9 +332,9 @@ def _flow(plan: Plan, route: Route, samples: int) -> EvenFlow:
 def _unknown(route: Route, flow: EvenFlow) -> str:
     """Returns why it is unknown which rank has which samples; empty if it is known."""
     if route.dispatch.home:
-        return f"each sample goes home, to the data rank that made it in `{route.dispatch.home}`"
+        return f"each sample goes to the data rank that produced it in `{route.dispatch.home}`"
     if route.dispatch.balance:
-        return "the tokens decide which rank has which samples"
+        return "token counts decide which rank has which samples"
     if flow.execute.is_joint and not route.dispatch.allow_empty and 0 < flow.total < flow.shares:
         return f"{flow.total} samples are too few for {flow.shares} shares"
     return ""

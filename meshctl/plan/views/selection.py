@@ -243,10 +243,8 @@ def _one_by_one(plan: Plan, component: PlacedComponent, facts: ProcessGroups) ->
 def of_node(plan: Plan, topology: Topology, node: int) -> NodeZoom:
     cluster = plan.cluster
     if not 0 <= node < cluster.nodes:
-        last = cluster.nodes - 1
-        raise ZoomError(
-            f"there is no node {node}; there {f'are the nodes 0 to {last}' if last else 'is node 0 alone'}"
-        )
+        nodes = f"nodes are 0 to {cluster.nodes - 1}" if cluster.nodes > 1 else "only node is 0"
+        raise ZoomError(f"node {node} does not exist; the {nodes}")
     kind = next(kind for kind in topology.nodes if any(start <= node < stop for start, stop in kind.nodes))
     runs = {
         group.name: [run for run in plan.node_runs(group.name) if run.first_node <= node <= run.last_node]

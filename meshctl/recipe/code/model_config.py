@@ -62,7 +62,7 @@ def config(path: str, folders: Sequence[str]) -> Config:
             return _read(file, str(Path(path, FILE) if is_dir(place) else path))
     if any(is_dir(Path(folder, path)) for folder in folders):
         return Config(path, wrong=f"the folder `{path}` has no `{FILE}`", missing=True)
-    return Config(path, wrong=f"there is no file `{path}`", missing=True)
+    return Config(path, wrong=f"file `{path}` does not exist", missing=True)
 
 
 def _read(file: Path, name: str) -> Config:
@@ -79,7 +79,7 @@ def _read(file: Path, name: str) -> Config:
             at=found.primary.with_word("here") if found.primary else None,
         )
     if not text.tree.is_mapping or not text.lines:
-        return Config(name, wrong=f"`{name}` is {'no mapping of keys' if text.lines else 'empty'}")
+        return Config(name, wrong=f"`{name}` is {'not a mapping' if text.lines else 'empty'}")
     return Config(name, text.lines, dict(_sizes(text.tree)))
 
 
@@ -87,12 +87,12 @@ def _unread(name: str, found: Diagnostic) -> str:
     """Returns the recipe reader's diagnostic as a message about a JSON file."""
     what = (
         found.message.removeprefix("this ")
-        .removesuffix(", a recipe is not")
-        .removesuffix(", a recipe needs less")
+        .removesuffix(", the limit for a recipe")
+        .removesuffix(", the limit for a recipe")
     )
     if found.code == "MC003":
         what = (
-            "more follows after its end"
+            "it has further text after the value"
             if "document" in what
             else what.removeprefix("is not YAML: ").replace("in YAML", "in it")
         )

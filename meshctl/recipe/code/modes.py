@@ -50,7 +50,7 @@ def mode_problem(sources: Sources, name: str, parameter: str) -> str:
     owner, _, attribute = name.partition(":")
     module = sources.module(owner)
     if module is None:
-        return f"there is no module `{sources.first_missing(owner)}`"
+        return f"module `{sources.first_missing(owner)}` does not exist"
     if not isinstance(module, Module):
         return module.why if module.broken else ""
     if attribute not in module.names:

@@ -94,7 +94,7 @@ def _empty(store: ConfigStore, name: str) -> Diagnostic:
     what = "has only comments" if lines else "is empty"
     if any(line.split("#")[0].strip() for line in lines):
         what = "has no keys"
-    message = f"`{name}` {what}, a recipe states at least what runs where"
+    message = f"`{name}` {what}; a recipe has at least a group and what runs on it"
     return Diagnostic("MC004", message, Span(name, 1, 1), help="`meshctl init` writes a recipe that runs")
 
 
@@ -124,7 +124,7 @@ def _without_layouts_of_nobody(
         if name and nearest(name, names):
             before, _, after = key.partition(f".{name}.")
             fixes = renamed(span, name, names, after=f".{after}", before=f"{before}.")
-            message, help = f"there is no component `{name}`", did_you_mean(name, names)
+            message, help = f"component `{name}` does not exist", did_you_mean(name, names)
             found.append(Diagnostic("MC203", message, span, help=help, fixes=fixes))
             root = yaml_tree.without(root, ("components", name))
     return root
@@ -161,7 +161,7 @@ def _no_component(root: Node, override: Override, name: str) -> Diagnostic:
     names = [key for key, _ in components.items()] if components else []
     before, _, after = override.target.partition(f".{name}.")
     fixes = renamed(override.key_span, name, names, after=f".{after}", before=f"{before}.")
-    message, help = f"there is no component `{name}`", did_you_mean(name, names)
+    message, help = f"component `{name}` does not exist", did_you_mean(name, names)
     return Diagnostic("MC203", message, override.key_span, help=help, fixes=fixes)
 
 
@@ -179,6 +179,6 @@ def _without_hydra(root: Node, found: list[Diagnostic]) -> Node:
     hydra = root.get("hydra")
     if hydra is None:
         return root
-    message, span = "a recipe does not configure Hydra itself", hydra.key or hydra.span
+    message, span = "a recipe cannot configure Hydra itself", hydra.key or hydra.span
     found.append(Diagnostic("MC216", message, span, help="remove it"))
     return yaml_tree.without(root, ("hydra",))

@@ -129,10 +129,10 @@ class ConfigStore:
         try:
             return read(contents(file, MAX_BYTES) if held is None else held, name)
         except NoFile as kind:
-            message = f"`{name}` is {kind} and no file"
-            help = "to read a recipe from a pipe, write `-` in place of its name"
+            message = f"`{name}` is {kind}, not a file"
+            help = "to read a recipe from standard input, use `-` as its name"
         except FileNotFoundError:
-            message = f"there is no recipe `{name}`"
+            message = f"recipe `{name}` does not exist"
             if near := nearest(file.name, [path.name for path in files(file.parent, *SUFFIXES)]):
                 help = f"did you mean `{self.display_name(file.with_name(near))}`?"
         except OSError as error:
@@ -148,5 +148,5 @@ def _as_mapping(text: Text) -> Text:
         return text
     if tree.value is None:
         return replace(text, tree=Node({}, tree.span))
-    wrong = Diagnostic("MC004", f"`{text.name}` must be a mapping of keys", tree.span)
+    wrong = Diagnostic("MC004", f"`{text.name}` must be a mapping", tree.span)
     return replace(text, found=[*text.found, wrong])

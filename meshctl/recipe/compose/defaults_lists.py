@@ -95,7 +95,7 @@ class DefaultsLists:
         has_self = False
         for entry in entries.value:
             if entry.value == "_self_" and has_self:
-                help = "remove it: it is the position of this file among those that it includes"
+                help = "remove one: `_self_` is the position of this file among those that it includes"
                 self.report("MC208", "`_self_` is in this list twice", entry.span, help)
                 continue
             has_self = has_self or entry.value == "_self_"
@@ -105,7 +105,7 @@ class DefaultsLists:
                 ((key, option),) = entry.items()
                 yield from self._valid_choice(name, key, option)
             elif entry.value is not BROKEN:
-                message = "an entry of `defaults` is a name, or one `group: option`"
+                message = "an entry of `defaults` must be a name or one `GROUP: OPTION`"
                 self.report("MC208", message, entry.span)
         if not any(entry.value == "_self_" for entry in entries.value):
             yield "_self_"
@@ -131,7 +131,7 @@ class DefaultsLists:
         if not self._exists(full, entry.span):
             others = [option for option in self.store.options("") if option != self.store.recipe.stem]
             fixes = renamed(entry.span, text, others) if text == full else ()
-            message = f"there is no config `{path}`"
+            message = f"config `{path}` does not exist"
             self.report("MC201", message, entry.span, self._searched(full), fixes)
         elif self._includes_itself(name, full):
             self.report("MC205", f"`{path}` includes this file again", entry.span)
@@ -146,10 +146,10 @@ class DefaultsLists:
         span = option.key or option.span
         full = _full_name(name, group)
         if group.strip("/").split("/")[0] == "hydra":
-            self.report("MC216", "a recipe does not configure Hydra itself", span, "remove this entry")
+            self.report("MC216", "a recipe cannot configure Hydra itself", span, "remove this entry")
         elif not package and full == LAYOUT:
-            help = f"name the component: {LAYOUT}@components.NAME.parallel"
-            self.report("MC208", "a layout is mounted in a component", span, help)
+            help = f"write {LAYOUT}@components.NAME.parallel"
+            self.report("MC208", "a layout must name the component that it is for", span, help)
         elif package and (meant := _package_meant(package, full == LAYOUT)) != package:
             edits = (Fix(span, key, key.replace(package, meant)),)
             message, help = f"`{package}` is not in the recipe", f"did you mean `{meant}`?"
@@ -157,7 +157,7 @@ class DefaultsLists:
         elif not self.store.is_group(full) and "optional" not in words:
             groups = self.store.groups()
             fixes = renamed(span, group, groups, after=target[len(group) :]) if key == target else ()
-            message = f"there is no config group `{group}`"
+            message = f"config group `{group}` does not exist"
             self.report("MC202", message, span, did_you_mean(group, groups), fixes)
         elif option.value == MISSING and target not in self.chosen:
             options = did_you_mean("", self.store.options(full))
@@ -202,7 +202,9 @@ class DefaultsLists:
         values are not composed yet when a defaults list is read."""
         late = next((key for key in RECIPE.keys if re.search(_reference(key), text)), "")
         if late:
-            message = f"a defaults list is read before `{late}`: it can refer to its other entries only"
+            message = (
+                f"`{late}` is not known yet: an entry of a defaults list can refer to other entries only"
+            )
             self.report("MC208", message, span, "name the option, or choose it on the command line")
         return not late
 
@@ -219,7 +221,7 @@ class DefaultsLists:
         group, _, short = name.rpartition("/")
         if special := find_special(self.store.folders, name):
             path, kind = special
-            return f"`{self.store.display_name(path)}` is {kind} and no file"
+            return f"`{self.store.display_name(path)}` is {kind}, not a file"
         if meant := nearest(short, self.store.options(group)):
             return f"did you mean `{posixpath.join(group, meant)}`?"
         folders = [f"`{self.store.display_name(folder)}`" for folder in self.store.folders if is_dir(folder)]
@@ -282,8 +284,8 @@ class DefaultsLists:
             self.report("MC203", message, override.key_span, help, fixes)
             return False
         if group == LAYOUT and override.parsed.package is None:
-            help = f"name the component: {LAYOUT}@components.NAME.parallel={override.value_text}"
-            self.report("MC208", "a layout is mounted in a component", override.key_span, help)
+            help = f"write {LAYOUT}@components.NAME.parallel={override.value_text}"
+            self.report("MC208", "a layout must name the component that it is for", override.key_span, help)
             return False
         if MISSING in options:
             help = did_you_mean("", self.store.options(group))
@@ -299,13 +301,13 @@ class DefaultsLists:
         if package is None and "/" not in name:
             return True
         if self.store.is_group(name):
-            help = f"to set values, name their place: {package or 'KEY'}={override.value_text}"
-            message = f"an option of `{name}` is a name, this is a mapping"
+            help = f"to set values, name their key: {package or 'KEY'}={override.value_text}"
+            message = f"an option of `{name}` must be a name, not a mapping"
             self.report("MC206", message, override.value_span, help)
             return False
         groups = self.store.groups()
         fixes = renamed(override.key_span, name, groups, after=override.target[len(name) :])
-        message, help = f"there is no config group `{name}`", did_you_mean(name, groups)
+        message, help = f"config group `{name}` does not exist", did_you_mean(name, groups)
         if package is None and name.split("/")[0] in RECIPE.keys:
             help = f"to set a value, write {name.replace('/', '.')}={override.value_text}"
         self.report("MC202", message, override.key_span, help, fixes)

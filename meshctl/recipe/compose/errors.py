@@ -31,9 +31,9 @@ TRANSLATIONS: Mapping[str, str] = {
     "did not find expected ',' or '}'": "a `,` or `}` is missing",
     "did not find expected '-' indicator": "a `-` is expected here",
     "did not find expected node content": "a value is missing, or must be quoted",
-    "found character that cannot start any token": "no value can start with this character, quote it",
+    "found character that cannot start any token": "a value cannot start with this character; quote it",
     "found unexpected end of stream": "a quote is not closed",
-    "found unknown escape character": "there is no such escape in double quotes: write \\\\ for a "
+    "found unknown escape character": "this escape is not valid in double quotes; write \\\\ for a "
     "backslash, or "
     "use "
     "single "
@@ -67,11 +67,11 @@ def _in_text(name: str, text: str, span: Span) -> Iterator[Diagnostic]:
     """Yields diagnostics about characters that are not allowed, wherever the parser stopped."""
     if found := FORBIDDEN.search(text):
         before = f"{text[: found.start()]}|".splitlines()
-        help = "the file is no text; is it saved as UTF-16?" if found[0] == "\0" else "remove it"
+        help = "the file is not text; is it saved as UTF-16?" if found[0] == "\0" else "remove it"
         at = Span(name, len(before), len(before[-1]))
         yield _wrong(f"the character U+{ord(found[0]):04X} is not allowed in YAML", at, help)
     for tab in _tabs(name, text.splitlines(), span.line):
-        wrong = _wrong("a tab indents this line, YAML needs spaces", tab, "use spaces")
+        wrong = _wrong("this line is indented with a tab; YAML requires spaces", tab, "use spaces")
         yield replace(wrong, fixes=spaces_for_tabs(name, text))
 
 
@@ -80,7 +80,7 @@ def _in_line(lines: Sequence[str], problem: str, span: Span) -> Iterator[Diagnos
     line = lines[span.line - 1] if lines else ""
     before = line[: span.column - 1]
     if "document" in problem:
-        yield _wrong("a recipe is one YAML document, here a second begins", span, "remove the `---`")
+        yield _wrong("a recipe must be one YAML document; a second one begins here", span, "remove the `---`")
     bare = [found.start() for found in BARE_MISSING.finditer(line)]
     if "node content" in problem and bare and bare[0] < span.column:
         at = replace(span, column=bare[0] + 1, width=3)
@@ -97,7 +97,7 @@ def _in_line(lines: Sequence[str], problem: str, span: Span) -> Iterator[Diagnos
     colon = re.search(r"[\w\"'](:)(?=[\w\"'\[{])", line)
     if colon and ("':'" in problem or "expected" in problem):
         at = replace(span, column=colon.start(1) + 1)
-        yield _wrong("a `:` with no space after it is not the end of a key", at, "write `: `")
+        yield _wrong("a `:` with no space after it is not the end of a key", at, "write `: ` with a space")
 
 
 def _at_end(lines: Sequence[str], problem: str, span: Span, begin: yaml.Mark | None) -> Diagnostic:
@@ -109,7 +109,7 @@ def _at_end(lines: Sequence[str], problem: str, span: Span, begin: yaml.Mark | N
         character = lines[begin.line][begin.column :][:1]
         if character in tuple("[{\"'") and bracket != span:
             here = span.with_word(f"here {words}" if "is missing" in words else "the text ends here")
-            help = "close it, or quote what is text"
+            help = "close it, or quote the text that contains it"
             return _wrong(f"this `{character}` is not closed", bracket, help, (here,))
     is_above = "could not find" in problem or "expected" in problem
     help = "is a quote, a bracket or a colon missing above?" if is_above else ""

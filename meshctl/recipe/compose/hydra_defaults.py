@@ -64,7 +64,9 @@ def resolve(lists: DefaultsLists, name: str, choices: Sequence[Override], file: 
         try:
             entries = _resolved_by_hydra(lists, name, choices)
             if any(len(entry.path) > MAX_DEPTH for entry in entries):
-                message = f"a file is mounted deeper than {MAX_DEPTH} levels, a recipe needs less"
+                message = (
+                    f"a file is included below more than {MAX_DEPTH} levels of keys, the limit for a recipe"
+                )
                 lists.report("MC208", message, _defaults_span(lists, name, file))
             return [entry for entry in entries if len(entry.path) <= MAX_DEPTH]
         except RecursionError:
@@ -72,7 +74,7 @@ def resolve(lists: DefaultsLists, name: str, choices: Sequence[Override], file: 
             lists.report("MC205", message, Span(file, 1, 1))
             return []
         except _TooManyIncludes:
-            message = f"the defaults lists include more than {MAX_INCLUDES} files, a recipe needs less"
+            message = f"the defaults lists include more than {MAX_INCLUDES} files, the limit for a recipe"
             lists.report("MC208", message, _defaults_span(lists, name, file))
             return []
         except hydra_errors() as error:
@@ -100,7 +102,7 @@ def _report_refused(lists: DefaultsLists, choice: Override) -> None:
     code, help = "MC203", f"to add it, write +{choice.target}={choice.value_text}"
     if choice.is_deletion:
         code, help = "MC209", ""
-    lists.report(code, f"no defaults list names `{choice.target}`", choice.key_span, help)
+    lists.report(code, f"`{choice.target}` is not in a defaults list", choice.key_span, help)
 
 
 def _resolved_by_hydra(lists: DefaultsLists, name: str, choices: Sequence[Override]) -> list[DefaultsEntry]:

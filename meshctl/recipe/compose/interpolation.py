@@ -92,14 +92,14 @@ class _Resolver:
         elif wrong.path and _is_kept(wrong.path) and found.code == "MC215":
             written = self.root.at(wrong.path)
             assert written is not None
-            words = f"`{'.'.join(wrong.path)}` is left to the workers, but this must be known now"
+            words = f"`{'.'.join(wrong.path)}` is known only to the workers; this value is needed earlier"
             yield replace(found, seconds=(written.span.with_word(words),))
 
     def circle(self, found: Diagnostic, circle: list[KeyPath]) -> Diagnostic:
         names = [".".join(one) for one in (*circle, circle[0])]
         nodes = zip(map(self.root.at, circle[1:]), names[2:], strict=True)
         words = [node.span.with_word(f"which refers to `{following}`") for node, following in nodes if node]
-        message = f"this refers to itself: {' -> '.join(names)}"
+        message = f"circular reference: {' -> '.join(names)}"
         return replace(found, message=message, seconds=tuple(words))
 
     # Evaluation
@@ -109,7 +109,7 @@ class _Resolver:
         written."""
         self.reads += 1
         if self.reads > MAX_READS:
-            message = "the interpolations unfold to more than a recipe can need"
+            message = "the interpolations expand to more values than a recipe may have"
             raise InvalidInterpolation("MC218", message, is_limit=True)
         if leaf.value is BROKEN:
             raise InvalidInterpolation("", "", path=path)  # reported at the value that contains it
@@ -147,8 +147,8 @@ class _Resolver:
         if name not in RESOLVERS:
             help = did_you_mean(name, RESOLVERS)
             if name in ("env", "ENV"):
-                help = f"an environment variable is ${{oc.env:{arguments}}}"
-            raise InvalidInterpolation("MC214", f"there is no resolver `{name}`", help)
+                help = f"write an environment variable as ${{oc.env:{arguments}}}"
+            raise InvalidInterpolation("MC214", f"resolver `{name}` does not exist", help)
         given = split_arguments(arguments)
         if name == "oc.decode":
             return self.decoded(given, arguments, node)
@@ -164,7 +164,7 @@ class _Resolver:
 
     def decoded(self, given: list[str], arguments: str, node: Node) -> Node:
         if "${oc.env:" in arguments:
-            message = "`oc.decode` cannot read what only the worker knows"
+            message = "`oc.decode` cannot read a value that only the worker knows"
             help = "write the value itself, or use it as text"
             raise InvalidInterpolation("MC217", message, help)
         text = ",".join(given)
@@ -179,7 +179,7 @@ class _Resolver:
             return replace(node, value=self.environ[name], written="", from_environment=True)
         if not default:
             help = f"set it, or give a default: ${{oc.env:{name},VALUE}}"
-            raise InvalidInterpolation("MC215", f"the environment has no `{name}`", help)
+            raise InvalidInterpolation("MC215", f"environment variable `{name}` is not set", help)
         value = None if default[0] == "null" else default[0]
         return replace(node, value=value, written=default[0], from_environment=True)
 
@@ -196,20 +196,20 @@ class _Resolver:
         target = target_of(text, path)
         if target in self.open:
             circle = tuple(self.open[self.open.index(target) :])
-            raise InvalidInterpolation("MC213", "this refers to itself", circle=circle)
+            raise InvalidInterpolation("MC213", "this value refers to itself", circle=circle)
         node = self.root.at(target)
         if node is None and text in RESOLVERS:
             raise InvalidInterpolation("MC222", f"`{text}` takes a name", f"write ${{{text}:NAME}}")
         name = ".".join(target)
         if node is None:
             help = self.suggestion(target, path) or _environment_hint(target)
-            raise InvalidInterpolation("MC212", f"there is no `{name}` in the recipe", help, missing=True)
+            raise InvalidInterpolation("MC212", f"`{name}` is not in the recipe", help, missing=True)
         if node.value == MISSING:
             raise InvalidInterpolation("", "", path=target)  # reported at the value that contains it
         if target == path[: len(target)]:
-            raise InvalidInterpolation("MC213", f"this refers to `{name}`, which it is part of")
+            raise InvalidInterpolation("MC213", f"this value refers to `{name}`, which contains it")
         if len(self.open) == MAX_CHAIN:
-            message = f"more than {MAX_CHAIN} references lead to one another"
+            message = f"more than {MAX_CHAIN} references form one chain"
             raise InvalidInterpolation("MC218", message, is_limit=True)
         self.open.append(target)
         try:
@@ -271,5 +271,5 @@ def _environment_hint(target: KeyPath) -> str:
     """Returns help for `${oc.env.HOME}`, `${env.HOME}` and `${HOME}`."""
     is_variable = len(target) == 1 and target[0].isupper()
     if is_variable or target[:2] == ("oc", "env") or target[:1] == ("env",):
-        return f"an environment variable is ${{oc.env:{target[-1]}}}"
+        return f"write an environment variable as ${{oc.env:{target[-1]}}}"
     return ""

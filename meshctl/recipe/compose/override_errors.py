@@ -15,8 +15,8 @@ from typing import Any
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.yaml_tree import Node
 
-FORM = "an override is KEY=VALUE; +KEY=VALUE adds a key, ~KEY deletes one"
-QUOTE = "quote a value that is not plain: key='a value'"
+FORM = "write KEY=VALUE to change a value, +KEY=VALUE to add a key, ~KEY to delete one"
+QUOTE = "quote a value with special characters: key='a value'"
 CLOSING = {"(": ")", "[": "]", "{": "}"}
 CASTS = "`int`, `float`, `bool`, `str` and `json_str`"
 
@@ -46,10 +46,10 @@ def _causes(text: str, error: BaseException | None) -> Iterator[_Cause]:
     yield from _in_whole(text)
     if slash := re.match(r"[+~]*(/)[\w./-]*$", key) if equals else None:
         written = f"{key.replace('/', '.').lstrip('.')}={text[len(key) + 1 :]}"
-        yield _Cause(slash.start(1), 1, "a key has no `/` before it", f"write {written}")
+        yield _Cause(slash.start(1), 1, "a key does not begin with `/`", f"write {written}")
     if "*" in key:
         help = "write an override for each name: components.actor.frozen=true"
-        yield _Cause(key.index("*"), 1, "a `*` names no key", help)
+        yield _Cause(key.index("*"), 1, "`*` is not a key", help)
     if not equals and (words := re.fullmatch(r"([\w.@/-]+) +(\S+)", text)):
         help = f"write {words[1]}={words[2]}"
         yield _Cause(words.end(1), words.start(2) - words.end(1), "it has no `=`", help)
@@ -58,14 +58,14 @@ def _causes(text: str, error: BaseException | None) -> Iterator[_Cause]:
         yield _Cause(0, len(text), "it has no `=`", FORM)
     if sign := re.match(r"[+~]*[\w.@/-]+?\s*(:=|!=|==|\+=|-=|\*=)", text):
         written = f"{text[: sign.start(1)].rstrip()}={text[sign.end() :]}"
-        yield _Cause(sign.start(1), 2, f"`{sign[1]}` is not an operator of overrides", f"write {written}")
+        yield _Cause(sign.start(1), 2, f"overrides have no operator `{sign[1]}`", f"write {written}")
     if "[" in key:
-        yield _Cause(key.index("["), 1, "", "items of a list are numbered with dots: key.0=value")
+        yield _Cause(key.index("["), 1, "", "write the index of a list item after a dot: key.0=value")
     bare = key.lstrip("+~ ")
     if gap := re.search(r"\s+", bare.rstrip("\n")):
         start = len(key) - len(bare) + gap.start()
         help = f"write {''.join(key.split())}={text[len(key) + 1 :]}"
-        yield _Cause(start, len(gap[0]), "a key has no spaces in it, nor before its `=`", help)
+        yield _Cause(start, len(gap[0]), "there must be no spaces in the key or before the `=`", help)
     yield from _in_key(key)
     yield from _in_value(text, len(key) + 1, error)
     column = _lexer_stop(text, error)
@@ -80,43 +80,43 @@ def _in_whole(text: str) -> Iterator[_Cause]:
     if text[:1] in "'\"" and text[-1:] == text[:1] and "=" in text:
         key, _, value = text[1:-1].partition("=")
         written = f"{key}={value}" if re.fullmatch(r"[\w./:-]+", value) else f"{key}='{value}'"
-        yield _Cause(0, 1, "it is quoted as a whole", f"quote the value alone: {written}")
+        yield _Cause(0, 1, "the quotes enclose the whole override", f"quote the value alone: {written}")
     if dashes := re.match(r"-+", text):
         rest = re.sub(r"^([\w.@/-]+) +(?=\S)", r"\1=", text[dashes.end() :])
-        yield _Cause(0, dashes.end(), "", f"overrides have no dashes: {rest}")
+        yield _Cause(0, dashes.end(), "", f"overrides are written without dashes: {rest}")
     if "=" not in text and (colon := re.match(r"[\w.@/-]+ *(: *)\S", text)):
         written = f"{text[: colon.start(1)].rstrip()}={text[colon.end(1) :]}"
-        yield _Cause(colon.start(1), 1, "a `:` is YAML's, here it is a `=`", f"write {written}")
+        yield _Cause(colon.start(1), 1, "an override has `=` in place of `:`", f"write {written}")
 
 
 def _in_key(key: str) -> Iterator[_Cause]:
     bare = key.lstrip("+~ ")
     if not bare.strip():
-        yield _Cause(0, max(1, len(key)), "it names no key", FORM)
+        yield _Cause(0, max(1, len(key)), "it has no key", FORM)
     elif dot := re.search(r"^\.|\.(?=\.)|\.$", bare.rstrip()):
         start = len(key) - len(bare) + dot.start()
-        yield _Cause(start, 1, "a part of the key is empty", "parts are joined by one dot: run.steps=3")
+        yield _Cause(start, 1, "a part of the key is empty", "write one dot between two parts: run.steps=3")
 
 
 def _in_value(text: str, start: int, error: BaseException | None) -> Iterator[_Cause]:
     if (shell := text.find("$(", start)) >= 0:
-        help = 'in double quotes the shell computes it: "key=$((...))"; another value of the recipe is ${key}'
-        yield _Cause(shell, 2, "it has a `$(` that no shell has seen", help)
+        help = 'use double quotes, "key=$((...))", or ${key} for another value of the recipe'
+        yield _Cause(shell, 2, "it contains `$(`, which the shell did not expand", help)
     if function := re.search(r"Unknown function '(\w+)'", str(error)):
         column = max(start, text.find(f"{function[1]}(", start))
-        reason, help = f"there is no function `{function[1]}`", f"there are {CASTS}; {QUOTE}"
+        reason, help = f"function `{function[1]}` does not exist", f"available: {CASTS}; {QUOTE}"
         yield _Cause(column, len(function[1]), reason, help)
     open, position = list[int](), start
     while position < len(text):
         character, here = text[position], position
         position = _past(text, position)
         if character in "'\"" and not _is_closed(text, here, position):
-            help = "close it; a quote that belongs to the value is written \\'"
+            help = "close it, or write a quote that is part of the value as \\'"
             yield _Cause(here, 1, f"this {character} is not closed", help)
         elif character in CLOSING:
             open.append(here)
         elif character in CLOSING.values() and (not open or CLOSING[text[open.pop()]] != character):
-            yield _Cause(here, 1, f"this `{character}` closes nothing", QUOTE)
+            yield _Cause(here, 1, f"this `{character}` has no opening bracket", QUOTE)
             return
     if open:
         help = "close it, or quote the value: key='a value'"

@@ -126,10 +126,12 @@ def hydra_errors() -> tuple[type[Exception], ...]:
 def parse(texts: Sequence[str]) -> tuple[list[Override], list[Diagnostic]]:
     """Returns the overrides that are syntactically valid, and diagnostics about the others."""
     if len(texts) > MAX_OVERRIDES:
-        message = f"{len(texts)} overrides are more than {MAX_OVERRIDES}, put them into a recipe"
+        message = f"{len(texts)} overrides exceed the limit of {MAX_OVERRIDES}; put them into a recipe"
         return [], [Diagnostic("MC206", message)]
     if (length := sum(map(len, texts))) > MAX_LENGTH:
-        message = f"overrides of {length:,} characters are more than {MAX_LENGTH:,}, put them into a recipe"
+        message = (
+            f"overrides of {length:,} characters exceed the limit of {MAX_LENGTH:,}; put them into a recipe"
+        )
         return [], [Diagnostic("MC206", message)]
     results = [_parse(text, file_of(number)) for number, text in enumerate(texts, 1)]
     overrides = [one for one in results if isinstance(one, Override)]
@@ -147,7 +149,9 @@ def _parse(text: str, file: str) -> Override | Diagnostic:
     if is_too_deep(text):
         part = "key" if text.partition("=")[0].count(".") > MAX_DEPTH else "value"
         message = f"this is not a valid override: its {part} is nested deeper than {MAX_DEPTH} levels"
-        return Diagnostic("MC206", message, Span(file, 1, 1, len(text)), help="a recipe needs less")
+        return Diagnostic(
+            "MC206", message, Span(file, 1, 1, len(text)), help="this is the limit for a recipe"
+        )
     try:
         parsed = _parser().parse_rule(text, "override")
     except hydra_errors() as error:
@@ -171,13 +175,13 @@ def _refusal(override: Override) -> Diagnostic | None:
     if not all(override.path):
         return explain(override.text, override.file)
     if override.parsed.is_sweep_override():
-        message = f"`{override.value_text}` is a sweep of several values"
-        help = "one value here; quote it if the comma belongs to it: key='a,b', or a list: key=[1,2]"
+        message = f"`{override.value_text}` is a sweep over several values, which only `launch -m` accepts"
+        help = "give one value; write key='a,b' for a comma in a text, and key=[1,2] for a list"
         return Diagnostic("MC207", message, override.value_span, help=help)
     if re.split(r"[./]", override.group)[0] == "hydra":
-        return Diagnostic("MC216", "an override does not configure Hydra itself", override.key_span)
+        return Diagnostic("MC216", "an override cannot configure Hydra itself", override.key_span)
     if override.path[0] == "defaults":
-        message = "an override does not change the defaults list"
+        message = "an override cannot change the defaults list"
         help = "choose an option of a config group: layout@components.NAME.parallel=OPTION"
         return Diagnostic("MC221", message, override.key_span, help=help)
     return None
@@ -213,19 +217,19 @@ def apply(root: Node, override: Override) -> Node | Diagnostic:
 def _delete(root: Node, override: Override, old: Node | None) -> Node | Diagnostic:
     expected = override.parsed.value()
     if old is None:
-        message = f"`{override.target}` is not there to delete"
+        message = f"`{override.target}` cannot be deleted: it is not in the recipe"
         help, fixes = _suggestion(root, override), _renamed(root, override)
         return Diagnostic("MC209", message, override.key_span, help=help, fixes=fixes)
     if expected is not None and expected != yaml_tree.plain(old):
-        message = f"`{override.target}` is not {override.value_text}"
-        return Diagnostic("MC209", message, override.value_span, (old.span.with_word("it is this"),))
+        message = f"`{override.target}` cannot be deleted: its value is not {override.value_text}"
+        return Diagnostic("MC209", message, override.value_span, (old.span.with_word("its value"),))
     return yaml_tree.without(root, override.path)
 
 
 def _exists_already(override: Override, old: Node) -> Diagnostic:
     help = f"`{override.target}={override.value_text}` replaces it"
     plus = Span(override.file, 1, override.text.index("+") + 1)
-    message, here = f"`{override.target}` is there already", old.span.with_word("here")
+    message, here = f"`{override.target}` already exists", old.span.with_word("here")
     return Diagnostic("MC204", message, override.key_span, (here,), help, fixes=(Fix(plus, "+", ""),))
 
 
@@ -240,8 +244,11 @@ def _unreachable(root: Node, override: Override) -> Diagnostic | None:
             return Diagnostic("MC203", f"the list `{where}` has no item {key}", span, (node.span,))
         if not node.is_list and not node.is_mapping and node.value is not None:
             rest = ".".join(override.path[length:])
-            help = f"give it whole: {where}={{{rest}: {override.value_text}}}"
-            message, second = f"`{where}` is one value, it has no keys", node.span.with_word(f"`{where}`")
+            help = f"replace it: {where}={{{rest}: {override.value_text}}}"
+            message, second = (
+                f"`{where}` is a single value and has no keys",
+                node.span.with_word(f"`{where}`"),
+            )
             return Diagnostic("MC220", message, span, (second,), help)
     return None
 

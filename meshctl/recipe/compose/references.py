@@ -70,16 +70,16 @@ def target_of(text: str, path: KeyPath) -> KeyPath:
     dots = len(text) - len(text.lstrip("."))
     keys = tuple(key for key in re.split(r"\.|\[|\]\.?", text.lstrip(".")) if key)
     if dots >= len(path) + 1:
-        raise InvalidInterpolation("MC212", f"`${{{text}}}` climbs out of the recipe")
+        raise InvalidInterpolation("MC212", f"`${{{text}}}` goes above the top of the recipe")
     if not keys:
-        raise InvalidInterpolation("MC212", f"`${{{text}}}` names nothing")
+        raise InvalidInterpolation("MC212", f"`${{{text}}}` is empty")
     return (*path[: len(path) - dots], *keys) if dots else keys
 
 
 def split(text: str) -> Iterator[tuple[str, bool]]:
     """Yields (part, whether it is the inside of `${...}`) for the parts of a text, from left to right."""
     if text.count("${") > MAX_REFERENCES:
-        raise InvalidInterpolation("MC218", f"more than {MAX_REFERENCES:,} interpolations are in one text")
+        raise InvalidInterpolation("MC218", f"one text has more than {MAX_REFERENCES:,} interpolations")
     start = position = 0
     plain = ""
     while position < len(text):
@@ -105,9 +105,11 @@ def _closing_brace(text: str, position: int) -> int:
         if not depth:
             return position
         if depth > MAX_NESTING:
-            raise InvalidInterpolation("MC218", f"this is nested deeper than {MAX_NESTING} levels")
+            raise InvalidInterpolation(
+                "MC218", f"this interpolation is nested deeper than {MAX_NESTING} levels"
+            )
         position += 1
-    help = "add the `}`, or write `\\${` for the plain characters"
+    help = "add the `}`, or write `\\${` for the characters themselves"
     raise InvalidInterpolation("MC212", "this `${` is not closed", help)
 
 

@@ -65,7 +65,7 @@ class _Unreadable(Exception):
 def read(data: bytes, name: str) -> Text:
     """Parses the bytes of one YAML file. An empty file is an empty mapping."""
     if len(data) > MAX_BYTES:
-        message = f"`{name}` is larger than {MAX_BYTES >> 20} MiB, a recipe is not"
+        message = f"`{name}` is larger than {MAX_BYTES >> 20} MiB, the limit for a recipe"
         return Text(name, found=[Diagnostic("MC001", message)])
     try:
         text = data.decode("utf-8-sig")
@@ -240,11 +240,11 @@ class _Builder:
     def add(self, event: Any, count: int, height: int = 0) -> None:
         """Counts values. Raises `_Unreadable` if a limit is exceeded."""
         self.count, self.height = self.count + count, height
-        exceeded = f"unfolds to more than {MAX_NODES:,} values" if self.count > MAX_NODES else ""
+        exceeded = f"expands to more than {MAX_NODES:,} values" if self.count > MAX_NODES else ""
         if self.depth + height > MAX_DEPTH:
             exceeded = f"is nested deeper than {MAX_DEPTH} levels"
         if exceeded:
-            message = f"this {exceeded}, a recipe needs less"
+            message = f"this {exceeded}, the limit for a recipe"
             raise _Unreadable(Diagnostic("MC010", message, self.span(event.start_mark)))
 
     def node(self, event: Any, key: Span | None = None, count: int = 1) -> Node:
@@ -276,7 +276,7 @@ class _Builder:
         """Returns a copy of the anchored value for an alias."""
         anchor = self.anchors.get(event.anchor)
         if anchor is None:
-            self.report("MC003", f"this alias names no anchor `{event.anchor}`", span)
+            self.report("MC003", f"anchor `{event.anchor}` of this alias does not exist", span)
             anchor = _Anchor(span, Node(BROKEN, span))
         self.add(event, anchor.count - 1 + count, anchor.height)
         if anchor.node is None:
@@ -323,8 +323,8 @@ class _Builder:
         anchor.count, anchor.height = 1 + self.count - before, height
         span = self.between(event, end)
         for alias in anchor.inside:
-            inside = span.with_word("it is inside this")
-            self.report("MC007", "this alias leads into itself", alias, inside)
+            inside = span.with_word("the anchor")
+            self.report("MC007", "this alias is inside its own anchor", alias, inside)
         tag = event.tag if event.tag not in (None, "!") else CORE + ("map" if is_mapping else "seq")
         is_template, self.is_template = self.is_template, False
         if is_template or self.is_refused_tag(tag, {"map"} if is_mapping else {"seq"}, span):
@@ -339,7 +339,7 @@ class _Builder:
         if tag.startswith(CORE) and tag.removeprefix(CORE) in allowed:
             return False
         message = f"the tag `{tag.replace(CORE, '!!')}` is not allowed"
-        self.report("MC006", message, span, help="a recipe is plain data: remove it")
+        self.report("MC006", message, span, help="remove it: a recipe is plain data")
         return True
 
     def list(self, is_flow: bool) -> tuple[list[Node], int, Any]:
@@ -419,8 +419,8 @@ class _Builder:
         found: dict[str, Node] = {}
         for source in value.value if value.is_list else [value]:
             if not source.is_mapping and source.value is not BROKEN:
-                help = "name the anchor of one: `<<: *anchor`"
-                self.report("MC009", "`<<` merges a mapping, and this is not one", source.span, help=help)
+                help = "write the anchor of a mapping: `<<: *anchor`"
+                self.report("MC009", "`<<` can merge only mappings", source.span, help=help)
             found = {**dict(source.items()), **found}
         return found
 
@@ -443,11 +443,11 @@ class _Builder:
             if node.written:
                 return node.written, span
             if reference := _template(node):
-                help = f"another value of the recipe is ${{{reference}}}"
-                self.report("MC008", "a key must be text, this is a template", span, help=help)
+                help = f"write ${{{reference}}} for another value of the recipe"
+                self.report("MC008", "this is a template, which a recipe does not support", span, help=help)
                 self.is_template = True
                 return None, span
-        self.report("MC008", f"a key must be text, {what} in YAML 1.1", span, help="quote it", fixes=fixes)
+        self.report("MC008", f"a key must be text; {what} in YAML 1.1", span, help="quote it", fixes=fixes)
         return None, span
 
     # Spans

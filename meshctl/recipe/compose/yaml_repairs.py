@@ -71,8 +71,8 @@ def find_repair(name: str, text: str, error_line: int) -> Iterator[Diagnostic]:
     for number, line in enumerate(lines, 1):
         if CONFLICT.match(line):
             message, help = (
-                "this is the mark of a merge conflict",
-                "resolve the conflict, and remove its marks",
+                "this is a marker of a merge conflict",
+                "resolve the conflict, and remove its markers",
             )
             yield Diagnostic("MC003", message, Span(name, number, 1, len(line)), help=help)
             return
@@ -158,13 +158,15 @@ def _space_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
     if odd := re.search(f"[{SPACES}]", line):
         last = max(found.end() for found in re.finditer(f"[{SPACES}]", line))
         plain = re.sub(f"[{SPACES}]", " ", line[odd.start() : last])
-        message = f"this line has the character U+{ord(odd[0]):04X} in it, which is no space for YAML"
+        message = (
+            f"this line contains the character U+{ord(odd[0]):04X}, which YAML does not treat as a space"
+        )
         was, mark = line[odd.start() : last], (odd.start(), 1)
         yield _Edit(number, odd.start(), was, plain, message, "write a space", mark)
     if (straight := line.translate(CURLY)) != line:
         start = next(at for at, letter in enumerate(line) if letter != straight[at])
         yield _Edit(
-            number, 0, line, straight, "this is no quote of YAML", 'write a straight one: "', (start, 1)
+            number, 0, line, straight, "this is not a quote in YAML", 'write a straight one: "', (start, 1)
         )
 
 
@@ -182,7 +184,7 @@ def _colon_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
         if sign == ":":
             message, text = "a space is missing after the `:`", ": "
         elif "=" in sign:
-            message, text = "a key is followed by a `:`, not by a `=`", ": "
+            message, text = "a key must be followed by `:`, not by `=`", ": "
         else:
             message, text = f"a `:` is missing after `{key}`", ": " if rest else ":"
         yield _Edit(number, found.end(1), sign, text, message, f"write `{written}`", mark)
@@ -203,7 +205,7 @@ def _quote_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
     line = lines[number - 1]
     for opened in re.finditer(r"(?:[:,\[{-] +|[\[{])([\"'])([^\"',\]}#]*[^\"',\]}#\s])", line):
         if line[opened.end() : opened.end() + 1] != opened[1]:
-            help = f"write a {opened[1]} behind the text"
+            help = f"write a {opened[1]} after the text"
             mark = (opened.start(1), 1)
             yield _Edit(number, opened.end(), "", opened[1], f"this {opened[1]} is not closed", help, mark)
 
@@ -227,7 +229,7 @@ def _indent_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
     around = [(at, one) for at, one in _around(lines, number) if _indent(one) != width]
     widths = dict.fromkeys(_indent(one) for _, one in around)
     spaces = f"{width} space{'' if width == 1 else 's'}"
-    message = f"this line is indented by {spaces}, which fits no line above it"
+    message = f"this line is indented by {spaces}, which does not match a line above it"
     for other in sorted(widths, key=lambda one: abs(one - width)):
         like = next(at for at, one in around if _indent(one) == other)
         help, mark = f"indent it by {other}, as line {like}", (width, len(line.strip()))

@@ -11,12 +11,11 @@ from meshctl.recipe.compose.yaml_tree import Node, leaves, plain
 from meshctl.recipe.fields import COMPONENT
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.scalars import as_whole, integer_hint, quoted, reference_hint, rewritten
+from meshctl.recipe.scalars import as_whole, found_instead, integer_hint, quoted, reference_hint, rewritten
 from meshctl.text.english import listed, nearest
 
 YAML_1_1_BOOLEANS = ("yes", "no", "on", "off", "y", "n")
 """Words that YAML 1.1 may read as true and false."""
-MAX_SHOWN = 60
 """Maximum number of characters of a value in a message."""
 
 
@@ -40,7 +39,7 @@ def arguments_exist(facts: Facts) -> Iterator[Diagnostic]:
         for key in unknown:
             span = facts.key("components", name, "args", key)
             fixes = renamed(span, key, free) if len(unknown) == 1 else ()
-            message = f"`{found.target}` takes no argument `{key}`"
+            message = f"`{found.target}` has no argument `{key}`"
             yield Diagnostic(
                 "MC505", message, span, help=_known_parameters(key, constructor, free), fixes=fixes
             )
@@ -48,7 +47,7 @@ def arguments_exist(facts: Facts) -> Iterator[Diagnostic]:
             span = facts.key("components", name, "args")
             help, nameless = "add it under `args`", [one for one in missing if one not in constructor.by_name]
             if nameless:
-                help = f"`args` are given by name: {listed(nameless)} must not be before a `/`"
+                help = f"`args` are given by name: {listed(nameless)} must not stand before a `/`"
             yield Diagnostic("MC506", f"`{found.target}` needs {listed(missing)}", span, help=help)
 
 
@@ -58,8 +57,8 @@ def _known_parameters(key: str, constructor: Signature, free: list[str]) -> str:
     if near := nearest(key, free):
         return f"did you mean `{near}`?"
     if not constructor.by_name:
-        return "its constructor takes none"
-    return f"it takes {listed(constructor.by_name)}"
+        return "its constructor has no arguments"
+    return f"its arguments are {listed(constructor.by_name)}"
 
 
 def argument_types_fit(facts: Facts) -> Iterator[Diagnostic]:
@@ -69,23 +68,13 @@ def argument_types_fit(facts: Facts) -> Iterator[Diagnostic]:
             node = facts.written.node("components", name, "args", key)
             if node is None or node.from_environment or hint.takes(plain(node)):
                 continue
-            message = f"`{key}` of `{found.target}` must be {hint.described}, {_description(node)}"
+            message = f"`{key}` of `{found.target}` must be {hint.described}, {found_instead(node)}"
             if node.target is None:
                 help, fixes = _meant(node, hint), _fixes(node, hint)
                 yield Diagnostic("MC508", message, node.span, (), help, fixes=fixes)
             elif not any(other.primary == node.target for other in facts.read.found):
                 seconds = (node.target.with_word("this is its value"),)
                 yield Diagnostic("MC508", message, node.span, seconds)
-
-
-def _description(node: Node) -> str:
-    if node.is_mapping or node.is_list:
-        return f"it is a {'mapping' if node.is_mapping else 'list'}"
-    if node.value is None:
-        return "it is empty"
-    if isinstance(node.value, str):
-        return f"it is the text `{node.value[:MAX_SHOWN]}`"
-    return f"it is {(node.written or str(node.value))[:MAX_SHOWN]}"
 
 
 def _meant(node: Node, hint: Hint) -> str:

@@ -20,9 +20,9 @@ def block_has_one_source(facts: Facts) -> Iterator[Diagnostic]:
         if block.until and block.until not in sources:
             span, name = facts.value("pipeline", block.name, "repeat", "until"), _inner(block.until)
             is_stage = block.until in block.stages
-            why = "it takes the values of others" if is_stage else "it is none of the block's stages"
+            why = "it takes the values of others" if is_stage else "it is not a stage of the block"
             message = f"`{name}` is not the source of block `{block.name}`: {why}"
-            help = did_you_mean("", inner) or "name a source among its `stages`: a stage without `in`"
+            help = did_you_mean("", inner) or "use one of its stages that has no `in`"
             yield Diagnostic("MC572", message, span, help=help, missing=True)
             continue
         others = [name for name in sources if name != block.until]
@@ -32,7 +32,7 @@ def block_has_one_source(facts: Facts) -> Iterator[Diagnostic]:
             what, help = f"the block runs until the data of `{_inner(block.until)}` end", ""
             if block.over:
                 message = (
-                    f"`{_inner(others[0])}` is a source, and block `{block.name}` repeats `{block.over}`"
+                    f"`{_inner(others[0])}` is a source, but block `{block.name}` repeats `{block.over}`"
                 )
                 what, help = f"its minibatches come from `{block.over}`", f"write `in: {block.over}`"
             key = "until" if block.until else "over"
@@ -62,7 +62,7 @@ def stages_take_what_is_repeated(facts: Facts) -> Iterator[Diagnostic]:
                 continue  # the block's source, or one that is reported
             what = f"`{_inner(repeated)}`, directly or not"
             message = f"stage `{_inner(stage.name)}` of block `{block.name}` does not take {what}"
-            span, help = facts.key("pipeline", stage.name), "move it out of the block, or name it in `in`"
+            span, help = facts.key("pipeline", stage.name), "move it out of the block, or add it to `in`"
             yield Diagnostic("MC573", message, span, help=help)
 
 
@@ -77,20 +77,22 @@ def over_gives_samples(facts: Facts) -> Iterator[Diagnostic]:
         )
         message = ""
         if block.over in facts.recipe.blocks or f"{block.name}.{block.over}" in block.stages:
-            message = f"`{block.over}` is no stage outside of block `{block.name}`"
+            message = f"`{block.over}` is not a stage outside of block `{block.name}`"
         elif stage is not None and stage.kind == "sync":
-            message = f"`{block.over}` is a sync, which gives no samples"
+            message = f"`{block.over}` is a sync, which has no samples"
         elif stage is not None and facts.is_valid("pipeline", block.over):
             mode = COLLECT.get(facts.modes[block.over].collect)
             if stage.is_without_data or (mode and not mode.is_batch):
-                message = f"`{block.over}` gives no batch, of which block `{block.name}` makes minibatches"
+                message = f"`{block.over}` has no batch that block `{block.name}` can cut into minibatches"
         if message:
-            yield Diagnostic("MC574", message, span, help="name a stage outside that gives a batch")
+            yield Diagnostic(
+                "MC574", message, span, help="use a stage outside of the block that produces a batch"
+            )
         elif stage is not None and 0 < stage.samples < block.size:
             size = facts.value("pipeline", block.name, "repeat", "size")
-            message = f"minibatches of {block.size} samples, and `{block.over}` gives {stage.samples}"
+            message = f"`size` {block.size} is not smaller than the {stage.samples} samples of `{block.over}`"
             seconds = (facts.value("pipeline", block.over, "samples"),)
-            help = "each round is one pass; write a smaller `size`"
+            help = "each round is a single pass; use a smaller `size` for several"
             yield Diagnostic("MC577", message, size, seconds, help, severity="warning")
 
 
@@ -110,8 +112,8 @@ def only_the_last_stage_is_taken(facts: Facts) -> Iterator[Diagnostic]:
                 help = f"write `after: {block.name}`"
                 yield Diagnostic("MC575", f"`{other}` is inside block `{block.name}`", span, help=help)
             elif other != last and other in block.stages:
-                message = f"stage `{name}` takes `{other}`, which is not the last stage of its block"
-                seconds = (facts.key("pipeline", last).with_word("this one can be taken"),)
+                message = f"stage `{name}` takes `{other}`, which is inside a block and not its last stage"
+                seconds = (facts.key("pipeline", last).with_word("only this one can be taken"),)
                 yield Diagnostic("MC575", message, span, seconds, f"take `{last}`")
 
 

@@ -65,7 +65,7 @@ def call_names_method(facts: Facts) -> Iterator[Diagnostic]:
             continue
         if facts.is_named("pipeline", name, "sync"):
             continue  # reported as such
-        text, message = node.value, f"`{node.value}` is not COMPONENT.METHOD"
+        text, message = node.value, f"`{node.value}` does not have the form COMPONENT.METHOD"
         meant = list(_meant_calls(facts, text))
         fixes = (Fix(node.span, text, meant[0]),) if len(meant) == 1 else ()
         help = f"write {listed(meant, 'or')}" if meant else "write a component and its method: actor.update"
@@ -95,8 +95,8 @@ def endpoint_exists(facts: Facts) -> Iterator[Diagnostic]:
             continue
         span, fixes = facts.value("pipeline", name, "call"), tuple[Fix, ...]()
         if method in found.awaited:
-            message = f"`{method}` of `{found.target}` is async, and nobody awaits it"
-            help = "write it with `def`"
+            message = f"`{method}` of `{found.target}` is async, which an endpoint cannot be"
+            help = "define it with `def`"
         elif method in found.methods:
             message, help = f"`{method}` of `{found.target}` is not an endpoint", "decorate it with @endpoint"
         else:
@@ -118,12 +118,12 @@ def decorator_is_readable(facts: Facts) -> Iterator[Diagnostic]:
 
 def _parameters_exist(call: Call) -> Iterator[Diagnostic]:
     if call.endpoint.unread:
-        message = f"`{call.endpoint.unread}` in {call.decorator} is not a literal; its default is used"
+        message = f"`{call.endpoint.unread}` in {call.decorator} is not a literal; the default is assumed"
         yield Diagnostic("MC514", message, call.span, severity="note")
     for parameter in call.endpoint.strange:
         message, help = f"{call.decorator} has no `{parameter}`", did_you_mean(parameter, WORDS)
         if not parameter:
-            message = f"{call.decorator} takes no value without a name"
+            message = f"{call.decorator} has an argument without a name"
             help = 'write dispatch="...", or collect="..."'
         yield Diagnostic("MC518", message, call.span, help=help)
 
@@ -162,8 +162,8 @@ def inputs_fit_parameters(facts: Facts) -> Iterator[Diagnostic]:
 def _takes_nothing(facts: Facts, call: Call) -> Iterator[Diagnostic]:
     """A stage without data calls an endpoint that needs no arguments."""
     if needed := call.signature.required:
-        message = f"{call.name} needs {listed(needed)}, and stage `{call.stage.name}` is without data"
-        help = "name the stages that it takes, or leave `in` out for a source"
+        message = f"{call.name} needs {listed(needed)}, and stage `{call.stage.name}` has `in: []` (no data)"
+        help = "list the stages that it takes, or remove `in` for a source"
         yield Diagnostic("MC516", message, facts.key("pipeline", call.stage.name, "in"), help=help)
 
 
@@ -175,7 +175,7 @@ def _named_inputs_fit(facts: Facts, call: Call, named: list[str]) -> Iterator[Di
     for parameter in unknown:
         span, help = facts.key("pipeline", name, "in", parameter), did_you_mean(parameter, signature.by_name)
         if parameter in signature.by_position:
-            help = "it is before a `/`: give it without a name"
+            help = "it stands before a `/`: pass it without a name"
         message, fixes = f"{call.name} has no parameter `{parameter}`", renamed(span, parameter, free)
         yield Diagnostic("MC516", message, span, help=help, fixes=fixes)
     if missing and not unknown:
@@ -186,20 +186,20 @@ def _named_inputs_fit(facts: Facts, call: Call, named: list[str]) -> Iterator[Di
 def _single_input_fits(facts: Facts, call: Call) -> Iterator[Diagnostic]:
     """A single value, which is the input or a source's range of sample numbers, is passed by position."""
     signature, stage = call.signature, call.stage
-    value = "the numbers of its samples" if stage.is_source else "one"
-    gives = f"stage `{stage.name}` gives it {value}"
+    value = "the range of its sample numbers" if stage.is_source else "one"
+    gives = f"but stage `{stage.name}` passes {value}"
     span = facts.key("pipeline", stage.name, "in") if stage.inputs else call.span
     if not signature.first and not signature.more:
-        takes = "takes parameters by name only" if signature.by_name else "takes nothing"
+        takes = "has keyword-only parameters" if signature.by_name else "has no parameters"
         yield Diagnostic("MC516", f"{call.name} {takes}, {gives}", span, help=_how_to_pass(call))
         return
     missing = [parameter for parameter in signature.required if parameter != signature.first]
     if missing:
         every = [signature.first, *missing]
         message = f"{call.name} takes {counted(len(every), 'parameter')}, {gives}"
-        help = f"name them: in: {{{', '.join(f'{parameter}: STAGE' for parameter in every)}}}"
+        help = f"write them by name: in: {{{', '.join(f'{parameter}: STAGE' for parameter in every)}}}"
         if stage.is_source:
-            help = f"a source is called with these alone: give {listed(missing)} a default"
+            help = f"a source is called with this range only: give {listed(missing)} a default"
         yield Diagnostic("MC516", message, span, help=help)
 
 
@@ -207,10 +207,10 @@ def _how_to_pass(call: Call) -> str:
     """Returns the help for a method without positional parameters."""
     stage, by_name = call.stage, call.signature.by_name
     if by_name:
-        return f"name it: in: {{{by_name[0]}: {_stages(stage.inputs[0])}}}" if stage.inputs else ""
+        return f"write it by name: in: {{{by_name[0]}: {_stages(stage.inputs[0])}}}" if stage.inputs else ""
     if stage.is_source:
-        return "a source takes the range of its sample numbers"
-    return "give it a parameter, or write `in: []`: a stage without data"
+        return "a source is called with the range of its sample numbers"
+    return "add a parameter, or write `in: []` for a stage without data"
 
 
 def _stages(given: Input) -> str:
@@ -225,8 +225,8 @@ def inputs_fit_types(facts: Facts) -> Iterator[Diagnostic]:
             continue
         first = hints.get(call.signature.first)
         if stage.is_source and stage.samples and first is not None and first.is_batch:
-            message = f"{call.name} takes a Batch, and stage `{stage.name}` takes from no stage"
-            help = "name the stage that gives it in `in:`; a source takes the range of its sample numbers"
+            message = f"{call.name} expects a Batch, but stage `{stage.name}` has no `in`"
+            help = "write `in: STAGE`; a source is called with the range of its sample numbers"
             yield Diagnostic("MC519", message, call.span, help=help)
         for given in stage.inputs if stage.name not in stage.takes else ():
             hint = hints.get(given.parameter or call.signature.first)
@@ -240,7 +240,7 @@ def _input_fits_type(facts: Facts, call: Call, given: Input, hint: Hint) -> Iter
     parameter = f"`{given.parameter or call.signature.first}` of {call.name}"
     if hint.kinds == {"range"}:
         message = f"{parameter} is the range of a source's sample numbers"
-        yield Diagnostic("MC519", message, span, help="leave `in` out, and write `samples`")
+        yield Diagnostic("MC519", message, span, help="remove `in`, and write `samples`")
         return
     source = facts.recipe.pipeline.get(given.stages[0]) if len(given.stages) == 1 else None
     collect, seconds = COLLECT["flatten"], tuple[Span, ...]()
@@ -252,11 +252,11 @@ def _input_fits_type(facts: Facts, call: Call, given: Input, hint: Hint) -> Iter
         collect, seconds = known, (facts.key("pipeline", source.name).with_word(word),)
     if hint.is_batch and (collect.is_reduced or collect.is_list):
         gives = "numbers" if collect.is_reduced else "a list of its workers' values"
-        message = f"{parameter} is a Batch, and `{given.stages[0]}` gives {gives}"
-        help = "take a stage that gives a batch, or change `collect` there"
+        message = f"{parameter} is a Batch, but stage `{given.stages[0]}` produces {gives}"
+        help = "take a stage that produces a batch, or change its `collect`"
         yield Diagnostic("MC519", message, span, seconds, help)
     elif hint.is_scalar and collect.is_batch:
-        message = f"{parameter} is {hint.described}, and `{given.stages[0]}` gives a batch"
+        message = f"{parameter} is {hint.described}, but stage `{given.stages[0]}` produces a batch"
         help = "arguments of the constructor go under the component's `args`"
         yield Diagnostic("MC519", message, span, seconds, help)
 
@@ -288,13 +288,15 @@ def results_can_be_collected(facts: Facts) -> Iterator[Diagnostic]:
         is_needed = stage.is_source or stage.name in facts.taken
         if _reduces_batches(facts, stage):
             word = facts.modes[stage.name].collect
-            message = f"{call.name} gives a Batch, and `collect: {word}` is for numbers"
+            message = f"{call.name} returns a Batch, but `collect: {word}` is for numbers"
             yield Diagnostic("MC524", message, span, help="write `collect: flatten`")
         elif collect.is_batch and returned.kinds and returned.kinds <= {"mapping", *SCALARS} and is_needed:
             joins, help = "`collect: flatten` joins batches", "write `collect: mean`"
             if stage.is_source:
-                joins, help = "a source gives batches", "give a Batch"
-            yield Diagnostic("MC524", f"{call.name} gives {returned.described}, and {joins}", span, help=help)
+                joins, help = "a source must return batches", "return a Batch"
+            yield Diagnostic(
+                "MC524", f"{call.name} returns {returned.described}, but {joins}", span, help=help
+            )
 
 
 RULES = (

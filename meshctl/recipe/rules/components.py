@@ -32,7 +32,7 @@ def module_exists(facts: Facts) -> Iterator[Diagnostic]:
         help = _where_to_look(facts, target)
         span = facts.value("components", first, "_target_")
         seconds = tuple(s.with_word("and here") for s in spans)
-        yield Diagnostic("MC501", f"there is no module `{module}`", span, seconds, help)
+        yield Diagnostic("MC501", f"module `{module}` was not found", span, seconds, help)
 
 
 def _where_to_look(facts: Facts, target: str) -> str:
@@ -43,10 +43,10 @@ def _where_to_look(facts: Facts, target: str) -> str:
         return f"did you mean `{near}.{target.rpartition('.')[2]}`?"
     if not _is_encodable(target, encoding):
         return (
-            f"names of files are {encoding} here, which has not all its letters: set PYTHONUTF8=1, for the "
-            "run too"
+            f"file names are encoded as {encoding} here, which lacks some of its letters: set PYTHONUTF8=1, "
+            "also for the run"
         )
-    return f"looked in {listed(facts.code.own)}, and among what is installed"
+    return f"searched in {listed(facts.code.own)} and the installed packages"
 
 
 def _modules(facts: Facts) -> list[str]:
@@ -84,8 +84,8 @@ def _is_standard(code: Code, target: str) -> bool:
 def _of_standard_library(code: Code, target: str, span: Span) -> Diagnostic | None:
     if not _is_standard(code, target):
         return None
-    message = f"`{target}` belongs to Python's standard library, and is no component"
-    return Diagnostic("MC503", message, span, help="name a class that derives from meshctl.Component")
+    message = f"`{target}` is in Python's standard library and is not a component"
+    return Diagnostic("MC503", message, span, help="use a class that derives from meshctl.Component")
 
 
 def _diagnostic_of(target: str, found: Found, span: Span) -> Diagnostic | None:
@@ -93,9 +93,9 @@ def _diagnostic_of(target: str, found: Found, span: Span) -> Diagnostic | None:
         case NotFound(has_module=True):
             name, help = target.rpartition(".")[2], did_you_mean(target.rpartition(".")[2], found.names)
             if target.endswith(".py"):
-                help = f"name a class of it: {listed(f'{found.module}.{one}' for one in found.names)}"
+                help = f"use one of its classes: {listed(f'{found.module}.{one}' for one in found.names)}"
             fixes = renamed(span, name, found.names, before=f"{found.module}.")
-            message = f"the module `{found.module}` has no class `{name}`"
+            message = f"module `{found.module}` has no class `{name}`"
             return Diagnostic("MC502", message, span, help=help, fixes=fixes)
         case Unread(broken=True):
             return Diagnostic("MC507", f"`{target}` cannot be imported: {found.why}", span)
@@ -103,7 +103,7 @@ def _diagnostic_of(target: str, found: Found, span: Span) -> Diagnostic | None:
             message = f"`{target}` cannot be checked: {found.why}"
             return Diagnostic("MC504", message, span, severity="note")
         case NoClass():
-            help = "name a class that derives from meshctl.Component"
+            help = "use a class that derives from meshctl.Component"
             return Diagnostic("MC503", f"`{target}` is {found.what}, not a class", span, help=help)
         case Class():
             return _diagnostic_of_class(target, found, span)
@@ -113,16 +113,16 @@ def _diagnostic_of(target: str, found: Found, span: Span) -> Diagnostic | None:
 def _diagnostic_of_class(target: str, found: Class, span: Span) -> Diagnostic | None:
     if found.unwritten:
         are = "is" if len(found.unwritten) == 1 else "are"
-        message = f"`{target}` is abstract: {listed(found.unwritten)} {are} not written"
-        return Diagnostic("MC509", message, span, help="name a class that derives from it and writes them")
+        message = f"`{target}` is abstract: {listed(found.unwritten)} {are} not implemented"
+        return Diagnostic("MC509", message, span, help="use a class that derives from it and implements them")
     if found.is_component is None:
-        message = f"`{target}` cannot be checked: a base of it is not on the path as source"
+        message = f"`{target}` cannot be checked: the source of one of its base classes was not found"
         return Diagnostic("MC504", message, span, severity="note")
     if found.is_component:
         return None
     if found.foreign_base:
-        message = f"`{target}` derives from {found.foreign_base}, and not from meshctl.Component"
-        return Diagnostic("MC503", message, span, help="write a Component that has one")
+        message = f"`{target}` derives from {found.foreign_base}, not from meshctl.Component"
+        return Diagnostic("MC503", message, span, help="write a Component that contains one")
     message = f"`{target}` does not derive from meshctl.Component"
     return Diagnostic("MC503", message, span, help="derive it from meshctl.Component")
 

@@ -55,7 +55,7 @@ def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
             for group in groups[:MAX_SHOWN]
         )
         are = "is" if device_count(idle) == 1 else "are"
-        message = f"{device_count(idle)} of {total} {kind} devices {are} used by no group"
+        message = f"{device_count(idle)} of {total} {kind} devices {are} not used by any group"
         span = facts.cluster_value("devices_per_node", *_type_key(recipe, kind))
         help = _how_to_use(recipe, kind, allocation)
         where = _listed(idle, allocation.cluster, kind)
@@ -115,7 +115,7 @@ def _how_to_use(recipe: Recipe, kind: str, allocation: Allocation) -> str:
     given, cluster = recipe.cluster, allocation.cluster
     last = max((stop for _, stop in _ranges_of_type(recipe, allocation, kind)), default=0)
     if not last:
-        return f"give them to a group, or leave `{kind}` out of `cluster.devices_per_node`"
+        return f"give them to a group, or remove `{kind}` from `cluster.devices_per_node`"
     key, number = "nodes", cluster.node_of(kind, last - 1) + 1
     smaller = replace(given, nodes=number)
     if cluster.nodes == 1 and given.devices_of(kind) == cluster.total(kind):
@@ -127,7 +127,7 @@ def _how_to_use(recipe: Recipe, kind: str, allocation: Allocation) -> str:
     there = allocate(recipe.groups, smaller)
     left, idle = device_count(_idle(recipe, there, kind)), device_count(_idle(recipe, allocation, kind))
     if there.beyond or left >= idle:
-        return "give them to a group, or take them out of `cluster`"
+        return "give them to a group, or remove them from `cluster`"
     return (
         f"give them to a group, or write `cluster.{key}: {number}`{f', which leaves {left}' if left else ''}"
     )

@@ -55,7 +55,7 @@ def workers_divide_devices(facts: Facts) -> Iterator[Diagnostic]:
         has = f"`{name}` has {counted(devices, 'device')}"
         seconds = (facts.value("groups", name, "ranks").with_word(has),)
         message = f"`gpus_per_worker` {each} does not divide the {devices} devices of group `{name}`"
-        help = f"these do: {', '.join(map(str, divisors(devices)[:MAX_LISTED]))}"
+        help = f"use {', '.join(map(str, divisors(devices)[:MAX_LISTED]))}"
         yield Diagnostic("MC303", message, facts.value("groups", name, "gpus_per_worker"), seconds, help)
 
 
@@ -70,8 +70,8 @@ def node_counts_agree(facts: Facts) -> Iterator[Diagnostic]:
         if nodes != count:
             stated = f"`{'.'.join(first)}` {'is' if is_number else 'lists'} {count}"
             seconds = (facts.cluster_value(*first).with_word(stated),)
-            message = f"`{'.'.join(key)}` lists {counted(nodes, 'node')}, the cluster has {count}"
-            help = "give a number for each node" + (", or leave `nodes` out" if is_number else "")
+            message = f"`{'.'.join(key)}` lists {counted(nodes, 'node')}, but the cluster has {count}"
+            help = "write one number for each node" + (", or remove `nodes`" if is_number else "")
             yield Diagnostic("MC315", message, facts.cluster_value(*key), seconds, help)
 
 
@@ -89,7 +89,7 @@ def workers_stay_on_node(facts: Facts) -> Iterator[Diagnostic]:
         seconds = (facts.value("groups", group.name, "ranks").with_word(would_have),)
         sizes = {size for _, size in allocation.cluster.devices_per_node[group.device_type] if size}
         nodes = " or ".join(map(str, sorted(sizes, reverse=True)[:MAX_LISTED]))
-        rule = f"a worker's devices must be neighbours on one node of {nodes}"
+        rule = f"a worker's devices must be adjacent on one node of {nodes}"
         span = facts.value("groups", group.name, "gpus_per_worker")
         yield Diagnostic("MC304", f"`gpus_per_worker` {each}: {rule}", span, seconds)
 
@@ -125,7 +125,7 @@ def devices_are_disjoint(facts: Facts) -> Iterator[Diagnostic]:
             continue
         device = first_common_device(allocation.devices[one.name], allocation.devices[other.name])
         if device is not None:
-            seconds = (facts.value("groups", one.name, "ranks").with_word(f"`{one.name}` has it too"),)
+            seconds = (facts.value("groups", one.name, "ranks").with_word(f"`{one.name}` also has it"),)
             message = f"device {device} is in both `{one.name}` and `{other.name}`"
             help = f"give them different devices, or write `colocate: {one.name}` in `{other.name}`"
             span = facts.value("groups", other.name, "ranks")
@@ -147,7 +147,9 @@ def cluster_has_devices(facts: Facts) -> Iterator[Diagnostic]:
         numbered = f"the cluster has {total}" + (f", numbered from 0 to {total - 1}" if total else "")
         seconds, help = _hardware(facts, kind)
         span = _device_span(facts, name, device)
-        yield Diagnostic("MC309", f"group `{name}` needs device {device}, {numbered}", span, (seconds,), help)
+        yield Diagnostic(
+            "MC309", f"group `{name}` needs device {device}, but {numbered}", span, (seconds,), help
+        )
     for kind, names in counts.items():
         yield _too_small(facts, kind, names)
 
@@ -211,7 +213,7 @@ def _hardware(facts: Facts, kind: str) -> tuple[Span, str]:
     enough = f"`cluster.{'.'.join(key)}: {least_per_node(recipe.groups, kind, cluster.nodes)}`"
     who = f"all groups on {kind}" if _has_several_types(facts) else "all groups"
     left_out = "it" if len(key) > 1 else "`cluster`"
-    help = f"{who} together need {needed}: say {enough}, or leave {left_out} out"
+    help = f"{who} together need {needed}: write {enough}, or remove {left_out}"
     return facts.cluster_value(*key).with_word(word), help
 
 
@@ -238,10 +240,10 @@ def enough_devices_are_visible(facts: Facts) -> Iterator[Diagnostic]:
         are_names = all(re.fullmatch(pattern, device) for device in visible)
         if not are_names or not (needed := facts.devices_beyond_visible(group)):
             continue
-        takes = f"`{name}` takes {counted(needed, 'device')} of a node"
+        takes = f"`{name}` uses {counted(needed, 'device')} of a node"
         seconds = (facts.value("groups", name, "ranks").with_word(takes),)
-        named = f"`visible_devices` names {counted(len(visible), 'device')}"
-        message = f"{named}, group `{name}` takes {needed} of a node"
+        named = f"`visible_devices` lists {counted(len(visible), 'device')}"
+        message = f"{named}, but group `{name}` uses {needed} of a node"
         yield Diagnostic("MC310", message, facts.value("groups", name, "visible_devices"), seconds)
 
 
@@ -257,9 +259,9 @@ def device_names_are_known(facts: Facts) -> Iterator[Diagnostic]:
             span = facts.value(*(path if facts.is_named(*path) else path[:-1]))
             if not re.fullmatch(NAME_PATTERNS[kind], device):
                 help = 'write indices, "0,1"' + (", or UUIDs: GPU-..., MIG-..." if kind == "cuda" else "")
-                yield Diagnostic("MC316", f"`{device}` names no {kind} device", span, help=help)
+                yield Diagnostic("MC316", f"`{device}` is not a valid {kind} device", span, help=help)
             elif device in visible[:index]:
-                message = f"`visible_devices` of group `{name}` names device {device} twice"
+                message = f"`visible_devices` of group `{name}` lists device {device} twice"
                 yield Diagnostic("MC316", message, span)
 
 
@@ -351,16 +353,16 @@ def hardware_is_disjoint(facts: Facts) -> Iterator[Diagnostic]:
 def _seen_twice(facts: Facts, one: DeviceGroup, other: DeviceGroup, node: int, device: str) -> Diagnostic:
     kind = one.device_type
     if one.visible_devices and other.visible_devices:
-        seconds = facts.value("groups", one.name, "visible_devices").with_word(f"`{one.name}` sees it too")
+        seconds = facts.value("groups", one.name, "visible_devices").with_word(f"`{one.name}` also sees it")
         message = f"`{one.name}` and `{other.name}` both see the {kind} device {device} of node {node}"
         span = facts.value("groups", other.name, "visible_devices")
-        help = f"name other devices, or write `colocate: {one.name}` in `{other.name}`"
+        help = f"list other devices, or write `colocate: {one.name}` in `{other.name}`"
         return Diagnostic("MC317", message, span, (seconds,), help)
     named, numbered = (one, other) if one.visible_devices else (other, one)
     has = f"`{numbered.name}` has number {device} of node {node}"
     seconds = facts.value("groups", numbered.name, "ranks").with_word(has)
     sees = f"`{named.name}` sees the {kind} device {device} of node {node}"
-    message = f"{sees}, which `{numbered.name}` has too unless it is renumbered"
+    message = f"{sees}, which `{numbered.name}` also uses unless the devices are renumbered"
     span = facts.value("groups", named.name, "visible_devices")
     help = "write `visible_devices` in both groups, or in none"
     return Diagnostic("MC318", message, span, (seconds,), help, "warning")

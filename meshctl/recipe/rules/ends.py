@@ -27,8 +27,8 @@ def run_ends(facts: Facts) -> Iterator[Diagnostic]:
             has = "has" if len(sources) == 1 else "have"
             who = f"{listed(stage.component for stage in sources)} {has} no `__len__`"
         seconds = tuple(facts.value("components", stage.component, "_target_") for stage in sources)
-        message = f"`epochs` needs a source that knows its length, and {who}"
-        help = "write `steps`, or write `__len__`: the samples of one epoch"
+        message = f"`epochs` needs a source that knows its length, but {who}"
+        help = "write `steps`, or define `__len__`, the number of samples of an epoch"
         yield Diagnostic("MC547", message, facts.value("run", "epochs"), seconds, help)
     elif not run.steps and all(_is_endless(facts, stage) for stage in sources):
         span = facts.key("run" if facts.is_named("run") else "pipeline")
@@ -48,7 +48,7 @@ def steps_are_counted(facts: Facts) -> Iterator[Diagnostic]:
     node = facts.written.node("run", "steps")
     if node is not None and node.value == 0 and facts.is_valid("run", "steps"):
         message = "`steps: 0` sets no limit: the run ends with its data, or never"
-        help = "leave it out, or write the number of steps"
+        help = "remove it, or write the number of steps"
         yield Diagnostic("MC566", message, facts.value("run", "steps"), help=help, severity="warning")
 
 
@@ -64,9 +64,9 @@ def bounds_are_stated(facts: Facts) -> Iterator[Diagnostic]:
     ends = "ends the run with its" if len(bounding) == 1 else "end the run with their"
     does = "does" if len(others) == 1 else "do"
     names, rest = (listed(stage.name for stage in some) for some in (bounding, others))
-    message = f"{names} {ends} data, {rest} {does} not"
+    message = f"{names} {ends} data, but {rest} {does} not"
     span, *seconds = [facts.value("pipeline", stage.name, "every") for stage in others]
-    help = "write `ends_run: false` where that is meant, and `ends_run: true` where it is not"
+    help = "write `ends_run: true` or `ends_run: false` in a source to change this"
     yield Diagnostic("MC564", message, span, tuple(seconds), help, severity="note")
 
 
@@ -79,11 +79,11 @@ def ends_run_is_a_sources(facts: Facts) -> Iterator[Diagnostic]:
         if not stage.is_source:
             message = f"stage `{name}` is not a source: only the data of a source can end the run"
             seconds = (facts.value("pipeline", name, "in"),)
-            yield Diagnostic("MC565", message, span, seconds, "state it at the source")
+            yield Diagnostic("MC565", message, span, seconds, "write it in the source")
         elif stage.when and stage.ends_run:
             message = f"source `{name}` is called at the {stage.when} only: its data cannot end the run"
             seconds = (facts.value("pipeline", name, "when"),)
-            yield Diagnostic("MC565", message, span, seconds, "leave it out")
+            yield Diagnostic("MC565", message, span, seconds, "remove it")
 
 
 def _are_known(facts: Facts) -> bool:

@@ -36,7 +36,7 @@ def batches_are_taken(facts: Facts) -> Iterator[Diagnostic]:
         return
     for name, stage in pipeline.items():
         if stage.is_source and name not in facts.taken:
-            message = f"no stage takes the batches of `{name}`"
+            message = f"the batches of `{name}` are not used by any stage"
             yield Diagnostic("MC539", message, facts.key("pipeline", name), severity="note")
 
 
@@ -63,7 +63,7 @@ def peers_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
         )
         one, other = split
         gives = f"`execute: {execute}` of stage `{stage.name}` gives ranks {one} and {other}"
-        message = f"{gives} of `{stage.component}` different samples, and they are peers of one data rank"
+        message = f"{gives} of `{stage.component}` different samples, although they belong to one data rank"
         help = "write `execute: all`, or choose layouts in which each producer has whole data ranks"
         yield Diagnostic("MC528", message, _key_of(facts, stage, "execute"), seconds, help)
 
@@ -141,8 +141,8 @@ def _one_part_is_all(facts: Facts, stage: Stage, mesh: DeviceMesh, producers: in
             "" if _has_all(mesh, execute, mode, producers, modes.producers.rank_at(mesh, 0)) else "one worker"
         )
     if who:
-        passes_on = f"stage `{stage.name}` hands on the samples of {who} of `{stage.component}`"
-        message = f"{passes_on}: those of the others are lost"
+        passes_on = f"stage `{stage.name}` passes on only the samples of {who} of `{stage.component}`"
+        message = f"{passes_on}; those of the others are lost"
         span, help = _key_of(facts, stage, "collect"), "write `collect: flatten`"
         yield Diagnostic("MC538", message, span, help=help, severity="warning")
 
@@ -174,11 +174,11 @@ def _parts_are_all(facts: Facts, stage: Stage, mesh: DeviceMesh, producers: int)
 def _why_lost(mesh: DeviceMesh, mode: DispatchMode, component: str) -> str:
     data_size, workers = mesh.data_size, mesh.world_size
     if not mode.cuts_samples and data_size > 1:
-        each = f"each of the {data_size} data ranks of `{component}` gives all samples"
-        return f"{each}, so each comes {data_size} times"
+        each = f"each of the {data_size} data ranks of `{component}` returns all samples"
+        return f"{each}, so each sample is collected {data_size} times"
     if mode.cuts_samples and not mode.is_by_data_rank and workers > data_size:
-        different = f"{workers} workers of `{component}` get different samples"
-        return f"{different}, and {data_size} of them are collected: the samples of the others are lost"
+        different = f"{workers} workers of `{component}` receive different samples"
+        return f"{different}, but only {data_size} of them are collected; the samples of the others are lost"
     return ""
 
 
@@ -194,7 +194,7 @@ def _why_lost_by_peers(mesh: DeviceMesh, mode: str, producers: int, component: s
     representatives = (mesh.representative(data_rank) for data_rank in range(mesh.data_size))
     times = Counter(sample for rank in representatives for sample in received.get(rank, ()))
     if any(count > 1 for count in times.values()):
-        return f"several data ranks of `{component}` give the same samples"
+        return f"several data ranks of `{component}` return the same samples"
     if len(times) < producers * len(numbers):
         return f"not all workers of `{component}` that receive samples are collected: some samples are lost"
     return ""
@@ -224,7 +224,7 @@ def _idle_words_of_input(facts: Facts, stage: Stage, given: Input) -> Iterator[D
     words, mode = given.dispatch or stage.dispatch, facts.dispatch(stage, given).mode
     keys, is_single = _partitioning(words), facts.modes[stage.name].execute_mode.is_single
     if is_single or not DISPATCH[mode].cuts_samples:
-        why = "`execute: first` calls one worker" if is_single else f"`{mode}` cuts no shares"
+        why = "`execute: first` calls one worker" if is_single else f"`{mode}` does not partition the samples"
         for key in keys:
             if key != "home" or is_single:
                 yield _idle(facts, f"`{key}` has no effect: {why}", *path, key)
@@ -235,13 +235,13 @@ def _idle_words_of_input(facts: Facts, stage: Stage, given: Input) -> Iterator[D
                     facts, f"`{key}` has no effect: `home` decides where each sample goes", *path, key
                 )
     elif words.equal_counts and not words.balance:
-        why = "without `balance` counts are equal already"
+        why = "without `balance`, counts are always equal"
         yield _idle(facts, f"`equal_counts` has no effect: {why}", *path, "equal_counts")
 
 
 def _idle_words_without_inputs(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     words, path = stage.dispatch, ("pipeline", stage.name, "dispatch")
-    takes_nothing = f"stage `{stage.name}` takes nothing"
+    takes_nothing = f"stage `{stage.name}` has no input"
     node = facts.node(*path)
     if node is not None and not node.is_mapping:
         yield _idle(facts, f"`dispatch` has no effect: {takes_nothing}", *path)

@@ -14,8 +14,8 @@ from meshctl.text.english import counted, listed, nearest
 
 def recipe_has_groups(facts: Facts) -> Iterator[Diagnostic]:
     if not facts.recipe.groups and facts.is_valid("groups"):
-        help = "state where it runs: groups: {train: {ranks: 2, device_type: cpu}}"
-        message = "the recipe has no device group"
+        help = "describe where it runs: groups: {train: {ranks: 2, device_type: cpu}}"
+        message = "the recipe has no device groups"
         yield Diagnostic("MC300", message, facts.key("groups"), help=help, missing=True)
 
 
@@ -23,7 +23,7 @@ def cpu_ranks_are_count(facts: Facts) -> Iterator[Diagnostic]:
     for name, group in facts.recipe.groups.items():
         if group.device_type == "cpu" and isinstance(group.ranks, tuple):
             seconds = (facts.value("groups", name, "device_type").with_word("`device_type` is cpu"),)
-            message = f"`ranks` of the cpu group `{name}` is a count of processes, not a list"
+            message = f"`ranks` of the cpu group `{name}` must be a number of processes, not a list"
             span = facts.value("groups", name, "ranks")
             yield Diagnostic("MC302", message, span, seconds, f"write {len(group.ranks)}")
 
@@ -45,10 +45,10 @@ def keys_fit_device_type(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _meaningless(facts: Facts, group: str, key: str, use: str, kind: str, help: str = "") -> Diagnostic:
-    message = f"`{key}` {use}, group `{group}` is on {kind}"
+    message = f"`{key}` {use}, but group `{group}` is on {kind}"
     if facts.is_detected(group):
         message = f"{message}, the device type of this machine"
-        help = "`device_type` is left out: state the one of the machine that the recipe runs on"
+        help = "`device_type` is not set: write the type of the machine that runs the recipe"
     return Diagnostic("MC308", message, facts.key("groups", group, key), help=help)
 
 
@@ -68,14 +68,14 @@ def colocated_group_exists(facts: Facts) -> Iterator[Diagnostic]:
             host_type = f"`{host.name}` is on {host.device_type}"
             seconds = (facts.value("groups", host.name, "device_type").with_word(host_type),)
             message = (
-                f"group `{name}` is on {group.device_type}, it cannot share the devices of `{host.name}`"
+                f"group `{name}` is on {group.device_type} and cannot share the devices of `{host.name}`"
             )
             yield Diagnostic("MC305", message, span, seconds, missing=True)
         elif isinstance(group.ranks, int) and group.devices > host.devices > 0:
             has = f"`{host.name}` has {counted(host.devices, 'device')}"
             seconds = (facts.value("groups", host.name, "ranks").with_word(has),)
             shares = f"group `{name}` shares {counted(group.devices, 'device')} with `{host.name}`"
-            ranks, help = facts.value("groups", name, "ranks"), f"write {host.devices} or less"
+            ranks, help = facts.value("groups", name, "ranks"), f"write at most {host.devices}"
             yield Diagnostic("MC306", f"{shares}, which has {host.devices}", ranks, seconds, help)
 
 
@@ -99,11 +99,11 @@ def group_runs_something(facts: Facts) -> Iterator[Diagnostic]:
             component = components[0].name
             runs = f"`{component}` runs on `{name}`"
             seconds = (facts.value("components", component, "group").with_word(runs),)
-            message = f"group `{name}` runs a program, it cannot host components too"
+            message = f"group `{name}` runs a program, so components cannot run on it"
             span = facts.key("groups", name, "program")
             yield Diagnostic("MC312", message, span, seconds, "use two groups")
         elif not group.program and not components and facts.is_valid("groups", name) and are_placed:
-            message = f"group `{name}` runs nothing"
+            message = f"nothing runs on group `{name}`"
             help = f"write `group: {name}` in a component, or `program: SCRIPT` in the group"
             yield Diagnostic("MC311", message, facts.key("groups", name), help=help, missing=True)
 
@@ -118,7 +118,10 @@ def program_exists(facts: Facts) -> Iterator[Diagnostic]:
         if program.module:
             yield from _module_exists(facts, name, program)
         if _is_missing_folder(facts, program):
-            message, help = f"there is no folder `{program.cwd}`", f"it is relative to `{facts.code.own[0]}`"
+            message, help = (
+                f"folder `{program.cwd}` was not found",
+                f"the path is relative to `{facts.code.own[0]}`",
+            )
             yield Diagnostic("MC313", message, facts.value("groups", name, "cwd"), help=help)
         elif program.script and "{" not in program.script and not program.script.startswith("-"):
             yield from _script_exists(facts, name, program)
@@ -128,9 +131,9 @@ def _module_exists(facts: Facts, group: str, program: Program) -> Iterator[Diagn
     """The module of a program exists. It is not checked for another interpreter or another working
     directory."""
     if not program.python and not program.cwd and facts.code.module(program.module) is None:
-        help = f"looked in {_listed(facts.code.own)}, and among what is installed"
+        help = f"searched in {_listed(facts.code.own)} and the installed packages"
         span = facts.value("groups", group, "program", "module")
-        yield Diagnostic("MC313", f"there is no module `{program.module}`", span, help=help)
+        yield Diagnostic("MC313", f"module `{program.module}` was not found", span, help=help)
 
 
 def _is_missing_folder(facts: Facts, program: Program) -> bool:
@@ -150,14 +153,14 @@ def _script_exists(facts: Facts, group: str, program: Program) -> Iterator[Diagn
     if exists(program.script):
         return
     scripts = [path.name for folder in folders for path in files(folder, ".py")]
-    help = f"looked in {_listed(folders)}"
+    help = f"searched in {_listed(folders)}"
     if near := nearest(program.script, scripts):
         help = f"did you mean `{near}`?"
     script, *arguments = program.script.split() or [""]
     if arguments and exists(script):
         help = f"its arguments go under `args`: program: {script}, args: [{', '.join(arguments)}]"
     span = facts.value("groups", group, "program")
-    yield Diagnostic("MC313", f"there is no program `{program.script}`", span, help=help)
+    yield Diagnostic("MC313", f"program `{program.script}` was not found", span, help=help)
 
 
 def _listed(folders: Iterable[str | Path]) -> str:

@@ -60,11 +60,13 @@ def home_made_samples(facts: Facts) -> Iterator[Diagnostic]:
             if not {own.group, maker.group} <= {*facts.recipe.groups}:
                 continue
             seconds = facts.key("pipeline", one.home).with_word(f"`{one.home}` runs on `{maker.group}`")
-            message = f"stage `{name}` runs on `{own.group}`, its samples have no home in `{one.home}`"
-            yield Diagnostic("MC535", message, span, (seconds,), "name a stage of the same group")
+            message = f"`home` of stage `{name}` (on `{own.group}`) must be a stage of the same group"
+            yield Diagnostic("MC535", message, span, (seconds,), "write a stage of the same group")
         elif strangers:
-            message = f"the samples of `{strangers[0]}` did not pass `{one.home}`, they have no home there"
-            help = "name a stage that it takes, or that those take"
+            message = (
+                f"the samples of `{strangers[0]}` do not come from `{one.home}`, so none has a rank there"
+            )
+            help = "write a stage that it takes, directly or through others"
             yield Diagnostic("MC535", message, span, help=help)
         elif own and maker and facts.is_valid("pipeline", name):
             yield from _shares_match(facts, one, maker.name, span)
@@ -99,24 +101,26 @@ def _shares_match(facts: Facts, one: Home, maker: str, span: Span) -> Iterator[D
     ranks, shares = home_mesh.data_size if is_spread else 1, mode.share_count(mesh)
     seconds = facts.key("components", maker).with_word(f"`{maker}` has {counted(ranks, 'data rank')}")
     if ranks < home_mesh.data_size:
-        seconds = facts.key("pipeline", made.name).with_word("one worker gives its samples")
-    homes = f"the samples of stage `{name}` have homes on {counted(ranks, 'data rank')} of `{maker}`"
+        seconds = facts.key("pipeline", made.name).with_word("one worker produces its samples")
+    homes = f"the samples of stage `{name}` come from {counted(ranks, 'data rank')} of `{maker}`"
     same_layout = "give both the same layout: `parallel: COMPONENT`"
     if execute.is_per_producer:
         if ranks > 1:
             sends = f"`execute: peer` sends the samples of stage `{name}` to their producer's workers"
-            yield Diagnostic("MC535", f"{sends}, and not home", span, (seconds,), "write `execute: all`")
+            yield Diagnostic(
+                "MC535", f"{sends}, not to the rank of `home`", span, (seconds,), "write `execute: all`"
+            )
     elif ranks > shares or (ranks < shares and not one.words.allow_empty):
-        message = f"{homes}, `{component}` has {counted(shares, 'share')}"
+        message = f"{homes}, but `{component}` has {counted(shares, 'share')}"
         yield Diagnostic("MC535", message, span, (seconds,), same_layout)
     elif (moved := _first_moved(mode, mesh, home_mesh, ranks)) is not None:
         worker = home_mesh.representative(moved)
-        where = f"the home of data rank {moved} is worker {worker}, not one of share {moved}"
+        where = f"data rank {moved} is worker {worker} there, which has another share here"
         yield Diagnostic("MC535", f"{homes}, and {where}", span, (seconds,), same_layout)
     elif 0 < made.samples < ranks and not one.words.allow_empty:
         few = facts.value("pipeline", made.name, "samples").with_word(counted(made.samples, "sample"))
-        help = "write `allow_empty: true` here too, or give more samples"
-        yield Diagnostic("MC535", f"{homes}, some of which make none", span, (few,), help)
+        help = "write `allow_empty: true` here too, or produce more samples"
+        yield Diagnostic("MC535", f"{homes}, some of which produce none", span, (few,), help)
 
 
 def _first_moved(mode: DispatchMode, mesh: DeviceMesh, home: DeviceMesh, ranks: int) -> int | None:

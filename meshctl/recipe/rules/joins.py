@@ -39,9 +39,9 @@ def _gives_batch(facts: Facts, stage: Stage, given: Input, index: int, name: str
     gives = "numbers" if modes.collect_mode.is_reduced else "a list of its workers' values"
     span = facts.value("pipeline", stage.name, *input_path(given, index))
     seconds = (facts.key("pipeline", name).with_word(f"`collect` is {modes.collect}"),)
-    message = f"a list of stages joins batches, `{name}` gives {gives}"
+    message = f"a list of stages joins batches, but `{name}` produces {gives}"
     yield Diagnostic(
-        "MC537", message, span, seconds, "give each its own parameter: in: {PARAMETER: STAGE, ...}"
+        "MC537", message, span, seconds, "use one parameter for each: in: {PARAMETER: STAGE, ...}"
     )
 
 
@@ -60,8 +60,8 @@ def inputs_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
                 continue
             span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
             both = f"stage `{stage.name}` takes `{lead}` and `{name}` together"
-            message = f"{both}, which are not the same samples: {difference.why}"
-            help = "take stages whose samples come from one source, one for one"
+            message = f"{both}, but their samples differ: {difference.why}"
+            help = "take stages that have the same samples of one source"
             yield Diagnostic("MC536", message, span, difference.spans, help)
 
 
@@ -91,7 +91,7 @@ def _difference(facts: Facts, one: str, other: str) -> Difference | None:
     first, second = (source.samples for source in origins)
     both = f"their sources `{origins[0].name}` and `{origins[1].name}`"
     if first and second and first != second:
-        return Difference(f"{both} give different numbers of them", _counts(facts, origins, "a step"))
+        return Difference(f"{both} produce different numbers of samples", _counts(facts, origins, "a step"))
     times = [facts.times[source.name] for source in origins]
     if times[0] != times[1]:
         pairs = zip(origins, times, strict=True)
@@ -117,7 +117,7 @@ def _counts_are_unlikely(
     both = f"stage `{stage.name}` takes `{lead}` and `{name}` together"
     message = f"{both}, of which {counts[lead]} and {counts[name]} samples are expected"
     span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
-    help = f"state `samples` of {listed(silent)}, or take stages with the same samples"
+    help = f"write `samples` in {listed(silent)}, or take stages with the same samples"
     yield Diagnostic("MC536", message, span, seconds, help, "warning")
 
 
@@ -160,7 +160,7 @@ def _difference_between_peers(facts: Facts, stage: Stage, one: str, other: str) 
             facts.key("pipeline", source.name).with_word(counted(count, "producer"))
             for source, count in counts
         ]
-        why = f"`execute: peer`, and {first} workers give the one, {second} the other"
+        why = f"`execute: peer`, and {first} workers produce one, {second} the other"
         return Difference(why, tuple(spans))
     moved = [source for source in stages if _is_moved(facts, source)]
     if len(moved) != 1:

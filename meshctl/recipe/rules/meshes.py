@@ -39,12 +39,12 @@ def named_mesh_exists(facts: Facts) -> Iterator[Diagnostic]:
         if other is None:
             continue
         if _takes_own_mesh(facts, component):
-            yield Diagnostic("MC402", f"component `{name}` takes its own mesh", span, missing=True)
+            yield Diagnostic("MC402", f"component `{name}` takes its mesh from itself", span, missing=True)
         elif other.group != component.group and other.group in groups and component.group in groups:
             runs = f"`{other.name}` runs on `{other.group}`"
             seconds = (facts.value("components", other.name, "group").with_word(runs),)
-            message = f"`{name}` runs on `{component.group}`, it cannot take the mesh of `{other.name}`"
-            help = "a mesh is shared within one group; write sizes"
+            message = f"`{name}` runs on `{component.group}` and cannot take the mesh of `{other.name}`"
+            help = "write sizes: only components of one group can share a mesh"
             yield Diagnostic("MC403", message, span, seconds, help)
 
 
@@ -133,7 +133,7 @@ def _contradicted(facts: Facts, component: Component, sizes: Sizes, misfit: Misf
     if misfit.rule == "auto":
         family = DIMS if misfit.size.removesuffix("_size") in DIMS else EXPERT_DIMS
         other = next(f"{dim}_size" for dim in family if given.get(f"{dim}_size") == "auto")
-        return facts.value("components", name, "parallel", other).with_word("this one is auto too")
+        return facts.value("components", name, "parallel", other).with_word("this is also auto")
     if misfit.rule not in NEEDED_SIZES:
         return _ranks(facts, component.group)
     needed = NEEDED_SIZES[misfit.rule]

@@ -32,8 +32,8 @@ def config_is_readable(facts: Facts) -> Iterator[Diagnostic]:
             if file.wrong:
                 span = facts.value(*(path if facts.is_named(*path) else path[:-1]))
                 help = (
-                    "nothing is fetched: name a config.json, or its folder, beside the recipe, or write the "
-                    "numbers: {num_heads: 32}"
+                    "models are not downloaded: write the path of a config.json or of its folder, "
+                    "or the sizes: {num_heads: 32}"
                 )
                 yield Diagnostic("MC430", file.wrong, span, (file.at,) if file.at else (), help)
 
@@ -96,9 +96,7 @@ def tp_divides_model(facts: Facts) -> Iterator[Diagnostic]:
         elif model.repeats_kv_heads(tp):
             kv_heads = model.get("num_kv_heads")
             message = f"`tp_size` {tp} exceeds the {counted(kv_heads, 'kv head')} of `{name}`"
-            help = (
-                f"the component must keep each of them on {tp // kv_heads} ranks; without that: tp {kv_heads}"
-            )
+            help = f"the component must replicate each on {tp // kv_heads} ranks; to avoid it: tp {kv_heads}"
             yield Diagnostic("MC431", message, span, model.stated("num_kv_heads"), help, "warning")
         elif vocabulary % tp:
             padded = -(-vocabulary // tp) * tp
@@ -141,15 +139,15 @@ def stages_have_layers(facts: Facts) -> Iterator[Diagnostic]:
         span = one.span(facts, "vpp_size" if vpp > 1 else "pp_size").with_word(drawn)
         seconds = one.model.stated("num_layers")
         if layers < stages:
-            has = f"`{name}` has {counted(layers, 'layer')} for {counted(stages, 'stage')}"
-            message = f"{has}: some stages have none"
+            has = f"`{name}` has {counted(layers, 'layer')} for {counted(stages, 'pipeline stage')}"
+            message = f"{has}, so some stages would have none"
             fewer = layers // pp
             is_possible = vpp > 1 and fewer > 0 and one.fits_with(one.layout.with_ring, vpp=fewer)
             options = [f"vpp {fewer}"] if is_possible else []
             help = nearest_that_fit([*options, *one.layout.proposals])
             yield Diagnostic("MC434", message, span, seconds, help)
         else:
-            message = f"the {layers} layers of `{name}` are not even over {stages} stages"
+            message = f"the {layers} layers of `{name}` cannot be divided evenly over {stages} stages"
             help = "the component must distribute them in this way"
             yield Diagnostic("MC437", f"{message}: {_uneven(layers, stages)}", span, seconds, help, "warning")
 
@@ -201,7 +199,7 @@ def sequences_split_evenly(facts: Facts) -> Iterator[Diagnostic]:
         span = one.span(facts, size).with_word(f"{product} = {parts}" if " x " in product else product)
         name = one.component.name
         message = f"sequences of {length} tokens cannot be split into {parts} equal parts in `{name}`"
-        help = f"sequences of {-(-length // parts) * parts} tokens would"
+        help = f"sequences of {-(-length // parts) * parts} tokens can be split"
         if one.layout.help:
             help = f"{help}; {one.layout.help}"
         yield Diagnostic("MC436", message, span, one.model.stated("sequence_length"), help)

@@ -70,13 +70,13 @@ def _components(facts: Facts) -> Iterator[Reference]:
                 continue
             span, node = facts.value("pipeline", name, key), facts.node("pipeline", name, key)
             method = str(node.value)[len(component) :] if node else ""
-            message = f"there is no component `{component}`"
+            message = f"component `{component}` does not exist"
             yield Reference("components", component, span, "MC512", message, after=method)
     for name, given in facts.recipe.components.items():
         if isinstance(given.parallel, str):
             span = facts.value("components", name, "parallel")
             same = tuple(one.name for one in facts.recipe.components_of(given.group) if one.name != name)
-            message = f"there is no component `{given.parallel}` whose mesh `{name}` could share"
+            message = f"component `{given.parallel}`, whose mesh `{name}` takes, does not exist"
             yield Reference(
                 *("components", given.parallel, span, "MC402", message, name),
                 options=same,
@@ -88,26 +88,29 @@ def _stages(facts: Facts) -> Iterator[Reference]:
     for name, stage in facts.recipe.pipeline.items():
         for other, path in named_stages(stage):
             span = facts.value("pipeline", name, *path)
-            message, options = f"there is no stage `{other}`", _names_in(facts, stage)
+            message, options = f"stage `{other}` does not exist", _names_in(facts, stage)
             yield Reference("pipeline", other, span, "MC530", message, name, options=options)
         for home, path in named_homes(stage):
-            span, message = facts.value("pipeline", name, *path), f"there is no stage `{home}` for `home`"
+            span, message = (
+                facts.value("pipeline", name, *path),
+                f"stage `{home}` of `home` does not exist",
+            )
             yield Reference("pipeline", home, span, "MC534", message, name, options=_names_in(facts, stage))
     for block in facts.recipe.blocks.values():
         is_own = f"{block.name}.{block.over}" in block.stages  # another rule reports that
         if block.over and not is_own and facts.is_valid("pipeline", block.name, "repeat"):
             span = facts.value("pipeline", block.name, "repeat", "over")
-            message = f"there is no stage `{block.over}`, of whose value `{block.name}` makes minibatches"
+            message = f"stage `{block.over}`, given as `over` of block `{block.name}`, does not exist"
             yield Reference("pipeline", block.over, span, "MC530", message)
         for index, other in enumerate(block.after):
             span = facts.item("pipeline", block.name, "after", index=index)
-            yield Reference("pipeline", other, span, "MC530", f"there is no stage `{other}`")
+            yield Reference("pipeline", other, span, "MC530", f"stage `{other}` does not exist")
     for index, metric in enumerate(facts.recipe.run.show if facts.is_valid("run", "show") else ()):
         other, _ = facts.recipe.metric(metric)
         if facts.recipe.pipeline:
             span, message = (
                 facts.item("run", "show", index=index),
-                f"there is no stage `{other}` for `{metric}`",
+                f"stage `{other}` of metric `{metric}` does not exist",
             )
             yield Reference("pipeline", other, span, "MC560", message, after=metric[len(other) :])
 
@@ -175,8 +178,8 @@ def names_exist(facts: Facts) -> Iterator[Diagnostic]:
 def _definition(facts: Facts, name: str, meant: str, some: list[Reference]) -> Diagnostic:
     """Returns the diagnostic for a name that is misspelt in its definition."""
     span, noun = facts.key(some[0].top, name), NOUNS[some[0].top]
-    seconds = tuple(one.span.with_word(f"`{meant}` is named here") for one in some[:MAX_SECONDS])
-    message = f"there is no {noun} `{meant}`, which is named {len(some)} times, and nothing names `{name}`"
+    seconds = tuple(one.span.with_word(f"`{meant}` is used here") for one in some[:MAX_SECONDS])
+    message = f"{noun} `{meant}` is used {len(some)} times but does not exist; `{name}` is never used"
     fixes = renamed(span, name, [meant])
     return Diagnostic(
         some[0].code, message, span, seconds, f"did you mean `{meant}`?", fixes=fixes, missing=True

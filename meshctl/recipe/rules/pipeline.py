@@ -14,7 +14,7 @@ from meshctl.text.english import counted
 def components_have_pipeline(facts: Facts) -> Iterator[Diagnostic]:
     recipe = facts.recipe
     if recipe.components and not recipe.pipeline and facts.is_valid("pipeline"):
-        message = "there are components, and no pipeline calls them"
+        message = "the recipe has components, but no pipeline that calls them"
         help = "describe a step: pipeline: {batch: {call: COMPONENT.METHOD}}"
         yield Diagnostic("MC510", message, facts.key("components"), help=help, missing=True)
 
@@ -22,11 +22,8 @@ def components_have_pipeline(facts: Facts) -> Iterator[Diagnostic]:
 def sources_state_samples(facts: Facts) -> Iterator[Diagnostic]:
     for name, stage in facts.recipe.pipeline.items():
         if stage.is_source and not stage.samples and stage.component and facts.is_valid("pipeline", name):
-            message = f"stage `{name}` is a source (it takes nothing) and needs `samples`"
-            help = (
-                "how many samples it gives a step, over all ranks: samples: 64; or `in:` the stage that it "
-                "takes"
-            )
+            message = f"stage `{name}` is a source (it has no `in`) and needs `samples`"
+            help = "write `samples: 64`, the number of samples in a step over all ranks, or `in: STAGE`"
             yield Diagnostic("MC540", message, facts.key("pipeline", name), help=help, missing=True)
 
 
@@ -39,7 +36,7 @@ def components_are_used(facts: Facts) -> Iterator[Diagnostic]:
     for name in facts.recipe.components:
         found = facts.class_of(name)
         if name not in used and name in facts.meshes and (found is None or found.is_component):
-            message = f"no stage calls component `{name}`"
+            message = f"component `{name}` is not called by any stage"
             yield Diagnostic("MC517", message, facts.key("components", name), severity="warning")
 
 
@@ -51,7 +48,7 @@ def inputs_are_calls(facts: Facts) -> Iterator[Diagnostic]:
             if other in pipeline and pipeline[other].kind == "sync" and path[0] == "in":
                 message = f"stage `{name}` takes `{other}`, which is a sync"
                 span, sync = facts.value("pipeline", name, *path), facts.key("pipeline", other)
-                seconds = (sync.with_word("a sync gives no value"),)
+                seconds = (sync.with_word("a sync has no value"),)
                 yield Diagnostic("MC531", message, span, seconds, f"write `after: {other}`")
 
 
@@ -69,7 +66,7 @@ def stages_are_acyclic(facts: Facts) -> Iterator[Diagnostic]:
             path = " -> ".join(f"`{stage}`" for stage in (*circle, circle[0]))
             message = f"stage `{name}` waits for itself: {path}"
         span = facts.value("pipeline", name, "in" if pipeline[name].inputs else "after")
-        help = "a stage comes after those it takes; weights travel by `sync`"
+        help = "a stage runs after those that it takes; move weights with `sync`"
         yield Diagnostic("MC532", message, span, help=help)
 
 
@@ -123,7 +120,7 @@ def sync_has_two_ends(facts: Facts) -> Iterator[Diagnostic]:
             age = f"the weights are up to {counted(stage.every - 1, 'step')} old"
             every = facts.value("pipeline", name, "every").with_word(age)
             message = f"`max_staleness` {stage.max_staleness} is less than `every` - 1"
-            help = f"write {stage.every - 1} or more, or leave it out"
+            help = f"write {stage.every - 1} or more, or remove it"
             yield Diagnostic("MC551", message, facts.value("pipeline", name, "max_staleness"), (every,), help)
         if target is not None and target.frozen:
             frozen = facts.value("components", stage.to, "frozen")
@@ -135,7 +132,7 @@ def sync_methods_exist(facts: Facts) -> Iterator[Diagnostic]:
     for name, stage in facts.recipe.pipeline.items():
         if stage.kind != "sync":
             continue
-        does = "gives (name, tensor) pairs"
+        does = "yields (name, tensor) pairs"
         yield from _method_exists(facts, name, "sync", stage.component, stage.method, does)
         target = facts.recipe.components.get(stage.to)
         if stage.to != stage.component and not (target is not None and target.frozen):
@@ -149,7 +146,9 @@ def _method_exists(
     found = facts.class_of(component)
     if found is not None and found.whole and found.is_component and method not in found.methods:
         message = f"`{found.target}` has no method `{method}`"
-        yield Diagnostic("MC553", message, facts.value("pipeline", stage, key), help=f"write one that {does}")
+        yield Diagnostic(
+            "MC553", message, facts.value("pipeline", stage, key), help=f"define a method that {does}"
+        )
 
 
 RULES = (

@@ -20,7 +20,7 @@ def metric_exists(facts: Facts) -> Iterator[Diagnostic]:
         span = facts.item("run", "show", index=index)
         if stage in facts.recipe.blocks:
             help = did_you_mean("", facts.recipe.blocks[stage].stages)
-            message = f"`{metric}` is a block, its metrics are {stage}.STAGE.NAME"
+            message = f"`{metric}` is a block; its metrics are named {stage}.STAGE.NAME"
             yield Diagnostic("MC560", message, span, help=help, missing=True)
         if stage not in pipeline:
             continue
@@ -30,8 +30,8 @@ def metric_exists(facts: Facts) -> Iterator[Diagnostic]:
             help = did_you_mean("", options) or f"write {stage}.NAME"
             yield Diagnostic("MC560", message, span, help=help, missing=True)
         elif stage in pipeline and pipeline[stage].kind == "sync":
-            message = f"`{metric}` is not a metric, `{stage}` is a sync"
-            seconds = (facts.key("pipeline", stage).with_word("a sync gives no numbers"),)
+            message = f"`{metric}` is not a metric: `{stage}` is a sync"
+            seconds = (facts.key("pipeline", stage).with_word("a sync has no metrics"),)
             yield Diagnostic("MC560", message, span, seconds, missing=True)
 
 
@@ -45,7 +45,7 @@ def metric_is_given(facts: Facts) -> Iterator[Diagnostic]:
             continue
         if near := nearest(name, options):
             span = facts.item("run", "show", index=index)
-            message = f"stage `{stage}` gives no metric `{name}`, as far as its source says"
+            message = f"metric `{name}` was not found in the source of stage `{stage}`"
             fixes = renamed(span, name, options, before=f"{stage}.")
             help = f"did you mean `{stage}.{near}`?"
             yield Diagnostic("MC562", message, span, help=help, severity="warning", fixes=fixes)
@@ -79,7 +79,7 @@ def route_exists(facts: Facts) -> Iterator[Diagnostic]:
         span = facts.item("run", "record", index=index)
         if word not in pipeline:
             help, fixes = did_you_mean(word, [*routes, *sources]), renamed(span, word, sources)
-            yield Diagnostic("MC563", f"there is no route `{word}`", span, help=help, fixes=fixes)
+            yield Diagnostic("MC563", f"route `{word}` does not exist", span, help=help, fixes=fixes)
             continue
         is_sync = pipeline[word].kind == "sync"
         why = "a sync moves weights, which are not recorded" if is_sync else "no stage takes it"

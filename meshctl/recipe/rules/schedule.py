@@ -35,15 +35,15 @@ def _why_never(facts: Facts, times: Times) -> str:
     match."""
     run, period = facts.recipe.run, times.period
     if "checkpoint" in times.at and run.checkpoint is None and facts.is_valid("run"):
-        return "the run has no `checkpoint`"
+        return "`run.checkpoint` is not set"
     if "start" in times.at and period > 1:
-        return f"the start is step 1, and that is none of steps {period}, {2 * period}, ..."
+        return f"the start is step 1, and this is not one of steps {period}, {2 * period}, ..."
     if run.steps == 1:
         return ""
     if {"start", "end"} <= times.at:
-        return "the start and the end are two steps"
+        return "the start and the end are different steps"
     if {"start", "checkpoint"} <= times.at and run.checkpoint and run.checkpoint.every != 1:
-        return "the start is step 1, and that is no checkpoint"
+        return "the start is step 1, which has no checkpoint"
     return ""
 
 
@@ -55,7 +55,7 @@ def _runs_within_steps(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     seconds = (facts.value("run", "steps").with_word(f"the run has {counted(steps, 'step')}"),)
     message = f"stage `{stage.name}` does not run in {counted(steps, 'step')}: {why}"
     if stage.kind == "sync":
-        message = f"`{stage.name}` sends weights at the start only: {why}"
+        message = f"`{stage.name}` sends weights only at the start: {why}"
     yield Diagnostic("MC545", message, _timing(facts, stage), seconds, severity="warning")
 
 
@@ -104,16 +104,16 @@ def every_is_kept(facts: Facts) -> Iterator[Diagnostic]:
         span = facts.value("pipeline", name, "every")
         if stage.when:
             if stage.every > 1:
-                when = facts.value("pipeline", name, "when").with_word("this alone decides when it runs")
+                when = facts.value("pipeline", name, "when").with_word("`when` decides when it runs")
                 message = "`every` has no effect beside `when`"
                 yield Diagnostic("MC549", message, span, (when,), "keep one of them", "warning")
             continue
         slower = [other for other in stage.takes if _is_slower(facts.times[other], stage.every)]
         if slower and not facts.times[name].at:
             period, seconds = facts.times[name].period, tuple(_timing_of(facts, other) for other in slower)
-            stated = f"stage `{name}` states every {counted(stage.every, 'step')}"
-            message = f"{stated}, and runs every {period}: only where {listed(slower)} runs"
-            yield Diagnostic("MC548", message, span, seconds, f"write {period}, or leave it out", "warning")
+            stated = f"stage `{name}` has `every: {stage.every}`"
+            message = f"{stated} but runs every {period} steps, when {listed(slower)} runs"
+            yield Diagnostic("MC548", message, span, seconds, f"write {period}, or remove it", "warning")
 
 
 def inputs_meet(facts: Facts) -> Iterator[Diagnostic]:
@@ -126,11 +126,9 @@ def inputs_meet(facts: Facts) -> Iterator[Diagnostic]:
         own = facts.times[name].period
         if periods and own > max(periods.values()):
             each = ", ".join(f"`{other}` every {period}" for other, period in periods.items() if period > 1)
-            message = (
-                f"stage `{name}` runs every {own} steps only: its inputs run together no more often ({each})"
-            )
+            message = f"stage `{name}` runs every {own} steps, when all its inputs run ({each})"
             seconds = tuple(_timing_of(facts, other) for other, period in periods.items() if period > 1)
-            help = f"give the inputs the same `every`, or state `every: {own}` here"
+            help = f"give the inputs the same `every`, or write `every: {own}` here"
             yield Diagnostic("MC548", message, facts.value("pipeline", name, "in"), seconds, help, "warning")
 
 
@@ -142,7 +140,7 @@ def checkpoints_before_end(facts: Facts) -> Iterator[Diagnostic]:
     run = facts.recipe.run
     if run.checkpoint and facts.is_valid("run") and 0 < run.steps < run.checkpoint.every:
         seconds = (facts.value("run", "steps").with_word(f"the run has {counted(run.steps, 'step')}"),)
-        message = f"a checkpoint every {run.checkpoint.every} steps: this run saves at its end only"
+        message = f"with a checkpoint every {run.checkpoint.every} steps, this run saves only at its end"
         span = facts.value("run", "checkpoint", "every")
         yield Diagnostic("MC556", message, span, seconds, severity="note")
 
@@ -156,8 +154,8 @@ def run_keys_need_components(facts: Facts) -> Iterator[Diagnostic]:
     for key in ("steps", "epochs", "checkpoint", "patience", "show", "record"):
         node = facts.written.node("run", key)
         if node is not None and node.value not in (0, None, False) and facts.is_valid("run", key):
-            message = f"`{key}` has no effect: every group runs a program, which ends and saves by itself"
-            help = "tell the program, in its `args`"
+            message = f"`{key}` has no effect: all groups run programs, which end and save by themselves"
+            help = "pass it to the program in its `args`"
             yield Diagnostic("MC557", message, facts.key("run", key), help=help, severity="warning")
 
 
@@ -171,10 +169,10 @@ def one_sync_per_target(facts: Facts) -> Iterator[Diagnostic]:
         other = first.setdefault((stage.to, stage.to_method), stage)
         if other is stage:
             continue
-        loads = f"`{other.name}` loads them too, from `{other.component}`"
+        loads = f"`{other.name}` also loads them, from `{other.component}`"
         seconds = (facts.value("pipeline", other.name, "to").with_word(loads),)
         syncs = f"syncs `{other.name}` and `{name}`"
-        message = f"{syncs} both load the weights of `{stage.to}`, and the later one wins"
+        message = f"{syncs} both load the weights of `{stage.to}`; the second overwrites the first"
         span = facts.value("pipeline", name, "to")
         yield Diagnostic("MC554", message, span, seconds, "keep one of them")
 
@@ -192,7 +190,7 @@ def weights_arrive(facts: Facts) -> Iterator[Diagnostic]:
         if stage.every <= run.steps and not is_in_time:
             seconds = (facts.value("run", "steps").with_word(f"the run has {counted(run.steps, 'step')}"),)
             late = f"what `{name}` sends arrives {counted(stage.lag, 'step')} later"
-            message = f"`{stage.to}` never gets new weights: {late}"
+            message = f"`{stage.to}` never receives new weights: {late}"
             span = facts.value("pipeline", name, "max_staleness")
             yield Diagnostic("MC555", message, span, seconds, severity="warning")
 

@@ -58,13 +58,13 @@ def _shares(facts: Facts, source: Stage, consumers: Sequence[Stage]) -> Iterator
 
 
 def _too_few(facts: Facts, source: Stage, shares: dict[str, int]) -> Diagnostic:
-    gives = f"stage `{source.name}` gives {counted(source.samples, 'sample')}"
+    gives = f"stage `{source.name}` produces {counted(source.samples, 'sample')}"
     message = f"{gives}, too few for the shares of {listed(shares)}"
-    help = f"give at least {max(shares.values())}, or write `dispatch: {{allow_empty: true}}`"
+    help = f"produce at least {max(shares.values())}, or write `dispatch: {{allow_empty: true}}`"
     if len(shares) == 1:
         ((name, count),) = shares.items()
         component = facts.recipe.components[name]
-        message = f"{gives}, `{name}` shares them among {count}"
+        message = f"{gives}, too few for the {count} shares of `{name}`"
         if isinstance(component.parallel, Sizes) and component.parallel.given:
             proposals = LayoutNeeds(facts, component, component.parallel).help
             help = f"{help}; {proposals}" if proposals else help
@@ -91,12 +91,12 @@ def groups_stay_whole(facts: Facts) -> Iterator[Diagnostic]:
                 continue
             each = f"{source.samples // groups} samples from each of {groups}"
             seconds = (facts.value("pipeline", source.name, "samples").with_word(each),)
-            are = f"the {source.samples} samples of `{source.name}` are {counted(groups, 'group')}"
+            are = f"the {source.samples} samples of `{source.name}` form {counted(groups, 'group')}"
             span = facts.value("pipeline", stage.name, *input_path(given, 0))
-            help = (
-                "write `dispatch: {split_groups: true}`, or `allow_empty: true`, or start with more samples"
+            help = "write `dispatch: {split_groups: true}`, or `allow_empty: true`, or use more samples"
+            yield Diagnostic(
+                "MC542", f"{are}, but `{stage.component}` has {shares} shares", span, seconds, help
             )
-            yield Diagnostic("MC542", f"{are}, `{stage.component}` has {shares} shares", span, seconds, help)
 
 
 def _group_count(facts: Facts, stage: Stage, known: dict[str, int]) -> int:
@@ -134,9 +134,9 @@ def pipelines_are_filled(facts: Facts) -> Iterator[Diagnostic]:
         if mesh.data_size <= samples and each < stages:
             span = facts.value("pipeline", source.name, "samples")
             pp_size = facts.value("components", name, "parallel", "pp_size")
-            gets = f"`{name}` gets {counted(each, 'sample')} a data rank"
-            message = f"{gets}, fewer micro-batches than its pipeline has stages"
-            help = f"give at least {stages * mesh.data_size} samples, or choose a smaller `pp_size`"
+            gets = f"each data rank of `{name}` receives {counted(each, 'sample')}"
+            message = f"{gets}, fewer than the pipeline has stages"
+            help = f"produce at least {stages * mesh.data_size} samples, or choose a smaller `pp_size`"
             seconds = (pp_size.with_word(f"{stages} stages"),)
             yield Diagnostic("MC543", message, span, seconds, help, "warning")
 

@@ -177,7 +177,7 @@ def test_what_only_the_run_decides_is_stated() -> None:
     zoom = of("two_nodes.yaml", "judge", 1, samples=30)
     stages = {stage.stage: stage for stage in zoom.stages}
     assert (
-        stages["scored"].note == "the tokens decide which rank has which samples"
+        stages["scored"].note == "token counts decide which rank has which samples"
         and stages["scored"].samples is None
     )
     routes = {(route.route, route.is_producer): route for route in zoom.routes}
@@ -391,21 +391,21 @@ def test_a_node_has_the_processes_that_are_on_it(job: tuple[Plan, Sizes]) -> Non
     [
         (
             lambda plan, drawn: of_rank(plan, drawn, "trian", 0),
-            "there is no group `trian`; did you mean `train`?",
+            "group `trian` does not exist; did you mean `train`?",
         ),
         (
             lambda plan, drawn: of_rank(plan, drawn, "train", 6),
-            "group `train` has no rank 6, it has the ranks 0 to 5",
+            "group `train` has no rank 6; it has the ranks 0 to 5",
         ),
         (
             lambda plan, drawn: of_rank(plan, drawn, "spare", 1),
-            "group `spare` has no rank 1, it has rank 0 alone",
+            "group `spare` has no rank 1; it has rank 0 only",
         ),
         (
             lambda plan, drawn: of_component(plan, drawn, "acter"),
-            "there is no component `acter`; did you mean `actor`?",
+            "component `acter` does not exist; did you mean `actor`?",
         ),
-        (lambda plan, drawn: of_dim(plan, drawn, "tpp"), "there is no dim `tpp`; did you mean `tp`?"),
+        (lambda plan, drawn: of_dim(plan, drawn, "tpp"), "dim `tpp` does not exist; did you mean `tp`?"),
         (
             lambda plan, drawn: of_dim(plan, drawn, "cp"),
             "`cp` is 1 in every component; above 1 are `dp`, `tp` and `fsdp`",
@@ -414,8 +414,8 @@ def test_a_node_has_the_processes_that_are_on_it(job: tuple[Plan, Sizes]) -> Non
             lambda plan, drawn: of_dim(plan, drawn, "tp", "judge"),
             "`tp` is 1 in component `judge`; above 1 is `dp`",
         ),
-        (lambda plan, drawn: of_node(plan, drawn, 2), "there is no node 2; there are the nodes 0 to 1"),
-        (lambda plan, drawn: of_node(plan, drawn, -1), "there is no node -1; there are the nodes 0 to 1"),
+        (lambda plan, drawn: of_node(plan, drawn, 2), "node 2 does not exist; the nodes are 0 to 1"),
+        (lambda plan, drawn: of_node(plan, drawn, -1), "node -1 does not exist; the nodes are 0 to 1"),
     ],
 )
 def test_a_missing_name_is_reported_with_the_present_ones(

@@ -72,9 +72,9 @@ def test_a_number_too_long_to_be_one_is_not_known(tmp_path: Path) -> None:
     ("data", "wrong", "at"),
     [
         ("", "`config.json` is empty", None),
-        ("[1, 2]", "`config.json` is no mapping of keys", None),
+        ("[1, 2]", "`config.json` is not a mapping", None),
         ('{\n  "n_head": 6,', "`config.json` is not JSON: a value is missing, or must be quoted", (2, 1)),
-        ('{"n_head": 6} more', "`config.json` is not JSON: more follows after its end", (1, 15)),
+        ('{"n_head": 6} more', "`config.json` is not JSON: it has further text after the value", (1, 15)),
         ('{"a": "\x1b[31m"}', "`config.json` is not JSON: the character U+001B is not allowed in it", (1, 8)),
         ('{"a": "é"}'.encode("latin-1"), "`config.json` is not UTF-8: byte 0xe9 on line 1", (1, 8)),
         ('{"a": 1}'.encode("utf-16"), "`config.json` is not UTF-8: byte 0xff on line 1", (1, 1)),
@@ -83,7 +83,7 @@ def test_a_number_too_long_to_be_one_is_not_known(tmp_path: Path) -> None:
         ('{"a": ' + "[" * 3000 + "]" * 3000 + "}", "`config.json` is nested deeper than 64 levels", (1, 70)),
         (
             json.dumps({"a": list(range(30_000))}),
-            "`config.json` unfolds to more than 20,000 values",
+            "`config.json` expands to more than 20,000 values",
             (1, 128_884),
         ),
     ],
@@ -106,7 +106,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         for path in ("empty", "pipe", "absent", "a\0b", "a" * 5000, "/dev/zero")
     }
     assert stated.pop("empty") == "the folder `empty` has no `config.json`"
-    assert stated == {path: f"there is no file `{path}`" for path in stated}
+    assert stated == {path: f"file `{path}` does not exist" for path in stated}
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))

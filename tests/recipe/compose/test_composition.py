@@ -434,7 +434,7 @@ def test_includes_without_end_are_refused(tmp_path: Path) -> None:
     files = {f"f{n}.yaml": f"defaults: [./f{n + 1}@a, ./f{n + 1}@b]\n" for n in range(15)}
     result = composed(write(tmp_path, files | {"f15.yaml": "x: 1\n"}))
     assert [(found.code, found.message) for found in result.found] == [
-        ("MC208", "the defaults lists include more than 500 files, a recipe needs less")
+        ("MC208", "the defaults lists include more than 500 files, the limit for a recipe")
     ]
     many = {"many.yaml": f"defaults: [{'./f15, ' * 1000}_self_]\n", "f15.yaml": "x: 1\n"}
     assert [found.code for found in composed(write(tmp_path, many)).found] == ["MC208"]

@@ -86,7 +86,7 @@ def test_a_circle_is_one_mistake_with_a_span_for_each_of_its_values() -> None:
     tree = read(b"x: ${a}\na: ${b}\nb: ${a}", "x.yaml").tree
     assert tree is not None
     (found,) = resolve(tree, {}, scalar)[1]
-    assert found.message == "this refers to itself: a -> b -> a"
+    assert found.message == "circular reference: a -> b -> a"
     assert [(span.line, span.label) for span in (found.primary, *found.seconds) if span] == [
         (2, ""),
         (3, "which refers to `a`"),

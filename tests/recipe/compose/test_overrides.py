@@ -50,10 +50,10 @@ def test_the_smallest_wrong_piece_is_marked(override: str, piece: str) -> None:
 @pytest.mark.parametrize(
     ("override", "help"),
     [
-        ("--seed=3", "overrides have no dashes: seed=3"),
-        ("seed", "an override is KEY=VALUE; +KEY=VALUE adds a key, ~KEY deletes one"),
-        ("other.yaml", "an override is KEY=VALUE; +KEY=VALUE adds a key, ~KEY deletes one"),
-        ("groups.train[0]=1", "items of a list are numbered with dots: key.0=value"),
+        ("--seed=3", "overrides are written without dashes: seed=3"),
+        ("seed", "write KEY=VALUE to change a value, +KEY=VALUE to add a key, ~KEY to delete one"),
+        ("other.yaml", "write KEY=VALUE to change a value, +KEY=VALUE to add a key, ~KEY to delete one"),
+        ("groups.train[0]=1", "write the index of a list item after a dot: key.0=value"),
         ("vars.x=1", "to add it, write +vars.x=1"),
         ("+seed=3", ""),
         ("run.stepz=3", "did you mean `run.steps`?"),

@@ -89,7 +89,7 @@ def test_a_second_mps_device_does_not_idle() -> None:
         devices_are_used(facts_of({"cluster": {"nodes": 2, "devices_per_node": 2}, "groups": groups}))
     )
     (found,) = devices_are_used(facts_of({"cluster": {"nodes": 2, "devices_per_node": 1}, "groups": groups}))
-    assert found.message.startswith("1 of 2 mps devices is used by no group: number 0 of node 1")
+    assert found.message.startswith("1 of 2 mps devices is not used by any group: number 0 of node 1")
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_a_second_mps_device_does_not_idle() -> None:
         ({"nodes": 4, "devices_per_node": 8}, 12, "`cluster.nodes: 2`, which leaves 4"),
         ({"nodes": 1, "devices_per_node": 8}, 6, "`cluster.devices_per_node: 6`"),
         ({"nodes": 1, "devices_per_node": {"cuda": 8}}, 6, "`cluster.devices_per_node.cuda: 6`"),
-        ({"nodes": 2, "devices_per_node": 8}, 12, "take them out of `cluster`"),
-        ({"devices_per_node": [8, 4]}, 8, "take them out of `cluster`"),
-        ({"nodes": 1, "devices_per_node": {"cuda": 4, "npu": 4}}, 4, "leave `npu` out"),
+        ({"nodes": 2, "devices_per_node": 8}, 12, "remove them from `cluster`"),
+        ({"devices_per_node": [8, 4]}, 8, "remove them from `cluster`"),
+        ({"nodes": 1, "devices_per_node": {"cuda": 4, "npu": 4}}, 4, "remove `npu` from"),
     ],
 )
 def test_the_help_proposes_a_cluster_without_idle_devices(

@@ -73,5 +73,5 @@ def test_what_ends_a_run_is_checked(
 def test_the_note_names_the_sources(tmp_path: Path) -> None:
     sources: dict[str, Any] = {"Counted": "", "Sometimes": ", every: 5", "Unsaid": ", every: 5"}
     assert codes(tmp_path, sources)["MC564"] == (
-        "`s_Counted` ends the run with its data, `s_Sometimes` and `s_Unsaid` do not"
+        "`s_Counted` ends the run with its data, but `s_Sometimes` and `s_Unsaid` do not"
     )

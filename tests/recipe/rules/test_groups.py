@@ -34,29 +34,29 @@ def test_overrides_set_devices(overrides: list[str], expected: Cluster) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["cluster.devices_per_node=0"], "`devices_per_node` must be a positive integer, it is 0"),
-        (["cluster.devices_per_node=[]"], "`devices_per_node` names no device"),
+        (["cluster.devices_per_node=0"], "`devices_per_node` must be a positive integer, not 0"),
+        (["cluster.devices_per_node=[]"], "`devices_per_node` is empty"),
         (
             ["cluster.devices_per_node=[8,-1]"],
-            "`devices_per_node.1` must be an integer, 0 or greater, it is -1",
+            "`devices_per_node.1` must be an integer of at least 0, not -1",
         ),
-        (["cluster.devices_per_node.cuda=true"], "`cuda` must be a positive integer, it is true"),
-        (["cluster.devices_per_node={cuda: [0, 0]}"], "`cuda` names no device"),
+        (["cluster.devices_per_node.cuda=true"], "`cuda` must be a positive integer, not true"),
+        (["cluster.devices_per_node={cuda: [0, 0]}"], "`cuda` is empty"),
         (["cluster.devices_per_node.cdua=8"], "`cluster.devices_per_node.cdua` is not in the recipe"),
         (["cluster.devices_per_node={cdua: 8}"], "`cdua` is not a device type"),
-        (["cluster.devices_per_node={cpu: 8}"], "`devices_per_node` counts accelerators, and cpu is not one"),
+        (["cluster.devices_per_node={cpu: 8}"], "`devices_per_node` counts accelerators, not cpus"),
         (["cluster.devices_per_node={cuda: 8, gpu: 8}"], "`devices_per_node` names cuda twice"),
         (
             ["cluster.nodes=3", "cluster.devices_per_node=[8,4]"],
-            "`devices_per_node` lists 2 nodes, the cluster has 3",
+            "`devices_per_node` lists 2 nodes, but the cluster has 3",
         ),
         (
             ["cluster.devices_per_node={gpu: [8,4], npu: [1]}"],
-            "`devices_per_node.npu` lists 1 node, the cluster has 2",
+            "`devices_per_node.npu` lists 1 node, but the cluster has 2",
         ),
         (
             ["cluster.devices_per_node=8", "cluster.devices_per_node.cuda=8"],
-            "`cluster.devices_per_node` is one value, it has no keys",
+            "`cluster.devices_per_node` is a single value and has no keys",
         ),
         (
             ["groups.train={ranks: 2, device_type: mps}"],
@@ -69,7 +69,7 @@ def test_overrides_set_devices(overrides: list[str], expected: Cluster) -> None:
         (["groups.train={ranks: [0, 3, 0], device_type: cuda}"], "`ranks` names device 0 twice"),
         (
             ["groups.train={ranks: [0, true], device_type: cuda}"],
-            "`ranks` must be the number of a device, 0 or greater, it is true",
+            "`ranks` must be the number of a device, at least 0, not true",
         ),
     ],
 )

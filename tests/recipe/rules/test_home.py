@@ -66,23 +66,27 @@ def look(home: str, **more: Any) -> dict[str, Any]:
     return {"call": "user.look", "in": "first", "dispatch": {"home": home, **more}}
 
 
-ALIKE = "the samples of stage `again` have homes on"
+ALIKE = "the samples of stage `again` come from"
 
 
 @pytest.mark.parametrize(
     ("stages", "layouts", "expected"),
     [
         ({"first": FIRST, "again": look("first")}, {}, None),
-        ({"first": FIRST, "again": look("frist")}, {}, ("there is no stage `frist` for `home`", "frist", "")),
+        (
+            {"first": FIRST, "again": look("frist")},
+            {},
+            ("stage `frist` of `home` does not exist", "frist", ""),
+        ),
         (
             {"first": FIRST, "again": look("again")},
             {},
-            ("the samples of `first` did not pass `again`, they have no home there", "again", ""),
+            ("the samples of `first` do not come from `again`, so none has a rank there", "again", ""),
         ),
         (
             {"first": FIRST, "other": FIRST, "again": look("other")},
             {},
-            ("the samples of `first` did not pass `other`, they have no home there", "other", ""),
+            ("the samples of `first` do not come from `other`, so none has a rank there", "other", ""),
         ),
         (
             {
@@ -91,13 +95,17 @@ ALIKE = "the samples of stage `again` have homes on"
                 "again": {**look("far"), "in": "far"},
             },
             {},
-            ("stage `again` runs on `g`, its samples have no home in `far`", "far", "`far` runs on `other`"),
+            (
+                "`home` of stage `again` (on `g`) must be a stage of the same group",
+                "far",
+                "`far` runs on `other`",
+            ),
         ),
         (
             {"first": FIRST, "again": {**look("first"), "execute": "peer"}},
             {},
             (
-                "`execute: peer` sends the samples of stage `again` to their producer's workers, and not home",
+                "`execute: peer` sends the samples of stage `again` to their producer's workers, not to the rank of `home`",
                 "first",
                 "`maker` has 4 data ranks",
             ),
@@ -105,18 +113,26 @@ ALIKE = "the samples of stage `again` have homes on"
         (
             {"first": FIRST, "again": look("first")},
             {"user": {"tp_size": 2}},
-            (f"{ALIKE} 4 data ranks of `maker`, `user` has 2 shares", "first", "`maker` has 4 data ranks"),
+            (
+                f"{ALIKE} 4 data ranks of `maker`, but `user` has 2 shares",
+                "first",
+                "`maker` has 4 data ranks",
+            ),
         ),
         (
             {"first": FIRST, "again": look("first")},
             {"maker": {"tp_size": 2}, "user": {"dp_size": 4}},
-            (f"{ALIKE} 2 data ranks of `maker`, `user` has 4 shares", "first", "`maker` has 2 data ranks"),
+            (
+                f"{ALIKE} 2 data ranks of `maker`, but `user` has 4 shares",
+                "first",
+                "`maker` has 2 data ranks",
+            ),
         ),
         (
             {"first": FIRST, "again": look("first", allow_empty=True)},
             {"maker": {"tp_size": 2}, "user": {"dp_size": 4}},
             (
-                f"{ALIKE} 2 data ranks of `maker`, and the home of data rank 1 is worker 2, not one of share 1",
+                f"{ALIKE} 2 data ranks of `maker`, and data rank 1 is worker 2 there, which has another share here",
                 "first",
                 "`maker` has 2 data ranks",
             ),
@@ -124,18 +140,22 @@ ALIKE = "the samples of stage `again` have homes on"
         (
             {"first": FIRST, "again": look("first", mode="all")},
             {},
-            (f"{ALIKE} 4 data ranks of `maker`, `user` has 1 share", "first", "`maker` has 4 data ranks"),
+            (f"{ALIKE} 4 data ranks of `maker`, but `user` has 1 share", "first", "`maker` has 4 data ranks"),
         ),
         (
             {"first": {**FIRST, "execute": "first"}, "again": look("first")},
             {},
-            (f"{ALIKE} 1 data rank of `maker`, `user` has 4 shares", "first", "one worker gives its samples"),
+            (
+                f"{ALIKE} 1 data rank of `maker`, but `user` has 4 shares",
+                "first",
+                "one worker produces its samples",
+            ),
         ),
         ({"first": {**FIRST, "execute": "first"}, "again": look("first", allow_empty=True)}, {}, None),
         (
             {"first": {**FIRST, "samples": 3, "dispatch": {"allow_empty": True}}, "again": look("first")},
             {"samples": 3, "dispatch": {"allow_empty": True}},
-            (f"{ALIKE} 4 data ranks of `maker`, some of which make none", "first", "3 samples"),
+            (f"{ALIKE} 4 data ranks of `maker`, some of which produce none", "first", "3 samples"),
         ),
         (
             {
@@ -157,7 +177,7 @@ ALIKE = "the samples of stage `again` have homes on"
             },
             {"user": {"tp_size": 2}},
             (
-                "the samples of stage `again` have homes on 4 data ranks of `source`, `user` has 2 shares",
+                "the samples of stage `again` come from 4 data ranks of `source`, but `user` has 2 shares",
                 "batch",
                 "`source` has 4 data ranks",
             ),

@@ -46,4 +46,4 @@ def test_a_name_that_is_used_twice_is_reported_where_it_is_defined(
 def test_a_name_that_is_missing_is_reported_once() -> None:
     (one,) = errors(GRPO.replace("group: rollout", "group: inference"))
     assert one.code == "MC500" and [span.label for span in one.seconds] == ["and here"]
-    assert one.help == "there are `rollout`, `train` and `judge`"
+    assert one.help == "available: `rollout`, `train` and `judge`"

@@ -106,7 +106,7 @@ def test_a_stage_that_runs_less_often_than_stated_is_reported_with_its_real_inte
             really = long[name][0]
             assert long[name] == list(range(really, LONG + 1, really))
             assert (name in messages) == (really != stage["every"])
-            assert name not in messages or f"runs every {really}:" in messages[name]
+            assert name not in messages or f"runs every {really} steps, when" in messages[name]
         else:
             assert name not in messages
 

@@ -250,7 +250,7 @@ def test_values_that_cannot_be_joined_are_reported_on_their_producer(
 
 def test_a_sample_that_two_hold_is_an_error_for_all() -> None:
     two, batch = DeviceMesh.from_sizes(dp_size=2), Batch({"x": [1]}, ids=torch.tensor([0]))
-    with pytest.raises((RouteError, PeerLost), match="sample 0 is there twice"):
+    with pytest.raises((RouteError, PeerLost), match="sample 0 occurs twice"):
         run(
             Route("a -> b", "a", "b"),
             two,

@@ -301,7 +301,7 @@ WARNINGS = {
     "64": [
         Warning(
             "MC320",
-            "8 of 64 cuda devices are used by no group: node 7",
+            "8 of 64 cuda devices are not used by any group: node 7",
             "recipe.yaml:2:11",
             "give them to a group",
         ),

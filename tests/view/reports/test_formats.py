@@ -34,7 +34,7 @@ def explained(code: str) -> str:
 def mistakes() -> Findings:
     """The report, and a right recipe and one that is not there beside it."""
     report = load(RECIPE.name, OVERRIDES, GOLDEN, environ={}, detect=lambda: "cpu").report
-    absent = Report((Diagnostic("MC001", "there is no recipe `absent.yaml`"),))
+    absent = Report((Diagnostic("MC001", "recipe `absent.yaml` does not exist"),))
     checked = (
         Checked("mistakes.yaml", 1, report, "mistakes.yaml: some errors"),
         Checked(
@@ -340,7 +340,7 @@ def test_a_fix_is_an_artifact_change() -> None:
 
 
 def test_text_sums_up_each_recipe_and_all() -> None:
-    absent = "error[MC001]: there is no recipe `absent.yaml`\n\nabsent.yaml: cannot be read\n"
+    absent = "error[MC001]: recipe `absent.yaml` does not exist\n\nabsent.yaml: cannot be read\n"
     assert drawn("text", mistakes()).endswith(f"right.yaml: ok\n\n{absent}\n3 recipes, 1 right\n")
 
 

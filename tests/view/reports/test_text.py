@@ -49,8 +49,8 @@ def test_color_wraps_the_same_pieces() -> None:
 
 
 def test_a_diagnostic_without_a_span_has_only_words() -> None:
-    assert text(Report((Diagnostic("MC001", "there is no recipe `x`", help="did you mean `y`?"),))) == (
-        "error[MC001]: there is no recipe `x`\n  = help: did you mean `y`?"
+    assert text(Report((Diagnostic("MC001", "recipe `x` does not exist", help="did you mean `y`?"),))) == (
+        "error[MC001]: recipe `x` does not exist\n  = help: did you mean `y`?"
     )
 
 
