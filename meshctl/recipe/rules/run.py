@@ -25,7 +25,7 @@ def metric_exists(facts: Facts) -> Iterator[Diagnostic]:
         if stage not in pipeline:
             continue
         if not name:
-            message = f"`{metric}` is {'no metric' if dot else 'a stage'}, metrics are STAGE.NAME"
+            message = f"`{metric}` is {'not a metric' if dot else 'a stage'}; metrics are named STAGE.NAME"
             options = [f"{stage}.{option}" for option in _metrics_of(facts, stage)]
             help = did_you_mean("", options) or f"write {stage}.NAME"
             yield Diagnostic("MC560", message, span, help=help, missing=True)
