@@ -33,11 +33,11 @@ from meshctl.runtime.routes.weights import WeightChannel, WeightsOf, weights_of
 from meshctl.runtime.schedule import Schedule, ScheduledStep
 from meshctl.runtime.sources import Sources
 from meshctl.runtime.transports.buffers.frames import FrameError
-from meshctl.runtime.transports.errors import OutOfMemory, StepCancelled
+from meshctl.runtime.transports.errors import OutOfMemory, SentMemoryWritten, StepCancelled
 from meshctl.topology.modes import Route
 from meshctl.topology.samples import RouteError
 
-USER_ERRORS = (RouteError, BatchError, FrameError, OutOfMemory)
+USER_ERRORS = (RouteError, BatchError, FrameError, OutOfMemory, SentMemoryWritten)
 """Errors of a user's values, or of too many of them: reported in one line."""
 NOTHING: frozenset[str] = frozenset()
 Program = tuple[Callable[[int], None], ...]

@@ -178,6 +178,7 @@ class Handshake:
             ),
             generations=self.generations,
             patience_s=plan.run.patience,
+            has_digests=plan.run.has_all_checks,
             device=device if device.type != "cpu" else None,
             make_transfers=partial(transfers_of, self.job_rank, device, self.store)
             if has_device_memory

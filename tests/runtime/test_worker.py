@@ -269,6 +269,39 @@ def test_a_write_into_a_small_batch_is_one_line_with_stage_step_and_column(where
     assert "Traceback" not in ran.err
 
 
+def test_a_producer_that_fills_its_memory_again_is_named(tmp_path: Path) -> None:
+    code = """
+
+class Reuses(Source):
+    def __len__(self):
+        return 1000000
+
+    def setup(self):
+        self.x = self.alloc(8192, 4)
+
+    @endpoint
+    def next(self, samples: range):
+        self.x[:] = samples.start
+        return Batch({"x": self.x[: len(samples)]})
+
+
+class Ignores(Trainer):
+    @endpoint(collect="mean")
+    def update(self, batch: Batch):
+        return {}
+"""
+    (tmp_path / "parts.py").write_text(PARTS + code)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    words = ("components.prompts._target_=parts.Reuses", "pipeline.batch.samples=16384", "~pipeline.made")
+    words += ("components.actor._target_=parts.Ignores", "pipeline.learnt.in=batch", "~pipeline.publish")
+    ran = launch(tmp_path, "recipe.yaml", "name=reuses", "~components.sampler", *words)
+    assert ran.code == 5
+    assert re.search(
+        r"error: rollout:\d failed in stage batch, step 2: memory of `self.alloc` was written after", ran.err
+    )
+    assert "Traceback" not in ran.err
+
+
 def test_all_checks_let_a_correct_recipe_pass_and_name_peers_that_differ(tmp_path: Path) -> None:
     code = """
 

@@ -75,6 +75,8 @@ class Context:
     """Peer group -> its generation; 0 where a group is missing."""
     patience_s: float = 0.0
     """Seconds to wait for one job rank before it counts as lost; 0 waits forever."""
+    has_digests: bool = False
+    """Whether digests of sent memory are compared (`sent_memory`)."""
     device: torch.device | None = None
     """This worker's device unless it is the CPU. Tensors that come from a device are put there."""
     make_transfers: Callable[[OnBroken], Transfers] | None = None

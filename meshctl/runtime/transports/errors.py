@@ -31,3 +31,7 @@ class OutOfMemory(Exception):
 
 class BuffersHeld(Exception):
     """A receiver keeps all buffers that were leased to it and returns none."""
+
+
+class SentMemoryWritten(ValueError):
+    """An endpoint has written into memory that its consumers read."""

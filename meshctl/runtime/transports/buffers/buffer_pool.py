@@ -25,6 +25,7 @@ from meshctl.runtime.devices.device_buffers import DeviceBuffer, DeviceBuffers
 from meshctl.runtime.transports.buffers.arena import Arena, ArenaError, Block
 from meshctl.runtime.transports.buffers.mapped_concat import starts_page
 from meshctl.runtime.transports.buffers.memcpy import is_plain
+from meshctl.runtime.transports.buffers.sent_memory import SentMemory
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import BuffersHeld
 from meshctl.runtime.transports.transport import Delivery, Lease
@@ -85,6 +86,7 @@ class BufferPool:
         self._data_plane, self._drop, self._job_rank = data_plane, drop, data_plane.job_rank
         self._max_out_of_band: Counter[int] = Counter()
         """Tag -> the most tensors that have travelled out of band with one frame."""
+        self._sent = SentMemory(has_digests=data_plane.context.has_digests)
         self._is_closed = False
 
     def stats(self) -> PoolStats:
@@ -102,6 +104,7 @@ class BufferPool:
         except ArenaError:
             return None
         self.registered[block.memory.address] = block
+        self._sent.forget(block)
         return self._own_view(block, 0, nbytes, self._job_rank)
 
     def accepts(self, to: Sequence[int], is_final: bool, tensor: Tensor) -> bool:
@@ -119,7 +122,8 @@ class BufferPool:
         return tensor.untyped_storage().data_ptr() in self.registered
 
     def lease(self, to: Sequence[int], tag: int, nbytes: int, out_of_band: Sequence[Tensor]) -> Lease:
-        """Implements `Transport.lease`. Raises `BuffersHeld`, `OutOfMemory`, `PeerLost`."""
+        """Implements `Transport.lease`. Raises `BuffersHeld`, `OutOfMemory`, `PeerLost`, and
+        `SentMemoryWritten` where a tensor was sent before and has been written since."""
         try:
             return self._lease(to, tag, nbytes, out_of_band)
         except (ArenaError, DeviceError) as error:
@@ -127,6 +131,7 @@ class BufferPool:
             raise self._data_plane.out_of_memory(total, tag, error) from None
 
     def _lease(self, to: Sequence[int], tag: int, nbytes: int, tensors: Sequence[Tensor]) -> Lease:
+        self._sent.compare()
         out_of_band = self._lease_out_of_band(to, tag, tensors) if tensors else ()
         if nbytes <= INLINE_MAX:
             frame = torch.empty(nbytes, dtype=torch.uint8)
@@ -189,8 +194,11 @@ class BufferPool:
 
     def _reference(self, to: Sequence[int], tag: int, tensor: Tensor) -> BufferRef:
         block = self.registered[tensor.untyped_storage().data_ptr()]
+        offset = tensor.data_ptr() - block.memory.address
+        if any(receiver != self._job_rank for receiver in to):
+            self._sent.add(block, offset, offset + tensor.nbytes)
         self.arena.share(block, ((receiver, tag) for receiver in to))
-        return BufferRef(block, tensor.data_ptr() - block.memory.address, tensor.nbytes)
+        return BufferRef(block, offset, tensor.nbytes)
 
     def _own_out_of_band(self, tag: int, one: BufferRef | DeviceBuffer) -> Tensor:
         if isinstance(one, BufferRef):
@@ -249,4 +257,5 @@ class BufferPool:
 
     def _on_dropped(self, block: Block) -> None:
         self.registered.pop(block.memory.address, None)
+        self._sent.forget(block)
         self._drop(block)
