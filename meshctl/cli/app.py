@@ -21,7 +21,7 @@ from meshctl.cli.output import no_room, open_all, refuse, refused, write
 
 app = typer.Typer(
     name="meshctl",
-    help="A recipe says, a plan places, a run does.",
+    help="Launch distributed PyTorch training from one YAML file.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -45,7 +45,7 @@ Recipe = Annotated[
 Overrides = Annotated[
     list[str] | None, argument("[KEY=VALUE]...", "Overrides, as in Hydra: KEY=VALUE.", sources.overrides)
 ]
-DataFormat = Annotated[str, option("text or json.", sources.words("text", "json"), "--format", "-f")]
+DataFormat = Annotated[str, option("Format: text or json.", sources.words("text", "json"), "--format", "-f")]
 
 
 def show_version(asked: bool) -> None:
@@ -63,7 +63,7 @@ def meshctl(
         typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """A recipe says, a plan places, a run does."""
+    """Launch distributed PyTorch training from one YAML file."""
 
 
 @app.command()
@@ -91,7 +91,7 @@ def init(
     yes: Annotated[bool, option("Do not ask; use defaults.", None, "--yes", "-y")] = False,
     force: Annotated[bool, option("Overwrite existing files.", None, "--force")] = False,
 ) -> None:
-    """Writes a recipe that runs, and its classes. On a terminal it asks what it should be."""
+    """Write a recipe that runs, with its classes. On a terminal, asks for the options that are not given."""
     from meshctl.cli.init import Options, init
 
     raise typer.Exit(init(name, Options(kind, device, ranks, layout, script, yes, force)))
@@ -123,7 +123,7 @@ def validate(
         option("Colors: auto, always or never.", sources.words("auto", "always", "never"), metavar="WHEN"),
     ] = "auto",
 ) -> None:
-    """Says every mistake of recipes at once. Starts nothing, and imports nothing that they name."""
+    """Report all errors of recipes at once. Starts nothing and imports nothing that they name."""
     from meshctl.cli.validate import Options, validate
 
     raise typer.Exit(validate(recipes, Options(format, strict, fix, color)))
@@ -140,7 +140,7 @@ def config(
         str, option("Format: text (YAML) or json.", sources.words("text", "json"), "--format", "-f")
     ] = "text",
 ) -> None:
-    """Prints a recipe as it is composed, without its secrets."""
+    """Print a composed recipe, without its secrets."""
     from meshctl.cli.config import config
 
     raise typer.Exit(config(recipe, overrides or [], origins, format))
@@ -193,7 +193,7 @@ def show_topology(
         ),
     ] = None,
 ) -> None:
-    """Draws what a recipe would run. Where, in which meshes, with which data flow."""
+    """Draw what a recipe would run. Shows devices, meshes, process groups and data flow."""
     from meshctl.cli.show_topology import Options, show
 
     options = Options(format, "" if out == "-" else out, component, dim, node, rank, samples, diff)
@@ -228,7 +228,7 @@ def launch(
         bool, option("Run every combination of key=1,2, one after another.", None, "--multirun", "-m")
     ] = False,
 ) -> None:
-    """Runs a recipe, or goes on from a run's checkpoint."""
+    """Run a recipe, or resume a run from its last checkpoint."""
     from meshctl.cli.launch import Options, launch
 
     options = Options(dry_run, only, replay or (), follow or (), debug)
@@ -247,7 +247,7 @@ def doctor(
     overrides: Overrides = None,
     format: DataFormat = "text",
 ) -> None:
-    """Says what this machine lacks, and what to do about it."""
+    """Check this machine, and suggest corrections."""
     from meshctl.cli.doctor import doctor
 
     raise typer.Exit(doctor(recipe, overrides or [], format))
@@ -259,7 +259,7 @@ def explain(
         str, argument("[CODE]", "A code such as MC410, or MC4 for all codes about meshes.", sources.codes)
     ] = "",
 ) -> None:
-    """Says why a code is reported, with an example. Without one, lists all codes."""
+    """Explain a code with an example. Without a code, lists all codes."""
     from meshctl.cli.explain import explain
 
     raise typer.Exit(explain(code))
@@ -271,7 +271,7 @@ def schema(
         str, option("File or folder to write to.", sources.files, "--out", "-o", metavar="FILE")
     ] = "",
 ) -> None:
-    """The JSON Schema of recipes, for editors."""
+    """Print or write the JSON Schema of recipes, for editors."""
     from meshctl.cli.schema import schema_command
 
     raise typer.Exit(schema_command(out))
@@ -283,7 +283,7 @@ def completion(
         str, argument("[SHELL]", "Shell: bash, zsh or fish. Default: from $SHELL.", sources.shells)
     ] = "",
 ) -> None:
-    """Prints the script by which a shell completes. It knows commands, recipes and overrides."""
+    """Print the completion script of a shell. It completes commands, recipes and overrides."""
     from meshctl.cli.completion.shells import script
 
     raise typer.Exit(script(shell))
@@ -296,7 +296,7 @@ def agent(
     head: Annotated[str, option("Address of the supervisor, HOST:PORT.")],
     group: Annotated[str, option("Group to run. Default: all groups of the node.")] = "",
 ) -> None:
-    """Runs the workers of one node. Every engine starts this."""
+    """Run the workers of one node. Engines start this command on each node."""
     from meshctl.cli.agent import agent
 
     raise typer.Exit(agent(plan, group, node, head))

@@ -1,8 +1,9 @@
-"""Suggests the equivalent meshctl command for flags of Hydra's own command line."""
+"""Answers command lines that are written for other tools: flags of Hydra, and overrides with dashes."""
 
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Sequence
 
 COMMANDS = ("launch", "validate", "config", "show-topology")
@@ -19,14 +20,33 @@ EQUIVALENTS = {
 KINDS = ("job", "hydra", "all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 """The words that can follow `--cfg` and `--info`."""
 NAMES, FOLDERS = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir", "-cd")
+DASHED = re.compile(r"--?((?:cluster|groups|components|pipeline|run|vars)(?:\.[\w-]+)+)(?:=(.*))?", re.DOTALL)
+"""An override with dashes before it."""
 TAKE_VALUE = (*NAMES, *FOLDERS, "--package", "-p", "--experimental-rerun")
 
 
 def answer(arguments: Sequence[str]) -> str:
-    """Returns the message for a command line that contains flags of Hydra, or an empty string."""
+    """Returns the message for a command line that contains flags of Hydra or overrides with dashes, or an
+    empty string."""
+    if not arguments or arguments[0] not in COMMANDS:
+        return ""
+    return _flag_of_hydra(arguments) or _dashed_override(arguments)
+
+
+def _dashed_override(arguments: Sequence[str]) -> str:
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if found := DASHED.fullmatch(argument):
+            value = following if found[2] is None else found[2]
+            from meshctl.text.redaction import redact
+
+            return redact(f"overrides are written without dashes: {found[1]}={value or 'VALUE'}")
+    return ""
+
+
+def _flag_of_hydra(arguments: Sequence[str]) -> str:
     given = [argument.partition("=")[0] for argument in arguments]
     flag = next((name for name in given if name in EQUIVALENTS), "")
-    if not flag or arguments[0] not in COMMANDS:
+    if not flag:
         return ""
     import shlex
 

@@ -204,7 +204,11 @@ class RunName(Text):
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         name: str | None = Text().read(reader, node, path)
         if name and not is_run_name(name):
-            help = "use letters, digits, `-`" if len(name) <= MAX_NAME else f"use at most {MAX_NAME} letters"
+            help = (
+                "use letters, digits, `-`, `.`, `@` and `+`"
+                if len(name) <= MAX_NAME
+                else f"use at most {MAX_NAME} letters"
+            )
             message = f"`{name[:MAX_LETTERS]}` is not a valid name: a folder of runs gets it"
             reader.report(path, "MC106", message, node.span, help=help)
         return name

@@ -131,16 +131,20 @@ def settle(
     sizes = _numbers(given)
     dims = {dim: sizes[dim] for dim in DIMS if dim in sizes}
     inferred = _auto_of(DIMS, given) or (None if "dp" in dims else "dp")
-    if world is not None:
-        if not _makes_up(dims, inferred, world):
-            return Settled(misfits=(_product_misfit(sizes, dims, inferred, world, needs),))
-        if inferred:
-            dims[inferred] = world // prod(dims.values())
+    product: tuple[Misfit, ...] = ()
+    if world is not None and not _makes_up(dims, inferred, world):
+        layouts = nearest(sizes, inferred, world, needs)
+        product = (_product_misfit(dims, inferred, world, layouts),)
+        if not layouts:
+            return Settled(misfits=product)
+        dims = layouts[0]  # what the carved sizes break in the nearest layout too is a mistake of its own
+    elif world is not None and inferred:
+        dims[inferred] = world // prod(dims.values())
     dims = {dim: dims.get(dim, 1) for dim in DIMS}
     carved = {"ulysses": sizes.get("ulysses", 1), "vpp": sizes.get("vpp", 1)}
     held = {**dims, **carved, **_expert_dims(given, sizes, dims)}
     checked = _Checked(given, sizes, held, inferred, world, needs)
-    misfits = (*checked.ulysses(), *checked.experts(), *checked.vpp())
+    misfits = (*product, *checked.ulysses(), *checked.experts(), *checked.vpp())
     if sequence_parallel:
         misfits = (*misfits, *checked.sequence_parallel())
     return Settled(misfits=misfits) if misfits else Settled(held)
@@ -289,10 +293,9 @@ def _makes_up(dims: Mapping[str, int], inferred: str | None, world: int) -> bool
     return world % product == 0 if inferred else product == world
 
 
-def _product_misfit(sizes: Dims, dims: Dims, inferred: str | None, world: int, needs: Needs) -> Misfit:
+def _product_misfit(dims: Dims, inferred: str | None, world: int, layouts: Sequence[Dims]) -> Misfit:
     """Returns the misfit for sizes whose product is not the number of ranks. Its `size` is the last one that
     the nearest fitting layout changes."""
-    layouts = nearest(sizes, inferred, world, needs)
     changed = [dim for dim in reversed(dims) if layouts and layouts[0][dim] != dims[dim]]
     wrong = changed[0] if changed else next(reversed(dims), "dp")
     total, stated = prod(dims.values()), " x ".join(f"{dim} {size}" for dim, size in dims.items())

@@ -146,7 +146,7 @@ def _cpus(facts: Facts, workers: int) -> Finding:
     if facts.quota and facts.quota < facts.allowed:
         found += f" (a quota of {facts.quota:g})"
     if workers > 2 * usable:
-        remedy = "fewer ranks on cpu, or a larger machine"
+        remedy = "use fewer workers, or a larger machine"
         return warning("processors", f"{found}, for {workers} workers", remedy)
     return ok("processors", found)
 
