@@ -112,6 +112,8 @@ def _report(recipe: str, result: Fixed) -> Iterator[str]:
     for fix in _fixes(result.done):
         yield f"fixed {_change(fix)}"
     report = result.left.report
+    if report.diagnostics and not result.done and not any(found.fixes for found in report.diagnostics):
+        yield "fixed nothing: no finding has exactly one safe correction"
     is_run = is_dir(Path(recipe))
     reason = "the recipe of a run is not changed" if is_run else f"the file is not in the folder of {recipe}"
     left = _fixes(compatible(report.diagnostics, dict(report.sources)))

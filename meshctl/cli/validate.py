@@ -31,7 +31,6 @@ from meshctl.text.english import counted, listed
 from meshctl.view.reports import FORMATS, STDIN, Checked, Findings
 from meshctl.view.reports.text import text
 
-
 KEY_PATH = re.compile(r"(cluster|groups|components|pipeline|run|vars)(\.[\w-]+)+( .*)?")
 """The key of an override, perhaps with its value, whose `=` is missing."""
 

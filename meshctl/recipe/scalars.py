@@ -81,7 +81,7 @@ def integer_hint(node: Node) -> str:
 
 
 def integers_from(least: int) -> str:
-    """Returns `a positive integer`, or `an integer, 0 or greater`."""
+    """Returns `a positive integer`, or `an integer of at least 0`."""
     return "a positive integer" if least == 1 else f"an integer of at least {least}"
 
 
@@ -132,6 +132,8 @@ def quoted(node: Node) -> tuple[Fix, ...]:
 def as_whole(node: Node, least: int, most: int) -> tuple[Fix, ...]:
     """Returns the edit that rewrites 1e3, 2.0 or "7" as an integer, if it is from `least` to `most`."""
     value = node.value
+    if isinstance(value, str) and re.fullmatch(r"\d{1,3}([ ,']\d{3})+", value):
+        value = re.sub(r"\D", "", value)
     is_text = isinstance(value, str) and re.fullmatch(r"0|-?[1-9]\d{0,18}", value)
     is_float = isinstance(value, float) and abs(value) < 1e15 and value == int(value)
     if not (is_text or is_float) or not least <= int(value) <= most:

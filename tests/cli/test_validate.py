@@ -14,6 +14,7 @@ import pytest
 
 from meshctl.cli.color import has_color
 from meshctl.cli.fix import fix
+from meshctl.cli.hydra_flags import answer
 from meshctl.cli.load import CheckResult, Unreadable, check, plan_of
 from meshctl.cli.validate import Options, checked, validate
 from meshctl.diagnostics import RecipeError
@@ -420,6 +421,42 @@ def test_fix_keeps_comments_line_ends_and_rights_and_is_done_at_once(
     before = there.stat()
     assert validate(["crlf.yaml"], Options(fix=True)) == 0 and capfd.readouterr().err == ""
     assert (there.stat().st_ino, there.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_fix_that_changes_nothing_states_why(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "r.yaml").write_text("defaults: [./base_of_all, _self_]\nseed: many\n")
+    code, _, err = run(capfd, "r.yaml", fix=True)
+    assert (code, err) == (1, "fixed nothing: no finding has exactly one safe correction\n")
+    assert "many" in (folder / "r.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["run.steps", "10"], "`run.steps` is neither a recipe nor an override: write run.steps=10"),
+        (["run.steps 10"], "`run.steps 10` is neither a recipe nor an override: write run.steps=10"),
+        (["run.steps"], "`run.steps` is neither a recipe nor an override: write run.steps=VALUE"),
+    ],
+)
+def test_an_override_without_its_sign_is_answered_with_the_right_one(
+    folder: Path, arguments: list[str], line: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert validate(["base_of_all.yaml", *arguments], Options()) == 2
+    assert capfd.readouterr().err == f"error: {line}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["launch", "a.yaml", "--run.steps=3"], "overrides are written without dashes: run.steps=3"),
+        (["validate", "a.yaml", "-run.steps", "3"], "overrides are written without dashes: run.steps=3"),
+        (["config", "a.yaml", "--vars.x"], "overrides are written without dashes: vars.x=VALUE"),
+        (["launch", "a.yaml", "--dry-run"], ""),
+        (["init", "--run.steps=3"], ""),
+    ],
+)
+def test_an_override_with_dashes_is_answered_with_the_right_one(arguments: list[str], line: str) -> None:
+    assert answer(arguments) == line
 
 
 def test_fix_reports_what_is_left(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

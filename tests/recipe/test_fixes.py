@@ -171,6 +171,21 @@ def test_text_that_serves_several_values_is_fixed_where_all_are_wrong() -> None:
     assert "ranks" in repaired(shared) and not loaded(repaired(shared)).report.errors
 
 
+@pytest.mark.parametrize(
+    ("target", "right"),
+    [
+        ("aritmetic.Juge", [("aritmetic.Juge", "arithmetic.Judge")]),
+        ("aritmetic.Judge", [("aritmetic.Judge", "arithmetic.Judge")]),
+        ("arithmetic.Juge", [("arithmetic.Juge", "arithmetic.Judge")]),
+        ("aritmetic.Nothing", []),
+        ("numbers.Juge", []),
+    ],
+)
+def test_a_class_is_fixed_where_one_is_near(target: str, right: list[tuple[str, str]]) -> None:
+    text = f"defaults: [./base_of_all, _self_]\ncomponents: {{judge: {{_target_: {target}}}}}\n"
+    assert edits(text) == right
+
+
 def test_an_override_is_fixed_in_its_own_text() -> None:
     right = GROUPS.format("ranks: 4")
     assert edits(right, "groups.train.rank=2") == [("rank", "ranks")]

@@ -155,6 +155,12 @@ def test_every_wrong_number_is_reported() -> None:
     ]
 
 
+def test_a_wrong_product_does_not_hide_wrong_carved_sizes() -> None:
+    stated = {"dp_size": 3, "tp_size": 3, "ep_size": 5, "vpp_size": 2}
+    assert [one.size for one in settle(stated, 8).misfits] == ["tp_size", "ep_size", "vpp_size"]
+    assert [one.size for one in settle({"dp_size": 3, "tp_size": 3, "ep_size": 8}, 8).misfits] == ["tp_size"]
+
+
 def test_sequence_parallel_is_along_tp() -> None:
     assert [misfit.rule for misfit in settle({"dp_size": 2}, 2, True).misfits] == ["sequence_parallel"]
     assert settle({"tp_size": 2}, 2, True).sizes["tp"] == 2

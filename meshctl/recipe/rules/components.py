@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from meshctl.diagnostics import Diagnostic, Span
+from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.code.classes import Class, Code, Found, NoClass, NotFound
 from meshctl.recipe.code.modules import Unread
 from meshctl.recipe.compose.folders import files
-from meshctl.recipe.fixes import renamed
+from meshctl.recipe.fixes import meant, renamed
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import did_you_mean, listed, nearest
 
@@ -32,7 +32,20 @@ def module_exists(facts: Facts) -> Iterator[Diagnostic]:
         help = _where_to_look(facts, target)
         span = facts.value("components", first, "_target_")
         seconds = tuple(s.with_word("and here") for s in spans)
-        yield Diagnostic("MC501", f"module `{module}` was not found", span, seconds, help)
+        fixes = tuple(fix for name in (first, *others) for fix in _retargeted(facts, name))
+        yield Diagnostic("MC501", f"module `{module}` was not found", span, seconds, help, fixes=fixes)
+
+
+def _retargeted(facts: Facts, component: str) -> tuple[Fix, ...]:
+    """Returns the edit of a `_target_` whose module is misspelt; empty if it is not clear what was meant."""
+    target = facts.recipe.components[component].target
+    owner, _, name = target.rpartition(".")
+    module = meant(owner, _modules(facts))
+    found = facts.code.find(f"{module}.{name}") if module else None
+    right = meant(name, found.names) if isinstance(found, NotFound) else name
+    if not isinstance(found, (Class, NotFound)) or not right:
+        return ()
+    return (Fix(facts.value("components", component, "_target_"), target, f"{module}.{right}"),)
 
 
 def _where_to_look(facts: Facts, target: str) -> str:
@@ -40,7 +53,10 @@ def _where_to_look(facts: Facts, target: str) -> str:
     if _is_component_class(facts.code, owner):
         return f"did you mean `{owner}`?"
     if near := nearest(owner, _modules(facts)):
-        return f"did you mean `{near}.{target.rpartition('.')[2]}`?"
+        name = target.rpartition(".")[2]
+        found = facts.code.find(f"{near}.{name}")
+        right = nearest(name, found.names) if isinstance(found, NotFound) else ""
+        return f"did you mean `{near}.{right or name}`?"
     if not _is_encodable(target, encoding):
         return (
             f"file names are encoded as {encoding} here, which lacks some of its letters: set PYTHONUTF8=1, "
