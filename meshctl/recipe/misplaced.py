@@ -7,7 +7,7 @@ The help names the place as precisely as possible: `it goes under components.act
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.field_types import Type
@@ -42,15 +42,18 @@ INVISIBLE = re.compile("[\u00a0\u00ad\u2000-\u200f\u2028-\u202f\u205f-\u206f\u30
 """Characters that look like a space or are invisible."""
 MAX_PLACES = 100
 """Maximum number of groups, components or stages in which the place of a key is searched."""
-
+ONE_WORKER = (
+    "a component on one worker is in a group of its own, `{ranks: 1, colocate: GROUP}` (on cpu without "
+    "`colocate`); a stage with `execute: first` calls a component of all workers on the first one"
+)
 
 HINTS = {
     "resume_from_checkpoint": "to continue a run, launch its folder: meshctl launch RUN_DIR",
     "resume": "to continue a run, launch its folder: meshctl launch RUN_DIR",
     "lazy_collect": "remove it: a value moves only to the stages that take it",
     "mesh_shape": "the sizes of the mesh go under `parallel`: {dp_size: 2, tp_size: 4}",
-    "remote_class": "it runs on all workers of its `group`; a stage with `execute: first` calls only one",
-    "execute_on": "it runs on all workers of its `group`; a stage with `execute: first` calls only one",
+    "remote_class": ONE_WORKER,
+    "execute_on": ONE_WORKER,
 }
 """Word of another system without an equivalent key -> the replacement."""
 
@@ -94,6 +97,8 @@ def location_of(key: str, section: Section, path: KeyPath, item: Node, root: Nod
             is_elsewhere = other not in (section, INPUT) and word not in path[-1:]
             if is_elsewhere and word in other.by_key and _fits(item, other.by_key[word].type):
                 found = _location(key, word, other, path, root)
+                if section is COMPONENT and word == "execute":
+                    found = replace(found, help=f"{found.help}; {ONE_WORKER}")
                 if found.path or found.candidates or other not in (GROUP, COMPONENT):
                     return found
     return None

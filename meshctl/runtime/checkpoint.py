@@ -43,6 +43,8 @@ from meshctl.topology.mesh import DeviceMesh
 
 DOCUMENT = "@document"
 """The name of the document. In the names of tensors, `@` is written twice."""
+DOCUMENT_ERRORS = (LookupError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What a damaged document raises while it is read."""
 
 
 def save(folder: Path, name: str, state: object, mesh: DeviceMesh) -> None:
@@ -129,6 +131,15 @@ class _Load:
     metadata: Metadata
 
     def state(self) -> dict[str, Any]:
+        try:
+            return self._state()
+        except CheckpointError:
+            raise
+        except DOCUMENT_ERRORS as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"the document of {self.path} is damaged: {reason}") from error
+
+    def _state(self) -> dict[str, Any]:
         stored = _StoredNames(self.varying, self.mesh)
         is_changed = any(self.mesh.size(dim) != size for dim, size in self.varying.document.items())
         if is_changed:
@@ -137,16 +148,15 @@ class _Load:
             [document] = self._documents([stored.document()])
         targets = self._targets(document, stored)
         dcp.read(self.path, self.name, {stored.tensor(key): target for key, target in targets.items()})
-        state: dict[str, Any] = decode(document, targets)
+        state = decode(document, targets)
+        if not isinstance(state, dict):
+            raise TypeError(f"it is a {type(state).__name__}")
         return state
 
     def _documents(self, names: list[str]) -> list[Document]:
         texts: dict[str, Any] = dict.fromkeys(names, "")
         dcp.read(self.path, self.name, texts)
-        try:
-            return [json.loads(texts[name]) for name in names]
-        except (ValueError, TypeError) as error:
-            raise CheckpointError(f"{self.path} is damaged: {error}") from error
+        return [json.loads(texts[name]) for name in names]
 
     def _merged(self, documents: list[Document]) -> Document:
         """Returns the document of a rank of another mesh. No value differs between the saved documents, and

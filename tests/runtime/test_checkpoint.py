@@ -15,6 +15,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from meshctl.run.varying_state import VaryingState
 from meshctl.runtime.checkpoint import CheckpointError, load, save
+from meshctl.runtime.state.dcp import write
 from meshctl.topology.mesh import DeviceMesh
 from tests.examples import examples
 from tests.runtime import worlds
@@ -94,6 +95,20 @@ def test_a_damaged_list_of_differences_is_named(tmp_path: Path) -> None:
     save(tmp_path, "actor", {"a": 1}, ALONE)
     (tmp_path / "actor" / "by_rank.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"by_rank\.json is damaged"):
+        load(tmp_path, "actor", {}, ALONE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[", "3", "null", "[]", '["dict"]', '["dict", 3]', '["dict", [["a", ["unknown", 1]]]]', '["dict", [["a"]]]',
+        '["dict", [["a", ["torch.dtype", "load"]]]]', '["dict", [["a", ["tensor", "b"]]]]', '["dict", [["a", [{}]]]]',
+        '["dict", [["a", ["bytes", "x"]]]]', '["dict", [["a", ["numpy scalar", "O", "AAAA"]]]]', "[" * 5000,
+    ],
+)  # fmt: skip
+def test_a_damaged_document_is_named(text: str, tmp_path: Path) -> None:
+    write(tmp_path / "actor", {"@document": text})
+    with pytest.raises(CheckpointError, match="actor"):
         load(tmp_path, "actor", {}, ALONE)
 
 

@@ -65,13 +65,16 @@ def visible_names(plan: Plan, worker: Worker, visible: DeviceList | None) -> lis
     """Returns the hardware names of the devices that a worker sees. Raises `CannotStart` if `visible` lacks
     some of them.
 
-    A worker of components sees its own devices, numbered from 0. A worker of a program sees all devices of
-    its group on the node, as under torchrun, so that `LOCAL_RANK` selects the right one.
+    A worker of components sees its own devices, numbered from 0; so does a worker of a program with several
+    devices. A worker of a program with one device sees all devices of its group on the node, as under
+    torchrun, so that `LOCAL_RANK` selects the right one.
     """
     group = plan.group(worker.group)
     names = hardware_names(group, numbers_on_node(plan, group, worker.node), visible)
     first = worker.local_rank * group.gpus_per_worker
-    return names if group.program else names[first : first + group.gpus_per_worker]
+    if group.program and group.gpus_per_worker == 1:
+        return names
+    return names[first : first + group.gpus_per_worker]
 
 
 def numbers_on_node(plan: Plan, group: Group, node: int) -> list[int]:

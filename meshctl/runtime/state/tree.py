@@ -51,6 +51,13 @@ def _text(data: bytes | bytearray) -> list[Any]:
     return [base64.b64encode(data).decode()]
 
 
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"torch.{name} is not a dtype")
+    return found
+
+
 SIMPLE: dict[type, Simple] = {
     bytes: Simple("bytes", _text, base64.b64decode),
     bytearray: Simple("bytearray", _text, lambda text: bytearray(base64.b64decode(text))),
@@ -61,7 +68,7 @@ SIMPLE: dict[type, Simple] = {
     torch.dtype: Simple(
         "torch.dtype",
         lambda value: [str(value).removeprefix("torch.")],
-        lambda name: getattr(torch, name),
+        _dtype,
     ),
     torch.device: Simple("torch.device", lambda value: [str(value)], torch.device),
 }

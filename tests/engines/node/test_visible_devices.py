@@ -36,6 +36,14 @@ def test_a_programs_worker_sees_its_groups_as_under_torchrun() -> None:
     assert seen(cuda((6, 7), (1, 3), program=Program(("x.py",))), 1) == ["6", "1", "2"]
 
 
+def test_a_programs_worker_with_several_devices_sees_only_them() -> None:
+    program = Program(("x.py",))
+    assert [seen(cuda((4, 8), per_worker=2, program=program), rank) for rank in (0, 1)] == [
+        ["4", "5"],
+        ["6", "7"],
+    ]
+
+
 def test_devices_are_counted_on_their_own_node() -> None:
     uneven = Cluster.of(3, cuda=[8, 2, 4])
     group = cuda((6, 14))
