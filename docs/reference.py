@@ -23,6 +23,8 @@ SHOWN = {
     "repeat": fields.REPEAT,
     "run": fields.RUN,
     "checkpoint": fields.CHECKPOINT,
+    "best": fields.BEST,
+    "stop": fields.STOP,
 }
 """Name of a marker in the document -> the section whose keys stand there."""
 WORDS = {

@@ -27,6 +27,8 @@ from meshctl.engines.supervise.head import Outcome
 from meshctl.engines.supervise.signals import Signals
 from meshctl.plan.model import Group, Plan
 from meshctl.run.directory import RunDir, Start
+from meshctl.run.early_stopping import EarlyStopping
+from meshctl.run.metrics import read
 from meshctl.run.observer import Observer
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line
@@ -62,9 +64,8 @@ def launch(
         return code
     prepared = run_in_fork(lambda: serialize(*prepare(recipe, overrides, options)), import_torch)
     ready = deserialize(prepared)
-    steps, saved = ready.plan.run.steps, ready.resume.saved() if ready.resume else 0
-    if ready.resume and 0 < steps <= saved:
-        print(f"{ready.resume.path}: the run is complete: its last checkpoint is of step {saved} of {steps}")
+    if ready.resume and (why_over := reason_of_end(ready.plan, ready.resume)):
+        print(f"{ready.resume.path}: the run is complete: {why_over}")
         return 0
     try:
         attempt = begin(ready.plan, ready.composed, ready.path, ready.resume)
@@ -81,6 +82,20 @@ def launch(
     if on_begin:
         on_begin(attempt.run)
     return run(ready, attempt, engine_named(options.engine), options.follow)
+
+
+def reason_of_end(plan: Plan, run: RunDir) -> str:
+    """Returns why a run that would be continued is over already; empty if it is not."""
+    saved, steps, stop = run.saved(), plan.run.steps, plan.run.stop
+    if 0 < steps <= saved:
+        return f"its last checkpoint is of step {saved} of {steps}"
+    if stop is None:
+        return ""
+    stopping = EarlyStopping(stop.on, stop.mode, stop.patience)
+    for row in read(run.metrics):
+        if row["step"] <= saved:
+            stopping.add(row)
+    return f"{stopping.reason} (`run.stop=false` goes on)" if stopping.reason else ""
 
 
 def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, Launchable | None]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
+from meshctl.run.best import Mode
 from meshctl.run.bounds import bounding_sources
 from meshctl.topology.cluster import Cluster as Cluster
 from meshctl.topology.mesh import DeviceMesh
@@ -159,11 +160,34 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Best:
+    """Which checkpoints are kept for the value of a metric."""
+
+    on: str
+    """The metric, STAGE.NAME."""
+    keep: int = 1
+    mode: Mode = "min"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The metric without whose improvement a run ends."""
+
+    on: str
+    """The metric, STAGE.NAME."""
+    mode: Mode = "min"
+    patience: int = 3
+    """Values of the metric in a row without a new best one."""
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     every: int = 0
     """Steps between two checkpoints; 0 for one checkpoint at the end of the run."""
     keep: int = 3
     """The number of newest checkpoints that stay on disk."""
+    best: Best | None = field(default=None, metadata=SPARSE)
+    """The checkpoints that stay on disk beside them; None for none."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +211,10 @@ class Run:
     """The least level of the log records that workers of components write."""
     checks: str = field(default="basic", metadata=SPARSE)
     """The checks that workers make: `basic`, or `all`, which take time."""
+    stop: Stop | None = field(default=None, metadata=SPARSE)
+    """None for a run that no metric ends."""
+    on_nan: Literal["stop", "ignore"] = field(default="stop", metadata=SPARSE)
+    """What a metric does to the run that is NaN or infinite."""
 
     @property
     def has_all_checks(self) -> bool:

@@ -10,10 +10,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal, Protocol, cast
 
-from meshctl.plan.model import Block, Checkpoint, Component, Group, Input, Plan, Program, Run, Stage
+from meshctl.plan.model import (
+    Best,
+    Block,
+    Checkpoint,
+    Component,
+    Group,
+    Input,
+    Plan,
+    Program,
+    Run,
+    Stage,
+    Stop,
+)
 from meshctl.recipe import model as recipes
 from meshctl.recipe.meshes import mesh_of
 from meshctl.recipe.stages import DeclaredModes, modes_of
+from meshctl.run.best import Mode
 from meshctl.topology.allocation import allocate
 from meshctl.topology.modes import Dispatch, Route
 
@@ -184,17 +197,29 @@ def _routes(stages: tuple[Stage, ...]) -> Iterator[Route]:
 
 
 def _run(run: recipes.Run, routes: tuple[Route, ...]) -> Run:
-    checkpoint = Checkpoint(run.checkpoint.every, run.checkpoint.keep) if run.checkpoint else None
     record = tuple(route.name for route in routes if {route.name, route.source} & {*run.record})
     return Run(
         run.steps,
         run.epochs,
         run.dir,
-        checkpoint,
+        _checkpoint(run.checkpoint) if run.checkpoint else None,
         run.grace,
         run.show,
         record,
         run.patience,
         run.log_level,
         run.checks,
+        stop=_stop(run.stop) if run.stop else None,
+        on_nan=cast(Literal["stop", "ignore"], run.on_nan),
     )
+
+
+def _stop(stop: recipes.Stop) -> Stop:
+    return Stop(stop.on, cast(Mode, stop.mode), stop.patience)
+
+
+def _checkpoint(checkpoint: recipes.Checkpoint) -> Checkpoint:
+    best = None
+    if given := checkpoint.best:
+        best = Best(given.on, given.keep, cast(Mode, given.mode))
+    return Checkpoint(checkpoint.every, checkpoint.keep, best)

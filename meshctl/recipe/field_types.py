@@ -198,6 +198,10 @@ class Text(Type):
         return text()
 
 
+class Metric(Text):
+    """A metric, STAGE.NAME."""
+
+
 class RunName(Text):
     """A text that is valid as the name of a folder of runs."""
 

@@ -16,6 +16,7 @@ from meshctl.recipe.field_types import (
     MAX_SEED,
     MAX_STEPS,
     Boolean,
+    Metric,
     OptionalBoolean,
     OptionalWhole,
     Seconds,
@@ -81,6 +82,11 @@ CHECKS = {
     "all": "also checks that cost time: writes into borrowed memory, equal values of peers, collectives",
 }
 BALANCE = {"tokens": "even out the tokens of the shares"}
+ON_NAN = {
+    "stop": "the run ends with exit code 5",
+    "ignore": "the run goes on, after one warning for each metric",
+}
+METRIC_MODES = {"min": "the least value is the best", "max": "the greatest value is the best"}
 
 DISPATCH_MODE = Word(DISPATCH_MODES, "a dispatch mode", "MC520")
 
@@ -395,12 +401,47 @@ _BY_KEY = {field.key: field for field in (*CALL.fields, *SYNC.fields, *BLOCK.fie
 STAGE = Section("stage", "a stage", tuple(_BY_KEY.values()))
 """The section of a stage without `call`, `sync` and `repeat`."""
 
+MODE = Field("mode", Word(METRIC_MODES, "a mode of a metric", "MC102"), default="min",
+    doc="Whether the least or the greatest value is the best.",
+    aliases="greater_is_better metric_mode",
+    related="direction")
+
+BEST = Section("best", "`run.checkpoint.best`", (
+    Field("on", Metric(),
+        doc="The metric, STAGE.NAME, whose values say which checkpoints are the best.",
+        required="`run.checkpoint.best` needs `on`",
+        required_help="the metric, as STAGE.NAME",
+        aliases="monitor metric_for_best_model",
+        related="metric"),
+    Field("keep", Whole(1), default=1,
+        doc="Number of checkpoints that are kept for their value, beside the newest.",
+        related="top_k"),
+    MODE,
+))
+
+STOP = Section("stop", "`run.stop`", (
+    Field("on", Metric(),
+        doc="The metric, STAGE.NAME, without whose improvement the run ends.",
+        required="`run.stop` needs `on`",
+        required_help="the metric, as STAGE.NAME",
+        aliases="monitor metric_for_best_model",
+        related="metric"),
+    MODE,
+    Field("patience", Whole(1), default=3,
+        doc="Number of values in a row (not of steps) without a new best one, after which the run ends.",
+        aliases="early_stopping_patience early_stop_patience"),
+))
+
 CHECKPOINT = Section("checkpoint", "`run.checkpoint`", (
     Field("every", Whole(), doc="Steps between two checkpoints; 0: only at the end."),
     Field("keep", Whole(1), default=3,
         doc="Number of checkpoints to keep, the newest.",
         aliases="keep_last keep_top_k max_to_keep max_ckpt_to_keep max_actor_ckpt_to_keep "
             "save_total_limit save_top_k"),
+    Field("best", Nested(BEST, may_be_off=True),
+        doc="Checkpoints that are kept beside the newest: those with the best value of a metric at or before "
+            "their step. It writes none.",
+        aliases="save_best keep_best save_best_only load_best_model_at_end"),
 ))
 
 RUN = Section("run", "`run`", (
@@ -419,6 +460,13 @@ RUN = Section("run", "`run`", (
         doc="When checkpoints are written; false for never.",
         aliases="checkpointing ckpt",
         related="checkpoint_interval"),
+    Field("stop", Nested(STOP, may_be_off=True),
+        doc="Ends the run when a metric no longer improves; false for never.",
+        aliases="early_stopping early_stop"),
+    Field("on_nan", Word(ON_NAN, "an answer to NaN", "MC102"), default="stop",
+        doc="Answer to a metric that is NaN or infinite: `stop` ends the run with exit code 5, `ignore` "
+            "goes on after a warning.",
+        aliases="detect_nan terminate_on_nan check_nan nan_policy"),
     Field("grace", Seconds(), default=30.0,
         doc="Seconds in which workers may end by themselves when the run stops.",
         aliases="grace_period"),
@@ -482,7 +530,7 @@ RECIPE = Section("recipe", "a recipe", (
 # fmt: on
 
 SECTIONS = (
-    *(PARALLEL, MODEL, GROUP, COMPONENT, CHECKPOINT, RUN, CLUSTER),
+    *(PARALLEL, MODEL, GROUP, COMPONENT, CHECKPOINT, RUN, CLUSTER, STOP, BEST),
     *(CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE, BLOCK, INNER, REPEAT),
 )
 """All sections. A misplaced key is assigned to the first section that has the key."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from meshctl.recipe.fields import CHECKPOINT, GROUP, RECIPE, REPEAT, RUN, STAGE
+from meshctl.recipe.fields import BEST, CHECKPOINT, GROUP, RECIPE, REPEAT, RUN, STAGE, STOP
 from meshctl.topology.modes import Dispatch
 
 
@@ -216,9 +216,30 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Best:
+    """Which checkpoints are kept for the value of a metric."""
+
+    on: str
+    """STAGE.NAME"""
+    keep: int = BEST.default("keep")
+    mode: str = BEST.default("mode")
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The metric without whose improvement a run ends."""
+
+    on: str
+    """STAGE.NAME"""
+    mode: str = STOP.default("mode")
+    patience: int = STOP.default("patience")
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     every: int = 0
     keep: int = CHECKPOINT.default("keep")
+    best: Best | None = None
 
 
 @dataclass(frozen=True)
@@ -227,6 +248,8 @@ class Run:
     epochs: int = 0
     dir: str = RUN.default("dir")
     checkpoint: Checkpoint | None = None
+    stop: Stop | None = None
+    on_nan: str = RUN.default("on_nan")
     grace: float = RUN.default("grace")
     show: tuple[str, ...] = ()
     record: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from meshctl.recipe.compose import yaml_reader
 from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.references import references
 from meshctl.recipe.compose.yaml_tree import BROKEN, KeyPath, Node, leaves, plain, replaced
-from meshctl.recipe.fields import BLOCK, CALL, CHECKPOINT, GROUP, RECIPE, REPEAT, RUN, SYNC
+from meshctl.recipe.fields import BEST, BLOCK, CALL, CHECKPOINT, GROUP, RECIPE, REPEAT, RUN, STOP, SYNC
 from meshctl.recipe.load import Loaded
 from meshctl.recipe.model import Recipe, Stage, stage_path
 from meshctl.recipe.rules import Facts
@@ -232,6 +232,10 @@ def _in_force(facts: Facts, tree: Node, cwd: Path) -> Iterator[Origin]:
     yield from _defaults(("run",), RUN)
     if recipe.run.checkpoint is not None:
         yield from _defaults(("run", "checkpoint"), CHECKPOINT)
+        if recipe.run.checkpoint.best is not None:
+            yield from _defaults(("run", "checkpoint", "best"), BEST)
+    if recipe.run.stop is not None:
+        yield from _defaults(("run", "stop"), STOP)
 
 
 def _defaults(path: KeyPath, section: Section) -> Iterator[Origin]:

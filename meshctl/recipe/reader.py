@@ -257,5 +257,12 @@ def _dispatch(value: Mapping[str, Any] | str | None) -> model.DispatchWords | No
 
 
 def _run(values: Mapping[str, Any]) -> model.Run:
-    checkpoint = values["checkpoint"]
-    return model.Run(**{**values, "checkpoint": model.Checkpoint(**checkpoint) if checkpoint else None})
+    stop = values["stop"] and model.Stop(**values["stop"])
+    return model.Run(**{**values, "checkpoint": _checkpoint(values["checkpoint"]), "stop": stop})
+
+
+def _checkpoint(values: Mapping[str, Any] | None) -> model.Checkpoint | None:
+    if not values:
+        return None
+    best = values["best"] and model.Best(**values["best"])
+    return model.Checkpoint(**{**values, "best": best})

@@ -8,6 +8,7 @@ events/         JSON lines, a file per process
 metrics.jsonl   one object per step
 logs/GROUP/RANK.log
 checkpoints/step-N/COMPONENT/, and `latest`, a link that is renamed into place last
+checkpoints/best.json        with `run.checkpoint.best`: the best checkpoints, the best first
 recorded/STAGE/step-N/K-of-M.safetensors      the value of each producer of a stage in `run.record`
 """
 
@@ -17,10 +18,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from meshctl.run.best import ScoredCheckpoint
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,10 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def best(self) -> Path:
+        return self.checkpoints / "best.json"
+
+    @property
     def latest(self) -> Path:
         return self.checkpoints / "latest"
 
@@ -128,17 +135,42 @@ class RunDir:
         """Returns the step of the latest checkpoint; 0 without one."""
         return int(self.latest.resolve().name.removeprefix("step-")) if self.latest.is_dir() else 0
 
-    def publish_checkpoint(self, step: int, keep: int) -> None:
-        """Makes the checkpoint of `step` the latest, in one rename. Then deletes all but the newest
-        `keep`."""
+    def publish_checkpoint(self, step: int) -> None:
+        """Makes the checkpoint of `step` the latest, in one rename."""
         link = self.checkpoints / ".latest"
         link.unlink(missing_ok=True)
         link.symlink_to(self.checkpoint(step).name)
         link.rename(self.latest)
+
+    def prune_checkpoints(self, latest: int, keep: int, exempt: Collection[int] = ()) -> None:
+        """Deletes the checkpoints of the steps up to `latest` except the newest `keep` and those of the steps
+        `exempt`."""
         names = [path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*")]
-        steps = sorted(int(name) for name in names if name.isdigit())
-        for old in [other for other in steps if other <= step][:-keep]:
-            shutil.rmtree(self.checkpoint(old), ignore_errors=True)
+        steps = sorted(int(name) for name in names if name.isdigit() and int(name) <= latest)
+        for step in steps[:-keep]:
+            if step not in exempt:
+                shutil.rmtree(self.checkpoint(step), ignore_errors=True)
+
+    def write_best(self, metric: str, mode: str, checkpoints: Sequence[ScoredCheckpoint]) -> None:
+        """Writes the best checkpoints to `best.json`, the best first, each with the name of its folder beside
+        the file."""
+        listed = [{"checkpoint": self.checkpoint(one.step).name, **asdict(one)} for one in checkpoints]
+        data = {"on": metric, "mode": mode, "checkpoints": listed}
+        write_whole(self.best, json.dumps(data, indent=2) + "\n")
+
+    def read_best(self) -> tuple[str, list[ScoredCheckpoint]]:
+        """Returns the metric and the best checkpoints that are there, the best first; an empty text and list
+        where `best.json` does not exist or is damaged."""
+        try:
+            data = json.loads(self.best.read_text(encoding="utf-8"))
+            scored = [
+                ScoredCheckpoint(int(one["step"]), float(one["value"]), int(one["value_step"]))
+                for one in data["checkpoints"]
+            ]
+            metric = str(data["on"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "", []
+        return metric, [one for one in scored if self.checkpoint(one.step).is_dir()]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ written. Readers follow all files of the folder and fold the events.
     fault               worker, agent,  {"error": line, "traceback": text, "lost": bool,
                         launcher        "peer": [GROUP, RANK]}; `lost` where a peer was lost
     launched, stopping, launcher        see `engines/supervise/head.py`
-    resumed, checkpoint, over
+    resumed, checkpoint, over,
+    warning
 """
 
 from __future__ import annotations

@@ -14,8 +14,12 @@ replaces it.
 
 Values of one name are joined by the `collect` of their event: `mean` by weight, `sum`, or `first` for the
 lowest rank's. They are joined in the order of groups and ranks, so the same run gives the same digits. A
-value that is not finite, and a mean over no samples, is None (`null` in JSON, which has no NaN), so that a
-reader sees that the metric was reported.
+worker without samples (weight 0) is left out of a mean, and of the others where its value is not finite: it
+reports NaN, the mean over an empty batch. A value that is not finite, and one over no samples, is None
+(`null` in JSON, which has no NaN), so that a reader sees that the metric was reported. The first of the two
+is also a `NotFinite`, because it ends a run with `on_nan: stop`:
+
+    for found in fold.not_finite(): ...        # of the lines since the last call
 
 A run that continues from a checkpoint calls `elapsed = cut(path, step)` and folds with `after=step,
 elapsed=elapsed`. Then every step occurs exactly once.
@@ -48,6 +52,24 @@ class _Part:
     value: float
     weight: float
     collect: str
+    stage: str
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the value is part of the metric."""
+        return self.weight != 0 or (self.collect != "mean" and math.isfinite(self.value))
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """A metric that is NaN or infinite."""
+
+    metric: str
+    step: int
+    value: float
+    stage: str
+    workers: tuple[Worker, ...]
+    """The workers whose values are not finite; all that reported one where only the result is not."""
 
 
 @dataclass
@@ -78,6 +100,18 @@ class Fold:
         """Events of this step and earlier ones are ignored."""
         self._given = self._known
         """The last step that has a line."""
+        self._not_finite: list[NotFinite] = []
+
+    @property
+    def last(self) -> int:
+        """The last step that has a line, or before the first line the step that the run continues from; -1
+        where it does not continue."""
+        return self._given
+
+    def not_finite(self) -> list[NotFinite]:
+        """Returns the metrics that are not finite, of the lines since the last call."""
+        found, self._not_finite = self._not_finite, []
+        return found
 
     def add(self, event: Event) -> list[Line]:
         """Returns the lines of the steps that this event completes, in order; for most events there are
@@ -99,7 +133,7 @@ class Fold:
         weight, collect = float(event.value.get("weight", 1.0)), str(event.value.get("collect", "mean"))
         for name, value in event.value.get("values", {}).items():
             key = f"{event.stage}.{name}" if event.stage else name
-            state.parts.setdefault(key, []).append(_Part(worker, value, weight, collect))
+            state.parts.setdefault(key, []).append(_Part(worker, value, weight, collect, event.stage))
 
     def _end(self, worker: Worker, step: int, time: float) -> None:
         state = self._steps.setdefault(step, _Step())
@@ -119,33 +153,32 @@ class Fold:
 
     def _line(self, step: int, state: _Step) -> Line:
         state.fresh = False
-        values = {
-            key: join(sorted(parts, key=lambda part: part.worker))
-            for key, parts in sorted(state.parts.items())
-        }
+        values: dict[str, float | None] = {}
+        for key, reported in sorted(state.parts.items()):
+            parts = sorted((part for part in reported if part.is_counted), key=lambda part: part.worker)
+            value = join(parts) if parts else None
+            if value is not None and not math.isfinite(value):
+                self._not_finite.append(_not_finite(key, step, value, parts))
+                value = None
+            values[key] = value
         return {"step": step, "time": round(self._elapsed + max(0.0, state.ended - self._since), 6), **values}
 
 
-def join(parts: Sequence[_Part]) -> float | None:
-    """Returns the value of a metric from those of several workers, in the given order; None where it is not a
-    finite number."""
+def join(parts: Sequence[_Part]) -> float:
+    """Returns the value of a metric from those of several workers, in the given order."""
     collect = parts[0].collect
     if collect == "first":
-        value = parts[0].value
-    elif collect == "sum":
-        value = sum(part.value for part in parts)
-    else:
-        value = _mean(parts)
-    return value if math.isfinite(value) else None
-
-
-def _mean(parts: Sequence[_Part]) -> float:
-    """Returns the weighted mean. Parts of weight 0 are left out: a worker without samples reports NaN, the
-    mean over an empty batch."""
+        return parts[0].value
+    if collect == "sum":
+        return sum(part.value for part in parts)
     weight = math.fsum(part.weight for part in parts)
-    if weight == 0:
-        return math.nan
-    return sum(part.value * part.weight for part in parts if part.weight) / weight
+    return sum(part.value * part.weight for part in parts) / weight if weight else math.nan
+
+
+def _not_finite(metric: str, step: int, value: float, parts: Sequence[_Part]) -> NotFinite:
+    wrong = [part for part in parts if not math.isfinite(part.value)] or parts
+    workers = tuple(dict.fromkeys(part.worker for part in wrong))
+    return NotFinite(metric, step, value, wrong[0].stage, workers)
 
 
 def as_json(line: Line) -> str:

@@ -5,6 +5,8 @@
     requested   A signal, or a component's `stop`. The launcher asks every worker which step it has begun, and
                 makes the next step the last. A worker that has answered begins no further step until it
                 receives the decision, which takes a few milliseconds.
+    failed      The same, where a wrong number was found: neither a last checkpoint is written nor a stage
+                called that runs at the end.
     ended       A stream ended unannounced in step k. The last step was k - 1, and what other workers have
                 begun of step k is cancelled.
 
@@ -44,6 +46,8 @@ class StopRequest:
     reason: str
     ended: int | None = None
     """The step in which a stream ended; None for a plain stop."""
+    has_failed: bool = False
+    """Whether the run ends without a last checkpoint and without its stages at the end."""
 
 
 class Proposer:
@@ -52,7 +56,7 @@ class Proposer:
     def __init__(self, store: Store, job_ranks: Sequence[int]) -> None:
         self._store, self._job_ranks = store, tuple(job_ranks)
         self._asks = self._words = 0
-        self._proposed = False
+        self._proposed = self._has_failed = False
         self._last: int | None = None
 
     def asked(self) -> StopRequest | None:
@@ -66,6 +70,7 @@ class Proposer:
     def propose(self, asked: StopRequest) -> None:
         """Asks every worker which step it has begun, or announces the last step where a stream has ended. It
         does not wait."""
+        self._has_failed = self._has_failed or asked.has_failed
         if asked.ended is not None:
             self._decide("ended", asked.ended - 1)
         elif not self._proposed and self._last is None:
@@ -79,11 +84,8 @@ class Proposer:
             and self._last is None
             and self._store.check([f"begun/{job_rank}" for job_rank in self._job_ranks])
         ):
-            self._decide(
-                "last",
-                1
-                + max((int(self._store.get(f"begun/{job_rank}")) for job_rank in self._job_ranks), default=0),
-            )
+            begun = [int(self._store.get(f"begun/{job_rank}")) for job_rank in self._job_ranks]
+            self._decide("failed" if self._has_failed else "last", 1 + max(begun, default=0))
         return self._last
 
     def close(self) -> None:
@@ -122,6 +124,9 @@ class StopAgreement:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._begun = 0
+        self.has_failed = False
+        """Whether the run ends without a last checkpoint and without its stages at the end. It is known
+        before any worker begins the last step."""
         self._limit = self._last = self._announced = ENDLESS
         threading.Thread(target=self._listen, daemon=True, name="ending").start()
 
@@ -200,8 +205,16 @@ class StopAgreement:
                     self._limit = self._begun
                     self._listener.set(f"begun/{self._job_rank}", str(self._begun))
                 else:
-                    self._last = min(self._last, step)
-                    self._announced = min(self._announced, step) if what == "last" else self._announced
-                    self._limit = ENDLESS
+                    self._decided(what, step)
                     self._changed.notify_all()
             self._on_decision()
+
+    def _decided(self, what: str, step: int) -> None:
+        """Takes a last step that the launcher has decided. A failure after the planned last step was begun
+        changes nothing: some worker may already be saving."""
+        if what == "last":
+            self._announced = min(self._announced, step)
+        elif what == "failed" and step <= self._announced:
+            self._announced, self.has_failed = ENDLESS, True
+        self._last = min(self._last, step)
+        self._limit = ENDLESS

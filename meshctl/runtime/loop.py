@@ -94,7 +94,8 @@ class Loop:
         step = self._run_steps(start)
         if self._is_open_ended:
             step = self._agreement.agree(step)
-            self._close(step, start)
+            if not self._agreement.has_failed:
+                self._close(step, start)
         if self._context.recorder:
             self._context.recorder.forget(step)
         self._agreement.leave()

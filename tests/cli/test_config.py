@@ -51,6 +51,7 @@ run.grace = 30                          base.yaml:5:10
 run.steps = 7                           override 1:1:11
                                         (was 100, recipe.yaml:11:14)
 run.show.0 = metrics.loss               recipe.yaml:11:26
+run.on_nan = stop                       default
 run.patience = 3600                     default
 run.log_level = warning                 default
 run.checks = basic                      default

@@ -80,9 +80,12 @@ def worker(environ: Mapping[str, str]) -> int:
     if "children" in mode:
         for own_session in (False, True):
             subprocess.Popen(["sleep", "1000"], start_new_session=own_session)
-    journal.write("ready", threads=torch.get_num_threads(), pid=os.getpid(), parent=os.getppid())
+    planned = None if "forever" in mode else STEPS
+    journal.write(
+        "ready", last=planned, threads=torch.get_num_threads(), pid=os.getpid(), parent=os.getppid()
+    )
     print(f"{group}:{rank} is ready", flush=True)
-    step = 1
+    step = 1 + (saved_step(run) if "resumes" in mode else 0)
     while ending.begin(step):
         try:
             dist.all_reduce(torch.ones(1))
@@ -95,6 +98,10 @@ def worker(environ: Mapping[str, str]) -> int:
             misbehave(mode, journal)
         run.checkpoint(step).mkdir(parents=True, exist_ok=True)
         journal.write("saved", step=step)
+        if (value := loss_of(mode, step)) is not None:
+            journal.write(
+                "metric", step=step, stage="eval", values={"loss": value}, weight=1.0, collect="mean"
+            )
         journal.write("step", step=step, seconds=0.0, stages={}, routes={})
         time.sleep(0.01)
         step += 1
@@ -102,6 +109,17 @@ def worker(environ: Mapping[str, str]) -> int:
     journal.write("done", step=ending.last)
     dist.destroy_process_group()
     return 0
+
+
+def saved_step(run: RunDir) -> int:
+    return int(run.read_start().resume.rpartition("-")[2] or 0)
+
+
+def loss_of(mode: list[str], step: int) -> float | None:
+    """The metric of a step: `losses=3,-,nan` are those of the steps 1 and 3."""
+    listed = [word.removeprefix("losses=").split(",") for word in mode if word.startswith("losses=")]
+    losses = listed[0] if listed else []
+    return float(losses[step - 1]) if step <= len(losses) and losses[step - 1] != "-" else None
 
 
 def misbehave(mode: list[str], journal: Journal) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from meshctl.plan.model import Checkpoint, Cluster, Group, Plan, Program, Run
 from meshctl.run.directory import RunDir
@@ -21,8 +22,10 @@ def plan_of(
     *groups: tuple[str, int | Program],
     grace: float = 20.0,
     env: tuple[tuple[str, str | None], ...] = (),
+    **run_keys: Any,
 ) -> Plan:
-    """Groups by name, each with so many workers, or with two workers of a program."""
+    """Groups by name, each with so many workers, or with two workers of a program. `run_keys` are those of
+    `Run`."""
     placed, place = [], 0
     for name, what in groups:
         workers = what if isinstance(what, int) else 2
@@ -30,7 +33,8 @@ def plan_of(
             Group(name, "cpu", workers, place, env=env, program=what if isinstance(what, Program) else None)
         )
         place += workers
-    run = Run(steps=3, dir=str(folder / "runs"), checkpoint=Checkpoint(), grace=grace)
+    keys = {"steps": 3, "checkpoint": Checkpoint(), **run_keys}
+    run = Run(dir=str(folder / "runs"), grace=grace, **keys)
     return Plan("test", 0, Cluster(), tuple(placed), (), (), (), run)
 
 

@@ -12,6 +12,7 @@ from meshctl.recipe import field_types, model
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, of_plain
 from meshctl.recipe.field_reader import FieldReader
 from meshctl.recipe.fields import (
+    BEST,
     CHECKPOINT,
     COMPONENT,
     DISPATCH,
@@ -22,6 +23,7 @@ from meshctl.recipe.fields import (
     RUN,
     SECTIONS,
     STAGE,
+    STOP,
 )
 from meshctl.recipe.key_paths import field_at, section_at
 from meshctl.recipe.section_types import Defaults, Field, Nested, Section
@@ -46,6 +48,8 @@ PATHS: dict[str, tuple[str, ...]] = {
     "input": ("pipeline", "called", "in", "x"),
     "run": ("run",),
     "checkpoint": ("run", "checkpoint"),
+    "stop": ("run", "stop"),
+    "best": ("run", "checkpoint", "best"),
 }
 TREE = of_plain(
     {
@@ -57,7 +61,7 @@ TREE = of_plain(
             "s": {},
             "repeated": {"repeat": {}, "stages": {"s": {}}},
         },
-        "run": {"checkpoint": {}},
+        "run": {"checkpoint": {"best": {}}, "stop": {}},
         "cluster": {},
     },
     HERE,
@@ -122,6 +126,8 @@ def test_defaults_of_the_model_are_those_of_the_table() -> None:
         STAGE: (model.Stage,),
         RUN: (model.Run,),
         CHECKPOINT: (model.Checkpoint,),
+        STOP: (model.Stop,),
+        BEST: (model.Best,),
         PARALLEL: (model.Sizes,),
         DISPATCH: (model.DispatchWords,),
     }

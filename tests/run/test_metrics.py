@@ -8,12 +8,13 @@ import math
 import random
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
-from meshctl.run.metrics import Fold, Line, as_json, cut, read
+from meshctl.run.metrics import Fold, Line, NotFinite, as_json, cut, read
 from meshctl.trackers.jsonl import JsonLines
 
 
@@ -85,6 +86,66 @@ def test_what_is_no_finite_number_is_null() -> None:
         as_json(line)
         == '{"step":1,"time":100.0,"metrics.loss":null,"metrics.none":null,"metrics.norm":null}\n'
     )
+
+
+def judged(events: list[Event], ranks: int = 2) -> tuple[Line, list[NotFinite]]:
+    """The line of step 1, and its metrics that are not finite."""
+    folding = Fold({"train": ranks}, since=0.0)
+    ends = [step("train", rank, 1) for rank in range(ranks)]
+    (line,) = [line for event in [*events, *ends] for line in folding.add(event)]
+    found = folding.not_finite()
+    assert folding.not_finite() == []
+    return line, found
+
+
+@pytest.mark.parametrize("collect", ["mean", "sum", "first"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_reported_with_its_worker(collect: str, value: float) -> None:
+    wrong, right = (
+        metric("train", 0, 1, 3.0, collect, loss=value),
+        metric("train", 1, 1, 1.0, collect, loss=1.0),
+    )
+    line, (found,) = judged([right, wrong])
+    assert line["metrics.loss"] is None
+    assert (found.metric, found.step, found.stage) == ("metrics.loss", 1, "metrics")
+    assert found.workers == (("train", 0),)
+    assert math.isnan(found.value) == math.isnan(value)
+
+
+@pytest.mark.parametrize("collect", ["mean", "sum", "first"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_worker_without_samples_does_not_count(collect: str, value: float) -> None:
+    """The mean over an empty batch is NaN, also where the values are added."""
+    empty, full = (
+        metric("train", 0, 1, 0.0, collect, loss=value),
+        metric("train", 1, 1, 2.0, collect, loss=1.5),
+    )
+    line, found = judged([empty, full])
+    assert (line["metrics.loss"], found) == (1.5, [])
+
+
+@pytest.mark.parametrize("collect", ["mean", "sum", "first"])
+def test_a_metric_over_no_samples_at_all_is_null_and_not_wrong(collect: str) -> None:
+    line, found = judged([metric("train", rank, 1, 0.0, collect, loss=math.nan) for rank in (0, 1)])
+    assert (line["metrics.loss"], found) == (None, [])
+
+
+def test_a_sum_of_numbers_beyond_the_range_of_floats_is_reported() -> None:
+    line, (found,) = judged([metric("train", rank, 1, 1.0, "sum", loss=1e308) for rank in (0, 1)])
+    assert (line["metrics.loss"], found.value) == (None, math.inf)
+    assert found.workers == (("train", 0), ("train", 1))
+
+
+def test_a_finite_mean_of_values_beyond_the_range_is_wrong_in_no_rank() -> None:
+    line, (found,) = judged([metric("train", 0, 1, 1.0, a=math.inf), metric("train", 1, 1, 1.0, a=-math.inf)])
+    assert math.isnan(found.value) and line["metrics.a"] is None
+
+
+def test_the_last_step_that_has_a_line() -> None:
+    folding = Fold({"train": 2}, since=0.0, after=4)
+    assert folding.last == 4
+    assert folding.add(step("train", 0, 5)) == [] and folding.last == 4
+    assert len(folding.add(step("train", 1, 5))) == 1 and folding.last == 5
 
 
 def test_metrics_before_the_first_step_are_a_line_of_their_own() -> None:

@@ -101,3 +101,32 @@ def test_a_worker_that_left_has_answered(store: HashStore) -> None:
     ending.leave()
     proposer.propose(StopRequest("SIGTERM"))
     assert proposer.poll() == 4
+
+
+@pytest.mark.parametrize("first", [StopRequest("NaN", has_failed=True), StopRequest("SIGINT")])
+def test_a_run_that_fails_has_no_announced_last_step(store: HashStore, first: StopRequest) -> None:
+    """So nothing is saved in it and no stage at the end runs; also where a signal was before."""
+    words = threading.Semaphore(0)
+    ending, proposer = StopAgreement(store, store, 0, [0], words.release), Proposer(store, [0])
+    ending.plan(9, {}, [])
+    assert ending.begin(4)
+    proposer.propose(first)
+    proposer.propose(StopRequest("NaN", has_failed=True))
+    assert words.acquire(timeout=5)  # the worker has answered
+    assert proposer.poll() == 5
+    assert ending.begin(5) and not ending.begin(6)
+    assert ending.has_failed and ending.announced == ENDLESS
+
+
+def test_a_failure_in_the_planned_last_step_changes_nothing(store: HashStore) -> None:
+    """Some worker may already save in it, and its peers must do the same."""
+    words = threading.Semaphore(0)
+    ending, proposer = StopAgreement(store, store, 0, [0], words.release), Proposer(store, [0])
+    ending.plan(4, {}, [])
+    assert ending.begin(4)
+    proposer.propose(StopRequest("NaN", has_failed=True))
+    assert words.acquire(timeout=5)
+    assert proposer.poll() == 5
+    assert words.acquire(timeout=5)  # the worker knows the decision
+    assert not ending.begin(5)
+    assert not ending.has_failed and ending.announced == 4

@@ -18,7 +18,18 @@ from meshctl.cli.completion.candidate import Candidate
 from meshctl.cli.completion.outline import Outline
 from meshctl.recipe.compose.yaml_tree import KeyPath
 from meshctl.recipe.editor_schema_parts import AUTO
-from meshctl.recipe.field_types import Boolean, DeviceType, DimOrder, Endpoint, Size, Text, Texts, Type, Word
+from meshctl.recipe.field_types import (
+    Boolean,
+    DeviceType,
+    DimOrder,
+    Endpoint,
+    Metric,
+    Size,
+    Text,
+    Texts,
+    Type,
+    Word,
+)
 from meshctl.recipe.fields import CALL, CLUSTER, COMPONENT, GROUP, PARALLEL, RECIPE, RUN, STAGE, SYNC
 from meshctl.recipe.key_paths import field_at, keys_below, section_at
 from meshctl.recipe.section_types import Nested
@@ -157,6 +168,8 @@ def _by_type(recipe: Outline, path: KeyPath, begun: str) -> Iterator[Candidate]:
             for one in _names(recipe, "components", other_than=path[1]):
                 if recipe.text("components", one.text, "group") == group:
                     yield one
+        case Metric():
+            yield from _prefixes(recipe, "pipeline")
         case Texts(names=names, is_prefix=True) if names:
             yield from _prefixes(recipe, names)
         case Text(names=names) | Texts(names=names) if names:

@@ -17,7 +17,7 @@ from meshctl.engines.supervise.cause import ATTEMPT
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.events import Follower
-from meshctl.run.metrics import Fold, read
+from meshctl.run.metrics import Fold, Line, read
 from meshctl.text.redaction import holds_literal, referred_names, stretches
 
 
@@ -36,6 +36,10 @@ class Attempt:
     """Reads the events of this attempt. It has skipped those of earlier attempts."""
     fold: Fold
     """Folds the events of this attempt into rows of metrics."""
+    rows: tuple[Line, ...] = ()
+    """The rows of metrics before its first step, of earlier attempts."""
+    published: frozenset[int] = frozenset()
+    """The steps of the checkpoints that earlier attempts have published."""
 
     @property
     def step(self) -> int | None:
@@ -78,12 +82,15 @@ def _begun(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
 
 def _reading(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
     follower = Follower(run.events)
-    for _ in follower.new():
-        pass  # skips the events of earlier attempts
+    published = frozenset(  # this also skips the events of earlier attempts
+        event.step for event in follower.new() if event.name == "checkpoint" and event.step is not None
+    )
     workers = {group.name: group.workers for group in plan.groups if group.program is None}
     step = step_of(start)
-    fold = Fold(workers, since=time.time(), after=step, elapsed=elapsed(run, step or 0))
-    return Attempt(plan, run, start, descriptor, follower, fold)
+    rows = surviving_rows(run, step)
+    elapsed = float(rows[-1]["time"]) if rows else 0.0
+    fold = Fold(workers, since=time.time(), after=step, elapsed=elapsed)
+    return Attempt(plan, run, start, descriptor, follower, fold, rows, published)
 
 
 def step_of(start: Start) -> int | None:
@@ -92,10 +99,10 @@ def step_of(start: Start) -> int | None:
     return int(start.resume.rpartition("step-")[2]) if start.resume else None
 
 
-def elapsed(run: RunDir, step: int) -> float:
-    """Returns the seconds from the start of a run to the end of a step, read from the rows of metrics."""
-    times = [float(row["time"]) for row in read(run.metrics) if row["step"] <= step]
-    return times[-1] if times else 0.0
+def surviving_rows(run: RunDir, step: int | None) -> tuple[Line, ...]:
+    """Returns the rows of metrics up to the step that a run continues from, or before step 1 where that is
+    None."""
+    return tuple(row for row in read(run.metrics) if row["step"] <= (step or 0))
 
 
 def holds_secret(plan: Plan, composed: str) -> bool:

@@ -11,13 +11,18 @@ The head writes these events to `events/launcher.jsonl`:
 | `resumed` | the same, with `{"path": the checkpoint}`, where the run continues from `step` |
 | `stopping` | `{"reason": why}`: an orderly end was requested, or the attempt is ended after a failure |
 | `checkpoint` | `{"path": folder}`: all workers have saved `step`, and `latest` points to it |
+| `warning` | `{"text": one line}` |
 | `fault` | the death of an agent or of a node process |
 | `over` | `{"code": exit code, "reason": the cause, the signal, or the end of the data}`, by the supervisor |
 
-At an orderly end (a signal, a component's `stop`), every worker finishes the agreed last step and saves. A
-second signal ends the attempt at once, and so does the end of `plan.run.grace` seconds after the first one.
-After a failure, all processes get SIGTERM, and SIGKILL after the guard's grace period. Services get SIGTERM
-when all other groups have ended.
+At an orderly end (a signal, a component's `stop`, `run.stop`), every worker finishes the agreed last step and
+saves. A second signal ends the attempt at once, and so does the end of `plan.run.grace` seconds after the
+first one. After a failure, all processes get SIGTERM, and SIGKILL after the guard's grace period. Services
+get SIGTERM when all other groups have ended.
+
+A metric that is not finite (`run.on_nan: stop`) also ends the attempt after an agreed step, but as failed:
+without a last checkpoint and without the stages at the end. A checkpoint is published when the metrics of its
+step are judged, so `latest` never points to the step of the wrong number or to a later step.
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ from meshctl.engines.engine import STOP_KEY, Exited, Handle, Job, groups_on, nod
 from meshctl.engines.node.guard import GRACE_S, name_of
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.cause import LOOK_S, Cause, Causes, Priority
+from meshctl.engines.supervise.judge import Judge
 from meshctl.engines.supervise.nodes import AgentExited, NodeLost, Nodes, ServerExited
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.signals import Signals
@@ -91,9 +97,20 @@ class Head:
             group.name: group.workers for group in plan.groups if group.name not in self._services
         }
         """Group -> number of its workers that have not exited. Without services."""
+        self._judge = Judge(plan.run, attempt.rows)
         self._saved: Counter[int] = Counter()
+        """Step -> how many workers have saved it, for the checkpoints that are not published yet."""
+        self._published = set(attempt.published)
+        self._newest = attempt.step
+        """The step of the newest checkpoint; None without one."""
+        self._planned: int | None = None
+        """The planned last step, where there is one."""
         self._is_ready = self._is_asked = self._is_signalled = self._is_released = False
         self._cause: Cause | None = None
+        self._has_failed = False
+        """Whether a metric that is not finite has ended the run."""
+        self._agreed: int | None = None
+        """The agreed last step."""
         self._ended_by = ""
         """The reason why the run ends before its `steps`: a source that has ended, or the request of a
         component."""
@@ -118,7 +135,10 @@ class Head:
             wait([*self._session.handle.files(), *self._nodes.files()], LOOK_S)
         self._look()
         self._look()  # classifies exits that the last look has read
-        return self._outcome()
+        outcome = self._outcome()
+        self._warn(self._judge.warnings_at_end() if outcome.code == 0 else ())
+        self._look()  # observers see the warnings
+        return outcome
 
     def _message(self) -> dict[str, Any]:
         return {
@@ -141,7 +161,10 @@ class Head:
             self._note(event)
             for row in self._attempt.fold.add(event):
                 self._session.observers.on_row(row)
+                self._judge.add(row, self._attempt.fold.not_finite())
         self._causes.end_look(now)
+        self._warn(self._judge.warnings())
+        self._publish_saved()
 
     def _look_at_processes(self) -> None:
         for exited in self._session.handle.poll():
@@ -175,21 +198,38 @@ class Head:
     def _note(self, event: Event) -> None:
         if event.name == "ready":
             self._is_ready = True
+            self._planned = event.value.get("last")
             if (source := event.value.get("source")) and not self._ended_by:
                 self._ended_by = end_of_data(source)
         elif event.name == "saved" and event.step is not None:
-            self._publish(event.step)
+            self._saved[event.step] += 1
         elif event.name == "exited" and event.group in self._serving:
             self._serving[event.group] -= 1
             if not any(self._serving.values()):
                 self._causes.release_services()
 
+    def _publish_saved(self) -> None:
+        """Publishes the checkpoints that all workers have saved, once the metrics of their steps are judged.
+        To be called when all events of a look are read: those of a worker arrive in order."""
+        for step in sorted(self._saved):
+            is_judged = step <= self._attempt.fold.last and self._judge.is_right(step)
+            if self._saved[step] == self._workers and is_judged:
+                del self._saved[step]
+                self._publish(step)
+
     def _publish(self, step: int) -> None:
-        self._saved[step] += 1
-        checkpoint = self._plan.run.checkpoint
-        if self._saved[step] == self._workers and checkpoint is not None:
-            self._attempt.run.publish_checkpoint(step, checkpoint.keep)
-            self._write("checkpoint", step=step, path=str(self._attempt.run.checkpoint(step)))
+        checkpoint, run = self._plan.run.checkpoint, self._attempt.run
+        if checkpoint is None:
+            return
+        run.publish_checkpoint(step)
+        self._newest = step
+        self._published.add(step)
+        self._published = {one for one in self._published if run.checkpoint(one).is_dir()}
+        best = self._judge.best(self._published)
+        if checkpoint.best:
+            run.write_best(checkpoint.best.on, checkpoint.best.mode, best)
+        run.prune_checkpoints(step, checkpoint.keep, {one.step for one in best})
+        self._write("checkpoint", step=step, path=str(run.checkpoint(step)))
 
     # Ending the attempt
 
@@ -203,11 +243,24 @@ class Head:
             self._deadline = time.monotonic() + self._plan.run.grace if has_grace else 0.0
         while asked := self._proposer.asked() if self._workers else None:
             self._stop(asked)
+        if self._judge.fault and not self._has_failed:
+            self._has_failed = True
+            self._stop(StopRequest(self._fault_line, has_failed=True))
+        elif self._judge.stop and not self._is_asked:
+            self._stop(StopRequest(self._judge.stop))
         if self._is_asked and self._workers:
-            self._proposer.poll()
+            self._agreed = self._proposer.poll()
+
+    @property
+    def _fault_line(self) -> str:
+        """The metric that is not finite, and what can be continued from."""
+        if self._plan.run.checkpoint is None:
+            return self._judge.fault
+        saved = f"the newest checkpoint is of step {self._newest}"
+        return f"{self._judge.fault}; {saved if self._newest else 'there is no checkpoint'}"
 
     def _stop(self, asked: StopRequest) -> None:
-        if not self._is_asked:
+        if not self._is_asked and asked.reason != self._judge.stop:
             self._ended_by = asked.reason
         if asked.ended is None:
             self._write("stopping", reason=asked.reason)
@@ -248,9 +301,23 @@ class Head:
 
     def _outcome(self) -> Outcome:
         first = self._signals.first
-        if cause := self._cause or (None if self._phase else self._causes.best):
+        cause = self._cause or (None if self._phase else self._causes.best)
+        if self._judge.fault:
+            cause = Cause(Priority.OWN, self._fault_line)
+        if cause:
             return Outcome(FAILED, cause, cause.line)
-        return Outcome(self._signals.code, None, first.name) if first else Outcome(0, None, self._ended_by)
+        return Outcome(self._signals.code, None, first.name) if first else Outcome(0, None, self._reason)
+
+    @property
+    def _reason(self) -> str:
+        """Why a run that is done has ended. A metric is the reason where the agreed last step is earlier than
+        the planned one."""
+        is_early = self._agreed is not None and (self._planned is None or self._agreed < self._planned)
+        return self._judge.stop if self._judge.stop and is_early else self._ended_by
+
+    def _warn(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self._write("warning", text=text)
 
     def _write(self, name: str, *, step: int | None = None, **value: Any) -> None:
         """Writes an event. Observers receive it at the next reading of the events."""

@@ -76,6 +76,8 @@ class Class:
     """The `async` methods."""
     made: frozenset[str] = frozenset()
     """Members that are assigned (`go = other`), whose kind is unknown."""
+    logs: bool = True
+    """Whether a method may call `self.log`."""
     foreign_base: str = ""
     """The first base class from a library; empty if there is none."""
     declares: Declarations = Declarations()
@@ -181,6 +183,7 @@ class Code(Sources):
             ),
             awaited=frozenset(methods) - frozenset(functions),
             made=frozenset(members) - frozenset(methods),
+            logs=any(_may_log(item) for _, item in functions.values()),
             foreign_base=libraries[0].removeprefix("builtins.") if libraries else "",
             declares=declarations_of(_values(members)),
         )
@@ -289,6 +292,17 @@ def _logged(method: ast.FunctionDef) -> Iterator[str]:
             for argument in node.args:
                 if isinstance(argument, ast.Dict):
                     yield from _keys(argument)
+
+
+def _may_log(method: ast.FunctionDef) -> bool:
+    """Whether a method mentions an attribute `log`, or hands its component to something that may."""
+    nodes = list(ast.walk(method))
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    owners = {id(node.value) for node in attributes}
+    is_handed_on = any(
+        isinstance(node, ast.Name) and node.id == "self" and id(node) not in owners for node in nodes
+    )
+    return is_handed_on or any(node.attr == "log" for node in attributes)
 
 
 def _keys(mapping: ast.Dict, prefix: str = "") -> Iterator[str]:

@@ -72,6 +72,11 @@ class Hint:
         return "batch" in self.kinds and self.kinds <= {"batch", "nothing"}
 
     @property
+    def is_without_numbers(self) -> bool:
+        """Whether nothing fits that has metrics: only a `Batch` or None."""
+        return bool(self.kinds) and self.kinds <= {"batch", "nothing"} and not self.words
+
+    @property
     def is_scalar(self) -> bool:
         """Whether only numbers, text and booleans are allowed."""
         return bool(self.kinds) and self.kinds <= SCALARS and not self.words

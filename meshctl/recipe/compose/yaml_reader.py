@@ -432,7 +432,7 @@ class _Builder:
             span, text, kind = self.between(event), event.value, self.tag(event).removeprefix(CORE)
             self.add(event, 0)
             self.anchor(event, span).node = Node(text, span, written=text)
-            if kind not in ("null", "bool"):
+            if kind not in ("null", "bool") or self.is_metric_key(event):
                 return text, span
             what = f"`{text}` is a {kind}"
             if not event.style and re.fullmatch(r"[\w~]+", text):
@@ -449,6 +449,13 @@ class _Builder:
                 return None, span
         self.report("MC008", f"a key must be text; {what} in YAML 1.1", span, help="quote it", fixes=fixes)
         return None, span
+
+    def is_metric_key(self, key: yaml.ScalarEvent) -> bool:
+        """Whether a key is `on` and a text follows, as in `{on: eval.loss}`. It is a key of recipes, although
+        YAML 1.1 reads it as a boolean."""
+        value = self.loader.peek_event()
+        is_text = isinstance(value, yaml.ScalarEvent) and self.tag(value) == CORE + "str"
+        return bool(key.value == "on" and not key.style and is_text)
 
     # Spans
 

@@ -6,7 +6,7 @@ Facts that several rules use are computed here, once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -241,6 +241,20 @@ class Facts:
     def taken(self) -> frozenset[str]:
         """The stages whose values are inputs of other stages."""
         return frozenset(name for stage in self.recipe.pipeline.values() for name in stage.takes)
+
+    def named_metrics(self) -> Iterator[tuple[str, str, Span]]:
+        """Yields (key, metric, span) of every metric that `run` names, where the value is valid."""
+        run = self.recipe.run
+        if self.is_valid("run", "show"):
+            for index, metric in enumerate(run.show):
+                yield "run.show", metric, self.item("run", "show", index=index)
+        best = run.checkpoint.best if run.checkpoint else None
+        for path, metric in (
+            (("run", "stop", "on"), run.stop.on if run.stop else ""),
+            (("run", "checkpoint", "best", "on"), best.on if best else ""),
+        ):
+            if metric and self.is_valid(*path):
+                yield ".".join(path), metric, self.value(*path)
 
     def join(self, stage: Stage) -> str:
         """Returns how the parts of a stage's value are joined; empty for a sync or an unknown mode."""

@@ -105,14 +105,10 @@ def _stages(facts: Facts) -> Iterator[Reference]:
         for index, other in enumerate(block.after):
             span = facts.item("pipeline", block.name, "after", index=index)
             yield Reference("pipeline", other, span, "MC530", f"stage `{other}` does not exist")
-    for index, metric in enumerate(facts.recipe.run.show if facts.is_valid("run", "show") else ()):
+    for _, metric, span in facts.named_metrics() if facts.recipe.pipeline else ():
         other, _ = facts.recipe.metric(metric)
-        if facts.recipe.pipeline:
-            span, message = (
-                facts.item("run", "show", index=index),
-                f"stage `{other}` of metric `{metric}` does not exist",
-            )
-            yield Reference("pipeline", other, span, "MC560", message, after=metric[len(other) :])
+        message = f"stage `{other}` of metric `{metric}` does not exist"
+        yield Reference("pipeline", other, span, "MC560", message, after=metric[len(other) :])
 
 
 def _names_in(facts: Facts, stage: Stage) -> tuple[str, ...] | None:

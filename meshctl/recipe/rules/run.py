@@ -1,4 +1,5 @@
-"""MC560, MC562 and MC563: the metrics that `run.show` names and the routes that `run.record` names."""
+"""MC560, MC562, MC563 and MC567: the metrics that `run.show`, `run.stop` and `run.checkpoint.best` name, and
+the routes that `run.record` names."""
 
 from __future__ import annotations
 
@@ -6,49 +7,65 @@ from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.fixes import renamed
+from meshctl.recipe.model import stage_path
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import did_you_mean, nearest
 
 
 def metric_exists(facts: Facts) -> Iterator[Diagnostic]:
     """A metric is STAGE.NAME, where the stage exists and returns numbers."""
-    pipeline = facts.recipe.pipeline
-    if not pipeline or not facts.is_valid("run", "show"):
-        return
-    for index, metric in enumerate(facts.recipe.run.show):
-        (stage, name), dot = facts.recipe.metric(metric), "." in metric
-        span = facts.item("run", "show", index=index)
-        if stage in facts.recipe.blocks:
-            help = did_you_mean("", facts.recipe.blocks[stage].stages)
-            message = f"`{metric}` is a block; its metrics are named {stage}.STAGE.NAME"
+    for _, metric, span in facts.named_metrics():
+        (name, rest), dot = facts.recipe.metric(metric), "." in metric
+        if name in facts.recipe.blocks:
+            help = did_you_mean("", facts.recipe.blocks[name].stages)
+            message = f"`{metric}` is a block; its metrics are named {name}.STAGE.NAME"
             yield Diagnostic("MC560", message, span, help=help, missing=True)
-        if stage not in pipeline:
+        stage = facts.recipe.pipeline.get(name)
+        if stage is None:
             continue
-        if not name:
+        if not rest:
             message = f"`{metric}` is {'not a metric' if dot else 'a stage'}; metrics are named STAGE.NAME"
-            options = [f"{stage}.{option}" for option in _metrics_of(facts, stage)]
-            help = did_you_mean("", options) or f"write {stage}.NAME"
+            options = [f"{name}.{option}" for option in _metrics_of(facts, name)]
+            help = did_you_mean("", options) or f"write {name}.NAME"
             yield Diagnostic("MC560", message, span, help=help, missing=True)
-        elif stage in pipeline and pipeline[stage].kind == "sync":
-            message = f"`{metric}` is not a metric: `{stage}` is a sync"
-            seconds = (facts.key("pipeline", stage).with_word("a sync has no metrics"),)
+        elif stage.kind == "sync":
+            message = f"`{metric}` is not a metric: `{name}` is a sync"
+            seconds = (facts.key("pipeline", name).with_word("a sync has no metrics"),)
             yield Diagnostic("MC560", message, span, seconds, missing=True)
 
 
 def metric_is_given(facts: Facts) -> Iterator[Diagnostic]:
     """The name of a metric is not a misspelling of one in the stage's source. Other unknown names may
     exist."""
-    for index, metric in enumerate(facts.recipe.run.show):
+    for _, metric, span in facts.named_metrics():
         stage, name = facts.recipe.metric(metric)
         options = _metrics_of(facts, stage)
-        if not name or name in options or not facts.is_valid("run", "show"):
+        if not name or name in options:
             continue
         if near := nearest(name, options):
-            span = facts.item("run", "show", index=index)
             message = f"metric `{name}` was not found in the source of stage `{stage}`"
             fixes = renamed(span, name, options, before=f"{stage}.")
             help = f"did you mean `{stage}.{near}`?"
             yield Diagnostic("MC562", message, span, help=help, severity="warning", fixes=fixes)
+
+
+def metric_may_be_given(facts: Facts) -> Iterator[Diagnostic]:
+    """A metric that ends the run or ranks checkpoints belongs to a stage that gives numbers: one that returns
+    a batch gives only those that its class logs."""
+    for key, metric, span in facts.named_metrics():
+        name, rest = facts.recipe.metric(metric)
+        stage = facts.recipe.pipeline.get(name)
+        found = facts.class_of(stage.component) if stage else None
+        endpoint = facts.known_endpoint(stage) if stage else None
+        if key == "run.show" or not rest or found is None or not found.whole or endpoint is None:
+            continue
+        returned = endpoint.signature.gives
+        if returned is not None and returned.is_without_numbers and not found.logs:
+            call = facts.value(*stage_path(name), "call")
+            seconds = (call.with_word(f"it returns {returned.described} and logs nothing"),)
+            message = f"stage `{name}` has no metrics, so `{metric}` never has a value"
+            help = "name a metric of another stage, or report it with `self.log`"
+            yield Diagnostic("MC567", message, span, seconds, help)
 
 
 def _metrics_of(facts: Facts, name: str) -> tuple[str, ...]:
@@ -87,4 +104,4 @@ def route_exists(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC563", f"`{word}` has no route to record", span, seconds, did_you_mean("", routes))
 
 
-RULES = (metric_exists, metric_is_given, route_exists)
+RULES = (metric_exists, metric_is_given, metric_may_be_given, route_exists)

@@ -132,6 +132,8 @@ def notice_after(event: Event, notice: str) -> str:
             return f"stopping: {reason}" if reason else "stopping"
         case "checkpoint":
             return f"checkpoint of step {event.step}"
+        case "warning":
+            return f"warning: {event.value.get('text', '')}"
     return notice
 
 

@@ -56,6 +56,8 @@ class PlainOutput:
                 self._print_running(event.group)
             case "checkpoint":
                 self._print(f"checkpoint of step {event.step}: {event.value.get('path', '')}".rstrip(": "))
+            case "warning":
+                self._print(f"warning: {event.value.get('text', '')}")
             case "stopping":
                 reason = event.value.get("reason", "")
                 self._print(f"stopping: {reason}" if reason else "stopping")

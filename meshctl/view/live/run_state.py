@@ -131,6 +131,8 @@ class RunState:
         """The planned number of steps; the data may end earlier. 0 if only a stop ends the run."""
         self.source = ""
         """The source whose data end the run, as planned; empty if the run ends after `run.steps`."""
+        self.warnings: list[str] = []
+        """What the launcher has warned of in this attempt."""
         self.first: tuple[int, float] | None = None
         self.last: tuple[int, float] | None = None
         """(step, time) of the first and the last row of metrics."""
@@ -140,7 +142,10 @@ class RunState:
     def on_event(self, event: Event) -> None:
         if event.name in ("launched", "stopping"):
             self._stopping = event.name == "stopping"
+        if event.name == "warning":
+            self.warnings.append(str(event.value.get("text", "")))
         if event.name == "launched":
+            self.warnings = []
             for group in self.groups.values():
                 group.phases, group.running = {}, {}
         if event.name == "resumed" and event.step is not None:

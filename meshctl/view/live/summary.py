@@ -43,6 +43,8 @@ def summary(plan: Plan, run: RunDir) -> str:
         table(list(phase_rows(state)), right=(2,)),
         table(list(stage_rows(state)), right=(2,)),
         table(list(route_rows(state)), right=(1, 2)),
+        [f"{INDENT}warning: {text}" for text in state.warnings],
+        list(best_lines(run)),
         [f"{INDENT}{what}: {where}" for what, where in paths(record, run)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
@@ -132,6 +134,15 @@ def route_rows(state: RunState) -> Iterator[tuple[str, ...]]:
         yield "route", "bytes a step", "total"
     for name, total in sent.items():
         yield name, size(total / max(1, state.step)), size(total)
+
+
+def best_lines(run: RunDir) -> Iterator[str]:
+    """Yields a line for each of the best checkpoints, the best first."""
+    metric, checkpoints = run.read_best()
+    for one in checkpoints:
+        when = "" if one.value_step == one.step else f", of step {one.value_step}"
+        label = "best" if one is checkpoints[0] else "next best"
+        yield f"{INDENT}{label} checkpoint: {run.checkpoint(one.step)} ({metric} {number(one.value)}{when})"
 
 
 def paths(record: Record, run: RunDir) -> Iterator[tuple[str, str]]:

@@ -81,10 +81,12 @@ def test_the_notice_is_the_last_message_of_the_launcher() -> None:
         Event("ready", "a", 0),
         Event("checkpoint", step=3),
         Event("step", "a", 0, 4),
+        Event("warning", value={"text": "`a.x` is NaN"}),
         Event("stopping", value={"reason": "Ctrl-C"}),
     ):
         notices.append(notice_after(event, notices[-1]))
-    assert notices == ["starting", "", "checkpoint of step 3", "checkpoint of step 3", "stopping: Ctrl-C"]
+    assert notices[:4] == ["starting", "", "checkpoint of step 3", "checkpoint of step 3"]
+    assert notices[4:] == ["warning: `a.x` is NaN", "stopping: Ctrl-C"]
 
 
 def test_a_picture_of_a_run_that_continues_names_its_first_step() -> None:

@@ -46,11 +46,13 @@ def test_the_output_of_the_launcher(run: RunDir) -> None:
     view.on_attempt(1, 40)
     view.on_event(Event("stopping", value={"reason": "interrupted"}))
     view.on_event(Event("checkpoint", step=41))
+    view.on_event(Event("warning", value={"text": "`a.x` is NaN"}))
     assert stream.getvalue().splitlines() == [
         f"x: 2 groups, 4 workers, in {run.path}",
         "continues after step 40",
         "stopping: interrupted",
         "checkpoint of step 41",
+        "warning: `a.x` is NaN",
     ]
 
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 from meshctl.plan.model import Group, Program
+from meshctl.run.best import ScoredCheckpoint
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, Journal
 from meshctl.view.live.summary import summary
@@ -23,8 +24,24 @@ def test_of_a_run_that_failed_and_can_go_on(recorded: Recorded, run: RunDir, pin
     over = Event("over", value={"code": 5, "reason": "train:1 failed in stage metrics, step 8"})
     Recorded(recorded.plan, [*failed, over]).write(run)
     run.checkpoint(6).mkdir(parents=True)
-    run.publish_checkpoint(6, keep=3)
+    run.publish_checkpoint(6)
     pinned("summary_failed.txt", summary(recorded.plan, run))
+
+
+def test_the_best_checkpoints_and_the_warnings_are_named(recorded: Recorded, run: RunDir) -> None:
+    """Of a warning, those of the last attempt."""
+    texts = [Event("warning", value={"text": text}) for text in ("old", "new")]
+    again = Event("launched", value={"attempt": 1})
+    Recorded(recorded.plan, [*recorded.events[:60], texts[0], again, texts[1]]).write(run)
+    for step in (4, 6):
+        run.checkpoint(step).mkdir(parents=True)
+    run.write_best("exam.reward", "max", [ScoredCheckpoint(6, 0.75, 6), ScoredCheckpoint(4, 0.5, 3)])
+    lines = summary(recorded.plan, run).splitlines()
+    assert [line for line in lines if "warning" in line] == ["  warning: new"]
+    assert [line for line in lines if "best checkpoint" in line] == [
+        f"  best checkpoint: {run.checkpoint(6)} (exam.reward 0.75)",
+        f"  next best checkpoint: {run.checkpoint(4)} (exam.reward 0.5, of step 3)",
+    ]
 
 
 def test_an_interrupt_is_no_failure(recorded: Recorded, run: RunDir) -> None:

@@ -1,0 +1,114 @@
+"""Judges the metrics of a run: what is not finite, what no longer improves, and which checkpoints are the
+best.
+
+    judge = Judge(plan.run, rows)          the rows up to the step that the run continues from
+    judge.add(row, fold.not_finite())
+    judge.fault, judge.stop                why the run fails or ends; empty while it goes on
+    judge.warnings()                       the warnings since the last call
+    judge.best(steps)                      the best of the checkpoints of some steps
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from meshctl.plan.model import Run
+from meshctl.run.best import BestCheckpoints, ScoredCheckpoint
+from meshctl.run.early_stopping import EarlyStopping
+from meshctl.run.metrics import NotFinite
+from meshctl.run.shutdown import ENDLESS
+from meshctl.text.english import listed
+
+MAX_WORKERS = 4
+"""Maximum number of workers that a message names."""
+
+
+class Judge:
+    def __init__(self, run: Run, rows: Iterable[Mapping[str, Any]]) -> None:
+        """`rows` are the rows of `metrics.jsonl` up to the step that the run continues from."""
+        self._ignores_nan = run.on_nan == "ignore"
+        self._stopping = EarlyStopping(run.stop.on, run.stop.mode, run.stop.patience) if run.stop else None
+        best = run.checkpoint.best if run.checkpoint else None
+        self._best = BestCheckpoints(best.on, best.keep, best.mode) if best else None
+        self._unseen = _named_metrics(run)
+        """Key -> the metrics that it names and that no row has had."""
+        self._warnings: list[str] = []
+        self._warned: set[str] = set()
+        """The metrics whose first value that is not finite was reported."""
+        self.fault = ""
+        """Why the run fails: a metric is not finite. One line, empty if the run goes on."""
+        self._wrong_step = ENDLESS
+        for row in rows:
+            self.add(row, ())
+
+    @property
+    def stop(self) -> str:
+        """Why the run ends: a metric no longer improves. One line, empty if the run goes on."""
+        return self._stopping.reason if self._stopping else ""
+
+    def add(self, row: Mapping[str, Any], not_finite: Sequence[NotFinite]) -> None:
+        """Adds a row with the metrics of it that are not finite. The row of the last step may arrive
+        again."""
+        for metrics in self._unseen.values():
+            metrics.difference_update(row)
+        if not_finite and not self._ignores_nan and not self.fault:
+            self.fault, self._wrong_step = described(not_finite), row["step"]
+        elif self._ignores_nan:
+            self._warn(not_finite)
+        if self._stopping:
+            self._stopping.add(row)
+        if self._best:
+            self._best.add(row)
+
+    def is_right(self, step: int) -> bool:
+        """Returns whether no metric fails the run in a step or before it."""
+        return step < self._wrong_step
+
+    def _warn(self, not_finite: Sequence[NotFinite]) -> None:
+        for one in not_finite:
+            if one.metric not in self._warned:
+                self._warned.add(one.metric)
+                self._warnings.append(f"{described([one])}; the run goes on, and later ones are not reported")
+
+    def warnings(self) -> list[str]:
+        """Returns the warnings since the last call."""
+        found, self._warnings = self._warnings, []
+        return found
+
+    def warnings_at_end(self) -> list[str]:
+        """Returns what to warn of when the run is done: metrics that the recipe names and no step had."""
+        return [
+            f"`{key}` names {listed(sorted(metrics))}, which no step of the run reported"
+            for key, metrics in self._unseen.items()
+            if metrics
+        ]
+
+    def best(self, steps: Collection[int]) -> list[ScoredCheckpoint]:
+        """Returns the best checkpoints of those of `steps`, the best first; none where the recipe does not
+        ask for them."""
+        return self._best.among(steps) if self._best else []
+
+
+def _named_metrics(run: Run) -> dict[str, set[str]]:
+    named = {"run.show": set(run.show)}
+    if run.stop:
+        named["run.stop.on"] = {run.stop.on}
+    if run.checkpoint and run.checkpoint.best:
+        named["run.checkpoint.best.on"] = {run.checkpoint.best.on}
+    return named
+
+
+def described(not_finite: Sequence[NotFinite]) -> str:
+    """Returns `metric `metrics.loss` is NaN in step 7 (stage metrics, train:1)`, and how many others are not
+    finite, too."""
+    first = not_finite[0]
+    what = "NaN" if math.isnan(first.value) else "infinite"
+    when = f"in step {first.step}" if first.step else "before step 1"
+    workers = [f"{group}:{rank}" for group, rank in first.workers[:MAX_WORKERS]]
+    if more := len(first.workers) - len(workers):
+        workers.append(f"{more} more")
+    where = ", ".join([*([f"stage {first.stage}"] if first.stage else []), *workers])
+    others = f", and {len(not_finite) - 1} more are not finite" if len(not_finite) > 1 else ""
+    return f"metric `{first.metric}` is {what} {when} ({where}){others}"

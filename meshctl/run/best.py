@@ -1,0 +1,66 @@
+"""Which values of a metric are the best, and which checkpoints they belong to.
+
+The value of a checkpoint is the last one that the metric had at or before its step. A checkpoint whose last
+value is not finite, or that has none, is never among the best.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Mode = Literal["min", "max"]
+"""Whether the least or the greatest value of a metric is the best."""
+
+
+def is_better(value: float, other: float, mode: Mode) -> bool:
+    return value < other if mode == "min" else value > other
+
+
+@dataclass(frozen=True)
+class ScoredCheckpoint:
+    """A checkpoint with the value of a metric."""
+
+    step: int
+    value: float
+    value_step: int
+    """The step in which the metric had the value: that of the checkpoint, or an earlier one."""
+
+
+class BestCheckpoints:
+    """Ranks checkpoints by a metric, from the rows of `metrics.jsonl`."""
+
+    def __init__(self, metric: str, keep: int, mode: Mode) -> None:
+        """`metric` is STAGE.NAME, `keep` the number of checkpoints that count as the best."""
+        self.metric, self.mode = metric, mode
+        self._keep = keep
+        self._steps, self._values = array("q"), array("d")
+        """The steps in which the metric had a value, and its values; NaN for one that was not finite."""
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Adds a row. Rows arrive in the order of their steps; that of the last step may arrive again."""
+        if self.metric not in row:
+            return
+        value = row[self.metric]
+        if self._steps and self._steps[-1] == row["step"]:
+            self._steps.pop()
+            self._values.pop()
+        self._steps.append(row["step"])
+        self._values.append(math.nan if value is None else value)
+
+    def among(self, steps: Iterable[int]) -> list[ScoredCheckpoint]:
+        """Returns the best checkpoints of those of `steps`, the best first. Of checkpoints with one value the
+        earliest is the better: it is the nearest to the step in which the value was measured."""
+        scored = [found for step in steps if (found := self._scored(step)) is not None]
+        sign = 1 if self.mode == "min" else -1
+        return sorted(scored, key=lambda one: (sign * one.value, one.step))[: self._keep]
+
+    def _scored(self, step: int) -> ScoredCheckpoint | None:
+        index = bisect_right(self._steps, step) - 1
+        if index < 0 or math.isnan(self._values[index]):
+            return None
+        return ScoredCheckpoint(step, self._values[index], self._steps[index])

@@ -1,0 +1,105 @@
+"""Runs that end because of a metric, with real components: what is saved and called then, and what a user
+reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import meshctl
+from tests.cli.small_launch import run_of
+
+PARTS = """
+import torch
+from meshctl import Batch, Component, endpoint
+
+class Maker(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        return Batch({"x": torch.ones(len(samples), 2)})
+
+class Sized(Maker):
+    def __len__(self) -> int:
+        return 4_000_000
+
+class Judge(Component):
+    def __init__(self, losses: list) -> None:
+        self.losses = losses
+
+    @endpoint(collect="mean")
+    def loss(self, batch: Batch) -> dict[str, float]:
+        return {"loss": float(self.losses[min(self.step, len(self.losses)) - 1])}
+
+    @endpoint
+    def export(self) -> None:
+        (self.run_dir / "exported").touch()
+
+    def state_dict(self):
+        return {"x": torch.zeros(1)}
+
+    def load_state_dict(self, state):
+        pass
+"""
+
+RECIPE = """
+name: small
+groups:
+  one: {ranks: 1, device_type: cpu}
+  two: {ranks: 2, device_type: cpu}
+components:
+  maker: {_target_: deciding.Sized, group: one}
+  judge: {_target_: deciding.Judge, group: two, args: {losses: []}}
+pipeline:
+  batch: {call: maker.next, samples: 4}
+  eval: {call: judge.loss, in: batch}
+  export: {call: judge.export, in: [], when: end}
+run: {dir: runs, checkpoint: {}}
+"""
+
+
+@pytest.fixture
+def deciding(folder: Path) -> Path:
+    (folder / "deciding.py").write_text(PARTS)
+    (folder / "deciding.yaml").write_text(RECIPE)
+    return folder
+
+
+@pytest.mark.parametrize("maker", ["Sized", "Maker"])
+def test_nan_leaves_no_checkpoint_and_no_export(deciding: Path, maker: str) -> None:
+    """Of a source with a length, and of one that may end unannounced."""
+    words = [f"components.maker._target_=deciding.{maker}", "components.judge.args.losses=['3','nan']"]
+    done = meshctl(deciding, "launch", "deciding.yaml", *words)
+    assert done.returncode == 5, done.stderr
+    where = "(stage eval, two:0, two:1)"
+    line = f"metric `eval.loss` is NaN in step 2 {where}; there is no checkpoint"
+    assert done.stderr.splitlines()[-1] == f"error: {line}"
+    assert f"stopping: {line}" in done.stdout.splitlines()
+    run = run_of(deciding)
+    assert not (run / "exported").exists()
+    assert not (run / "checkpoints").exists()
+    assert [json.loads(row)["eval.loss"] for row in (run / "metrics.jsonl").read_text().splitlines()][:2] == [
+        *(3.0, None)
+    ]
+
+
+def test_a_metric_that_no_longer_improves_ends_the_run_in_order(deciding: Path) -> None:
+    words = [
+        *("components.judge.args.losses=['3','1','2']", "run.stop={on: eval.loss, patience: 2}"),
+        "run.checkpoint={every: 1, keep: 1, best: {on: eval.loss}}",
+    ]
+    done = meshctl(deciding, "launch", "deciding.yaml", *words)
+    assert done.returncode == 0, done.stderr
+    reason = "`eval.loss` has not improved in 2 values, until step 4: its best is 1, of step 2"
+    assert f"stopping: {reason}" in done.stdout.splitlines()
+    run = run_of(deciding)
+    summary = done.stdout.splitlines()
+    assert any(line.startswith("small: done after") and line.endswith(f": {reason}") for line in summary)
+    assert f"  best checkpoint: {run}/checkpoints/step-2 (eval.loss 1)" in summary
+    assert (run / "exported").exists()
+    last = (run / "checkpoints" / "latest").resolve().name
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"latest", "best.json", "step-2", last}
+    again = meshctl(deciding, "launch", str(run))
+    assert again.returncode == 0
+    assert again.stdout == f"{run}: the run is complete: {reason} (`run.stop=false` goes on)\n"
