@@ -213,7 +213,7 @@ def test_validate_accepts_several_recipes(place: Path) -> None:
         ("layout@components.a", ["layout@components.actor.parallel="]),
         ("data@", ["data@_global_="]),
         ("pipeline.publish.t", ["pipeline.publish.to="]),
-        ("run.checkpoint.", ["run.checkpoint.every=", "run.checkpoint.keep="]),
+        ("run.checkpoint.", [f"run.checkpoint.{key}" for key in ("best.", "best=", "every=", "keep=")]),
         ("cluster.", ["cluster.nodes=", "cluster.devices_per_node=", "cluster.devices_per_node."]),
         ("cluster.devices_per_node.c", ["cluster.devices_per_node.cuda="]),
     ],
@@ -384,8 +384,8 @@ def test_the_cursor_may_stand_inside(place: Path) -> None:
 
 def test_each_shell_is_answered_in_its_terms(place: Path) -> None:
     output = "Number of steps after which the run ends. Default: it ends with the data."
-    assert list(answer("zsh", ["launch", "grpo.yaml", "run.st"], {})) == [f"run.steps=\t{output}\t0"]
-    assert list(answer("fish", ["launch", "grpo.yaml", "run.st"], {})) == [f"run.steps=\t{output}"]
+    assert list(answer("zsh", ["launch", "grpo.yaml", "run.ste"], {})) == [f"run.steps=\t{output}\t0"]
+    assert list(answer("fish", ["launch", "grpo.yaml", "run.ste"], {})) == [f"run.steps=\t{output}"]
     assert list(answer("fish", ["launch", "grpo"], {})) == ["grpo.yaml"]
     assert list(answer("zsh", ["launch", "grpo"], {})) == ["grpo.yaml\t\t1"]
 
@@ -476,7 +476,7 @@ BEGIN = {
     "fish": "meshctl completion fish | source",
 }
 TYPED = (
-    ("meshctl vali\tgr\t run.st\t3", "validate grpo.yaml run.steps=3"),
+    ("meshctl vali\tgr\t run.ste\t3", "validate grpo.yaml run.steps=3"),
     (
         "meshctl launch grpo.yaml layout@components.act\thsdp_\t",
         "launch grpo.yaml layout@components.actor.parallel=hsdp_tp",
