@@ -286,7 +286,9 @@ def results_can_be_collected(facts: Facts) -> Iterator[Diagnostic]:
             continue
         span = facts.value("pipeline", stage.name, "collect") if stage.collect else call.span
         is_needed = stage.is_source or stage.name in facts.taken
-        if _reduces_batches(facts, stage):
+        if stage.is_without_data and returned.is_batch:
+            yield _without_ids(call, returned, span)
+        elif _reduces_batches(facts, stage):
             word = facts.modes[stage.name].collect
             message = f"{call.name} returns a Batch, but `collect: {word}` is for numbers"
             yield Diagnostic("MC524", message, span, help="write `collect: flatten`")
@@ -297,6 +299,16 @@ def results_can_be_collected(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "MC524", f"{call.name} returns {returned.described}, but {joins}", span, help=help
             )
+
+
+def _without_ids(call: Call, returned: Hint, span: Span) -> Diagnostic:
+    """Returns the diagnostic of a stage without data that returns a batch."""
+    help = "its samples would have no ids: remove `in` for a source, or return numbers"
+    given = f"but stage `{call.stage.name}` has `in: []` (no data)"
+    if "nothing" in returned.kinds:
+        message = f"{call.name} may return a Batch, {given}"
+        return Diagnostic("MC524", message, span, help=help, severity="warning")
+    return Diagnostic("MC524", f"{call.name} returns a Batch, {given}", span, help=help)
 
 
 RULES = (

@@ -21,6 +21,12 @@ class Engine(Component):
 
     @endpoint(collect="mean")
     def sleep(self, level=1): ...
+
+    @endpoint
+    def make(self) -> Batch: ...
+
+    @endpoint
+    def find(self) -> Batch | None: ...
 """
 RECIPE = """
 groups:
@@ -41,6 +47,8 @@ run: {{steps: 3}}
         ("call: engine.sleep, in: [], every: 2, after: batch", []),
         ("call: engine.wake, in: [], when: end", []),
         ("call: engine.load, in: []", ["MC516"]),
+        ("call: engine.make, in: []", ["MC524"]),
+        ("call: engine.find, in: []", ["MC524"]),
         ("call: engine.wake, in: {}", ["MC102"]),
         ("call: engine.wake, in: [], samples: 4", ["MC525"]),
         ("call: engine.wake, in: [], dispatch: all", ["MC525"]),
