@@ -156,7 +156,7 @@ def measured(rounds: int, steps: int, python: str | None) -> tuple[list[float], 
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         world = World(
             plan_of(WIDTH, WIDTH, samples=WIDTH, steps=steps * (rounds + 1)),
-            lambda end: run(end, Path(folder), steps),
+            lambda end: run(end, Path(folder), (Maker if end.gives else Consumer)(Turn(end.driver, steps))),
         )
         stack.callback(world.close)
         peer = ray(stack, python) if python else None
@@ -180,7 +180,7 @@ def ray(stack: ExitStack, python: str) -> Peer | None:
     return peer
 
 
-def run(end: End, folder: Path, steps: int) -> None:
+def run(end: End, folder: Path, component: Component) -> None:
     """A worker's whole run, as `meshctl.runtime.worker` runs it."""
     store, listener = end.connect(), end.connect()
     transport = connect_all(end.plan, end.job_rank, store)
@@ -192,8 +192,7 @@ def run(end: End, folder: Path, steps: int) -> None:
         transport.notify,
     )
     [placed] = end.plan.components_of(end.group)
-    component = (Maker if end.gives else Consumer)(Turn(end.driver, steps))
-    component._context = RankContext(placed.name, placed.mesh, end.rank)
+    component._context = RankContext(placed.name, placed.mesh.at(end.rank), end.rank)
     journal = Journal(folder / f"{end.group}-{end.rank}.jsonl", end.group, end.rank)
     context = LoopContext(end.plan, end.group, end.rank, {placed.name: component}, transport, ending, journal)
     loop = Loop(context)

@@ -758,6 +758,7 @@ def json_keys(found: Found) -> Json:
 
 BENCHMARKS: dict[str, str] = {
     "busiest_process": "bytes goal name ok others total value what",
+    "checks_cost": "goal name ok others value what",
     "collect_ranks": "goal name ok value",
     "data_plane": "goal load name ok others value what",
     "empty_step": "cpu goal load name ok others value what",
