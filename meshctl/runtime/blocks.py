@@ -2,10 +2,11 @@
 
     for each round: for each pass: for each stage of the block: receive the inputs, call, send the value
 
-All ranks of all groups run the passes of a block in lockstep. The source of a block ends a round as a stream
-ends a run: it sends END in place of a batch, and every other stage of the block has it as an input, directly
-or not, so every rank sees END in the same pass. Values from outside are received once, before the first pass.
-A stage outside receives one value: that of all passes of the last round.
+All ranks of all groups run the passes of a block in lockstep. What is repeated (a source, or minibatches of a
+value from outside) ends a round as a stream ends a run: END takes the place of a batch. Every stage of the
+block has it as an input, directly or not, so every rank sees END in the same pass. Values from outside are
+received once, before the first pass. A stage outside receives one value: that of all passes of the last
+round.
 """
 
 from __future__ import annotations
@@ -69,8 +70,6 @@ class BlockRun:
 
     def __init__(self, block: Block, stages: Sequence[BlockStage], state: StepState) -> None:
         """`stages` are those that are called on this worker, in the order of the plan."""
-        if block.over:
-            raise StageError(f"minibatches of `{block.over}` are not supported yet")
         self._block, self._state = block, state
         self._stages = [stage for stage in stages if stage.call.can_end]
 
@@ -80,17 +79,19 @@ class BlockRun:
             self._state.ended = self._state.ended or self._block.name  # the step is dropped
             return
         self._state.pass_number = 0
-        for _ in range(self._block.times if self._stages else 0):
-            self._run_round(step)
+        for number in range(1, self._block.times + 1 if self._stages else 1):
+            self._run_round(step, number)
         self._state.pass_number = 0
         for stage in self._stages:
             stage.call.send_passes(stage.outer, step)
             for held in stage.call.held:
                 held.release()
 
-    def _run_round(self, step: int) -> None:
+    def _run_round(self, step: int, number: int) -> None:
         for stage in self._stages:
             stage.call.begin_round()
+            for held in stage.call.held:
+                held.begin_round(number)
         has_ended = False
         while not has_ended:
             self._state.pass_number += 1

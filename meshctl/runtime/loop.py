@@ -27,7 +27,7 @@ from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import LoopContext, StepState
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE, RouteContext, RouteEnd
-from meshctl.runtime.routes.held import HeldInput
+from meshctl.runtime.routes.held import HeldInput, MinibatchInput
 from meshctl.runtime.routes.record import ReplayedChannel
 from meshctl.runtime.routes.weights import WeightChannel, WeightsOf, weights_of
 from meshctl.runtime.schedule import Schedule, ScheduledStep
@@ -298,8 +298,14 @@ class Loop:
     def _calls_of(self, stages: Iterable[Stage], data: Channels) -> dict[str, Call]:
         """Returns stage -> what runs it, for the stages that call an endpoint."""
         into_blocks = {key: end for key, end in data.items() if self._plan.is_into_block(end.route)}
-        held = {key: HeldInput(end) for key, end in into_blocks.items()}
+        held = {key: self._held(end) for key, end in into_blocks.items()}
         return {stage.name: self._call_of(stage, data, held) for stage in stages if stage.kind == "call"}
+
+    def _held(self, end: Channel) -> HeldInput:
+        block = self._plan.block(self._plan.stage(end.route.target).block)
+        if end.route.source == block.over:
+            return MinibatchInput(end, block)
+        return HeldInput(end, may_have_more=bool(block.over))
 
     def _call_of(self, stage: Stage, data: Channels, held: Mapping[RouteKey, HeldInput]) -> Call:
         if not stage.is_source:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from typing import Any
 
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, DispatchMode, ExecuteMode, producers_of, workers_of
-from meshctl.topology.samples import RouteError, Run, SampleTable, in_sample_order
+from meshctl.topology.samples import RouteError, Run, SampleTable, in_sample_order, merge_runs
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,37 @@ def _parts_per_producer(
         for part in sorted({consumers.part_of[rank] for rank in ranks}):
             found[part] += shares[present.index(mode.share_of(mesh, consumers.ranks[part][0]))]
     return [in_sample_order(part, table) for part in found]
+
+
+def parts_of_some(
+    execute: ExecuteMode,
+    mode: DispatchMode,
+    options: Dispatch,
+    mesh: DeviceMesh,
+    table: SampleTable,
+    some: Sequence[Run],
+) -> list[list[Run]]:
+    """The parts of some samples of a table, as `parts_for` divides them alone; the runs are of the whole
+    table."""
+    rows: list[list[int]] = [[] for _ in table.ids]
+    for producer, start, stop in some:
+        rows[producer] += range(start, stop)
+    smaller = replace(
+        table,
+        ids=_rows_of(table.ids, rows),
+        lengths=None if table.lengths is None else _rows_of(table.lengths, rows),
+        homes=None if table.homes is None else _rows_of(table.homes, rows),
+    )
+    parts = parts_for(execute, mode, options, mesh, smaller)
+    return [
+        merge_runs([(run.producer, rows[run.producer][row]) for run in part for row in range(*run[1:])])
+        for part in parts
+    ]
+
+
+def _rows_of(columns: Sequence[Sequence[Any]], rows: Sequence[Sequence[int]]) -> tuple[list[Any], ...]:
+    """Returns, for each producer, these rows of what it has for each of its samples."""
+    return tuple([column[row] for row in some] for column, some in zip(columns, rows, strict=True))
 
 
 def samples_by_rank(

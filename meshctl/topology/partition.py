@@ -48,7 +48,7 @@ def partition(table: SampleTable, parts: int, options: Dispatch) -> list[list[Ru
     sample is not one of the shares.
     """
     depth = 0 if options.split_groups else table.group_depth
-    bounds = _group_bounds(table, depth)
+    bounds = group_bounds(table, depth)
     if options.home and table.homes:
         shares = _by_home(table, table.homes, parts)
     elif options.balance and table.lengths:
@@ -69,7 +69,23 @@ def _check_filled(shares: Sequence[Sequence[Run]], units: int, total: int) -> No
     raise RouteError(f"{units} {what} for {len(shares)} shares: {empty} of them would be empty; {least}")
 
 
-def _group_bounds(table: SampleTable, depth: int) -> Sequence[int]:
+def minibatches(bounds: Sequence[int], order: Sequence[int], size: int) -> list[list[int]]:
+    """Cuts samples into minibatches of at most `size`, which are lists of positions in sample order.
+
+    `bounds` are those of `group_bounds`: groups stay whole, so a group of more than `size` samples is a
+    minibatch of its own. `order` are the numbers of the groups in the order in which they are taken. Without
+    samples there is one minibatch, which is empty.
+    """
+    found: list[list[int]] = [[]]
+    for group in order:
+        samples = range(bounds[group], bounds[group + 1])
+        if found[-1] and len(found[-1]) + len(samples) > size:
+            found.append([])
+        found[-1] += samples
+    return [sorted(positions) for positions in found]
+
+
+def group_bounds(table: SampleTable, depth: int) -> Sequence[int]:
     """The position in sample order at which each group begins, and after them the number of samples. A group
     has the same first `depth` numbers in its ids; with depth 0, each sample counts as a group."""
     if size := table.group_size(depth):

@@ -331,3 +331,196 @@ def test_an_error_in_a_pass_names_the_stage() -> None:
     made = {"held": lambda: Held(3), "data": Source, "echo": lambda: Echo([]), "exam": lambda: Broken([])}
     outcome = in_process.run(job, lambda name, rank: made[name]())
     assert any(isinstance(fault, ZeroDivisionError) for fault in outcome.faults.values())
+
+
+# Minibatches
+
+PPO = Block("ppo", times=3, over="rollouts", size=4, seed=7)
+
+
+class Learner(Exam):
+    """Keeps the minibatches that it got."""
+
+    @endpoint
+    def values(self, batch: Batch) -> Batch:
+        self.seen.append(("values", self.step, self.rank, tuples(batch)))
+        return Batch({"value": batch["x"].float() / 2})
+
+    @endpoint(collect="mean")
+    def fit(self, batch: Batch) -> dict[str, float]:
+        self.seen.append(("fit", self.step, self.rank, tuples(batch)))
+        return {}
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        self.seen.append(("update", self.step, self.rank, tuples(batch)))
+        if "value" in batch:
+            assert torch.equal(batch["value"], batch["x"].float() / 2)
+        return {"x": float(batch["x"].float().mean()) if len(batch) else float("nan")}
+
+    @endpoint
+    def keep(self, batch: Batch) -> Batch:
+        return batch.with_columns(round=[len(self.seen)] * len(batch))
+
+    @endpoint(dispatch="all")
+    def whole(self, batch: Batch) -> None:
+        self.seen.append(("whole", self.step, self.rank, tuples(batch)))
+
+
+def tuples(batch: Batch) -> list[tuple[int, ...]]:
+    return [tuple(id) for id in batch.ids.tolist()]
+
+
+def minibatch(name: str, what: str, *inputs: str | Input, **more: Any) -> Stage:
+    made = tuple(part if isinstance(part, Input) else Input((part,), dispatch=SHARED) for part in inputs)
+    return call(f"ppo.{name}", what, *made, block="ppo", **more)
+
+
+def epochs(
+    *stages: Stage,
+    workers: dict[str, int],
+    samples: int = 10,
+    block: Block = PPO,
+    rollouts: str = "echo.take",
+    sizes: dict[str, dict[str, int]] | None = None,
+    before: tuple[Stage, ...] = (),
+) -> Plan:
+    given = sizes or {}
+    components = {
+        "data": ("a", given.get("a", {})), "echo": ("a", given.get("a", {})),
+        "actor": ("b", given.get("b", {})), "critic": ("c", given.get("c", {})),
+    }  # fmt: skip
+    placed = {name: one for name, one in components.items() if one[0] in workers}
+    source = [call("batch", "data.next", samples=samples), call("rollouts", rollouts, "batch")]
+    return replace(plan(workers, placed, [*source, *before, *stages], steps=2), blocks=(block,))
+
+
+def learn(job: Plan) -> tuple[Outcome, list[Any]]:
+    seen: list[Any] = []
+
+    def make(name: str, rank: int) -> Component:
+        return Held(1000) if name == "data" else Echo([]) if name == "echo" else Learner(seen)
+
+    return in_process.run(job, make), seen
+
+
+def passes(seen: list[Any], what: str, step: int, ranks: int) -> list[list[tuple[int, ...]]]:
+    """Returns the ids of each pass, over all data ranks."""
+    by_rank = [
+        [some for kind, at, who, some in seen if (kind, at, who) == (what, step, rank)]
+        for rank in range(ranks)
+    ]
+    return [sorted(id for some in parts for id in some) for parts in zip(*by_rank, strict=True)]
+
+
+@pytest.mark.parametrize("workers", [{"a": 1, "b": 1}, {"a": 2, "b": 1}, {"a": 1, "b": 3}, {"a": 2, "b": 3}])
+def test_each_round_goes_once_over_all_samples_in_minibatches(workers: dict[str, int]) -> None:
+    job = epochs(minibatch("update", "actor.update", "rollouts", collect="mean"), workers=workers)
+    outcome, seen = learn(job)
+    assert not outcome.faults
+    orders = []
+    for step in (1, 2):
+        got = passes(seen, "update", step, workers["b"])
+        assert [len(some) for some in got] == [4, 4, 2] * 3
+        for number in range(3):
+            every = sorted(id for some in got[3 * number : 3 * number + 3] for id in some)
+            assert every == [(id,) for id in range(10 * step - 10, 10 * step)]
+        orders += [str([[id - 10 * step for (id,) in some] for some in got[at : at + 3]]) for at in (0, 3, 6)]
+    assert len(set(orders)) == 6  # each round has an order of its own
+    assert mean(values(outcome, "ppo.update", "x")[1]) == pytest.approx(4.5)
+
+
+def test_minibatches_are_the_same_on_any_layout() -> None:
+    found = []
+    for workers, sizes in (
+        ({"a": 1, "b": 1}, {}),
+        ({"a": 3, "b": 2}, {}),
+        ({"a": 2, "b": 4}, {"b": {"dp_size": 2, "tp_size": 2}}),
+    ):
+        job = epochs(
+            minibatch("update", "actor.update", "rollouts", collect="mean"), workers=workers, sizes=sizes
+        )
+        outcome, seen = learn(job)
+        assert not outcome.faults
+        ranks = workers["b"]
+        got = passes(seen, "update", 1, ranks)
+        found.append([sorted(set(some)) for some in got])
+    assert found[0] == found[1] == found[2]
+
+
+def test_samples_of_a_group_stay_in_one_minibatch() -> None:
+    job = epochs(
+        minibatch("update", "actor.update", "rollouts", collect="mean"),
+        workers={"a": 2, "b": 2},
+        samples=5,
+        rollouts="echo.thrice",
+        block=replace(PPO, size=7, times=1),
+    )
+    outcome, seen = learn(job)
+    assert not outcome.faults
+    got = passes(seen, "update", 1, 2)
+    assert [len(some) for some in got] == [6, 6, 3]
+    assert all(len({group for group, _ in some}) * 3 == len(some) for some in got)
+
+
+def test_stages_of_several_groups_have_the_same_minibatches() -> None:
+    pair = Input(("rollouts", "ppo.values"), dispatch=SHARED)
+    job = epochs(
+        minibatch("values", "critic.values", "rollouts"),
+        minibatch("update", "actor.update", pair, collect="mean"),
+        minibatch("fit", "critic.fit", "ppo.values", collect="mean"),
+        workers={"a": 1, "b": 2, "c": 3},
+    )
+    outcome, seen = learn(job)
+    assert not outcome.faults
+    assert passes(seen, "values", 2, 3) == passes(seen, "update", 2, 2) == passes(seen, "fit", 2, 3)
+    assert [len(some) for some in passes(seen, "fit", 2, 3)] == [4, 4, 2] * 3
+
+
+def test_a_batch_from_outside_follows_the_minibatch() -> None:
+    pair = Input(("rollouts", "extra"), dispatch=SHARED)
+    job = epochs(
+        minibatch("update", "actor.update", pair, collect="mean"),
+        workers={"a": 2, "b": 3},
+        before=(call("extra", "actor.values", "batch"),),
+        rollouts="echo.bare",
+    )
+
+    class Bare(Echo):
+        @endpoint
+        def bare(self, batch: Batch) -> Batch:
+            return batch.select("x")
+
+    seen: list[Any] = []
+    made = {"data": lambda: Held(1000), "echo": lambda: Bare([]), "actor": lambda: Learner(seen)}
+    outcome = in_process.run(job, lambda name, rank: made[name]())
+    assert not outcome.faults
+    assert [len(some) for some in passes(seen, "update", 2, 3)] == [4, 4, 2] * 3
+
+
+def test_the_value_of_a_block_is_that_of_its_last_round() -> None:
+    job = epochs(
+        minibatch("kept", "actor.keep", "rollouts"),
+        call("whole", "actor.whole", Input(("ppo.kept",), dispatch=Dispatch("all"))),
+        workers={"a": 2, "b": 2},
+    )
+    outcome, seen = learn(job)
+    assert not outcome.faults
+    whole = [(step, some) for kind, step, _, some in seen if kind == "whole"]
+    assert (
+        sorted(whole) == [(1, [(id,) for id in range(10)])] * 2 + [(2, [(id,) for id in range(10, 20)])] * 2
+    )
+
+
+def test_a_value_that_is_no_batch_cannot_be_cut() -> None:
+    job = epochs(minibatch("update", "actor.update", "rollouts", collect="mean"), workers={"a": 1, "b": 1})
+    stages = tuple(
+        replace(stage, method="loss", collect="mean") if stage.name == "rollouts" else stage
+        for stage in job.stages
+    )
+    routes = tuple(
+        replace(route, collect="mean") if route.source == "rollouts" else route for route in job.routes
+    )
+    outcome, _ = learn(replace(job, stages=stages, routes=routes))
+    [fault] = [fault for fault in outcome.faults.values() if isinstance(fault, StageError)]
+    assert str(fault) == "block `ppo` cuts a Batch into minibatches, and `rollouts` gives a dict"

@@ -43,18 +43,21 @@ def aligned(
     wanted: Assignment,
     rank: int,
     realign: Callable[[Batch, IdsByRank, IdsByRank], Batch],
+    *,
+    may_have_more: bool = False,
 ) -> Batch:
     """Returns an input's batch with the samples and the order of the first input.
 
     They are mostly there. Where the first input was balanced or sent home and this one was not, `realign`
-    moves samples between the ranks. Raises `RouteError` for a sample that only one of the inputs has.
+    moves samples between the ranks. Raises `RouteError` for a sample that only one of the inputs has; with
+    `may_have_more` this input may have others, which are left out.
     """
     if held.is_like(wanted):
         return batch
     everybody = {id for ids in wanted.ids.values() for id in ids}
     align(sorted(everybody), held.step.table)  # names a sample that is missing
     extra = {id for ids in held.ids.values() for id in ids} - everybody
-    if extra:
+    if extra and not may_have_more:
         raise RouteError(f"sample {sample_name(min(extra))} is missing in the first input")
     if all(set(held.ids[each]) == set(wanted.ids[each]) for each in wanted.ids):
         return ordered(batch, held.ids[rank], wanted.ids[rank])

@@ -61,7 +61,7 @@ from meshctl.runtime.transports.buffers.mapped_concat import fits_pages
 from meshctl.runtime.transports.errors import BuffersHeld, PeerLost
 from meshctl.runtime.transports.transport import Delivery, flat, tensor_of
 from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
-from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_for
+from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_for, parts_of_some
 from meshctl.topology.modes import producer_set
 from meshctl.topology.samples import RouteError, Run
 
@@ -459,14 +459,35 @@ class Channel:
         """Returns which samples each rank of the called component has of a received batch."""
         return Assignment(self.consumers, received.header)
 
-    def aligned(self, received: Received, wanted: Assignment) -> Batch:
+    def aligned(self, received: Received, wanted: Assignment, *, may_have_more: bool = False) -> Batch:
         """Returns a received batch with the samples and the order of another input."""
 
         def realign(batch: Batch, held: IdsByRank, wanted: IdsByRank) -> Batch:
             return self._realign(batch, received.header.digest, held, wanted)
 
         held = self.assignment(received)
-        return aligned(received.value, held, wanted, self._context.consumer_rank, realign)
+        rank = self._context.consumer_rank
+        return aligned(received.value, held, wanted, rank, realign, may_have_more=may_have_more)
+
+    def selected(self, received: Received, positions: Sequence[int]) -> Received:
+        """Returns the samples of a received batch that are at some positions of its sample order, partitioned
+        anew over the ranks of the called component. All of these ranks call it together. Raises
+        `RouteError` where the samples must move and cannot."""
+        header = received.header
+        runs = header.table.select(positions)
+        parts = parts_of_some(
+            self._execute, self._dispatch, self.route.dispatch, self._consumer.mesh, header.table, runs
+        )
+        some = StepHeader(header.headers, Partition(parts), header.digest)
+        held, wanted = Assignment(self.consumers, header).ids, Assignment(self.consumers, some).ids
+        rank = self._context.consumer_rank
+        if all(set(wanted[each]) <= set(held[each]) for each in wanted):
+            rows = {id: row for row, id in enumerate(held[rank])}
+            batch = received.value.take([rows[id] for id in wanted[rank]])
+        else:
+            batch = self._realign(received.value, header.digest, held, wanted)
+        batch.most = some.partition.largest
+        return Received(batch, some, buffers=received.buffers)
 
     def _realign(self, batch: Batch, digest: int, held: IdsByRank, wanted: IdsByRank) -> Batch:
         """Moves samples between the ranks of the called component, each to the rank that needs it."""
