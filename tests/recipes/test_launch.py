@@ -78,9 +78,9 @@ def test_supervised_training_learns_and_repeats_itself(tmp_path: Path) -> None:
     found = []
     for folder in (first, again):
         folder.mkdir()
-        found.append(
-            [line["metrics.loss"] for line in metrics(launch(folder, "sft_arithmetic.yaml", "run.steps=25"))]
-        )
+        lines = metrics(launch(folder, "sft_arithmetic.yaml", "run.steps=25"))
+        found.append([line["metrics.loss"] for line in lines])
+        assert [line["step"] for line in lines if "eval.exam.reward" in line] == [20]
     assert found[0] == found[1]
     assert found[0][0] > 2.3 and found[0][-1] < 2.1
 

@@ -524,3 +524,60 @@ def test_a_value_that_is_no_batch_cannot_be_cut() -> None:
     outcome, _ = learn(replace(job, stages=stages, routes=routes))
     [fault] = [fault for fault in outcome.faults.values() if isinstance(fault, StageError)]
     assert str(fault) == "block `ppo` cuts a Batch into minibatches, and `rollouts` gives a dict"
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "more"),
+    [
+        (Dispatch(balance="tokens", allow_empty=True), {}),
+        (Dispatch("slice", allow_empty=True), {}),
+        (Dispatch("all", allow_empty=True), {}),
+        (SHARED, {"execute": "first"}),
+    ],
+)
+@pytest.mark.parametrize("workers", [{"a": 1, "b": 1}, {"a": 2, "b": 3}, {"a": 3, "b": 2}])
+def test_minibatches_reach_ranks_by_any_mode(
+    dispatch: Dispatch, more: dict[str, str], workers: dict[str, int]
+) -> None:
+    whole = Input(("rollouts",), dispatch=dispatch)
+    job = epochs(minibatch("keep", "actor.values", whole, **more), workers=workers)
+    outcome, seen = learn(job)
+    assert not outcome.faults
+    ranks = 1 if more else workers["b"]
+    for step in (1, 2):
+        got = [sorted(set(some)) for some in passes(seen, "values", step, ranks)]
+        assert [len(some) for some in got] == [4, 4, 2] * 3
+        assert sorted({id for some in got[:3] for id in some}) == [(10 * step - 10 + id,) for id in range(10)]
+
+
+def test_a_batch_without_samples_is_one_empty_minibatch() -> None:
+    class Empty(Echo):
+        @endpoint
+        def drop(self, batch: Batch) -> Batch:
+            return batch.where([False] * len(batch))
+
+    seen: list[Any] = []
+    made = {"data": lambda: Held(1000), "echo": lambda: Empty([]), "actor": lambda: Learner(seen)}
+    job = epochs(
+        minibatch("kept", "actor.keep", "rollouts"),
+        minibatch("update", "actor.update", "rollouts", collect="mean"),
+        call("whole", "actor.whole", Input(("ppo.kept",), dispatch=Dispatch("all", allow_empty=True))),
+        workers={"a": 2, "b": 2},
+        rollouts="echo.drop",
+    )
+    outcome = in_process.run(job, lambda name, rank: made[name]())
+    assert not outcome.faults
+    assert passes(seen, "update", 1, 2) == [[]] * 3
+    assert passes(seen, "whole", 1, 2) == [[]]
+
+
+def test_a_source_that_runs_out_on_one_rank_before_the_others() -> None:
+    job = evaluation(
+        inside("answers", "exam.answer", "eval.questions"),
+        inside("exam", "exam.score", "eval.answers", collect="mean"),
+        workers={"a": 3, "b": 2},
+        samples=6,
+    )
+    outcome, seen = execute(job, HeldStream, length=7)
+    assert not outcome.faults
+    assert sorted(id for step, _, some in seen for id in some if step == 1) == sorted([*range(7)] * 2)
