@@ -56,7 +56,7 @@ def test_without_a_word_all_codes_by_subject() -> None:
     assert [line for line in lines if line.startswith("MC")] == [
         f"MC{one}  {SUBJECTS[one]}" for one in subjects
     ]
-    assert "  MC320  warning: devices are used by no group" in lines
+    assert "  MC320  warning: devices are not used by any group" in lines
 
 
 def test_the_codes_of_a_subject() -> None:

@@ -37,7 +37,7 @@ SUBJECTS = {
     "4": "meshes",
     "5": "components and the pipeline",
     "6": "engines",
-    "7": "the environment, and going on with a run",
+    "7": "the environment, and resumed runs",
     "9": "meshctl itself",
 }
 """First digit of a code -> its subject."""
