@@ -31,11 +31,11 @@ groups: {make: {ranks: 1, device_type: cpu}, work: {ranks: 2, device_type: cpu}}
 components:
   numbers: {_target_: scale.Numbers, group: make}
   scale: {_target_: scale.Scale, group: work, args: {factor: 3.0}}
-  taker: {_target_: taker.Taker, group: work}
+  trainer: {_target_: trainer.Trainer, group: work}
 pipeline:
   batch: {call: numbers.next, samples: 8}
   scaled: {call: scale.apply, in: batch}
-  seen: {call: taker.note, in: batch}
+  seen: {call: trainer.note, in: batch}
 run: {steps: 1}
 """
 CONSUMER = """
@@ -43,7 +43,7 @@ from pathlib import Path
 from meshctl import Batch, Component, endpoint
 
 
-class Taker(Component):
+class Trainer(Component):
     @endpoint(dispatch="modes:INTERLEAVED", collect="modes:LARGEST")
     def note(self, batch: Batch) -> float:
         Path(f"seen-{self.rank}.txt").write_text(str(batch["x"].tolist()))
@@ -76,7 +76,7 @@ def test_a_component_a_mode_and_an_engine_run(tmp_path: Path) -> None:
     files = {"scale": "A component", "modes": "A mode", "extension": "An engine"}
     for name, title in files.items():
         (tmp_path / f"{name}.py").write_text(EXAMPLES[title][0])
-    (tmp_path / "taker.py").write_text(CONSUMER)
+    (tmp_path / "trainer.py").write_text(CONSUMER)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     run = [sys.executable, "-c", LAUNCH]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=240)
@@ -92,7 +92,7 @@ def test_a_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(rules, "RULES", (*rules.RULES, *module("A rule").RULES))
     for name in ("scale", "modes"):
         (tmp_path / f"{name}.py").write_text(EXAMPLES["A component" if name == "scale" else "A mode"][0])
-    (tmp_path / "taker.py").write_text(CONSUMER)
+    (tmp_path / "trainer.py").write_text(CONSUMER)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     codes = [found.code for found in report(tmp_path, "name=short")]
     assert "MC599" not in codes

@@ -19,7 +19,7 @@ class Maker(Component):
     def next(self, samples: range) -> Batch:
         return Batch({"x": torch.ones(len(samples), 2)})
 
-class Taker(Component):
+class Trainer(Component):
     def __init__(self, mood: str = "") -> None:
         self.mood, self.seen = mood, torch.zeros(())
 
@@ -49,10 +49,10 @@ groups:
   two: {ranks: 2, device_type: cpu}
 components:
   maker: {_target_: parts.Maker, group: one}
-  taker: {_target_: parts.Taker, group: two, args: {mood: ""}}
+  trainer: {_target_: parts.Trainer, group: two, args: {mood: ""}}
 pipeline:
   batch: {call: maker.next, samples: 4}
-  sum: {call: taker.update, in: batch}
+  sum: {call: trainer.update, in: batch}
 run: {steps: 3, dir: runs, checkpoint: {every: 2}}
 """
 

@@ -20,7 +20,7 @@ def test_dry_run_shows_everything_and_starts_nothing(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("small: 2 groups, 5 workers; plan ")
-    assert "  two: 4 x cpu, components taker" in lines
+    assert "  two: 4 x cpu, components trainer" in lines
     assert lines[-2].startswith("meshctl agent --plan '") and lines[-2].endswith(
         "--node 0 --head 127.0.0.1:PORT"
     )
@@ -48,7 +48,7 @@ def test_a_run_and_its_continuation(folder: Path) -> None:
 
 
 def test_an_endpoint_that_raises(folder: Path) -> None:
-    done = meshctl(folder, "launch", "recipe.yaml", "components.taker.args.mood=raises")
+    done = meshctl(folder, "launch", "recipe.yaml", "components.trainer.args.mood=raises")
     assert done.returncode == 5
     assert (
         "error: two:1 failed in stage sum, step 2: ValueError: boom\nTraceback (most recent call last):\n"
@@ -133,7 +133,7 @@ def test_wrong_usage(folder: Path) -> None:
 def test_ctrl_c_reaches_the_launcher_alone_and_ends_in_order(
     folder: Path, signals: list[signal.Signals], code: int
 ) -> None:
-    with started(folder, "recipe.yaml", "components.taker.args.mood=slow", "run.steps=100000") as run:
+    with started(folder, "recipe.yaml", "components.trainer.args.mood=slow", "run.steps=100000") as run:
         assert run.stdout
         while "step 1" not in run.stdout.readline():
             assert run.poll() is None
@@ -154,7 +154,7 @@ def test_ctrl_c_reaches_the_launcher_alone_and_ends_in_order(
 
 
 def test_a_run_outlives_whoever_watches_it(folder: Path) -> None:
-    with started(folder, "recipe.yaml", "components.taker.args.mood=slow", "run.steps=40") as run:
+    with started(folder, "recipe.yaml", "components.trainer.args.mood=slow", "run.steps=40") as run:
         assert run.stdout
         run.stdout.readline()
         run.stdout.close()

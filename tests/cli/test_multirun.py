@@ -20,7 +20,7 @@ from meshctl.run.directory import Start
 from tests.cli.commands import meshctl
 from tests.cli.small_launch import started, steps
 
-MOOD = "components.taker.args.mood"
+MOOD = "components.trainer.args.mood"
 
 
 def rows(output: str) -> list[list[str]]:
@@ -42,7 +42,7 @@ def test_every_combination_is_run_and_the_worst_code_counts(folder: Path) -> Non
     assert runs[0] != runs[1] and {*folder.glob("runs/small/*")} == {*runs}
     for run, mood in zip(runs, ("glad", "raises"), strict=True):
         plan = json.loads((run / "plan.json").read_text())
-        assert [one["args"] for one in plan["components"] if one["name"] == "taker"] == [{"mood": mood}]
+        assert [one["args"] for one in plan["components"] if one["name"] == "trainer"] == [{"mood": mood}]
     assert steps(runs[0]) == [1, 2]
 
 
@@ -125,9 +125,9 @@ def test_other_flags_are_not_answered(words: str) -> None:
 
 
 def test_a_flag_of_hydra_exits_with_2_and_one_line(folder: Path) -> None:
-    done = meshctl(folder, "launch", "recipe.yaml", "components.taker.args.token=sesame123", "--cfg", "job")
+    done = meshctl(folder, "launch", "recipe.yaml", "components.trainer.args.token=sesame123", "--cfg", "job")
     assert (done.returncode, done.stdout) == (2, "")
-    same = "meshctl config recipe.yaml components.taker.args.token=<redacted>"
+    same = "meshctl config recipe.yaml components.trainer.args.token=<redacted>"
     assert done.stderr == f"error: `--cfg` is a flag of Hydra; the same is: {same}\n"
 
 

@@ -31,7 +31,7 @@ class Maker(Component):
     def load_weights(self, stream) -> None:
         self.scale = sum(float(tensor) for _, tensor in stream)
 
-class Taker(Component):
+class Trainer(Component):
     def __init__(self, mood: str = "") -> None:
         self.mood, self.sum = mood, torch.zeros(())
 
@@ -59,13 +59,13 @@ groups:
   two: {ranks: 2, device_type: cpu}
 components:
   maker: {_target_: parts.Maker, group: one}
-  taker: {_target_: parts.Taker, group: two}
+  trainer: {_target_: parts.Trainer, group: two}
 pipeline:
   batch: {call: maker.next, samples: 4}
   made: {call: maker.made, in: batch}
-  seen: {call: taker.seen, in: made}
-  loss: {call: taker.update, in: seen}
-  publish: {sync: taker, to: maker}
+  seen: {call: trainer.seen, in: made}
+  loss: {call: trainer.update, in: seen}
+  publish: {sync: trainer, to: maker}
 run: {steps: 4, dir: runs, record: [made]}
 """
 
@@ -154,12 +154,12 @@ def test_the_first_group_alone_sends_to_nobody(folder: Path) -> None:
 
 
 def test_a_run_that_fails_is_replayed_up_to_there_and_from_where_its_recording_begins(folder: Path) -> None:
-    failed = launch(folder, "recipe.yaml", "components.taker.args={mood: raises}")
+    failed = launch(folder, "recipe.yaml", "components.trainer.args={mood: raises}")
     assert failed.returncode == 5 and "step 3: ValueError: boom" in failed.stderr
     run = newest(folder)
     shutil.rmtree(run / "recorded" / "made" / "step-1")
     done = launch(
-        folder, str(run), "components.taker.args.mood=calm", "--only", "two", "--replay", f"made={run}"
+        folder, str(run), "components.trainer.args.mood=calm", "--only", "two", "--replay", f"made={run}"
     )
     assert done.returncode == 0, done.stderr
     assert newest(folder) != run

@@ -40,7 +40,7 @@ class Maker(Component):
         return Batch({"x": torch.arange(samples.start, samples.stop)})
 
 
-class Taker(Component):
+class Trainer(Component):
     def note(self, name, text):
         Path(f"{name}-{self.rank}-{self.step}.txt").write_text(str(text))
 
@@ -62,11 +62,11 @@ groups:
   two: {ranks: 3, device_type: cpu}
 components:
   maker: {_target_: parts.Maker, group: one}
-  taker: {_target_: parts.Taker, group: two}
+  trainer: {_target_: parts.Trainer, group: two}
 pipeline:
   batch: {call: maker.next, samples: 7}
-  metrics: {call: taker.update, in: batch}
-  report: {call: taker.report, in: metrics}
+  metrics: {call: trainer.update, in: batch}
+  report: {call: trainer.report, in: metrics}
 run: {steps: 2, dir: runs}
 """
 

@@ -24,7 +24,7 @@ class Maker(Component):
     def next(self, samples: range) -> Batch:
         return Batch({"x": torch.ones(len(samples), 2)})
 
-class Taker(Component):
+class Trainer(Component):
     def __init__(self, mood: str = "") -> None:
         self.mood = mood
 
@@ -41,7 +41,7 @@ class Taker(Component):
 """
 TIMEOUT_S = 60
 AGAIN_S = 5
-STOPS = "components.taker.args.mood=stops"
+STOPS = "components.trainer.args.mood=stops"
 
 
 class Terminal:

@@ -1,5 +1,5 @@
-"""What a peer may send that is no frame: headers made up from the format's own words, and real frames with
-bits turned."""
+"""Invalid frames that a peer may send: headers generated from parts of the format, and real frames with
+flipped bits."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ headers = values.map(lambda value: msgpack.packb(value, strict_types=True)) | st
 
 
 def framed(header: bytes, size: int | None = None, room: int = 256) -> Tensor:
-    """uint8 `[n]`: a frame of such a header, with room for tensors behind it; `size` is what it says the
-    header's length is."""
+    """Returns a frame, uint8 `[n]`, with this header and space for tensors after it. `size` is the length of
+    the header that the frame states."""
     text = struct.pack("<4sI", MAGIC, len(header) if size is None else size) + header
     text += bytes(-len(text) % ALIGN) + bytes(range(256)) * (room // 256)
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def real() -> Tensor:
-    """A frame with something of everything."""
+    """Returns a valid frame with all kinds of values."""
     ragged = Ragged.of([torch.arange(3), torch.arange(0), torch.arange(5)])
     columns = {"r": ragged, "x": torch.ones(3, 2, dtype=torch.bfloat16), "t": ["a", None, 3]}
     batch = Batch(columns, ids=torch.arange(6).view(3, 2), group_depth=1)
@@ -79,7 +79,7 @@ def real() -> Tensor:
 
 @st.composite
 def turned(draw: st.DrawFn) -> Tensor:
-    """A real frame with some bits turned, most of them in its header, or cut."""
+    """Returns a valid frame that was cut, or in which some bits were flipped, most of them in its header."""
     frame = real().clone()
     for at in draw(st.lists(st.integers(0, 200) | st.integers(0, len(frame) - 1), min_size=1, max_size=4)):
         frame[at] ^= 1 << draw(st.integers(0, 7))
@@ -94,7 +94,7 @@ frames = (
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All of a value's, wherever they lie."""
+    """Yields all tensors in a value."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Ragged):
@@ -109,7 +109,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def inside(value: Any, frame: Tensor) -> bool:
-    """Whether all tensors of a value lie in the frame's own memory."""
+    """Whether the memory of all tensors of a value is inside the frame."""
     first, last = frame.data_ptr(), frame.data_ptr() + len(frame)
     return all(
         not tensor.nbytes or first <= tensor.data_ptr() <= tensor.data_ptr() + tensor.nbytes <= last

@@ -1,12 +1,11 @@
-"""A few real processes that reach one another by the local way: driven by functions, watched, stopped and
-killed by a test.
+"""A few real processes that are connected by the local transport. A test gives each a function, and can stop
+and kill them.
 
-    with World(giver, taker) as world:         one function for each job rank; each gets its `Worker`
+    with World(producer, consumer) as world:    one function per job rank, called with its `Worker`
         world.kill(0)
         assert world.ends(1) == ["PeerLost", "job rank 0 is gone"]
 
-What a function gives is what `gave` returns, as plain data. An `Impostor` is a peer of a test's own process
-that says what it likes.
+The functions return plain data. An `Impostor` is a peer in the test's own process that can send any message.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ SIZES = [
     1,
     GRAIN,
 ]
-"""Of frames, in bytes."""
+"""Sizes of frames in bytes."""
 PATIENCE = 30
-"""Seconds that a test waits for anything."""
+"""Time limit in seconds for all waits of a test."""
 
 
 @dataclass
 class Worker:
-    """What a function of a world has in hand."""
+    """The argument of the functions of a world."""
 
     transport: DataPlane
     local: LocalTransport
@@ -69,15 +68,15 @@ class Worker:
         return self.transport.job_rank
 
     def report(self, value: Any) -> None:
-        """To the test."""
+        """Sends a value to the test."""
         self.line.send(json.dumps(value).encode())
 
     def receive(self) -> Any:
-        """From the test."""
+        """Receives a value from the test."""
         return json.loads(self.line.recv(1 << 16) or os._exit(1))
 
     def poll(self, seconds: float = 0.05) -> None:
-        """Reads what has come, without waiting for anything of it."""
+        """Reads the messages that have arrived, without waiting."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self.transport.poll(left)
@@ -95,7 +94,7 @@ class World:
         group_of: Callable[[int], str] = lambda job_rank: "",
         device: Callable[[int], Any] | None = None,
     ) -> None:
-        """Forks a process for each function, and tells them of one another."""
+        """Forks a process for each function, and connects them."""
         self.pids: list[int] = []
         self._lines: list[socket.socket] = []
         for job_rank, work in enumerate(works):
@@ -130,7 +129,7 @@ class World:
             line.close()
 
     def receive(self, job_rank: int) -> Any:
-        """What a worker says next."""
+        """Returns the next value that a worker reports."""
         answer = self._lines[job_rank].recv(1 << 20)
         assert answer, f"job rank {job_rank} has ended"
         return json.loads(answer)
@@ -145,7 +144,7 @@ class World:
         os.kill(self.pids[job_rank], signal)
 
     def status(self, job_rank: int) -> int:
-        """How a process ended: its exit code, or the signal as a negative number."""
+        """Returns the exit code of a process, or the negative number of a signal."""
         file = os.pidfd_open(self.pids[job_rank])
         try:
             assert select.select([file], [], [], PATIENCE)[0], f"job rank {job_rank} does not end"
@@ -156,12 +155,12 @@ class World:
         return os.waitstatus_to_exitcode(status)
 
     def ends(self, job_rank: int) -> list[Any]:
-        """How a function ended: [kind of its error, text], or ["", what it gave], and when it did, on the
-        clock that all share."""
+        """Returns the result of a function as [type of its error, message] or ["", returned value], and the
+        time of its end on a clock that all processes share."""
         return list(self.receive(job_rank))
 
     def results(self, *job_ranks: int) -> list[Any]:
-        """What functions gave."""
+        """Returns the values that the functions returned."""
         found: dict[int, Any] = {}
         wanted = job_ranks or range(len(self.pids))
         while left := [job_rank for job_rank in wanted if job_rank not in found]:
@@ -196,7 +195,7 @@ def _live(
 
 
 class Impostor:
-    """A peer that speaks the messages by hand, to a `Local` that knows it as some place."""
+    """A peer that sends messages by hand to a local transport, which knows it as a job rank."""
 
     HELLO, INLINE_MAX, BLOCK, WRITE, CREDIT, FREE, DROP, GOODBYE = range(8)
 
@@ -234,7 +233,8 @@ class Impostor:
 
 
 def files_open() -> list[str]:
-    """What this process has open: memory, sockets, processes; events are its transport's own."""
+    """Returns the open files of this process: memory, sockets, processes. Without the event files of its
+    transport."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -250,7 +250,7 @@ def files_open() -> list[str]:
 def connected_impostor(
     tags: int = 100, route_of: Callable[[int], str] = lambda tag: ""
 ) -> Iterator[tuple[DataPlane, Impostor]]:
-    """A place of this process, and the peer that it knows as job rank 1."""
+    """Returns a transport of this process, and its peer, which is job rank 1."""
     transport = DataPlane(Context(0, {TAG: SLOTS}, tag_count=tags, route_of=route_of))
     local = LocalTransport(transport, "token")
     local.connect({0: local.address, 1: Address(b"", os.getpid())})
@@ -263,7 +263,7 @@ def connected_impostor(
 
 
 def error_after_polling(transport: DataPlane) -> str:
-    """Reads all there is; what the transport says of its peer then."""
+    """Reads all messages, and returns the error of the transport about its peer."""
     for _ in range(6):
         transport.poll()
     for tag in (TAG, BACK):

@@ -34,7 +34,7 @@ Make = Callable[[str, int], Component]
 """Component name and rank -> the component; `setup()` is called on it."""
 
 POLL_S = 0.005
-"""Seconds between two looks at the requests of workers."""
+"""Seconds between two reads of the requests of workers."""
 
 
 @dataclass

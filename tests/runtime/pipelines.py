@@ -23,7 +23,7 @@ class Source(Component):
 
 
 class Echo(Component):
-    """Keeps what every call got."""
+    """Records the arguments of every call."""
 
     def __init__(self, seen: list[Any]) -> None:
         self.seen = seen
@@ -49,7 +49,7 @@ class Echo(Component):
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> Plan:
-    """Up to six stages over three groups, in any order, with any mode."""
+    """Draws up to six stages on three groups, in any order and with any modes."""
     groups = {name: draw(st.integers(1, 3)) for name in "abc"}
     sizes = {
         name: draw(st.sampled_from([{}, {"dp_size": 1, "tp_size": workers}]))

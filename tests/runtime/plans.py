@@ -1,4 +1,4 @@
-"""Plans made by hand, for tests of what runs them."""
+"""Plans written by hand, for tests of the runtime."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SHARED = Dispatch(allow_empty=True)
 
 
 class Held(Source):
-    """Questions: a data set of a known length."""
+    """A source of questions with a known length."""
 
     def __init__(self, length: int, seen: list[Any] | None = None) -> None:
         self.length, self.seen = length, seen
@@ -39,7 +39,7 @@ class Held(Source):
 
 
 class HeldStream(Held):
-    """The same without a length: it ends with None."""
+    """The same source without a length. It ends by returning None."""
 
     __len__ = None  # type: ignore[assignment]
 
@@ -50,7 +50,7 @@ class HeldStream(Held):
 
 
 class Exam(Component):
-    """Keeps what it got, and gives the mean number of its samples."""
+    """Records its inputs, and returns the mean number of their samples."""
 
     def __init__(self, seen: list[Any]) -> None:
         self.seen = seen
@@ -288,7 +288,7 @@ def test_a_source_without_samples_is_an_error() -> None:
 
 
 class Ends(Source):
-    """The training data end in step 3, unannounced."""
+    """A source that ends in step 3 without announcing it."""
 
     @endpoint
     def next(self, samples: range) -> Batch | None:

@@ -1,4 +1,4 @@
-"""Writes of endpoints into the batches that they received: found in the step where they happen, at every size."""
+"""Writes of endpoints into received batches are detected in the step in which they happen, at every size."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_any_write_into_a_small_column_is_an_error_of_its_step(
 def test_writes_by_torch_are_found_at_every_size_and_within_a_process(
     use: Use, groups: tuple[str, str], width: int, workers: int
 ) -> None:
-    """Here no page is read-only."""
+    """Pages are not read-only within a process."""
     faults = outcome_of(use, width=width, groups=groups, workers=workers).faults
     assert any(re.search("wrote into column `x`", str(fault)) for fault in faults.values())
 
@@ -256,7 +256,7 @@ def test_a_producer_may_write_into_its_own_tensor_in_the_next_step() -> None:
 
 
 def test_tensors_that_were_received_in_inference_mode_have_no_versions() -> None:
-    """torch counts no writes into them; the copy of a small batch finds them."""
+    """torch counts no writes into such tensors. The copy of a small batch detects them."""
     from meshctl.runtime.borrowed import Borrowed
     from meshctl.runtime.routes.inputs import Arguments
 

@@ -1,4 +1,4 @@
-"""What ranks do together: every operation, dtype and set of dims in four real processes, and the same alone."""
+"""Collectives: every operation, dtype and set of dims in four real processes, and in one process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.runtime.plans import plan
 SIZE = 4
 MESH = DeviceMesh.from_sizes(dp_size=2, tp_size=2, ep_size=2, device_type="cpu")
 NODES = [[0, 1, 2], [3]]
-"""Two nodes that are not alike."""
+"""Two nodes with different numbers of ranks."""
 ASKED: list[tuple[str, ...]] = [
     ("tp",), ("dp",), ("dp", "tp"), ("tp", "dp"), ("fsdp",), ("data",), ("ep",), ("ep_fsdp", "ep"), ("local",), ("world",)
 ]  # fmt: skip
@@ -67,14 +67,15 @@ _made: dict[int, Component] = {}
 
 
 def collectives(rank: int) -> Iterator[Collective]:
-    """All that are asked for; made once in each process."""
+    """All tested collectives, created once in each process."""
     it = _made.setdefault(rank, component(rank))
     for dims in ASKED:
         yield it.collective(*dims)
 
 
 def cases(rank: int, dtypes: Iterable[torch.dtype]) -> Iterator[tuple[Collective, torch.dtype]]:
-    """Every dtype in a collective whose ranks do not rise, and in one of three; two dtypes in all others."""
+    """Yields every dtype for a collective whose ranks are not ascending and for one of three ranks, and two
+    dtypes for all others."""
     for dims, it in zip(ASKED, collectives(rank), strict=True):
         yield from (
             (it, dtype)
@@ -84,7 +85,7 @@ def cases(rank: int, dtypes: Iterable[torch.dtype]) -> Iterator[tuple[Collective
 
 
 def given(rank: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """What a rank brings: small whole numbers, which every dtype can say and add."""
+    """Returns the input of a rank: small integers, which every dtype can represent and add."""
     count = torch.Size(shape).numel()
     return ((torch.arange(count) + rank) % (2 if dtype == torch.bool else 4)).to(dtype).reshape(shape)
 
@@ -220,7 +221,8 @@ def send_and_receive(rank: int) -> None:
 
 @check
 def gradients_are_those_of_one_process(rank: int) -> None:
-    """The loss of every rank weighs the result with its own numbers; the sum of all losses is differentiated."""
+    """The loss of every rank weights the result with its own numbers. The sum of all losses is
+    differentiated."""
     for it in collectives(rank):
         inputs = [given(other, torch.float64, (4 * it.size, 2)).requires_grad_() for other in it.ranks]
         factors = [torch.arange(8.0 * it.size**2).double().view(-1, 2) + other for other in it.ranks]
@@ -421,7 +423,7 @@ def impossible_calls_are_reported_before_any_rank_waits(rank: int) -> None:
 
 
 def refused(it: Collective) -> Iterator[tuple[Callable[[], object], str]]:
-    """What is wrong for a collective of any size, and what is said."""
+    """Returns (call, message) of calls that are wrong for a collective of any size."""
     one, each = torch.ones(2), [torch.ones(2)] * it.size
     yield (
         lambda: it.all_to_all([*each, one]),
@@ -627,7 +629,7 @@ def test_where_a_tensor_travels(backends: dict[str, str], travels: dict[str, str
 
 
 def every_operation(it: Collective, device: torch.device) -> None:
-    """Tensors come back where they were."""
+    """Runs every operation. Results are on the device of the inputs."""
     assert it.device == device
 
     def brought(rank: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -662,7 +664,7 @@ def on_one(device: torch.device) -> None:
 
 
 def one_of_two(rank: int, port: int, backend: str, kind: str) -> None:
-    """What one of two processes on accelerators does."""
+    """Runs one of two processes on accelerators."""
     device = torch.device(kind, rank % torch.cuda.device_count() if kind == "cuda" else None)
     if kind == "cuda":
         torch.cuda.set_device(device)
@@ -676,7 +678,7 @@ def one_of_two(rank: int, port: int, backend: str, kind: str) -> None:
 
 
 def on_two(backend: str, kind: str) -> None:
-    """In fresh processes: a fork cannot use a device that its parent has looked at."""
+    """Runs in new processes, because a fork cannot use a device that its parent has initialized."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     code = "import os, sys; from tests.runtime.test_collective import one_of_two as do; do(int(sys.argv[1]), {}, {!r}, {!r}); os._exit(0)"

@@ -79,7 +79,7 @@ def test_the_facts_of_a_rank_on_the_second_node() -> None:
 
 
 def test_meshes_of_one_process() -> None:
-    """In a process of its own, since it makes torch's world."""
+    """Runs in a separate process, because it initializes torch.distributed."""
     code = """
 from meshctl import Component
 it = Component()

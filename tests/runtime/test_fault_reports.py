@@ -1,4 +1,4 @@
-"""What a worker tells of an error, without the secrets that it was given."""
+"""The report of a worker's error, without the secrets in its arguments."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""From a `_target_` to an object: found beside the recipe first, and only if it derives from Component."""
+"""Instantiation of a `_target_`: it is searched in the recipe's folder first, and must derive from
+Component."""
 
 from __future__ import annotations
 

@@ -544,7 +544,8 @@ def test_a_stage_of_the_end_takes_the_values_of_the_last_step(source: type[Compo
 @pytest.mark.parametrize("every", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("source", [Stream, Sized])
 def test_a_stage_of_checkpoints_runs_at_the_last_one_too(source: type[Component], every: int) -> None:
-    """Also where the step that was cancelled was to write one: its values are not taken for the last ones."""
+    """This includes a cancelled step in which a checkpoint was due. Its values are not used as the last
+    ones."""
     stages = [
         call("batch", "source.next", samples=4),
         call("snap", "exporter.export", "batch", when="checkpoint"),

@@ -1,9 +1,7 @@
-"""torch's mesh is ours: the same ranks, groups, coordinates, slices and flattened dims, and HSDP trains over
-it.
-
-torch's fake process group makes any rank of any world in one process, so random shapes and orders are
-compared without processes; what is sent over the groups, and `fully_shard`, is tried in eight real ones.
-"""
+"""The torch mesh of a `DeviceMesh` has the same ranks, groups, coordinates, slices and flattened dims, and
+HSDP trains on it. With torch's fake process group, one process can be any rank of any world, so random shapes
+and orders are compared without processes. Communication and `fully_shard` are tested in eight real
+processes."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ SIZE = 8
 
 @contextmanager
 def fake_world(size: int, rank: int) -> Iterator[None]:
-    """This process as one rank of a world whose other ranks are not there."""
+    """Makes this process one rank of a world without the other ranks."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
         yield
@@ -44,12 +42,9 @@ def fake_world(size: int, rank: int) -> Iterator[None]:
 
 
 def agree(mesh: DeviceMesh, theirs: TorchDeviceMesh, rank: int) -> None:
-    """For every dim and pair of dims torch says what we say.
-
-    torch numbers the ranks of a process group as they rise, so where they do not rise along two dims
-    flattened, as in a transposed mesh, its `get_local_rank` is another number than its own coordinate; there
-    only the coordinate is compared.
-    """
+    """Whether both meshes agree for every dim and pair of dims. torch sorts the ranks of a process group. If
+    they are not ascending along two flattened dims, as in a transposed mesh, `get_local_rank` differs from
+    the coordinate, so only the coordinate is compared."""
     assert theirs.mesh_dim_names == mesh.mesh_dim_names
     assert tuple(theirs.shape) == mesh.shape
     assert theirs.mesh.tolist() == mesh.as_array()
@@ -92,7 +87,7 @@ def meshes(draw: st.DrawFn) -> DeviceMesh:
 
 @st.composite
 def carved(draw: st.DrawFn, sizes: dict[str, int]) -> dict[str, int]:
-    """Sizes of the views that fit."""
+    """Draws valid sizes of the views."""
     data = sizes["dp_size"] * sizes["fsdp_size"]
     stage = data * sizes["cp_size"] * sizes["tp_size"]
     ep = draw(st.sampled_from([size for size in range(1, stage + 1) if stage % size == 0]))
@@ -176,7 +171,7 @@ def test_what_is_no_mesh_of_torchs_is_an_error_of_ours() -> None:
 
 
 def test_ranks_that_fall_are_no_mesh_of_torchs() -> None:
-    """torch 2.13 takes them, and a checkpoint of a DTensor over them comes back with its shards exchanged."""
+    """torch 2.13 accepts such ranks, and loads a checkpoint of a DTensor with its shards exchanged."""
     with fake_world(4, 0), pytest.raises(MeshError, match="as they rise, and along tp here they are 3, 2"):
         DeviceMesh.from_ranks([[0, 1], [3, 2]], ("dp", "tp")).to_torch()
 
@@ -247,7 +242,7 @@ def every_dim_and_pair_of_dims(rank: int) -> None:
 
 @check
 def groups_of_torch_and_ours_carry_the_same(rank: int) -> None:
-    """The sum over torch's process group, and over ours, of what only one rank knows."""
+    """Compares the sums over torch's process group and over ours of a value that only one rank has."""
     for mesh in MESHES.values():
         it = component(rank, mesh)
         for dim in mesh.mesh_dim_names:
@@ -268,7 +263,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def trained(model: nn.Module, samples: range | slice) -> None:
-    """Two steps on some of the samples."""
+    """Returns the parameters after two steps on some of the samples."""
     inputs, targets = (part[samples.start : samples.stop] for part in data())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     for _ in range(2):

@@ -1,5 +1,5 @@
-"""Whole runs by the command line: resume, re-sharding, weights between meshes, faults that the recipe's code
-causes."""
+"""Whole runs from the command line: resume, re-sharding, weights between meshes, errors in the recipe's
+code."""
 
 from __future__ import annotations
 

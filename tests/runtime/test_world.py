@@ -1,4 +1,5 @@
-"""How the workers of a plan meet: who listens where, and what they must agree on."""
+"""The handshake between the workers of a plan: the addresses on which they listen, and the values on which
+they must agree."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def job(samples: int = 2, ranks: int = 1, nodes: int = 1) -> Plan:
 
 
 def apart(samples: int = 2) -> Plan:
-    """Each of two workers on a node of its own."""
+    """Two workers on separate nodes."""
     made = job(samples)
     groups = [
         replace(group, device_type="npu", devices=((node, node + 1),))
@@ -54,7 +55,7 @@ def greeting(made: Plan, address: str, modes: dict[str, str] | None = None, gene
 
 
 def at_once(*works: Callable[[], object]) -> list[str]:
-    """What each raised, as text; empty for nothing."""
+    """Returns the error message of each worker; empty if it raised none."""
     errors = [""] * len(works)
 
     def guarded(number: int) -> None:
@@ -73,7 +74,7 @@ def at_once(*works: Callable[[], object]) -> list[str]:
 
 
 def release(transport: DataPlane) -> None:
-    """What tests in which no peer says goodbye leave."""
+    """Releases the resources of tests in which no peer sends goodbye."""
     transport.release()
 
 

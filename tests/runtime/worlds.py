@@ -1,10 +1,10 @@
-"""One world of real processes over gloo, for many checks: each runs in all of them, one after another.
+"""One world of real processes over gloo for many checks. Each check runs in all processes, one check after
+another.
 
     @check
     def sums(rank: int) -> None: ...
 
-A check fails where a rank raises; the others go on only as far as they do not wait for it, so the world ends
-with the first that fails.
+A check fails if a rank raises. The other ranks may wait for it, so the world ends at the first failed check.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from torch.distributed import TCPStore
 Check = Callable[[int], None]
 PASSED = "passed"
 LIMIT = 120
-"""Seconds for all checks of a world; then what has not ended is taken for a hang."""
+"""Seconds for all checks of a world, after which it counts as hanging."""
 
 
 def run(size: int, checks: Sequence[Check], folder: Path) -> dict[str, str]:
-    """The name of each check, and "passed" or what went wrong in which ranks. Processes are forked before the
+    """Returns name -> "passed", or the errors by rank, for each check. Processes are forked before the
     store's threads exist."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     listener = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Meshes for tests that try all of them."""
+"""Exhaustive lists of small meshes, for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshctl.topology.samples import Run, SampleTable
 
 
 def meshes(most: int) -> list[DeviceMesh]:
-    """Of up to so many ranks."""
+    """Yields all meshes of up to this many ranks."""
     found = {}
     for pp, dp, fsdp, cp, tp in product(*[(1, 2, 3, 4, 8, 16)] * 5):
         if pp * dp * fsdp * cp * tp <= most:

@@ -1,4 +1,5 @@
-"""Devices and clusters: disjoint by default, exactly as listed, and the least that holds the groups."""
+"""Allocation of devices: disjoint by default, exactly as listed, and on the smallest cluster that is
+enough."""
 
 import pytest
 from hypothesis import given
@@ -151,7 +152,7 @@ NODES = st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(lambda sizes:
 
 
 def runs_of(drawn: list[tuple[int, int]], total: int) -> DeviceRanges:
-    """Disjoint, not touching, in any order."""
+    """Draws runs in any order that neither overlap nor touch."""
     taken: set[int] = set()
     found: list[tuple[int, int]] = []
     for start, count in drawn:

@@ -19,7 +19,8 @@ from tests.examples import examples
 
 
 def longest_first(weights: Sequence[int], parts: int) -> int:
-    """The largest load where each unit, the heaviest first, goes to the part with the smallest load."""
+    """Returns the largest load after assigning each unit, heaviest first, to the part with the smallest
+    load."""
     loads = [0] * parts
     for weight in sorted(weights, reverse=True):
         heapq.heapreplace(loads, loads[0] + weight)
@@ -51,7 +52,7 @@ def test_the_largest_load_is_near_that_of_longest_first(weights: list[int], part
 
 
 def least_possible(weights: Sequence[int], parts: int) -> int:
-    """The smallest largest load of all assignments."""
+    """Returns the smallest maximum load of all assignments."""
     return min(max(loads_of(owner, weights, parts)) for owner in product(range(parts), repeat=len(weights)))
 
 

@@ -1,4 +1,4 @@
-"""EvenFlow of an even batch are what the table of such a batch gives, for every pair of meshes and of modes."""
+"""`EvenFlow` agrees with the sample table of an even batch, for every pair of meshes and of modes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def routes(draw: st.DrawFn) -> EvenFlow:
 
 
 def listed(links: EvenFlow) -> dict[int, dict[int, list[int]]]:
-    """rank -> speaker -> samples, by the table."""
+    """Returns rank -> producer -> samples, from the table."""
     held = [even_split(links.total, links.producers, producer) for producer in range(links.producers)]
     table = SampleTable(tuple(tuple((n,) for n in mine) for mine in held))
     received: dict[int, dict[int, list[int]]] = {}
@@ -60,7 +60,7 @@ def listed(links: EvenFlow) -> dict[int, dict[int, list[int]]]:
 
 
 def members(ranks: Ranks, of: set[int]) -> bool:
-    """Whether the ranks may be the folded form of a set."""
+    """Whether `Ranks` is the abbreviated form of a set."""
     whole = sorted(of)
     return (
         ranks.count == len(whole)
@@ -134,7 +134,7 @@ def test_ranks_along_dims_are_those_of_the_mesh(dims: tuple[str, ...]) -> None:
 
 
 def test_a_million_ranks_are_as_quick_as_eight() -> None:
-    """Nothing lists them: it would take minutes."""
+    """A list of all ranks would take minutes."""
     mesh = DeviceMesh.from_sizes(pp_size=16, dp_size=256, fsdp_size=32, tp_size=8)
     for execute in EXECUTE:
         links = EvenFlow(mesh, mesh, 1 << 30, execute=EXECUTE[execute])

@@ -1,4 +1,4 @@
-"""The algebra of meshes; what other systems know of it is in test_mesh_conformance.py."""
+"""The algebra of meshes. Comparisons with other systems are in test_mesh_conformance.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Meshes as users of four other systems know them; where those go wrong, `differs` and `right` say what is
-right."""
+"""Compares meshes with four other systems. Where one of these is wrong, `differs` and `right` contain the
+right result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def by_id(cases: list[dict[str, Any]]) -> list[Any]:
 
 
 def refused(case: dict[str, Any]) -> bool:
-    """Twinkle's verdict, or the right one where that is another: it takes any word for a device type."""
+    """Returns whether Twinkle refuses the sizes, or the right answer if it differs: Twinkle accepts any text
+    as device type."""
     right = case.get("right", {})
     return case["from_sizes"].get("device_type") == "tpu" or ("error" in right if right else "raises" in case)
 
@@ -68,7 +69,7 @@ def test_twinkle_from_sizes(case: dict[str, Any]) -> None:
 
 
 def rising(mesh: DeviceMesh) -> None:
-    """In our own order the representatives of the data ranks rise."""
+    """In the default order, the representatives of the data ranks are ascending."""
     assert list(mesh.collect_ranks()) == sorted(mesh.collect_ranks())
 
 
@@ -163,7 +164,8 @@ def test_twinkle_sequence_parallel_groups(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("order", [DIMS, TWINKLE_ORDER], ids=["our order", "Twinkle's"])
 @pytest.mark.parametrize("case", INFRA["round_trip"], ids=lambda case: str(case["mesh"]))
 def test_twinkle_round_trips(case: dict[str, Any], order: tuple[str, ...]) -> None:
-    """Cut by data rank, and joined from the representatives: every sample once, in order."""
+    """A batch that is divided by data rank and joined from the representatives contains every sample once, in
+    order."""
     mesh = DeviceMesh.from_sizes(**case["mesh"], order=order)
     assert [
         sample for rank in mesh.collect_ranks() for sample in mesh.sample_range(case["len"], rank)
@@ -381,8 +383,7 @@ def test_optimus() -> None:
 
 
 def test_optimus_verdicts() -> None:
-    """Every combination: shards and tp divide the world, and no more; nodes may be uneven, and tp may leave
-    one."""
+    """Sizes are valid exactly if shards x tp divides the number of ranks."""
     taken = 0
     for case in OPTIMUS["cases"]:
         shards, tp, world = case["sharding_world_size"], case["tp_size"], case["world_size"]

@@ -1,4 +1,4 @@
-"""Who speaks, and whose workers are whose: for all meshes up to 16 ranks."""
+"""The producers of a value and the workers of each producer, for all meshes up to 16 ranks."""
 
 from __future__ import annotations
 

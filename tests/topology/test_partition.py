@@ -1,9 +1,6 @@
-"""For all pairs of meshes up to 8 ranks (16 every night) and random pairs up to 16, in all modes: every sample arrives
-once where it should, and comes back in order.
-
-What is numbered evenly is cut without a look at the samples: whatever is asked, the answer is that for the
-listed ids.
-"""
+"""Every sample arrives exactly once at the right ranks and is collected in order, in all modes, for all pairs
+of meshes up to 8 ranks (16 in the nightly tests) and random pairs up to 16. A batch with ids in a grid is
+partitioned without listing its samples, with the same result as for listed ids."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ from tests.topology.meshes import (
 
 
 def table(mesh: DeviceMesh, total: int, collect: str = "flatten", **more: Any) -> SampleTable:
-    """What the speakers of a mesh hold of 0 .. total - 1."""
+    """Returns the table of the samples 0 .. total - 1 that the producers of a mesh hold."""
     who = producer_ranks(mesh, collect)
     return SampleTable(tuple(tuple((n,) for n in mesh.sample_range(total, rank)) for rank in who), **more)
 
@@ -48,7 +45,7 @@ def test_all_pairs_of_meshes(mode: str, balance: Any) -> None:
     meshes = [mesh for mesh in MESHES if mesh.world_size <= most]
     producers = {
         mesh.data_size: mesh for mesh in meshes
-    }  # what is held depends on the giver through its data ranks alone
+    }  # the samples of a producer depend only on its data rank
     for producer, consumer in product(producers.values(), meshes):
         held = table(
             producer,
@@ -89,7 +86,7 @@ def test_all_pairs_of_meshes(mode: str, balance: Any) -> None:
 def test_all_pairs_of_modes(
     producer: DeviceMesh, consumer: DeviceMesh, total: int, collect: str, mode: str, called: str, execute: str
 ) -> None:
-    """What the speakers hold is heard once per share, by exactly those that are called, in sample order."""
+    """Each share arrives once, at exactly the called ranks, in sample order."""
     who = producer_ranks(producer, collect, called)
     ids = [
         tuple((n,) for n in (range(total) if called == "first" else producer.sample_range(total, rank)))
@@ -159,7 +156,7 @@ def test_balancing_evens_out_tokens(lengths: list[int]) -> None:
 def test_balanced_shares_do_not_depend_on_who_holds_the_samples(
     groups: list[tuple[int, int]], producers: list[int], parts: int, equal_counts: bool, draw: random.Random
 ) -> None:
-    """Every sample is in one share, groups stay whole, and shares follow from the samples alone."""
+    """Every sample is in one share, groups are not divided, and the shares depend only on the samples."""
     tokens = {
         (group, place): total // (1 + place)
         for group, (size, total) in enumerate(groups)
@@ -192,7 +189,7 @@ def test_balanced_shares_do_not_depend_on_who_holds_the_samples(
 def test_tokens_are_balanced_with_equal_counts(
     groups: list[tuple[int, int]], parts: int, split: bool
 ) -> None:
-    """What stays together counts as one; each of it is in one share, and whoever asks gets the same."""
+    """A group counts as one unit. Each unit is in one share, and all ranks compute the same shares."""
     ids = tuple((group, place) for group, (size, _) in enumerate(groups) for place in range(size))
     held = SampleTable(
         (ids,), (tuple(groups[group][1] // (1 + place) for group, place in ids),), group_depth=1
@@ -225,7 +222,8 @@ def meshed(case: dict[str, Any]) -> DeviceMesh:
 
 
 def comparable(case: dict[str, Any]) -> bool:
-    """A mesh that is not its workers' is refused before anything runs."""
+    """Whether a case of Twinkle can be compared: its mode exists here, and its mesh has one rank per
+    worker."""
     return "list_len" in case and case["dispatch"] in DISPATCH and meshed(case).world_size == case["workers"]
 
 
@@ -263,14 +261,14 @@ grids = st.builds(Grid, st.integers(0, 20), st.lists(small, min_size=1, max_size
 
 
 def listed(table: SampleTable) -> SampleTable:
-    """The same without grids."""
+    """Returns the same table with listed ids instead of grids."""
     return SampleTable(tuple(tuple(ids) for ids in table.ids), table.lengths, table.homes, table.group_depth)
 
 
 @st.composite
 def tables(draw: st.DrawFn, homes: int = 4) -> SampleTable:
-    """Of some speakers: most hold a grid after those before, some nothing, some samples of their own in any
-    order."""
+    """Draws tables of some producers. Most have a grid that follows the previous one, some no samples, some
+    listed samples in any order."""
     inner = tuple(draw(st.lists(small, max_size=2)))
     entries: list[Any] = []
     start = draw(st.integers(0, 5))
@@ -311,7 +309,7 @@ dispatches = st.builds(Dispatch, modes, balances, homes, st.booleans(), st.boole
 
 
 def outcome(execute: str, dispatch: Dispatch, mesh: DeviceMesh, table: SampleTable) -> Any:
-    """The parts, or the error."""
+    """Returns the parts, or the error message."""
     try:
         return parts_for(execute, dispatch, mesh, table)
     except RouteError as error:
@@ -396,7 +394,7 @@ def test_runs_cover_exactly(samples: list[tuple[int, int]]) -> None:
 
 @st.composite
 def parts(draw: st.DrawFn, table: SampleTable) -> list[Run]:
-    """Some runs of a table, in any order."""
+    """Draws some runs of a table, in any order."""
     found = []
     for producer in draw(st.lists(st.integers(0, len(table.ids) - 1), max_size=4)):
         if count := len(table.ids[producer]):
@@ -437,7 +435,7 @@ def test_the_key_does_not_depend_on_the_holder_of_a_sample(
 
 
 def test_ids_of_one_number_and_of_several_are_not_confused() -> None:
-    """The first sample of each of two, and two samples."""
+    """Compares the first samples of two samples with two samples."""
     several, single = SampleTable((Grid(0, (2, 2)),)), SampleTable((Grid(0, (4,)),))
     assert several.key_of([Run(0, 0, 2)]) != single.key_of([Run(0, 0, 2)])
 

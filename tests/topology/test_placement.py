@@ -1,4 +1,5 @@
-"""Ranks on nodes: stretches, look-ups and crossing process groups, each against going through all ranks."""
+"""Placement of ranks on nodes: runs, look-ups and process groups that span nodes, compared with lists of all
+ranks."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def test_stretches_expand_to_the_list_and_are_as_few_as_can_be(job: tuple[Plan, 
 
 
 def fewest(locations: list[tuple[int, int]], per_worker: int) -> int:
-    """How often it is not the same again on the next node."""
+    """Returns the minimum number of runs: the number of nodes that differ from the previous node, plus 1."""
     segments: list[tuple[int, int, int]] = []
     for node, number in locations:
         same = segments and segments[-1][0] == node
@@ -131,7 +132,7 @@ def listed(nodes: list[int], mesh: DeviceMesh, dim: str) -> str:
 
 @st.composite
 def spread_out(draw: st.DrawFn) -> tuple[tuple[NodeRun, ...], list[int]]:
-    """Stretches in any order of nodes, mostly rising, with room for meshes; and the node of each rank."""
+    """Draws runs in any order of nodes, mostly ascending, and the node of each rank."""
     found: list[NodeRun] = []
     rank, node = 0, draw(st.integers(0, 2))
     for _ in range(draw(st.integers(1, 4))):

@@ -1,4 +1,4 @@
-"""Sizes that hold, sizes that do not, and the nearest that would."""
+"""Valid sizes, invalid sizes, and the nearest valid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digits, and what is done with them: joined dims run through all, parted dims are the same ranks again."""
+"""Digits of dims: a joined dim counts through all of its dims, and a split dim has the same ranks."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Maker(Component):
         return Batch({"x": torch.tensor(samples), "wide": torch.tensor(samples)[:, None].expand(-1, 10_000).clone()})
 
 
-class Taker(Component):
+class Trainer(Component):
     @endpoint
     def take(self, batch: Batch) -> None:
         ways = sorted({name for name in ("tcp-receive", "gloo") if name in {thread.name for thread in threading.enumerate()}})
@@ -47,11 +47,11 @@ def two_nodes(folder: Path) -> Plan:
     ]
     components = (
         Component("maker", "pipes.Maker", "make", DeviceMesh.from_sizes(dp_size=2)),
-        Component("taker", "pipes.Taker", "take", DeviceMesh.from_sizes(dp_size=2, tp_size=2)),
+        Component("trainer", "pipes.Trainer", "take", DeviceMesh.from_sizes(dp_size=2, tp_size=2)),
     )
     stages = (
         Stage("made", "call", "maker", "next", samples=8),
-        Stage("taken", "call", "taker", "take", (Input(("made",)),)),
+        Stage("taken", "call", "trainer", "take", (Input(("made",)),)),
     )
     route = Route("made -> taken", "made", "taken")
     run = replace(placed.run, checkpoint=None)

@@ -1,4 +1,4 @@
-"""Batches as TensorDicts and back, and endpoints that return one."""
+"""Conversion of batches to TensorDicts and back, and endpoints that return a TensorDict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NonTensorStack = tensordict.NonTensorStack
 
 
 def plain(column: Any) -> Any:
-    """What `==` can compare: with dtype and the shape that a list would hide."""
+    """Returns a value that `==` can compare, including the dtype and shape of tensors."""
     if isinstance(column, Tensor):
         return str(column.dtype), tuple(column.shape), column.tolist()
     return [plain(row) for row in column.rows()] if isinstance(column, Ragged) else column
@@ -267,7 +267,7 @@ def test_nobody_loads_it_who_does_not_use_it() -> None:
 
 
 class Dicts(Component):
-    """A source and a stage that give TensorDicts."""
+    """A source and a stage that return TensorDicts."""
 
     @endpoint
     def next(self, samples: range) -> Any:
@@ -278,7 +278,7 @@ class Dicts(Component):
 
     @endpoint
     def odd(self, batch: Batch) -> Any:
-        """Some of the samples, in another order, with more columns."""
+        """Returns some of the samples in another order, with additional columns."""
         td = batch.to_tensordict()
         td["obs", "twice"] = td["x"] * 2
         return td[td["x"] % 2 == 1].flip(0)

@@ -1,8 +1,5 @@
-"""A device made of memfds: what `cuda.py` is to a GPU, for processes on a machine without one.
-
-Its bytes are the CPU's, its tensors come from `raw.py` as CUDA's do, and what is queued on it ends a little
-later: `after` is late.
-"""
+"""A stand-in for a GPU, for tests on a machine without one. Its memory consists of memfds, its tensors are
+created from addresses as those of CUDA are, and queued work completes a little later: `after` is late."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class Standin:
     def __init__(self, name: str = "standin", late: float = 0.002) -> None:
         self.name = name
         self.pieces: list[Region] = []
-        """Those of this process, and those that it has opened, as long as they are not closed."""
+        """The pieces of this process, and the pieces of others that it has opened and not closed."""
         self._late = late
         self._later = Later()
 
@@ -66,7 +63,7 @@ class Standin:
         return piece
 
     def _closed(self, piece: Region, pages: mmap.mmap, file: int) -> None:
-        """Who still reads what is freed reads nonsense, as on a device."""
+        """Overwrites freed memory, so that a late read returns wrong data, as on a device."""
         self.pieces.remove(piece)
         if piece.outlasts:
             pages[:] = b"\xff" * len(pages)
@@ -86,7 +83,7 @@ class Standin:
 
 
 def gpus(count: int) -> Callable[[pytest.Function], pytest.Function]:
-    """Marks a test that needs so many CUDA devices."""
+    """Marks a test that needs this many CUDA devices."""
     there = torch.cuda.device_count()
     skip = pytest.mark.skipif(
         there < count,

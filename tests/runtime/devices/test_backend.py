@@ -1,5 +1,5 @@
-"""Memory of a device that processes of a node share, on one made of memfds; and CUDA's calls, on a library
-made of Python."""
+"""Device memory that processes of a node share, tested on a stand-in device; and the calls of CUDA, tested on
+a library in Python."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_what_others_still_have_open_at_the_end_is_left_to_it(device: Standin) -
 
 
 def test_memory_is_not_used_again_before_the_device_has_read_it(device: Standin) -> None:
-    """A view dies in Python while something that was queued still reads it."""
+    """A view is collected in Python while queued work still reads it."""
     arena = Arena(make=device.make)
     wrong, reading = [], []
 
@@ -138,7 +138,7 @@ def test_memory_is_not_used_again_before_the_device_has_read_it(device: Standin)
 
 
 def _given_back(done: threading.Event, arena: Arena, number: int) -> None:
-    """What a stream does: what was queued before is over."""
+    """Completes all queued work, as a stream does."""
     done.wait()
     arena.give_back(number, 1)
 
@@ -187,7 +187,7 @@ def await_all(store: FileStore, keys: Mapping[int, str]) -> None:
 
 
 def handshaken(folder: Path, devices: list[Callable[[], DeviceMemory | None]]) -> list[PeerAccess]:
-    """What each of some processes finds out."""
+    """Returns the result of the handshake in each process."""
     pids = []
     for job_rank, make in enumerate(devices):
         if pid := os.fork():
@@ -216,14 +216,14 @@ def handshaken(folder: Path, devices: list[Callable[[], DeviceMemory | None]]) -
 
 
 class Alone(Standin):
-    """It can open nothing."""
+    """A device that cannot open memory of others."""
 
     def open(self, handle: bytes, nbytes: int) -> Any:
         raise DeviceError("cudaIpcOpenMemHandle: peer access is not supported between these two devices")
 
 
 class Elsewhere(Standin):
-    """It opens something else."""
+    """A device that opens another piece of memory than the one requested."""
 
     def open(self, handle: bytes, nbytes: int) -> Any:
         return self.make(nbytes)
@@ -311,7 +311,8 @@ def test_a_torch_without_cuda_has_no_library_of_it() -> None:
 
 
 class Library:
-    """A libcudart whose functions are called as C's are: by value, by pointer, each giving a number."""
+    """A libcudart whose functions are called as in C: arguments by value or pointer, and a number as
+    result."""
 
     def __init__(self, fails: str = "") -> None:
         self.reports: list[Any] = []
@@ -391,7 +392,7 @@ def test_a_call_that_fails_is_named_and_leaves_no_error_behind() -> None:
 
 
 class Driver:
-    """A libcuda that knows of one allocation."""
+    """A libcuda with one allocation."""
 
     def __init__(self) -> None:
         kinds = ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p

@@ -1,9 +1,9 @@
-"""CUDA itself: memory that processes share, transfers by NCCL, and whole runs. Each says how many devices it
+"""CUDA: memory that processes share, transfers by NCCL, and whole runs. Each test states how many devices it
 needs.
 
     pytest -m gpu tests/runtime/test_cuda.py
 
-What two processes do, they do on the stand-in as well, so that this file is run where there is no device.
+Tests of two processes also run on the stand-in device, so that this file runs on machines without a GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from meshctl.runtime.transports.buffers.arena import Arena
 from tests.runtime.devices.standin import Standin, gpus
 
 LIMIT = 120
-"""Seconds for two processes, the start of CUDA and of NCCL included."""
+"""Seconds for two processes, including the start of CUDA and NCCL."""
 CUDA = torch.device("cuda", 0)
 
 
@@ -50,7 +50,8 @@ CUDA = torch.device("cuda", 0)
 def together(
     work: Callable[..., None], *arguments: Any, environ: Sequence[Mapping[str, str]] = ({}, {})
 ) -> None:
-    """Runs `work(place, port, ...)` in two fresh processes to its end: CUDA outlives no fork."""
+    """Runs `work(place, port, ...)` in two new processes to its end. They are not forked, because CUDA does
+    not survive a fork."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context, processes = multiprocessing.get_context("spawn"), []
     for job_rank, variables in enumerate(environ):
@@ -78,7 +79,7 @@ def await_all(store: Store, keys: Mapping[int, str]) -> None:
 
 
 def hand(store: Store, job_rank: int, word: str) -> None:
-    """Both get here before either goes on."""
+    """A barrier of both processes."""
     store.set(f"{word}/{job_rank}", "")
     store.wait([f"{word}/{1 - job_rank}"], timedelta(seconds=LIMIT))
 
@@ -92,7 +93,8 @@ def handshaken(memory: DeviceMemory, job_rank: int, store: Store) -> PeerAccess:
 
 
 def share(job_rank: int, port: int, kind: str, numbers: tuple[int, int]) -> None:
-    """Blocks go from one to the other and back, each read where it lies, and none before it is free."""
+    """Blocks are sent from one process to the other and back. Each is read in place, and none is used again
+    before it is free."""
     memory, store = device_of(kind, numbers[job_rank]), connect(port)
     assert handshaken(memory, job_rank, store).path(0, 1) == "device"
     hand(store, job_rank, "met")
@@ -159,7 +161,7 @@ def test_two_processes_share_a_device() -> None:
 @gpus(2)
 @pytest.mark.parametrize("hidden", [False, True])
 def test_two_processes_read_one_anothers_devices(hidden: bool) -> None:
-    """Where the hardware cannot, `way` says so, and this test that it was not run."""
+    """Skipped if the hardware does not support it."""
     if not torch.cuda.can_device_access_peer(0, 1):
         pytest.skip("these two devices cannot read one another")
     environ = [{"CUDA_VISIBLE_DEVICES": str(job_rank)} for job_rank in (0, 1)] if hidden else [{}, {}]
@@ -298,7 +300,7 @@ def test_what_is_closed_is_free(memory: Cuda) -> None:
 
 
 def transfer(job_rank: int, port: int, numbers: tuple[int, int], rounds: int) -> None:
-    """Both ways at once; each end's headers are the same random numbers."""
+    """Transfers in both directions at once. The headers of both ends are the same random numbers."""
     device, store, other = torch.device("cuda", numbers[job_rank]), connect(port), 1 - job_rank
     torch.cuda.set_device(device)
     broken: list[Any] = []
@@ -359,7 +361,7 @@ def test_two_devices_exchange_tensors_by_nccl(hidden: bool) -> None:
 
 
 def break_off(job_rank: int, port: int) -> None:
-    """One posts a receive that nobody serves, and closes."""
+    """One process posts a receive without a matching send, and closes."""
     device, store = torch.device("cuda", job_rank), connect(port)
     torch.cuda.set_device(device)
     transfers = transfers_of(job_rank, device, store, lambda job_rank, error: None)

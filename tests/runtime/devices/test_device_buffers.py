@@ -1,5 +1,5 @@
-"""Tensors of devices beside frames, on a stand-in: read where they lie, or brought by transfers; within a
-node and between two."""
+"""Tensors on devices, sent out of band of frames, on a stand-in device: read in place or transferred, within
+a node and between two nodes."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ TAG, BACK = 5, 6
 READ = PeerAccess(
     dict.fromkeys(range(4), "one"), {job_rank: frozenset(range(4)) - {job_rank} for job_rank in range(4)}
 )
-"""All are on one device."""
+"""All ranks are on one device."""
 MOVED = PeerAccess(
     {job_rank: f"device {job_rank}" for job_rank in range(4)},
     {job_rank: frozenset() for job_rank in range(4)},
 )
-"""Nobody reads another's."""
+"""No rank can read another rank's device."""
 MIXED = PeerAccess(
     {job_rank: f"device {job_rank}" for job_rank in range(4)}, {0: frozenset({1, 2, 3}), 1: frozenset({0})}
 )
-"""2 and 3 read nobody's."""
+"""Ranks 2 and 3 cannot read other devices."""
 KINDS = {"read": READ, "moved": MOVED, "mixed": MIXED}
 
 
 class Device:
-    """A worker's stand-in, whose tensors are made in one large piece."""
+    """A worker's stand-in device, whose tensors are allocated in one large piece."""
 
     def __init__(self, access: PeerAccess, store: Path, job_rank: int) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -82,7 +82,8 @@ class Device:
 
 
 def value(step: int, sizes: Sequence[int] = (3, 1000, 0, 70_000)) -> list[Tensor]:
-    """The same on both sides: some on the device, by the parity of their numbers."""
+    """Returns the same value on both sides. Some tensors are on the device, by the parity of their
+    numbers."""
     dtypes = torch.int16, torch.uint8
     return [
         (torch.arange(size) * (step + number + 1) % 241).to(dtypes[number % 2])
@@ -165,7 +166,7 @@ def test_a_job_rank_receives_what_it_sends_to_itself_and_others(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_piece_that_is_too_small_is_closed_by_all_before_it_is_freed(tmp_path: Path) -> None:
-    """A freed one is full of 255 here."""
+    """The stand-in fills freed memory with 255."""
 
     def producer(worker: Worker) -> list[int]:
         device = worker.device
@@ -279,14 +280,15 @@ def test_who_waits_for_tensors_of_a_dead_peer_is_notified(tmp_path: Path, kind: 
 
 
 def everywhere(device: Device) -> None:
-    """What the stand-in holds is on a device for all of this process."""
+    """Makes this process treat memory of the stand-in as device memory."""
     for module in (frames, rows, weights):
         module.on_device = device.memory.holds  # type: ignore[attr-defined]
     DEVICES["cpu"] = DEVICES["cuda"]  # type: ignore[index]
 
 
 def ragged_batch(device: Device, rank: int, step: int) -> Batch:
-    """Of 12 samples: two columns on the device, one of them ragged, and two that are not."""
+    """Returns a batch of 12 samples with two columns on the device, one of them ragged, and two in CPU
+    memory."""
     lengths = [1 + 700 * ((7 * row + step + rank) % 5) for row in range(12)]
     tokens = Ragged.of([torch.full((length,), length + step) for length in lengths])
     wide = torch.arange(12 * 1000).view(12, 1000) + 7 * rank + step
@@ -351,7 +353,8 @@ def test_batches_on_devices(tmp_path: Path, kind: str, balance: Any, producers: 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["read", "moved"])
 def test_weights_on_devices(tmp_path: Path, kind: str) -> None:
-    """From two halves to two that want all: bucket by bucket, and nobody writes to another's frame."""
+    """A sync from two ranks with halves of the weights to two ranks that need all of them, bucket by bucket.
+    No rank writes to another rank's frame."""
     shapes = {"a": (64, 700), "b": (10,), "c": (128, 500)}
 
     def whole(name: str, step: int) -> Tensor:
@@ -394,7 +397,7 @@ def test_weights_on_devices(tmp_path: Path, kind: str) -> None:
 
 
 class Shard:
-    """A shard as a DTensor holds it."""
+    """A shard with the interface of a DTensor."""
 
     def __init__(self, shape: tuple[int, ...], box: Part, local: Tensor) -> None:
         self.shape, self.dtype, self.ndim = shape, local.dtype, len(shape)
@@ -411,7 +414,7 @@ class Shard:
 
 
 class Both(Standin):
-    """What two places of one process have: all that is in one of their pieces is on the device."""
+    """The devices of two job ranks in one process. Memory in one of their pieces is device memory."""
 
     finished = 0
 

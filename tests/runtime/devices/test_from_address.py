@@ -1,4 +1,4 @@
-"""A tensor over an address keeps what it shows, and says when the last of it died."""
+"""A tensor over an address keeps its memory alive, and reports when its last view is collected."""
 
 from __future__ import annotations
 

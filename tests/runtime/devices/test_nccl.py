@@ -1,5 +1,5 @@
-"""Transfers from device to device, over gloo and CPU memory in place of NCCL and CUDA: real processes, many
-orders, and no circle."""
+"""Transfers between devices, with gloo and CPU memory instead of NCCL and CUDA: real processes, many orders,
+and no deadlock."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from meshctl.runtime.devices.nccl import Connect, Pair, PairTransfers, pair_stor
 
 LARGE = 16 << 20
 LIMIT = 60
-"""Seconds; what has not ended by then waits in a circle."""
+"""Seconds after which processes that have not ended count as deadlocked."""
 
 
 class HostStreams:
-    """The CPU's memory as a device whose work ends a little later."""
+    """CPU memory as a device whose queued work completes a little later."""
 
     device = torch.device("cpu")
 
@@ -77,7 +77,7 @@ _HEADER, _COME, _BYE, _LISTEN = range(4)
 
 @dataclass
 class Worker:
-    """One process: its transfers, and a connection to every other for headers and what answers them."""
+    """One process: its transfers, and a connection to every other process for headers and answers."""
 
     job_rank: int
     transfers: PairTransfers
@@ -88,9 +88,9 @@ class Worker:
     broken: list[int] = field(default_factory=list)
     tensor_at: set[int] = field(default_factory=set)
     dull: float = 0.0
-    """Seconds, at most, until a header is heard."""
+    """Maximum delay in seconds until a header is read."""
     deaf: list[tuple[int, tuple[int, ...]]] | None = None
-    """Headers that came while this place does not listen."""
+    """Headers that arrived while this rank does not read them."""
 
     def send(self, to: int, tensors: list[Tensor]) -> None:
         self.transfers.send(to, tensors, lambda: self.done.append(to))
@@ -139,7 +139,7 @@ class Worker:
 
 
 def run(folder: Path, size: int, work: Callable[[Worker], None], deaf: int = -1) -> list[int]:
-    """How each process ended."""
+    """Returns the result of each process."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     listener = socket.create_server(("127.0.0.1", 0))
     lines: dict[tuple[int, int], socket.socket] = {}
@@ -235,7 +235,7 @@ def test_transfers_in_any_order_arrive_whole_and_in_the_order_of_their_pair(
         worker.dull = 0.004
         numbers = dict.fromkeys(worker.lines, 25)
         orders = [other for other, count in numbers.items() for _ in range(count)]
-        worker.rng.shuffle(orders)  # every giver posts in an order of its own
+        worker.rng.shuffle(orders)  # every producer posts in a different order
         sent = dict.fromkeys(numbers, 0)
         for other in orders:
             tensors = message(worker.job_rank, other, sent[other], seed == 0)
@@ -310,7 +310,7 @@ def test_the_death_of_one_is_reported_and_leaves_the_others_alone(tmp_path: Path
 
 
 class Never:
-    """A pair whose other end does lambda: None, until it is aborted."""
+    """A pair whose other end does nothing until it is aborted."""
 
     def __init__(self) -> None:
         self.aborted = threading.Event()
@@ -382,7 +382,7 @@ def wired() -> Iterator[PairTransfers]:
     "kinds", [*([kind] for kind in KINDS), [*KINDS], []], ids=lambda kinds: "+".join(kinds) or "none"
 )
 def test_any_tensors_arrive_as_their_bytes(wired: PairTransfers, kinds: list[str]) -> None:
-    """From this place to itself."""
+    """Transfers from this rank to itself."""
     tensors = [KINDS[kind] for kind in kinds]
     got: queue.SimpleQueue[list[Tensor]] = queue.SimpleQueue()
     done = threading.Event()

@@ -1,8 +1,8 @@
-"""What the takers of a route get is what its givers gave: every sample once, each value as it was, whatever
-way it took.
+"""The consumers of a route receive the values of its producers: every sample once, unchanged, over every
+transport.
 
-Workers are threads of one process here, where speakers write one frame together as they do in processes;
-`nodes` says which of them share memory.
+Workers are threads of one process, and producers write shared frames as they do in processes. `nodes` lists
+the workers that share memory.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def run(
     execute: str = "all",
     nodes: int = 1,
 ) -> dict[int, Any]:
-    """What every taker's work gave, by rank; each side's workers are spread evenly over nodes. Raises what
-    any of them did."""
+    """Returns the result of every consumer by rank. The workers of each side are spread evenly over nodes.
+    Raises the first error of a worker."""
     hub: dict[int, MemoryDataPlane] = {}
     sent: dict[int, Any] = {}
     faults: list[Exception] = []
@@ -81,7 +81,7 @@ def run(
 
 
 def column_of(kind: str, ids: list[Id], dtype: torch.dtype) -> Any:
-    """Values that can be told by their ids, so that it does not matter who held them."""
+    """Returns values that depend only on the ids, so that the producer of a sample does not matter."""
     numbers = [sum(index * 10**job_rank for job_rank, index in enumerate(reversed(id))) for id in ids]
     match kind:
         case "list":
@@ -111,7 +111,7 @@ def batch_of(ids: list[Id], kinds: Mapping[str, str], dtype: torch.dtype, depth:
 
 @st.composite
 def held_by(draw: st.DrawFn, producers: int) -> list[list[Id]]:
-    """Who holds which samples: evenly and in order, or any how."""
+    """Draws the samples of each producer: even and in order, or arbitrary."""
     depth = draw(st.integers(1, 2))
     numbers = list(range(draw(st.integers(0, 14))))
     if draw(st.booleans()):
@@ -287,7 +287,7 @@ def test_whoever_reckons_with_other_parts_is_named() -> None:
 
 
 def test_values_of_a_step_are_not_used_for_the_next() -> None:
-    """Samples, columns, their kinds and widths change from step to step, and back; ids go on."""
+    """Samples, columns, their kinds and widths change from step to step and back, while ids continue."""
     made = [
         ({"x": torch.ones(4)}, 0), ({"x": torch.ones(4)}, 4), ({"x": torch.ones(6)}, 8), ({"x": torch.ones(4, 2)}, 14),
         ({"x": torch.ones(4).int()}, 18), ({"y": torch.ones(4)}, 22), ({"x": torch.ones(4)}, 26),

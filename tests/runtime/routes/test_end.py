@@ -1,4 +1,4 @@
-"""Every kind of route end keeps the protocol `RouteEnd`, also one that is no part of the package."""
+"""Every kind of route end satisfies the protocol `RouteEnd`, including one that is defined here."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def column(received: Received) -> Tensor:
 
 
 def announce(consumer: RouteEnd, kind: str, step: int) -> None:
-    """A rank that only consumes weights is told of a step by `send`."""
+    """Calls `send`, by which a rank that only consumes weights learns of a step."""
     if kind == "weights":
         consumer.send(None, step)
 

@@ -1,4 +1,4 @@
-"""Small parts as flat frames: every row where it belongs, and no byte of a frame is trusted."""
+"""Small parts as flat frames: every row is at the right place, and every byte of a frame is checked."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a peer tells of its samples is input: whatever it is, a taker gets its samples, or an error that names
-who told it."""
+"""Headers of peers are untrusted input: for any header, a consumer receives its samples, or an error that
+names the sender."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ ODD = [*PLAIN, torch.ones(2), torch.tensor(3), BATCH]
 
 
 def opened() -> dict[str, Any]:
-    """Returns what a leader sends, and inside it the header, and inside that its schema."""
+    """Returns the message of a leader, with its header and the header's schema decoded."""
     schema, ids, numbers = unpack(encode(describe(BATCH, Dispatch(balance="tokens"), alone=False))[1:])
     return {"headers": [[unpack(schema), ids, numbers]], "part": BATCH}
 
 
 def closed(opened: Any) -> Any:
-    """Returns the same as it is sent: schemas and headers are bytes, and the digest is theirs."""
+    """The inverse of `opened`: encodes schemas and headers, with their digest."""
     if not isinstance(opened, dict) or not isinstance(opened.get("headers"), list):
         return opened
     headers = []
@@ -85,7 +85,7 @@ def channel(transport: Any = None) -> Channel:
 
 
 def received(frame: Any) -> Received:
-    """Returns what a consumer makes of it."""
+    """Returns the values that a consumer receives, or its error."""
     hub: dict[int, MemoryDataPlane] = {}
     producer, consumer = (MemoryDataPlane(job_rank, {}, hub) for job_rank in (0, 1))
     producer.send(1, 0, Frame(frame))
@@ -93,7 +93,7 @@ def received(frame: Any) -> Received:
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Everything in it that could be something else."""
+    """Yields the paths of all parts of a message that could be replaced."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
@@ -279,7 +279,7 @@ def test_a_group_is_a_part_of_an_id() -> None:
 
 
 Runs = list[tuple[int, int, int]]
-"""Speaker, its first row, and the one after its last."""
+"""(producer, first row, row after the last one) of each run."""
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ Runs = list[tuple[int, int, int]]
         ([(0, 0, 128), (1, 0, 3)], 1000, "both", False),  # 125 pages, and what comes last may end anywhere
         ([(0, 0, 3), (1, 0, 128)], 1000, "both", True),
         ([(0, 1, 17), (1, 0, 16)], 512, "both", True),  # it begins within a page
-        ([(1, 0, 16), (0, 0, 16)], 1024, "both", True),  # whoever gets them joins speakers in their order
+        ([(1, 0, 16), (0, 0, 16)], 1024, "both", True),  # the consumer joins producers in their order
         ([(0, 0, 8), (1, 0, 16), (0, 8, 16)], 1024, "both", True),
         ([(0, 0, 16), (1, 0, 16)], 1024, "first", True),
         ([(0, 0, 4), (1, 0, 4)], 1024, "none", False),  # 32 KiB: too little to matter

@@ -59,7 +59,7 @@ WORDS: list[Any] = [
 
 @dataclass(frozen=True)
 class Kind:
-    """A column: what a row of it is."""
+    """The kind of a column: generates its rows."""
 
     kind: str
     dtype: torch.dtype
@@ -239,7 +239,7 @@ def test_random_steps_arrive_over_sockets_as_they_were(seed: int) -> None:
 
 
 def check_random_steps(choice: Random, run: Callable[..., dict[int, Any]]) -> None:
-    """Sends random steps and compares what each consumer receives with what its part of them is."""
+    """Sends random steps, and compares the values of each consumer with its part of them."""
     producers, consumers = choice.choice(MESHES), choice.choice(MESHES)
     execute = choice.choice(["all", "all", "first", "peer"])
     balance: Any = choice.choice(["", "", "tokens"])

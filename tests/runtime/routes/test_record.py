@@ -1,4 +1,4 @@
-"""What is recorded comes back as it was: as values in files, and as a group that runs alone on them."""
+"""Recorded values are read back unchanged: from files, and by a group that runs alone on a recording."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.runtime.plans import Input, call, plan, sync
 
 
 def same(one: Any, other: Any) -> bool:
-    """Values, dtypes, columns and their order, ids, groups and marks."""
+    """Whether two batches have the same values, dtypes, columns in the same order, ids, groups and flags."""
     if isinstance(one, Batch) and isinstance(other, Batch):
         digests = [
             (list(batch.columns), batch.group_depth, batch.most, batch.ids.tolist()) for batch in (one, other)
@@ -48,7 +48,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def everything() -> Batch:
-    """A column of every kind and dtype, of three samples that belong to groups."""
+    """Returns a batch of three samples in groups, with a column of every kind and dtype."""
     tensors = {
         f"t{number}": torch.arange(6).reshape(3, 2).to(dtype) for number, dtype in enumerate(DTYPES.values())
     }
@@ -248,7 +248,7 @@ def run(
     folder: Path,
     recorded: dict[str, Recorded] | None = None,
 ) -> in_process.Outcome:
-    """A plan in threads, that records all its routes, or replays those that it has to."""
+    """Runs a plan in threads, which records all of its routes or replays the given ones."""
     return in_process.run(
         job,
         lambda name, rank: Source() if name.startswith("source") else Echo(seen),
@@ -267,7 +267,7 @@ def replay(job: Plan, group: str, seen: Seen, folder: Path) -> in_process.Outcom
 
 
 def of_group(job: Plan, group: str, seen: Seen) -> Iterator[Any]:
-    """What was seen by rank, in the order of the calls."""
+    """Returns the arguments of the calls by rank, in their order."""
     for rank in range(job.group(group).workers):
         yield [(at, *values) for at, who, *values in seen if who == rank]
 
@@ -323,7 +323,7 @@ def test_any_number_of_ranks_may_take_it(workers: int, tmp_path: Path) -> None:
 
 
 class Short(Source):
-    """Ten samples, on two ranks: in step 3 one of them has something left."""
+    """A source of ten samples on two ranks. In step 3 only one of them has samples left."""
 
     @endpoint
     def next(self, samples: range) -> Batch | None:

@@ -1,4 +1,4 @@
-"""Rows that are filled in are those that `take` gives, and ids that are numbered evenly are what they were."""
+"""`fill` writes the rows that indexing returns, and ids in a grid keep their values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
 
 @st.composite
 def tensors(draw: st.DrawFn, rows: int) -> Tensor:
-    """Of every dtype, with rows of any shape, also without elements, and not always in one stretch of memory."""
+    """Draws tensors of every dtype, with rows of any shape, possibly empty or not contiguous."""
     shape = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
     dtype, seed = draw(st.sampled_from(DTYPES)), draw(st.integers(0, 9))
     match draw(st.sampled_from(["plain", "steps", "turned", "expanded", "grad"])):
@@ -78,7 +78,7 @@ def batches(draw: st.DrawFn, rows: int = ROWS, plain: bool = True) -> Batch:
 
 @st.composite
 def dealt(draw: st.DrawFn, rows: int = ROWS, producers: int = 3) -> list[Run]:
-    """A part: runs of several speakers that do not meet, in any order."""
+    """Draws a part: runs of several producers in any order, which do not overlap."""
     found = []
     for producer in range(producers):
         cuts = sorted(draw(st.sets(st.integers(0, rows), max_size=6)))
@@ -215,7 +215,7 @@ def test_a_dtype_that_is_none_is_refused(name: str) -> None:
 def test_a_frame_without_room_for_what_is_given_is_refused(
     target: Tensor | Ragged, why: str, ranges: list[RowRange]
 ) -> None:
-    """A frame that another process laid out: whatever it says, nobody writes past its end."""
+    """Whatever the layout of a frame states, no write is past its end."""
     given = Batch(
         {"x": Ragged(torch.ones(8), torch.arange(5) * 2) if isinstance(target, Ragged) else torch.ones(4, 3)}
     )

@@ -1,4 +1,4 @@
-"""Several steps of one route: nothing of a step is used in the next one, and no producer is left out."""
+"""Several steps of one route: no value of a step is used in the next one, and no producer is left out."""
 
 from __future__ import annotations
 

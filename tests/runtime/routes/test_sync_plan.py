@@ -1,4 +1,5 @@
-"""The links of a sync cover what is wanted exactly once, in bounded buckets, by the nearest producers in turn."""
+"""The links of a sync transfer each requested element exactly once, in bounded buckets, from the nearest
+producers in turn."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ PARAMETERS = {name: Parameter(shape, torch.float32) for name, shape in SHAPES.it
 
 
 def cut(shape: tuple[int, ...], parts: tuple[int, ...]) -> list[Shard]:
-    """A grid of shards over a whole, as a sharding of several dims gives it."""
+    """Returns a grid of shards of a tensor that is sharded over several dims."""
     edges = [
         [even_split(size, count, part) for part in range(count)]
         for size, count in zip(shape, parts, strict=True)
@@ -39,7 +40,8 @@ def link(
 
 @st.composite
 def held(draw: st.DrawFn) -> list[dict[str, Shard]]:
-    """What some ranks hold: every parameter cut in its own way, in as many copies as there are ranks for."""
+    """Draws the shards of some ranks: every parameter is sharded in its own way, with as many replicas as
+    there are ranks for."""
     count = draw(st.integers(1, 6))
     ranks: list[dict[str, Shard]] = [{} for _ in range(count)]
     for name, shape in SHAPES.items():
@@ -80,8 +82,8 @@ def test_every_consumer_receives_exactly_its_samples(
 def test_parameters_come_in_order(
     producers: list[dict[str, Shard]], consumers: list[dict[str, Shard]]
 ) -> None:
-    """A bucket begins no earlier than the one before it: what a consumer opens for a parameter is the next
-    bucket that is its."""
+    """A bucket does not begin before the previous one, so the bucket that a consumer opens for a parameter is
+    its next one."""
     order = [*SHAPES]
     begins = [
         order.index(bucket.items[0].name) for bucket in link(SyncPlan(PARAMETERS, producers, consumers))

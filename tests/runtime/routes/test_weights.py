@@ -1,5 +1,5 @@
-"""Shards to shards: whatever the two layouts, each taker gets exactly what it asked for, and no sync stands
-still."""
+"""Syncs between all layouts: each consumer receives exactly the shards that it requested, and no sync
+hangs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def value(name: str, step: int) -> Tensor:
 
 
 class Shard:
-    """What is used of a DTensor."""
+    """The part of DTensor's interface that syncs use."""
 
     def __init__(self, whole: Tensor, box: Part) -> None:
         self.shape, self.dtype, self.ndim = whole.shape, whole.dtype, whole.ndim
@@ -70,14 +70,15 @@ class Shard:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a component holds its weights: names by stage, cut by two dims, in so many copies."""
+    """The layout of a component's weights: names per pipeline stage, sharded over two dims, and
+    replicated."""
 
     pp: int = 1
     fsdp: int = 1
     tp: int = 1
     dp: int = 1
     plain: bool = False
-    """Whole plain tensors, or for a taker no say at all."""
+    """Whether the weights are whole plain tensors; for a consumer, whether it declares none."""
 
     @property
     def size(self) -> int:
@@ -104,7 +105,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Sync:
-    """From one group to another, or to itself."""
+    """A sync from one group to another or to itself."""
 
     producer: Layout
     consumer: Layout
@@ -120,8 +121,8 @@ def run(
     nodes: int = 1,
     transport: type[MemoryDataPlane] = MemoryDataPlane,
 ) -> int:
-    """Runs the syncs in their order in every step, each place a thread. Returns how many weights were
-    compared."""
+    """Runs the syncs in their order in every step, each job rank in a thread. Returns the number of compared
+    weights."""
     hub: dict[int, MemoryDataPlane] = {}
     first = [sum(sizes[:group]) for group in range(len(sizes))]
     job_ranks = range(sum(sizes))
@@ -204,7 +205,7 @@ def run(
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buckets of a few rows, written together from a few bytes on."""
+    """Sets the size of buckets to a few rows, and the minimum size of shared frames to a few bytes."""
     monkeypatch.setattr(sync_plan, "MAX_BUCKET_BYTES", 80)
     monkeypatch.setattr(sync_plan, "MAX_JOINED_BYTES", 48)
     monkeypatch.setattr(weights, "SHARED_WRITE_MIN_BYTES", 24)
@@ -247,8 +248,8 @@ def jobs(draw: st.DrawFn) -> tuple[list[int], list[Sync], int, int]:
 )
 @given(jobs())
 def test_any_syncs_between_any_groups(job: tuple[list[int], list[Sync], int, int]) -> None:
-    """Both directions in one step, a group to itself, lags: every taker gets what was given in its step, and
-    all come to the end."""
+    """With syncs in both directions in one step, within a group, and with lags, every consumer receives the
+    weights of its step, and all syncs end."""
     sizes, syncs, steps, nodes = job
     assert run(sizes, syncs, steps, nodes) > 0
 
@@ -291,7 +292,7 @@ def test_what_goes_to_another_node_goes_there_once() -> None:
 
 
 class Counted:
-    """A giver and a taker that is slow: how many frames the giver is ahead."""
+    """Counts the frames by which a producer is ahead of a slow consumer."""
 
     def __init__(self, lag: int) -> None:
         hub: dict[int, MemoryDataPlane] = {}
@@ -354,7 +355,7 @@ def test_with_a_lag_producers_go_on_and_stop_after_it(lag: int) -> None:
 
 
 def test_what_one_keeps_stays_as_it_is() -> None:
-    """Also parameters that came in several parts, over several syncs."""
+    """Includes parameters that arrived in several parts, in several syncs."""
     hub: dict[int, MemoryDataPlane] = {}
     transport = MemoryDataPlane(0, {}, hub)
     alone = RouteSide(DeviceMesh.from_sizes(dp_size=1), 0)

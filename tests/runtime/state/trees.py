@@ -32,7 +32,7 @@ LEAVES: dict[str, Callable[[Random], Any]] = {
     "array": lambda chance: np.array([[chance.getrandbits(60)]], dtype=np.uint64),
     "tensors": lambda chance: [torch.tensor(chance.getrandbits(60)), {"n": 1}, (torch.zeros(0),)],
 }
-"""Name -> a function that makes a value. Two values of different chances differ."""
+"""Name -> a function that returns a value. Values of different seeds differ."""
 
 
 def same(one: object, other: object) -> bool:

@@ -1,4 +1,5 @@
-"""The same pipelines in real processes by every way: one set of workers runs them all, one after another."""
+"""The same pipelines in real processes over every transport. One set of workers runs them all, one after
+another."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 
 def some() -> list[Plan]:
-    """Opposite orders, and a few random ones: the same in every process."""
+    """Returns two opposite orders and a few random ones, the same in every process."""
     components = {
         "source-a": ("a", {}),
         "source-b": ("b", {}),
@@ -124,12 +125,12 @@ def slots_of(job: Plan) -> dict[int, int]:
 
 
 def spread(job: Plan) -> Plan:
-    """The same on two nodes, each with some of every group."""
+    """The same plan on two nodes, each with ranks of every group."""
     return replace(job, cluster=Cluster(nodes=2))
 
 
 def apart(job: Plan) -> Plan:
-    """The same with a node for each group."""
+    """The same plan with one node per group."""
     groups = [
         replace(group, device_type="npu", devices=((8 * node, 8 * node + group.workers),))
         for node, group in enumerate(job.groups)
@@ -156,7 +157,7 @@ WAYS = {
 
 
 def work(way: str, job_rank: int, port: int, folder: Path) -> None:
-    """One worker: takes part in every job that has its place."""
+    """Runs one worker, which takes part in every job that has its job rank."""
     answer: list[Any] = []
     case = WAYS[way]
     for number, job in enumerate(map(case.moved, JOBS)):
@@ -186,7 +187,7 @@ def work(way: str, job_rank: int, port: int, folder: Path) -> None:
 
 
 def values_of(seen: list[Any]) -> list[Any]:
-    """What a worker's components got, as plain data."""
+    """Returns the values that a worker's components received, as plain data."""
     return [
         [step, batch.ids.tolist(), *([] if isinstance(more, Batch) else [more] for more in rest)]
         for step, _, batch, *rest in seen
@@ -195,7 +196,8 @@ def values_of(seen: list[Any]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[int, list[Any]]]]:
-    """What every worker saw, by place. Workers are forked before the store's threads exist."""
+    """Returns the values that every worker received, by job rank. Workers are forked before the store's
+    threads exist."""
     folder = tmp_path_factory.mktemp("ways")
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]

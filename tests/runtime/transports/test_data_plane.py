@@ -1,4 +1,4 @@
-"""What every transport promises; what each does of it is in test_local, test_tcp and test_all_transports."""
+"""Guarantees of all transports. Tests of each one are in test_local, test_tcp and test_all_transports."""
 
 from __future__ import annotations
 

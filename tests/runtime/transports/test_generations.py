@@ -36,7 +36,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
 
 
 def connect(*transports: Any) -> None:
-    """Job ranks are positions."""
+    """Connects data planes. The job rank of each is its index."""
     for transport in transports:
         transport.connect({rank: other.address for rank, other in enumerate(transports)})
 

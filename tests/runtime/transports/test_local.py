@@ -1,5 +1,5 @@
-"""Frames between real processes of one node: each byte as it was written, nobody else's memory touched,
-nothing left open or waiting."""
+"""Frames between real processes of one node: unchanged bytes, no access to other memory, and no open file or
+waiting process left."""
 
 from __future__ import annotations
 
@@ -300,7 +300,8 @@ def test_a_peer_that_does_not_read_stops_neither_who_sends_to_it_nor_the_frames_
 
 
 def test_messages_during_a_backlog_are_not_forgotten() -> None:
-    """Views die, and are given back, on one thread while another sends what a full socket did not take."""
+    """Views are collected and returned on one thread while another thread sends the rest of a message that
+    did not fit into the socket."""
     steps, count = 10, 3000
 
     def producer(worker: Worker) -> bool:
@@ -364,7 +365,8 @@ def test_nothing_stays_open_and_nothing_has_a_name() -> None:
 
 
 def leaving(frames: int, reads: bool) -> Callable[[Worker], None]:
-    """A peer that says some frames and goodbye, and is gone; with what job rank 0 said unread, unless it reads."""
+    """A peer that sends some frames and goodbye, and exits. It leaves the messages of job rank 0 unread
+    unless `reads` is set."""
 
     def work(worker: Worker) -> None:
         address = worker.local.address_of(0)
@@ -424,7 +426,7 @@ def test_a_peer_that_died_before_the_handshake_is_named() -> None:
 
 
 def test_an_unread_connection_receives_goodbye_at_the_end() -> None:
-    """Its frame belongs to a step that the other's end of the run dropped."""
+    """Its frame belongs to a step that was cancelled at the end of the run."""
 
     def producer(worker: Worker) -> bool:
         send_frame(worker, (1,), pattern(10, 0))
@@ -444,7 +446,7 @@ def test_an_unread_connection_receives_goodbye_at_the_end() -> None:
 
 
 def test_a_waiting_peer_learns_which_peer_the_other_has_lost() -> None:
-    """Places wait in a chain: 2 for 1, which waits for 0; only 1 has a connection to 0."""
+    """Job rank 2 waits for 1, which waits for 0. Only 1 is connected to 0."""
 
     def dies(worker: Worker) -> None:
         send_frame(worker, (1,), pattern(10, 0))
@@ -505,7 +507,7 @@ def test_a_stopped_peer_goes_on() -> None:
 
 
 def dies_after(worker: Worker, messages: int) -> None:
-    """Has this process killed between two messages: it sends or hears so many."""
+    """Kills this process between two messages, after it has sent or received this many."""
     local, left = worker.local, [messages]
     transmit, dispatch = local.send_queue.transmit, local.dispatch
 
@@ -526,7 +528,8 @@ def dies_after(worker: Worker, messages: int) -> None:
 
 
 def ragged_batch(rank: int) -> Batch:
-    """So much, and so uneven, that both speakers write every part together."""
+    """Returns a batch that is so large and uneven that both producers write every part into a shared
+    frame."""
     lengths = [500 + 1000 * ((7 * row + rank) % 5) for row in range(16)]
     return Batch(
         {"tokens": Ragged.of([torch.full((length,), length) for length in lengths])},
@@ -535,15 +538,15 @@ def ragged_batch(rank: int) -> Batch:
 
 
 def channel_of(worker: Worker) -> Channel:
-    """From places 0 and 1 to 2 and 3, balanced by tokens."""
+    """Returns a channel from job ranks 0 and 1 to 2 and 3, balanced by tokens."""
     mesh = DeviceMesh.from_sizes(dp_size=2)
     route = Route("a -> b", "a", "b", dispatch=Dispatch(balance="tokens"))
     return Channel(RouteContext(route, RouteSide(mesh, 0), RouteSide(mesh, 2), worker.transport))
 
 
 def at_work(job_rank: int, victim: int, messages: int) -> Callable[[Worker], int]:
-    """A worker that gives or takes on and on; the victim dies after so many messages, and who has lost a peer
-    ends, too."""
+    """A worker that sends or receives endlessly. The victim dies after some messages, and workers that lose a
+    peer end too."""
 
     def steps(channel: Channel) -> None:
         for step in range(10_000):
@@ -589,8 +592,8 @@ def test_a_death_between_any_two_messages_ends_all_who_wait_within_a_second(vict
 def test_a_sync_of_many_buckets_waits_for_a_late_consumer(
     monkeypatch: pytest.MonkeyPatch, early: bool
 ) -> None:
-    """Two givers, with a lag: they may be ahead by more than a lane has at first. `early`: one gives before
-    the taker knows how much."""
+    """Two producers with a lag, which may be ahead by more frames than a tag has slots at first. With
+    `early`, one sends before the consumer knows the number of buckets."""
     monkeypatch.setattr(sync_plan, "MAX_BUCKET_BYTES", GRAIN)
     monkeypatch.setattr(sync_plan, "MAX_JOINED_BYTES", GRAIN)
     held = {f"w{number}": torch.full((4 * GRAIN // 8,), float(number)) for number in range(4)}
@@ -606,7 +609,9 @@ def test_a_sync_of_many_buckets_waits_for_a_late_consumer(
 
     def producer(worker: Worker) -> bool:
         channel = channel_of(worker)
-        if worker.job_rank == 0 and early:  # it tells the taker what there is; the other one goes on
+        if (
+            worker.job_rank == 0 and early
+        ):  # announces the buckets to the consumer; the other producer continues
             send = negotiation._send
             monkeypatch.setattr(negotiation, "_send", lambda *words: (worker.receive(), send(*words)))
         for step in range(steps):

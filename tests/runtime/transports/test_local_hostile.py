@@ -1,4 +1,4 @@
-"""Messages that no peer sends, over a connection on one node: an error that names the peer, and nothing else."""
+"""Invalid messages over a connection on one node cause an error that names the peer, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Frames over TCP: what every way promises, strangers, hostile peers, deaths, and a node that vanishes."""
+"""Frames over TCP: the guarantees of all transports, unauthenticated and hostile peers, dead peers, and a
+node that disappears."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ HELLO, FRAME, CREDIT, GOODBYE = range(4)
 CLONE_NEWNET = 0x40000000
 TOKEN = "0123456789abcdef"
 LARGE = torch.arange(1 << 20)
-"""8 MiB: more than the socket of a receiver that is stopped takes."""
+"""8 MiB, which is more than the socket of a stopped receiver buffers."""
 
 
 Listen = Callable[[DataPlane], TcpTransport]
@@ -48,7 +49,7 @@ Worlds = Callable[[int], list[tuple[DataPlane, TcpTransport]]]
 
 @pytest.fixture
 def listen() -> Iterator[Listen]:
-    """`listen(transport)`; nothing is left of it afterwards, however the test ends."""
+    """`listen(transport)`. The transport is closed at the end of the test."""
     made: list[TcpTransport] = []
 
     def make(transport: DataPlane) -> TcpTransport:
@@ -62,7 +63,7 @@ def listen() -> Iterator[Listen]:
 
 @pytest.fixture
 def worlds(listen: Listen) -> Worlds:
-    """`worlds(n)` are places 0 to n - 1 in this process."""
+    """`worlds(n)` returns the transports of job ranks 0 to n - 1 in this process."""
 
     def make(job_size: int) -> list[tuple[DataPlane, TcpTransport]]:
         transports = [DataPlane(Context(job_rank)) for job_rank in range(job_size)]
@@ -90,7 +91,7 @@ def in_thread(work: Callable[[], None]) -> threading.Thread:
 
 
 def error_of(waits: Callable[[], object], seconds: float = 20) -> str:
-    """What somebody who waits is told."""
+    """Returns the error message of a waiting call."""
     answers: list[str] = []
 
     def work() -> None:
@@ -169,7 +170,7 @@ def test_memory_is_used_again_when_its_last_view_has_died() -> None:
 
 
 def test_a_job_rank_may_send_its_first_message_while_the_other_leaves(worlds: Worlds) -> None:
-    """Of a step that the end of the run dropped."""
+    """The message belongs to a step that was cancelled at the end of the run."""
     (one, _), (two, _) = worlds(2)
     one.send(1, 4, Frame("heard"))
     assert two.receive(0, 4).value() == "heard"
@@ -317,7 +318,7 @@ def test_a_malformed_message_names_the_peer(worlds: Worlds, answers: str) -> Non
 
 
 def test_frames_come_the_other_way_only(listen: Listen) -> None:
-    """On a connection that this end has opened, a frame is no answer."""
+    """On a connection that this end has opened, a frame is an invalid answer."""
     one = DataPlane(Context(0))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listen(one).connect({1: Address(*listener.getsockname())})
@@ -358,7 +359,8 @@ def test_no_bytes_break_more_than_their_peer(pieces: list[bytes], known: bool) -
 
 @contextmanager
 def producer(way: TcpTransport, size: int) -> Iterator[int]:
-    """A process that is job rank 1 and sends frames of `size` numbers to job rank 0, as fast as it may; its pid."""
+    """Starts a process that is job rank 1 and sends frames of `size` numbers to job rank 0 as fast as
+    possible. Returns its pid."""
     port = socket.create_server(("127.0.0.1", 0))
     address = Address(*port.getsockname())
     port.close()
@@ -381,7 +383,7 @@ def producer(way: TcpTransport, size: int) -> Iterator[int]:
 @pytest.mark.parametrize("size", [1, len(LARGE)], ids=["small", "large"])
 @pytest.mark.parametrize("after", [0, 1, 5])
 def test_a_producer_that_is_killed_is_named(listen: Listen, size: int, after: int) -> None:
-    transport = DataPlane(Context(0, name_of="giver:{}".format))
+    transport = DataPlane(Context(0, name_of="producer:{}".format))
     way = listen(transport)
     with producer(way, size) as pid:
         way.connect({1: way.address})
@@ -395,13 +397,14 @@ def test_a_producer_that_is_killed_is_named(listen: Listen, size: int, after: in
             while True:
                 transport.receive(1, 4)
 
-        assert error_of(receive) == "giver:1 is gone"
+        assert error_of(receive) == "producer:1 is gone"
 
 
 def forked_peer(
     address: Address, work: Callable[[DataPlane, TcpTransport, socket.socket], None]
 ) -> tuple[int, socket.socket]:
-    """A process that is job rank 1, and what it speaks with the test by; it lives until it is killed."""
+    """Starts a process that is job rank 1 and lives until it is killed. Returns it with its connection to the
+    test."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if not pid:
@@ -424,7 +427,7 @@ def test_a_worker_that_is_killed_is_named_though_its_data_loader_lives_on(listen
             line.recv(1)  # until the test has ended
             os._exit(0)
 
-    transport = DataPlane(Context(0, name_of="giver:{}".format))
+    transport = DataPlane(Context(0, name_of="producer:{}".format))
     way = listen(transport)
     pid, line = forked_peer(way.address, work)
     try:
@@ -432,7 +435,7 @@ def test_a_worker_that_is_killed_is_named_though_its_data_loader_lives_on(listen
         assert transport.receive(1, 4).value() == 0
         time.sleep(0.2)
         os.kill(pid, signal.SIGKILL)
-        assert error_of(lambda: transport.receive(1, 4)) == "giver:1 is gone"
+        assert error_of(lambda: transport.receive(1, 4)) == "producer:1 is gone"
     finally:
         line.close()
         os.waitpid(pid, 0)
@@ -440,14 +443,14 @@ def test_a_worker_that_is_killed_is_named_though_its_data_loader_lives_on(listen
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped, then killed"])
 def test_a_consumer_that_is_killed_is_named(listen: Listen, stopped: bool) -> None:
-    """Also by who waits for a slot, with most of a frame still on its way."""
+    """Also in a producer that waits for a slot while most of a frame is in transit."""
 
     def work(other: DataPlane, mine: TcpTransport, line: socket.socket) -> None:
         line.send(str(mine.address).encode())
         other.receive(0, 4).value()
         line.send(b"taken")
 
-    transport = DataPlane(Context(0, name_of="taker:{}".format))
+    transport = DataPlane(Context(0, name_of="consumer:{}".format))
     way = listen(transport)
     pid, line = forked_peer(way.address, work)
     try:
@@ -459,7 +462,7 @@ def test_a_consumer_that_is_killed_is_named(listen: Listen, stopped: bool) -> No
         transport.send(1, 4, Frame([1, LARGE]))
         transport.send(1, 4, Frame([2, LARGE]))
         threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
-        assert error_of(lambda: transport.send(1, 4, Frame(3))) == "taker:1 is gone"
+        assert error_of(lambda: transport.send(1, 4, Frame(3))) == "consumer:1 is gone"
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -468,7 +471,7 @@ def test_a_consumer_that_is_killed_is_named(listen: Listen, stopped: bool) -> No
 
 
 def test_a_stopped_consumer_is_not_lost(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernel answers: how long it may stand still is for others to say."""
+    """Its kernel still answers. The limit for a hang is decided elsewhere."""
     monkeypatch.setattr(tcp, "SILENCE_S", 1.0)
     transport = DataPlane(Context(0))
     way = listen(transport)
@@ -513,13 +516,13 @@ def nodes() -> Iterator[tuple[str, str]]:
 
 
 def enter(node: str) -> None:
-    """Moves this thread, and what it opens from now on, into a network namespace."""
+    """Moves this thread, and the sockets that it opens from now on, into a network namespace."""
     with open(f"/run/netns/{node}") as file:
         assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) == 0
 
 
 def forked(node: str, work: Callable[[], str]) -> tuple[int, socket.socket]:
-    """A process on a node, which says what `work` gives."""
+    """Starts a process on a node, which reports the result of `work`."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if not pid:
@@ -550,11 +553,11 @@ TWO_NODES = replace(
 
 
 KEPT: list[TCPStore] = []
-"""A store that nobody holds is closed."""
+"""Keeps stores alive, because a store without a reference is closed."""
 
 
 def reached(job_rank: int) -> DataPlane:
-    """The transport of a worker that has nothing but the address of the head."""
+    """Returns the transport of a worker that knows only the address of the head."""
     if job_rank == 0:
         listener = socket.create_server(("10.77.0.1", 29777))
         store = TCPStore(

@@ -1,5 +1,5 @@
-"""Blocks go round, and are never lent twice at once; views keep what they show, and say when the last of them
-died."""
+"""Blocks are reused, and never leased twice at once. Views keep their memory alive, and report when the last
+one is collected."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_holders_release_blocks_from_many_threads_while_blocks_are_allocated(are
 
 def test_the_garbage_collector_may_release_a_block_during_an_allocation(arena: Arena) -> None:
     class Keeper:
-        """In a circle: only the collector ends it."""
+        """An object in a reference cycle, which only the garbage collector frees."""
 
         def __init__(self, view: torch.Tensor) -> None:
             self.view, self.me = view, self

@@ -1,5 +1,4 @@
-"""What is read where it was made: memory of `alloc` between real processes of one node, whose bytes nobody
-copies."""
+"""Memory of `alloc` between real processes of one node, which consumers read in place, without a copy."""
 
 from __future__ import annotations
 
@@ -31,7 +30,8 @@ pytestmark = pytest.mark.slow
 
 
 def made(worker: Worker, rows: int, seed: int) -> Batch:
-    """Two columns in memory of `alloc`, one of them ragged, and one that is not; ids from 100."""
+    """Returns a batch with ids from 100: two columns in memory of `alloc`, one of them ragged, and one in
+    other memory."""
     x = worker.transport.alloc(rows * 4096).view(rows, 4096)
     x.copy_(pattern(rows * 4096, seed).view(rows, 4096))
     values = worker.transport.alloc(rows * 8192).view(torch.int64)
@@ -43,7 +43,7 @@ def made(worker: Worker, rows: int, seed: int) -> Batch:
 
 
 def is_made(batch: Batch, first: int, seed: int, rows: int) -> bool:
-    """Whether a batch has the rows from `first` on of one that was `made`."""
+    """Whether a batch has the rows of `made` from row `first` on."""
     count = len(batch)
     x = pattern(rows * 4096, seed).view(rows, 4096)[first : first + count]
     values = torch.arange(first * 1024, (first + count) * 1024) + seed
@@ -94,8 +94,8 @@ def test_what_was_made_where_it_is_read_is_not_copied(replicas: int) -> None:
 def test_what_several_made_where_it_is_read_is_mapped_one_after_another(
     replicas: int, width: int, alone: int, mapped: bool
 ) -> None:
-    """Rows of 4 KiB end with a page, those of 4,000 bytes do not; and the giver `alone` writes in memory of
-    its own."""
+    """Rows of 4 KiB end at a page boundary, those of 4,000 bytes do not. The producer `alone` uses its own
+    memory."""
     rows, steps, producers = 24, 40, 4
 
     def channel_to(worker: Worker) -> Channel:
@@ -152,7 +152,7 @@ def test_what_several_made_where_it_is_read_is_mapped_one_after_another(
     with World(*[producer] * producers, *[consumer] * (2 * replicas)) as world:
         returned = world.results()
     assert all(left == 0 and blocks <= 2 * (SLOTS + 3 + MAX_HELD) for blocks, left in returned[:producers])
-    first = alone // 2  # taker 0 gets what givers 0 and 1 made
+    first = alone // 2  # consumer 0 receives the rows of producers 0 and 1
     assert returned[producers:] == [
         [mapped or (alone < producers and rank // replicas != first), True] for rank in range(2 * replicas)
     ]
@@ -261,8 +261,8 @@ def test_one_who_keeps_what_was_not_copied_is_named_and_may_keep_a_copy() -> Non
 
 
 def test_a_peer_that_holds_buffers_on_one_tag_may_get_more_on_others() -> None:
-    """One tensor, and others that nobody was given, while the taker is busy; the own place is among those who
-    get it."""
+    """One tensor and others that are not sent, while the consumer is busy. The producer itself is one of the
+    consumers."""
     tags = range(TAG, TAG + 8)
 
     def producer(worker: Worker) -> bool:

@@ -1,4 +1,4 @@
-"""Values come back as they were; what is no frame is an error, and no view ever leaves the frame."""
+"""Values are read back unchanged, an invalid frame is an error, and no view extends beyond the frame."""
 
 from __future__ import annotations
 

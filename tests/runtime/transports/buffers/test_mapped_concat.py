@@ -1,5 +1,5 @@
-"""Tensors mapped one after another: what torch.cat would give, in the same memory, for as long as anybody
-reads it."""
+"""Tensors that are concatenated by mapping have the values of torch.cat, without a copy, as long as a view
+exists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshctl.runtime.transports.buffers.mapped_concat import MAX_TIMES_MAPPED, M
 
 
 class Blocks:
-    """Blocks of others, mapped here to be read."""
+    """Blocks of other processes, mapped for reading."""
 
     def __init__(self, blocks: int = 2, nbytes: int = 4 * GRAIN) -> None:
         self.written = [Sealed(nbytes) for _ in range(blocks)]
@@ -55,7 +55,7 @@ def blocks() -> Iterator[Blocks]:
 
 
 def mapped(what: str = "memfd:meshctl") -> int:
-    """Bytes of shared memory in this process's address space, or of other memory."""
+    """Returns the bytes of mapped shared memory, or of other memory, in this process's address space."""
     gc.collect()
     with open("/proc/self/maps") as maps:
         ranges = [line.split()[0].split("-") for line in maps if what in line]
@@ -91,7 +91,7 @@ def test_memory_that_is_given_up_is_unmapped_when_nobody_reads_it(blocks: Blocks
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many mappings each strip has that is made from now on."""
+    """Counts the mappings of each concatenation that is created from now on."""
     made: list[int] = []
     init = mapped_concat.PageMapping.__init__
     monkeypatch.setattr(
@@ -163,7 +163,7 @@ def test_what_was_joined_is_read_only_also_where_this_process_made_a_part_of_it(
 
 
 Part = tuple[int, int, int]
-"""Block, first byte, bytes."""
+"""(block, first byte, number of bytes)."""
 STARTS = st.sampled_from([0, PAGE, PAGE + 64, 5 * PAGE])
 SIZES = st.sampled_from([PAGE, 2 * PAGE, GRAIN, GRAIN + 8, GRAIN - 16, 24])
 

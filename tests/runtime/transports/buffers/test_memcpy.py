@@ -1,4 +1,4 @@
-"""A copy is what torch's would be, whoever makes it."""
+"""All implementations of a copy have the result of torch's copy."""
 
 from __future__ import annotations
 
