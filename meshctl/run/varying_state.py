@@ -1,6 +1,8 @@
 """How the state of a component differs between its ranks, in a file of the checkpoint.
 
-    step-N/COMPONENT/by_rank.json       {"document": {"dp": 2}, "values": {"loader.position": {"dp": 2}}}
+    step-N/COMPONENT/by_rank.json
+
+    {"mesh": {"dp": 2, "tp": 2, ...}, "document": ["dp"], "values": {"loader.position": ["dp"]}}
 
 A value that differs along dims can be resumed only where these dims keep their sizes. The launcher checks
 this before it starts anything, and each worker before it loads.
@@ -9,29 +11,48 @@ this before it starts anything, and each worker before it loads.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from meshctl.run.directory import write_whole
 from meshctl.text.english import listed
+from meshctl.topology.mesh import DeviceMesh
 
 FILE = "by_rank.json"
+Dims = tuple[str, ...]
 Sizes = Mapping[str, int]
-"""Dim -> its size when the state was saved, in the order of the mesh."""
+VIEWS: Mapping[str, Dims] = {
+    "ulysses": ("dp", "fsdp"),
+    "ep": ("dp", "fsdp", "cp", "tp"),
+    "etp": ("dp", "fsdp", "cp", "tp"),
+    "vpp": ("pp",),
+}
+"""View -> the dims whose ranks it divides. Its size decides which of these ranks have the same data, experts
+or layers."""
 
 
 @dataclass(frozen=True)
 class VaryingState:
     """The dims along which the state of a component differs. It is empty where all ranks have the same."""
 
-    document: Sizes = field(default_factory=dict)
+    mesh: Sizes = field(default_factory=dict)
+    """Dim or view -> its size when the state was saved."""
+    document: Dims = ()
     """The dims along which the structure or any value that is not a tensor differs."""
-    values: Mapping[str, Sizes] = field(default_factory=dict)
+    values: Mapping[str, Dims] = field(default_factory=dict)
     """Name -> the dims along which this value differs between ranks that have it."""
 
+    @classmethod
+    def of(cls, mesh: DeviceMesh, document: Dims, values: Mapping[str, Dims]) -> VaryingState:
+        return cls(sizes_of(mesh), document, values) if document or values else cls()
+
     def write(self, folder: Path) -> None:
-        write_whole(folder / FILE, json.dumps(asdict(self), indent=2) + "\n")
+        """Writes the file, or deletes that of an earlier attempt where all ranks have the same state."""
+        if self.document or self.values:
+            write_whole(folder / FILE, json.dumps(asdict(self), indent=2) + "\n")
+        else:
+            (folder / FILE).unlink(missing_ok=True)
 
     @classmethod
     def read(cls, folder: Path) -> VaryingState:
@@ -41,32 +62,49 @@ class VaryingState:
             return cls()
         try:
             data = json.loads(file.read_text())
-            values = {str(name): _sizes(sizes) for name, sizes in data["values"].items()}
-            return cls(_sizes(data["document"]), values)
+            sizes = {str(dim): int(size) for dim, size in data["mesh"].items()}
+            values = {str(name): _dims(dims, sizes) for name, dims in data["values"].items()}
+            return cls(sizes, _dims(data["document"], sizes), values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{file} is damaged: {error}") from error
 
-    def refusal(self, component: str, size: Callable[[str], int]) -> str:
-        """Returns why the state cannot be loaded on a mesh with these sizes of dims; empty if it can."""
-        changed = {name: _changed(sizes, size) for name, sizes in self.values.items()}
-        lost = [name for name, sizes in changed.items() if sizes]
+    def changed(self, dims: Dims, mesh: DeviceMesh) -> Sizes:
+        """Returns dim or view -> its saved size, for those of `dims`, and of the views that divide them,
+        which have another size in `mesh`."""
+        now = sizes_of(mesh)
+        views = [view for view, divided in VIEWS.items() if {*divided} & {*dims}]
+        return {
+            name: self.mesh.get(name, 1) for name in (*dims, *views) if self.mesh.get(name, 1) != now[name]
+        }
+
+    def refusal(self, component: str, mesh: DeviceMesh) -> str:
+        """Returns why the state cannot be loaded on a mesh; empty if it can."""
+        lost = {name: dims for name, dims in self.values.items() if self.changed(dims, mesh)}
         if not lost:
             return ""
-        saved = {dim: count for name in lost for dim, count in changed[name].items()}
+        along = tuple(dict.fromkeys(dim for dims in lost.values() for dim in dims))
+        saved = self.changed(along, mesh)
+        now = {name: sizes_of(mesh).get(name, 1) for name in saved}
+        verb = "differs" if len(lost) == 1 else "differ"
         return (
             f"the state of `{component}` was saved with {_shown(saved)} and cannot be loaded with "
-            f"{_shown({dim: size(dim) for dim in saved})}: {listed(lost)} "
-            f"{'differ' if len(lost) > 1 else 'differs'} along {listed(saved)}"
+            f"{_shown(now)}: {listed(lost)} {verb} along {listed(along)}"
         )
 
 
-def _sizes(data: Mapping[str, int]) -> Sizes:
-    return {str(dim): int(size) for dim, size in data.items()}
+def sizes_of(mesh: DeviceMesh) -> dict[str, int]:
+    """Returns dim or view -> size."""
+    dims = {dim: mesh.size(dim) for dim in mesh.mesh_dim_names}
+    views = {"ulysses": mesh.ulysses_size, "ep": mesh.ep_size, "etp": mesh.etp_size, "vpp": mesh.vpp_size}
+    return dims | views
 
 
-def _changed(sizes: Sizes, size: Callable[[str], int]) -> Sizes:
-    return {dim: saved for dim, saved in sizes.items() if size(dim) != saved}
+def _dims(names: Iterable[str], sizes: Sizes) -> Dims:
+    """Raises `ValueError` for a dim that the mesh did not have."""
+    if unknown := [name for name in names if name not in sizes]:
+        raise ValueError(f"it has no size of {listed(map(str, unknown))}")
+    return tuple(names)
 
 
 def _shown(sizes: Sizes) -> str:
-    return " x ".join(f"{dim} {size}" for dim, size in sizes.items())
+    return " x ".join(f"{name} {size}" for name, size in sizes.items())

@@ -15,7 +15,7 @@ format and is loaded as DCP does.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -55,12 +55,10 @@ def save(folder: Path, name: str, state: object, mesh: DeviceMesh) -> None:
     """
     path, tree = folder / name, StateTree.of(name, state)
     found = differences(tree, mesh)
-    varying = VaryingState(
-        _sizes(found.document, mesh), {key: _sizes(dims, mesh) for key, dims in found.values.items()}
-    )
+    varying = VaryingState.of(mesh, found.document, found.values)
     stored = _StoredNames(varying, mesh)
     entries = {stored.tensor(key): tensor for key, tensor in (tree.tensors | tree.sharded).items()}
-    if varying != VaryingState() and mesh.own_rank == min(mesh.ranks()):
+    if mesh.own_rank == min(mesh.ranks()):
         varying.write(path)
     dcp.write(path, {**entries, stored.document(): tree.text})
 
@@ -85,7 +83,7 @@ def load(folder: Path, name: str, own: dict[str, Any], mesh: DeviceMesh) -> dict
         varying = VaryingState.read(path)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
-    if reason := varying.refusal(name, mesh.size):
+    if reason := varying.refusal(name, mesh):
         raise CheckpointError(f"{path}: {reason}")
     return _Load(path, name, StateTree.of(name, own), mesh, varying, metadata).state()
 
@@ -101,22 +99,18 @@ class _StoredNames:
 
     def all_documents(self) -> list[str]:
         """Returns the names of the documents of all ranks."""
-        sizes = self._varying.document
-        places = product(*(range(size) for size in sizes.values()))
-        return [_at(DOCUMENT, dict(zip(sizes, place, strict=True))) for place in places]
+        dims = self._varying.document
+        places = product(*(range(self._varying.mesh[dim]) for dim in dims))
+        return [_at(DOCUMENT, dict(zip(dims, place, strict=True))) for place in places]
 
     def tensor(self, key: str) -> str:
-        dims = self._varying.values.get(key, {})
+        dims = self._varying.values.get(key, ())
         return _at(key.replace("@", "@@"), {dim: self._coordinate.get(dim, 0) for dim in dims})
 
 
 def _at(name: str, coordinate: Mapping[str, int]) -> str:
     place = ",".join(f"{dim}={index}" for dim, index in coordinate.items())
     return f"{name}@{place}" if place else name
-
-
-def _sizes(dims: Iterable[str], mesh: DeviceMesh) -> dict[str, int]:
-    return {dim: mesh.size(dim) for dim in dims}
 
 
 @dataclass(frozen=True)
@@ -141,8 +135,7 @@ class _Load:
 
     def _state(self) -> dict[str, Any]:
         stored = _StoredNames(self.varying, self.mesh)
-        is_changed = any(self.mesh.size(dim) != size for dim, size in self.varying.document.items())
-        if is_changed:
+        if self.varying.changed(self.varying.document, self.mesh):
             document = self._merged(self._documents(stored.all_documents()))
         else:
             [document] = self._documents([stored.document()])
@@ -174,7 +167,7 @@ class _Load:
         return with_leaves(self.own.document, values)
 
     def _refuse(self, absent: list[str], unused: list[str]) -> NoReturn:
-        was = ", ".join(f"{dim} {size}" for dim, size in self.varying.document.items())
+        was = " x ".join(f"{dim} {self.varying.mesh[dim]}" for dim in self.varying.document)
         reason = f"`{absent[0]}` was not saved" if absent else f"no rank loads `{unused[0]}`"
         raise CheckpointError(
             f"{self.path}: the state of `{self.name}` was saved with {was}, where ranks have different keys: "
@@ -182,11 +175,12 @@ class _Load:
         )
 
     def _targets(self, document: Document, stored: _StoredNames) -> dict[str, Tensor]:
-        """Returns the tensors into which the state is loaded: the component's own where they fit, and new
-        ones in CPU memory."""
+        """Returns the tensors into which the state is loaded: the component's own where they fit, else new
+        ones."""
         targets: dict[str, Tensor] = {}
         used: set[int] = set()
-        for kind, key in tensors_of(document):
+        for part in tensors_of(document):
+            kind, key, *_ = part
             entry = stored.tensor(key)
             saved = self.metadata.state_dict_metadata.get(entry)
             if not isinstance(saved, TensorStorageMetadata):
@@ -197,12 +191,14 @@ class _Load:
                     f"`{key}` of component `{self.name}` is sharded, and `state_dict()` has no such tensor "
                     "before the first step, so that its placement is unknown; create it in `setup()`"
                 )
-            targets[key] = own if own is not None else self._plain_target(key, saved, used)
+            targets[key] = own if own is not None else self._plain_target(part, saved, used)
         return targets
 
-    def _plain_target(self, key: str, saved: TensorStorageMetadata, used: set[int]) -> Tensor:
+    def _plain_target(self, part: Document, saved: TensorStorageMetadata, used: set[int]) -> Tensor:
         """Returns the component's own tensor if it has the saved dtype and shape, and shares no memory with
-        the tensors before it; else a new one. `used` has the storages that are taken."""
+        the tensors before it; else a new one on a device of the saved type, or in CPU memory. `used` has the
+        storages that are taken."""
+        kind, key, *rest = part
         own = self.own.tensors.get(key)
         if own is not None and own.shape == saved.size and own.dtype == saved.properties.dtype:
             storage = own.untyped_storage().data_ptr()
@@ -212,7 +208,9 @@ class _Load:
             if storage not in used and has_own_elements:
                 used.add(storage)
                 return own
-        return torch.empty(saved.size, dtype=saved.properties.dtype)
+        is_on_device = kind == "tensor" and rest == [self.mesh.device_type]
+        device = self.mesh.device_type if is_on_device else "cpu"
+        return torch.empty(saved.size, dtype=saved.properties.dtype, device=device)
 
 
 def save_position(folder: Path, group: str, samples: dict[str, int]) -> None:

@@ -171,8 +171,8 @@ def loader_and_random_numbers(rank: int) -> None:
     save(folder("loader"), "actor", state, mesh)
     own = {"loader": {"position": 0}, "rng": torch.Generator().get_state(), "weight": torch.zeros(5)}
     assert same(load(folder("loader"), "actor", own, mesh), state)
-    names = ("loader.position", "loader.seen", "rng")
-    assert varying("loader") == VaryingState({"dp": 2}, {name: {"dp": 2} for name in names})
+    values = dict.fromkeys(("loader.position", "loader.seen", "rng"), ("dp",))
+    assert varying("loader") == VaryingState.of(mesh, ("dp",), values)
     assert stored_names("loader") == ["@document@dp=0", "@document@dp=1", "rng@dp=0", "rng@dp=1", "weight"]
     moved = FSDP_TP.at(rank)
     assert refusal("loader", own, moved) == (
@@ -186,7 +186,7 @@ def what_differs_along_tp_only_is_kept_where_dp_changes(rank: int) -> None:
     mesh, moved = DP_TP.at(rank), FSDP_TP.at(rank)
     state = {"noise": torch.full((3,), mesh.dim_rank("tp")), "step": 4, "part": f"tp {mesh.dim_rank('tp')}"}
     save(folder("tp"), "actor", state, mesh)
-    assert varying("tp").values == {"noise": {"tp": 2}, "part": {"tp": 2}}
+    assert varying("tp").values == {"noise": ("tp",), "part": ("tp",)}
     expected = {
         "noise": torch.full((3,), moved.dim_rank("tp")), "step": 4, "part": f"tp {moved.dim_rank('tp')}"
     }  # fmt: skip
@@ -215,7 +215,7 @@ def a_key_of_one_rank_comes_back_to_this_rank(rank: int) -> None:
     moved = DP.at(rank)
     own: dict[str, Any] = {"step": 0} | ({"log": [], "t": torch.zeros(1)} if rank == 0 else {})
     assert same(load(folder("first"), "actor", own, moved), state)
-    reason = "was saved with dp 2, tp 2, where ranks have different keys: no rank loads `log`"
+    reason = "was saved with dp 2 x tp 2, where ranks have different keys: no rank loads `log`"
     assert reason in refusal("first", {"step": 0}, moved)
     assert "`new` was not saved" in refusal("first", {**own, "new": 1}, moved)
 
@@ -229,7 +229,7 @@ def stages_of_a_pipeline_are_merged(rank: int) -> None:
     mine = [number for number in range(4) if number // 2 == stage]
     state = {key: value for part in (layers, rates) for key, value in part.items() if int(key[-1]) in mine}
     save(folder("pp"), "actor", state, mesh)
-    assert varying("pp") == VaryingState({"pp": 2}, {})
+    assert varying("pp") == VaryingState.of(mesh, ("pp",), {})
     assert same(load(folder("pp"), "actor", {}, mesh), state)
     own = {key: torch.zeros(2, dtype=torch.int64) for key in layers} | dict.fromkeys(rates, 0.0)
     assert same(load(folder("pp"), "actor", own, DP.at(rank)), {**layers, **rates})
@@ -273,7 +273,7 @@ def replicas_of_shards_that_differ_are_kept(rank: int) -> None:
         {"w": distribute_tensor(whole, inner, [Shard(0)], src_data_rank=None)},
         mesh,
     )
-    assert varying("replicas").values == {"w": {"dp": 2}}
+    assert varying("replicas").values == {"w": ("dp",)}
     own = {"w": distribute_tensor(torch.zeros(8), inner, [Shard(0)], src_data_rank=None)}
     assert torch.equal(load(folder("replicas"), "actor", own, mesh)["w"].full_tensor(), whole)
     assert "`w` differs along `dp`" in refusal("replicas", {"w": torch.zeros(8)}, DP.at(rank))
@@ -284,7 +284,7 @@ def tensors_of_different_shapes_and_dtypes_differ(rank: int) -> None:
     dtype = torch.int32 if rank % 2 else torch.float32
     state = {"a": torch.zeros(rank + 1), "b": torch.zeros(2, dtype=dtype)}
     save(folder("shapes"), "actor", state, DP_TP.at(rank))
-    assert varying("shapes").values == {"a": {"dp": 2, "tp": 2}, "b": {"tp": 2}}
+    assert varying("shapes").values == {"a": ("dp", "tp"), "b": ("tp",)}
     assert same(load(folder("shapes"), "actor", {}, DP_TP.at(rank)), state)
 
 
@@ -314,8 +314,25 @@ def random_case(rank: int, case: int) -> None:
     save(folder(f"case-{case}"), "actor", state, mesh)
     own = nested(case, {number: torch.zeros(3) for number in leaves}) if case % 2 else {}
     assert same(load(folder(f"case-{case}"), "actor", own, mesh), state), f"case {case}: {state}"
-    found = {dim for sizes in varying(f"case-{case}").values.values() for dim in sizes}
+    found = {dim for along in varying(f"case-{case}").values.values() for dim in along}
     assert certain <= found <= possible, f"case {case}"
+
+
+@check
+def ranks_that_get_other_data_do_not_get_the_state_of_a_rank(rank: int) -> None:
+    """With ulysses 2, two ranks of dp have the same data rank."""
+    save(folder("views"), "actor", {"position": rank}, DP.at(rank))
+    moved = DeviceMesh.from_sizes(dp_size=4, ulysses_size=2).at(rank)
+    assert "saved with ulysses 1 and cannot be loaded with ulysses 2" in refusal("views", {}, moved)
+
+
+@check
+def a_second_save_of_a_step_replaces_the_first(rank: int) -> None:
+    save(folder("again"), "actor", {"n": rank, "t": torch.tensor(rank)}, DP.at(rank))
+    state = {"n": 7, "t": torch.tensor(7)}
+    save(folder("again"), "actor", state, TP.at(rank))
+    assert varying("again") == VaryingState()
+    assert same(load(folder("again"), "actor", {}, DP_TP.at(rank)), state)
 
 
 @check

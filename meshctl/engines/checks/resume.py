@@ -19,5 +19,5 @@ def check_resume(plan: Plan, checkpoint: Path) -> None:
             varying = VaryingState.read(checkpoint / component.name)
         except ValueError as error:
             raise CannotStart(str(error)) from error
-        if reason := varying.refusal(component.name, component.mesh.size):
+        if reason := varying.refusal(component.name, component.mesh):
             raise CannotStart(f"{checkpoint}: {reason}")

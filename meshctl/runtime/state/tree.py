@@ -149,11 +149,10 @@ def name_of(path: Path) -> str:
     return ".".join(path) if path else "state_dict()"
 
 
-def tensors_of(document: Document) -> Iterator[tuple[str, str]]:
-    """Yields the kind ("tensor", "sharded" or "numpy") and the name of each tensor of a document."""
-    for _, part in _walk(document, ()):
-        if is_tensor(part):
-            yield part[0], part[1]
+def tensors_of(document: Document) -> Iterator[Document]:
+    """Yields the part of the document for each tensor: ["tensor", name, type of its device unless cpu],
+    ["sharded", name] or ["numpy", name, dtype, shape]."""
+    return (part for _, part in _walk(document, ()) if is_tensor(part))
 
 
 def is_tensor(part: Document) -> bool:
@@ -265,7 +264,7 @@ class _Encoder:
         if problem := _problem_of(value):
             raise CheckpointError(f"`{name}` is a {problem}")
         self._add(self._tree.tensors, name, value.detach())
-        return ["tensor", name]
+        return ["tensor", name] if value.device.type == "cpu" else ["tensor", name, value.device.type]
 
     def _array(self, value: np.ndarray[Any, Any], path: Path) -> Document:
         name = name_of(path)
