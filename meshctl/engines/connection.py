@@ -8,6 +8,7 @@
                     {"type": "signal", "attempt": 2, "signal": 15, "groups": null}
                     {"type": "leave"}, {"type": "beat"}
     node -> head    {"type": "exited", "attempt": 2, "group": "train", "code": 0}
+                    {"type": "progress", "attempt": 2, "workers": [["train", 1, RECORD], ...]}
                     {"type": "ended", "attempt": 2}, {"type": "refused", "error": "why"}, {"type": "beat"}
 
 A proof is an HMAC-SHA256 of both nonces under the token of the run, so that each side knows that the other

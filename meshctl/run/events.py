@@ -12,13 +12,17 @@ written. Readers follow all files of the folder and fold the events.
                                         stop ends the run, and the source with whose data it ends, if
                                         one does; `step` is the one before the first
     step                worker          {"seconds": s, "stages": {STAGE: s}, "waits": {STAGE: s},
-                                        "routes": {ROUTE: bytes sent}} at the end of a step
+                                        "routes": {ROUTE: bytes sent}} at the end of a step, and where
+                                        there were collectives {"collectives": {COMPONENT:DIM,DIM:
+                                        {"count": n, "digest": n, "sites": {FILE:LINE: calls}}}}: this
+                                        rank's calls since its last `step`, `sites` where they changed
     metric              worker          {"values": {NAME: number}, "weight": w,
                                         "collect": "mean" | "sum" | "first"} of the stage in `stage`
     saved               worker          {"seconds": s}: its part of the checkpoint of `step` is on disk
     done                worker          nothing; after its last step
     fault               worker, agent,  {"error": line, "traceback": text, "lost": bool,
-                        launcher        "peer": [GROUP, RANK]}; `lost` where a peer was lost
+                        launcher        "peer": [GROUP, RANK], "progress": RECORD}; `lost` where a peer was
+                                        lost, `progress` where this rank has called collectives
     launched, stopping, launcher        see `engines/supervise/head.py`
     resumed, checkpoint, over,
     warning
@@ -64,6 +68,7 @@ class EventLog(ABC):
         """Appends the events of a step: those of its metrics, then `step`."""
         for metric in report.metrics:
             self.write("metric", step=report.step, **metric)
+        more: dict[str, Any] = {"collectives": report.collectives} if report.collectives else {}
         self.write(
             "step",
             step=report.step,
@@ -71,6 +76,7 @@ class EventLog(ABC):
             stages=report.stages,
             waits=report.waits,
             routes=report.routes,
+            **more,
         )
 
 
@@ -87,6 +93,8 @@ class StepReport:
     """Stage -> seconds until its inputs had arrived."""
     routes: dict[str, int] = field(default_factory=dict)
     """Route -> bytes sent."""
+    collectives: dict[str, Any] = field(default_factory=dict)
+    """Key of a process group -> what this rank has called in it."""
     seconds: float = 0.0
 
     def add_times(self, stage: str, waited: float, called: float) -> None:
@@ -128,7 +136,8 @@ class Journal(EventLog):
         for metric in report.metrics:
             value = dict(metric)
             lines.append(self._line("metric", self._rank, report.step, value.pop("stage"), value, now))
-        os.write(self._file, b"".join([*lines, template % (*numbers, now)]))
+        more = b',"collectives":' + _LINE.encode(report.collectives).encode() if report.collectives else b""
+        os.write(self._file, b"".join([*lines, template % (*numbers, more, now)]))
 
     def _line(
         self,
@@ -156,7 +165,7 @@ class Journal(EventLog):
         head = _LINE.encode({"name": "step", "group": self._group, "rank": self._rank}).replace("%", "%%")
         stages, waits = _template_of(report.stages, "%.7f"), _template_of(report.waits, "%.7f")
         routes = _template_of(report.routes, "%d")
-        value = f'{{"seconds":%.7f,"stages":{stages},"waits":{waits},"routes":{routes}}}'
+        value = f'{{"seconds":%.7f,"stages":{stages},"waits":{waits},"routes":{routes}%b}}'
         return f'{head[:-1]},"step":%d,"stage":"","value":{value},"time":%.6f}}\n'.encode()
 
     def close(self) -> None:

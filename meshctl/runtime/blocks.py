@@ -18,6 +18,7 @@ from meshctl.plan.model import Block
 from meshctl.runtime.call import Call, SourceCall
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import StepState
+from meshctl.runtime.progress import Progress
 from meshctl.runtime.routes.channel import Channel
 
 
@@ -68,9 +69,11 @@ class BlockStage(NamedTuple):
 class BlockRun:
     """A block as one worker runs it."""
 
-    def __init__(self, block: Block, stages: Sequence[BlockStage], state: StepState) -> None:
+    def __init__(
+        self, block: Block, stages: Sequence[BlockStage], state: StepState, progress: Progress
+    ) -> None:
         """`stages` are those that are called on this worker, in the order of the plan."""
-        self._block, self._state = block, state
+        self._block, self._state, self._progress = block, state, progress
         self._stages = [stage for stage in stages if stage.call.can_end]
 
     def run(self, step: int) -> None:
@@ -79,6 +82,7 @@ class BlockRun:
             self._state.ended = self._state.ended or self._block.name  # the step is dropped
             return
         self._state.pass_number = 0
+        self._progress.begin_block()
         for number in range(1, self._block.times + 1 if self._stages else 1):
             self._run_round(step, number)
         self._state.pass_number = 0
@@ -95,6 +99,7 @@ class BlockRun:
         has_ended = False
         while not has_ended:
             self._state.pass_number += 1
+            self._progress.next_pass()
             for call, inner, _ in self._stages:
                 has_ended |= call.run_once(inner, step)
         self._state.pass_number -= 1  # the last one had no samples

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from meshctl.plan.model import Stage
 from meshctl.run.bounds import end_of_data
+from meshctl.run.progress import Activity
 from meshctl.runtime.batch.batch import MARK, Batch, identify
 from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.borrowed import Borrowed
@@ -88,6 +89,7 @@ class Call:
             self._data_rank,
             device=self._context.device.type,
         )
+        self._progress, self._number = context.progress, context.plan.stages.index(stage)
         self._reduction: str = "mean"
         """How the value's numbers become one metric: `mean`, `sum` or `first`."""
         if collect.join == "sum" or (collect.join == "first" and not stage.block):
@@ -159,8 +161,10 @@ class Call:
         state = self._state
         state.at = (self.stage.name, step)
         begin = perf_counter()
+        self._progress.enter(Activity.RECEIVING, self._number, begin)
         arguments = self._inputs.receive(step)
         ready = perf_counter()
+        self._progress.enter(Activity.CALLING, self._number, ready)
         value: Any = END
         weight = 1.0
         if arguments is not None:
@@ -175,7 +179,9 @@ class Call:
                 self._peer_check.compare(value, step, is_sent=bool(outputs))
             if first is not None:
                 weight = float(len(first))
-        state.report.add_times(self.stage.name, ready - begin, perf_counter() - ready)
+        called = perf_counter()
+        state.report.add_times(self.stage.name, ready - begin, called - ready)
+        self._progress.enter(Activity.SENDING, self._number, called)
         return self._send(outputs, value, step, weight)
 
     def _check_has_data(self) -> None:
@@ -267,8 +273,11 @@ class SourceCall(Call):
         state = self._state
         state.at = (self.stage.name, step)
         begin = perf_counter()
+        self._progress.enter(Activity.CALLING, self._number, begin)
         value = self._next_samples(step)
-        state.report.add_times(self.stage.name, 0.0, perf_counter() - begin)
+        called = perf_counter()
+        state.report.add_times(self.stage.name, 0.0, called - begin)
+        self._progress.enter(Activity.SENDING, self._number, called)
         weight = float(len(value)) if isinstance(value, Batch) else 1.0
         has_ended = self._send(outputs, value, step, weight)
         self._had_no_data = value is END

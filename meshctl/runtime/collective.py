@@ -37,6 +37,7 @@ from torch import Tensor
 
 from meshctl.runtime.differentiable import DifferentiableCollective
 from meshctl.runtime.errors import CollectiveError as CollectiveError
+from meshctl.runtime.progress import CollectiveCalls, Form, Progress
 from meshctl.runtime.reductions import REDUCTIONS, WIDER, Op, refusal
 from meshctl.runtime.transports.buffers.frames import FrameError, pack, unpack
 from meshctl.topology.mesh import even_split, shown
@@ -58,8 +59,10 @@ class Collective:
         rank: int = 0,
         group: dist.ProcessGroup | None = None,
         device: torch.device = torch.device("cpu"),
+        calls: CollectiveCalls | None = None,
     ) -> None:
-        """`rank` is this process's index among `ranks`. `group` is None for a collective of one."""
+        """`rank` is this process's index among `ranks`. `group` is None for a collective of one. `calls`
+        counts the operations."""
         self.ranks = tuple(ranks)
         """The ranks in the group's world."""
         self.rank = rank
@@ -68,6 +71,8 @@ class Collective:
         """The worker's device: where received tensors are made if nothing else decides it."""
         self.closed = False
         self._group = group
+        # The operations of a collective of one rank are not counted: it has no peer to agree with.
+        self._calls = calls if calls and group is not None else Progress().calls_of("")
         # torch numbers the ranks of a process group in rising order: its rank i is rank _order[i] here, and
         # rank i here is its rank _torch_ranks[i].
         self._order = sorted(range(len(self.ranks)), key=self.ranks.__getitem__)
@@ -78,7 +83,11 @@ class Collective:
 
     @classmethod
     def of(
-        cls, groups: Iterable[Sequence[int]], rank: int, device: torch.device = torch.device("cpu")
+        cls,
+        groups: Iterable[Sequence[int]],
+        rank: int,
+        device: torch.device = torch.device("cpu"),
+        calls: CollectiveCalls | None = None,
     ) -> Collective:
         """Returns the collective of the group that contains `rank`.
 
@@ -90,7 +99,7 @@ class Collective:
             made = _process_group(ranks, rank) if len(ranks) > 1 else None
             if rank in ranks:
                 mine, group = tuple(ranks), made
-        return cls(mine, mine.index(rank), group, device)
+        return cls(mine, mine.index(rank), group, device, calls)
 
     @property
     def size(self) -> int:
@@ -118,7 +127,9 @@ class Collective:
         """Reduces in place and returns the tensor. Over gloo, 16-bit floats are reduced in 32 bits."""
         self._check("all_reduce", tensor)
         self._check_op(tensor, op)
-        if self._group is not None and tensor.numel():
+        if self._group is None:
+            return tensor
+        with self._calls.call(("all_reduce", op, tensor.dtype, tensor.numel())):
             data = tensor.detach()
             result = self._reduced(data, op)
             if result is not data:
@@ -131,19 +142,11 @@ class Collective:
         self._check_op(tensor, op)
         destination = self._peer("reduce", destination)
         data = tensor.detach()
-        if self._group is None or not data.numel():
+        if self._group is None:
             return data.clone() if self.rank == destination else None
-        torch_op = REDUCTIONS[op].torch_op
-        if torch_op is None:
-            result = self._reduced(data, op)
-        else:
-            result = self._reducible(data).clone()
-            dist.reduce(result, self.ranks[destination], torch_op, group=self._group)
-        if self.rank != destination:
-            return None
-        if op == "mean":
-            result /= self.size
-        return result.to(tensor.device, tensor.dtype)
+        with self._calls.call(("reduce", op, destination, data.dtype, data.numel())):
+            result = self._reduced_on(destination, data, op)
+        return result.to(tensor.device, tensor.dtype) if self.rank == destination else None
 
     def reduce_scatter(self, tensor: Tensor, op: Op = "sum") -> Tensor:
         """Returns this rank's share of dim 0 of the reduced tensor. Of n rows, the first `n mod size` ranks
@@ -152,10 +155,14 @@ class Collective:
         self._check_op(tensor, op)
         data = tensor.detach()
         share = even_split(len(data), self.size, self.rank)
-        if self._group is None or not data.numel():
+        if self._group is None:
             return data[share.start : share.stop].clone()
+        with self._calls.call(("reduce_scatter", op, data.dtype, data.shape)):
+            return self._reduce_scattered(data, share, op)
+
+    def _reduce_scattered(self, data: Tensor, share: range, op: Op) -> Tensor:
         torch_op = REDUCTIONS[op].torch_op
-        if torch_op is None:
+        if torch_op is None or not data.numel():
             return self._reduced(data, op)[share.start : share.stop].clone()
         rows = self._reducible(self._in_equal_shares(data)).view(self.size, -1)
         received = torch.empty_like(rows[0])
@@ -164,12 +171,14 @@ class Collective:
         if op == "mean":
             received /= self.size
         shape = (-1, *data.shape[1:])
-        return received.view(shape)[: len(share)].to(tensor.device, tensor.dtype)
+        return received.view(shape)[: len(share)].to(data.device, data.dtype)
 
     def _reduced(self, data: Tensor, op: Op) -> Tensor:
         """Returns the reduced tensor, with the device and dtype in which it was reduced. It is `data` itself
         where that was reduced in place."""
         torch_op = REDUCTIONS[op].torch_op
+        if not data.numel():
+            return data
         if torch_op is None:
             return REDUCTIONS[op].of_rows(self._rows(data))
         sent = self._reducible(data)
@@ -177,6 +186,17 @@ class Collective:
         if op == "mean":
             sent /= self.size
         return sent
+
+    def _reduced_on(self, destination: int, data: Tensor, op: Op) -> Tensor:
+        """Returns the reduced tensor on the rank `destination`, and any tensor on the others."""
+        torch_op = REDUCTIONS[op].torch_op
+        if torch_op is None or not data.numel():
+            return self._reduced(data, op).clone()
+        result = self._reducible(data).clone()
+        dist.reduce(result, self.ranks[destination], torch_op, group=self._group)
+        if op == "mean":
+            result /= self.size
+        return result
 
     def _in_equal_shares(self, data: Tensor) -> Tensor:
         """Returns `data` with dim 0 padded so that every rank's share has the same number of rows."""
@@ -196,8 +216,10 @@ class Collective:
         """Returns every rank's tensor, by rank. All have one shape; with `uneven` dim 0 may differ, which
         costs one more exchange."""
         self._check("all_gather", tensor, dims=int(uneven))
-        if not uneven:
-            return list(self._rows(tensor))
+        with self._calls.call(_gather_form("all_gather", tensor, uneven)):
+            return self._gathered_uneven(tensor) if uneven else list(self._rows(tensor))
+
+    def _gathered_uneven(self, tensor: Tensor) -> list[Tensor]:
         lengths = [int(length) for length in self._rows(torch.tensor(len(tensor)))]
         padded = tensor.detach().new_zeros((max(lengths), *tensor.shape[1:]))
         padded[: len(tensor)] = tensor.detach()
@@ -206,10 +228,11 @@ class Collective:
     def all_gather_joined(self, tensor: Tensor, *, uneven: bool = False) -> Tensor:
         """Returns the tensors of all ranks, concatenated along dim 0; tensors without dims become a
         vector."""
-        if uneven:
-            return torch.cat(self.all_gather(tensor, uneven=True))
-        self._check("all_gather_joined", tensor)
-        rows = self._rows(tensor)
+        self._check("all_gather_joined", tensor, dims=int(uneven))
+        with self._calls.call(_gather_form("all_gather_joined", tensor, uneven)):
+            if uneven:
+                return torch.cat(self._gathered_uneven(tensor))
+            rows = self._rows(tensor)
         return rows.flatten(0, 1) if tensor.ndim else rows
 
     def gather(self, tensor: Tensor, destination: int = 0) -> list[Tensor] | None:
@@ -217,6 +240,10 @@ class Collective:
         self._check("gather", tensor)
         destination = self._peer("gather", destination)
         data = tensor.detach()
+        with self._calls.call(("gather", destination, data.dtype, data.numel())):
+            return self._gathered_on(destination, data)
+
+    def _gathered_on(self, destination: int, data: Tensor) -> list[Tensor] | None:
         if self._group is None or not data.numel():
             return [data.clone() for _ in self.ranks] if self.rank == destination else None
         sent = _bytes(self._carried(data))
@@ -240,6 +267,11 @@ class Collective:
         if self._group is None:
             return self._listed(tensors)[0].detach().clone()
         parts = [part.detach() for part in self._listed(tensors)] if self.rank == source else []
+        with self._calls.call(("scatter", source)):
+            return self._scattered(parts, source)
+
+    def _scattered(self, parts: Sequence[Tensor], source: int) -> Tensor:
+        """Returns this rank's tensor of `parts`, which only the rank `source` has."""
         form = [list(parts[0].shape), _name(parts[0].dtype), parts[0].device.type] if parts else None
         shape, dtype, kind = self.broadcast_object(form, source)
         device = parts[0].device if parts else self._received_device(kind)
@@ -260,6 +292,11 @@ class Collective:
         first = tensors[0].detach()
         if self._group is None:
             return [first.clone()]
+        equal = ("uneven", *first.shape[1:]) if uneven else (first.numel(),)
+        with self._calls.call(("all_to_all", first.dtype, *equal)):
+            return self._all_to_all(tensors, first, uneven)
+
+    def _all_to_all(self, tensors: Sequence[Tensor], first: Tensor, uneven: bool) -> list[Tensor]:
         lengths = [len(tensor) if uneven else 1 for tensor in tensors]
         received_lengths = lengths
         if uneven:
@@ -280,12 +317,15 @@ class Collective:
         """Copies the tensor of the rank `source` into every rank's tensor, and returns it."""
         self._check("broadcast", tensor)
         source = self._peer("broadcast", source)
-        if self._group is not None and tensor.numel():
-            data = tensor.detach()
-            sent = self._carried(data)
-            dist.broadcast(_bytes(sent), self.ranks[source], group=self._group)
-            if sent is not data:
-                data.copy_(sent)
+        if self._group is None:
+            return tensor
+        with self._calls.call(("broadcast", source, tensor.dtype, tensor.numel())):
+            if tensor.numel():
+                data = tensor.detach()
+                sent = self._carried(data)
+                dist.broadcast(_bytes(sent), self.ranks[source], group=self._group)
+                if sent is not data:
+                    data.copy_(sent)
         return tensor
 
     def send(self, tensor: Tensor, to: int) -> None:
@@ -331,14 +371,16 @@ class Collective:
         """Returns when every rank has called it. Work that the ranks gave to their devices may still be
         running."""
         self._check_open("barrier")
-        self.all_reduce(torch.zeros(1))
+        with self._calls.call(("barrier",)):
+            self.all_reduce(torch.zeros(1))
 
     # Plain data
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Returns every rank's value, by rank: plain data and tensors, which arrive in CPU memory."""
         self._check_open("all_gather_object")
-        return [unpack(frame) for frame in self.all_gather(_packed(value), uneven=True)]
+        with self._calls.call(("all_gather_object",)):
+            return [unpack(frame) for frame in self.all_gather(_packed(value), uneven=True)]
 
     def broadcast_object(self, value: Any = None, source: int = 0) -> Any:
         """Returns the value of the rank `source`: plain data and tensors, which arrive in CPU memory. The
@@ -347,8 +389,10 @@ class Collective:
         source = self._peer("broadcast_object", source)
         is_source = source == self.rank
         frame = _packed(value) if is_source else torch.empty(0, dtype=torch.uint8)
-        length = int(self.broadcast(torch.tensor(len(frame)), source))
-        return unpack(self.broadcast(frame if is_source else torch.empty(length, dtype=torch.uint8), source))
+        with self._calls.call(("broadcast_object", source)):
+            length = int(self.broadcast(torch.tensor(len(frame)), source))
+            received = frame if is_source else torch.empty(length, dtype=torch.uint8)
+            return unpack(self.broadcast(received, source))
 
     def close(self) -> None:
         """Destroys the process group; every rank calls it. `self.collective(...)` makes a new one."""
@@ -497,6 +541,11 @@ def _reordered(flat: Tensor, lengths: list[int], order: list[int]) -> Tensor:
         return flat
     parts = torch.split(flat, lengths)
     return torch.cat([parts[index] for index in order])
+
+
+def _gather_form(operation: str, tensor: Tensor, uneven: bool) -> Form:
+    equal = ("uneven", *tensor.shape[1:]) if uneven else (tensor.numel(),)
+    return operation, tensor.dtype, *equal
 
 
 def _name(dtype: torch.dtype) -> str:

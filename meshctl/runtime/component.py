@@ -218,7 +218,9 @@ class Component:
         made = self._collectives = self._collectives or {}
         key = self._without_single(dims)
         if key not in made or made[key].closed:
-            made[key] = Collective.of(context_of(self).groups(key), self.rank, self.device)
+            context = context_of(self)
+            calls = context.progress.calls_of(f"{context.name}:{','.join(key)}")
+            made[key] = Collective.of(context.groups(key), self.rank, self.device, calls)
         return made[key]
 
     def _without_single(self, dims: tuple[str, ...]) -> tuple[str, ...]:

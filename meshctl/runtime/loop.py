@@ -19,6 +19,7 @@ from torch import Tensor
 
 from meshctl.plan.model import Stage
 from meshctl.run.events import StepReport
+from meshctl.run.progress import Activity
 from meshctl.run.shutdown import ENDLESS
 from meshctl.runtime.batch.batch import BatchError
 from meshctl.runtime.blocks import BlockRun, BlockStage, RepeatedSource
@@ -143,6 +144,7 @@ class Loop:
         """Runs the stages that wait for the end, and saves the last state. Called after an unannounced
         end."""
         self._context.transport.cancel_when(lambda: False)
+        self._context.progress.begin_end(last, visit=int(last > start))
         for end in self._ends:
             end.close(last)
         ran = self._scheduled(last) if last > start else ScheduledStep(NOTHING, True)
@@ -197,6 +199,7 @@ class Loop:
     def _run_program(self, program: Program, step: int) -> None:
         self._state.begin = perf_counter()
         self._state.report = StepReport(step)
+        self._context.progress.begin_step(step)
         for run in program:
             run(step)
         self._state.at = ("", step)
@@ -229,7 +232,8 @@ class Loop:
                 BlockStage(call, call.outputs_to(running & together), call.outputs_to(running - together))
                 for call in called
             ]
-            yield BlockRun(self._plan.block(stage.block), stages, self._state).run
+            block = self._plan.block(stage.block)
+            yield BlockRun(block, stages, self._state, self._context.progress).run
 
     def _write_report(self) -> None:
         """Writes the step's events, with the bytes that each route has sent."""
@@ -238,6 +242,7 @@ class Loop:
             if end.bytes_sent:
                 report.routes[end.route.name], end.bytes_sent = end.bytes_sent, 0
         report.seconds = perf_counter() - self._state.begin
+        report.collectives = self._context.progress.end_step()
         self._context.events.write_step(report)
 
     # Weights
@@ -245,6 +250,7 @@ class Loop:
     def _sync(self, stage: Stage, step: int) -> None:
         self._state.at = (stage.name, step)
         begin, end = perf_counter(), self._syncs[stage.name]
+        self._context.progress.enter(Activity.SYNCING, self._plan.stages.index(stage), begin)
         end.seconds_waited = 0.0
         end.send(self._weights(stage), step)
         self._load(stage, step, step)
@@ -285,6 +291,7 @@ class Loop:
                 self._cut(stage, step)
         self._saved = step
         self._state.at = ("checkpoint", step)
+        self._context.progress.enter(Activity.SAVING, -1, perf_counter())
         self._context.save(step, self._sources.given_after(step))
         self._state.at = ("", step)
 

@@ -11,6 +11,7 @@ from meshctl.run.directory import Recorded
 from meshctl.run.events import EventLog, StepReport
 from meshctl.run.shutdown import StopAgreement
 from meshctl.runtime.component import Component
+from meshctl.runtime.progress import Progress
 from meshctl.runtime.routes.end import RouteSide
 from meshctl.runtime.routes.record import Recorder
 from meshctl.runtime.transports.data_plane import DataPlane
@@ -36,6 +37,7 @@ class LoopContext:
     recorder: Recorder | None = None
     recorded: Mapping[str, Recorded] = field(default_factory=dict)
     """Route -> its recording, for the routes that the plan replays."""
+    progress: Progress = field(default_factory=Progress)
 
     def hosts(self, stage: Stage) -> bool:
         """Whether this worker's group runs a stage, or one of the two sides of a sync."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from meshctl.runtime.progress import Progress
 from meshctl.topology.mesh import DeviceMesh, MeshError
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -56,6 +57,8 @@ class RankContext:
     """Returns uint8 `[nbytes]` in memory that other workers can read."""
     nodes: Callable[[], Iterable[Sequence[int]]] | None = None
     """Returns the group's ranks by node. Without it, all ranks are on one node."""
+    progress: Progress = field(default_factory=Progress)
+    """The worker's progress record, in which collectives are counted."""
     known_location: Location | None = None
     """The location, where it is known without `nodes`."""
 

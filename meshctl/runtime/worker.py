@@ -37,6 +37,7 @@ from meshctl.runtime.instantiate import TargetError, component_class, extend_pat
 from meshctl.runtime.log_level import set_log_level
 from meshctl.runtime.loop import Loop
 from meshctl.runtime.loop_context import CheckpointHook, LoopContext
+from meshctl.runtime.progress import Progress
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.record import Recorder
 from meshctl.runtime.seeding import seed_all
@@ -94,6 +95,7 @@ class Worker:
 
     def __init__(self, env: WorkerEnv, run: RunDir, journal: Journal) -> None:
         self._env, self._run, self._journal = env, run, journal
+        self._progress = Progress.from_environ(os.environ, env.attempt)
         self._loop: Loop | None = None
         self._data_plane: DataPlane | None = None
         self._plan: Plan | None = None
@@ -139,6 +141,7 @@ class Worker:
             save,
             recorder,
             recorded,
+            self._progress,
         )
         self._loop = Loop(context)
         self._begin("first sync", doing="the first sync")
@@ -189,6 +192,7 @@ class Worker:
                 stop=agreement.ask,
                 nodes=partial(ranks_by_node, plan, self._env.group),
                 alloc=data_plane.alloc,
+                progress=self._progress,
             )
             component = make(placed, methods, path, context)
             component.setup()
@@ -251,10 +255,17 @@ class Worker:
             lost=is_lost(error),
             doing=doing,
             **peer,
+            **self._collectives(),
         )
         if self._data_plane and isinstance(error, PeerLost):
             with suppress(OSError):  # peers without this message detect the loss themselves
                 self._data_plane.announce_loss(error)
+
+    def _collectives(self) -> dict[str, Any]:
+        """Returns the progress record for a `fault` event, if this rank has called collectives since its last
+        step: peers that called others may be the cause."""
+        record = self._progress.record
+        return {"progress": record.to_message()} if record.calls else {}
 
 
 def _component_job_ranks(plan: Plan) -> list[int]:

@@ -42,6 +42,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from meshctl.engines.engine import STOP_KEY, CannotStart
 from meshctl.engines.node import guard
 from meshctl.engines.node.forkserver import Client, Ended, ServerGone, SpawnRequest, Started
+from meshctl.engines.node.progress import recorded_workers
 from meshctl.engines.node.rendezvous import Meeting, PlannedRendezvous, connect
 from meshctl.engines.node.worker_env import WorkerEnv
 from meshctl.plan.model import Group, Plan, Worker
@@ -85,6 +86,7 @@ class AgentJob:
             self.plan, self.run, self.start, self.placed, self.store, inherited, is_rocm(), self.python
         )
         argv, cwd = env.argv, env.cwd
+        recorded = recorded_workers(self.plan, self.node)
         return tuple(
             SpawnRequest(
                 member.local_rank,
@@ -94,6 +96,7 @@ class AgentJob:
                 argv,
                 cwd,
                 self.start.terminal if self.start.debug == f"{self.group}:{member.rank}" else "",
+                -1 if self.placed.program else recorded.index((self.group, member.rank)),
             )
             for member in self.members
         )

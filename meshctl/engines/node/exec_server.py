@@ -32,7 +32,7 @@ WORKER_FUNCTION = "meshctl.runtime.worker:main"
 class ExecServer:
     """The node process's end of the control socket. The fork server dies with this process."""
 
-    def __init__(self, python: str, log: str) -> None:
+    def __init__(self, python: str, log: str, records: int) -> None:
         self._socket, theirs = forkserver.agent_sockets()
         self._agents, self._agents_done = 0, 0
         self._is_ready = False
@@ -42,7 +42,7 @@ class ExecServer:
         with forkserver.blocked_signals():
             self.pid = os.fork()
             if not self.pid:
-                _exec_server(python, theirs.fileno(), parent, log)
+                _exec_server(python, theirs.fileno(), parent, log, records)
         theirs.close()
 
     @property
@@ -69,27 +69,29 @@ class ExecServer:
         self._socket.close()
 
 
-def _exec_server(python: str, control: int, parent: int, log: str) -> NoReturn:
+def _exec_server(python: str, control: int, parent: int, log: str, records: int) -> NoReturn:
     try:
         forkserver.default_signals()
         guard.die_with(parent, signal.SIGTERM)
         forkserver.redirect(log)
-        guard.close_files([control])
-        os.set_inheritable(control, True)
-        os.execvp(python, [python, "-m", MODULE, str(control), str(parent)])
+        guard.close_files([control, records])
+        for descriptor in (control, records):
+            os.set_inheritable(descriptor, True)
+        os.execvp(python, [python, "-m", MODULE, str(control), str(parent), str(records)])
     except OSError as error:
         os.write(2, f"meshctl: {python} could not be started: {error}\n".encode())
     finally:
         os._exit(127)
 
 
-def main(control: int, parent: int) -> NoReturn:
+def main(control: int, parent: int, records: int) -> NoReturn:
     """Serves the agents whose sockets arrive over `control`, until `control` closes or the parent dies."""
     guard.die_with(parent, signal.SIGTERM)
     guard.adopt_orphans()
     guard.rename(forkserver.TITLE)
     module, _, name = WORKER_FUNCTION.partition(":")
-    server = forkserver.ForkServer(getattr(import_module(module), name))
+    os.set_inheritable(records, False)
+    server = forkserver.ForkServer(getattr(import_module(module), name), records)
     sock, wakeup = socket.socket(fileno=control), forkserver.Wakeup()
     agents = reported = 0
     with suppress(OSError):  # the node process has died; the next read reports it
@@ -115,4 +117,4 @@ def main(control: int, parent: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))

@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 
 from meshctl.engines.engine import WorkerMain
 from meshctl.engines.node import guard
+from meshctl.run.progress import VARIABLE
 
 PACKET_BYTES_MAX = 1 << 20
 TITLE = "meshctl-fork"
@@ -59,6 +60,8 @@ class SpawnRequest:
     """The working directory; empty for the server's own."""
     terminal: str = ""
     """The terminal of a worker that is debugged; empty for a worker without standard input."""
+    record: int = -1
+    """The number of its progress record; -1 for a worker without one."""
 
 
 @dataclass(frozen=True)
@@ -135,15 +138,20 @@ def agent_sockets() -> tuple[socket.socket, socket.socket]:
 class _Child:
     agent: socket.socket
     key: int
+    record: int
+    """The number of its progress record, or -1."""
 
 
 class ForkServer:
     """Forks workers for agents and reports their exits. The owner runs the `select` loop."""
 
-    def __init__(self, worker: WorkerMain) -> None:
-        self._worker = worker
+    def __init__(self, worker: WorkerMain, records: int) -> None:
+        """`records` is the descriptor of the memory with the progress records of this node."""
+        self._worker, self._records = worker, records
         self._agents: list[socket.socket] = []
         self._children: dict[int, _Child] = {}
+        self.failed: list[int] = []
+        """The numbers of the progress records of workers that have failed, until the owner clears it."""
 
     @property
     def is_idle(self) -> bool:
@@ -172,6 +180,8 @@ class ForkServer:
                 with suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)  # not reaped yet, so no other process has this pid
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            if child is not None and code and child.record >= 0:
+                self.failed.append(child.record)
             if child is None:
                 others.append((pid, code))
             elif child.agent in self._agents:
@@ -207,11 +217,11 @@ class ForkServer:
             with blocked_signals():
                 pid = os.fork()
                 if not pid:
-                    _become(request, self._worker, server)
+                    _become(request, self._worker, server, self._records)
         except OSError as error:
             self._refuse(agent, request, error)
         else:
-            self._children[pid] = _Child(agent, request.start)
+            self._children[pid] = _Child(agent, request.start, request.record)
             self._send(agent, {"started": request.start, "pid": pid})
 
     def _refuse(self, agent: socket.socket, request: SpawnRequest, error: OSError) -> None:
@@ -283,7 +293,7 @@ def leave(code: int) -> NoReturn:
 # The worker
 
 
-def _become(request: SpawnRequest, worker: WorkerMain, server: int) -> NoReturn:
+def _become(request: SpawnRequest, worker: WorkerMain, server: int, records: int) -> NoReturn:
     """Turns a forked copy of the server into the requested worker. Never returns."""
     code = 70
     try:
@@ -291,9 +301,13 @@ def _become(request: SpawnRequest, worker: WorkerMain, server: int) -> NoReturn:
         default_signals()
         guard.die_with(server, signal.SIGKILL)
         redirect(request.log, request.terminal)
-        guard.close_files()
+        has_record = request.record >= 0
+        guard.close_files([records] if has_record else [])
         guard.rename(request.name)
         os.environ.update(request.env)
+        if has_record:
+            os.environ[VARIABLE] = f"{records}:{request.record}"
+            os.set_inheritable(records, True)  # for a worker that is exec'd; `Progress` closes it
         if request.cwd:
             os.chdir(request.cwd)
         if request.argv is not None:

@@ -33,6 +33,7 @@ from meshctl.engines.node import forkserver, guard
 from meshctl.engines.node.agent import AgentJob, run_agent
 from meshctl.engines.node.exec_server import ExecServer
 from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets, leave
+from meshctl.engines.node.progress import LOOK_S, Records
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start
 
@@ -65,7 +66,8 @@ class _Attempt:
 class NodeProcess:
     def __init__(self, job: NodeJob, connection: Connection, lease_s: float, wakeup: Wakeup) -> None:
         self._job, self._connection, self._lease_s, self._wakeup = job, connection, lease_s, wakeup
-        self._server = ForkServer(job.worker)
+        self._records = Records()
+        self._server = ForkServer(job.worker, self._records.descriptor)
         self._others: dict[str, ExecServer] = {}
         """Interpreter -> its fork server."""
         self._attempt: _Attempt | None = None
@@ -85,7 +87,8 @@ class NodeProcess:
                 *self._others.values(),
             ]
             before = time.monotonic()
-            ready, writable, _ = select.select(waiting, sending, [], BEAT_S)
+            patience = LOOK_S if self._records.is_open else BEAT_S
+            ready, writable, _ = select.select(waiting, sending, [], patience)
             self._keep_lease(before)
             self._wakeup.clear()
             if writable:
@@ -96,6 +99,7 @@ class NodeProcess:
             self._reap()
             if self._connection in ready:
                 self._receive()
+            self._report_progress()
             self._end_attempt()
         guard.kill_children()
         return self._code if self._is_leaving else FAILED
@@ -140,6 +144,7 @@ class NodeProcess:
         plan, number = Plan.from_json(message["plan"]), int(message["number"])
         start = Start(**{**message["start"], "path": tuple(message["start"]["path"])})
         self._attempt = _Attempt(number)
+        self._records.begin(plan, self._job.node)
         for group in groups_on(plan, self._job.node):
             if not self._job.groups or group in self._job.groups:
                 python = str(message.get("python", {}).get(group, sys.executable))
@@ -170,7 +175,8 @@ class NodeProcess:
 
     def _other(self, python: str) -> ExecServer:
         if python not in self._others:
-            self._others[python] = ExecServer(python, str(fork_log(self._job.run, self._job.node)))
+            log = str(fork_log(self._job.run, self._job.node))
+            self._others[python] = ExecServer(python, log, self._records.descriptor)
         return self._others[python]
 
     def _signal(self, number: signal.Signals, groups: Sequence[str] | None) -> None:
@@ -203,6 +209,13 @@ class NodeProcess:
             self._kill_leftovers()
             self._report("ended")
             self._attempt = None
+            self._records.end()
+
+    def _report_progress(self) -> None:
+        failed = self._records.of_failed(self._server.failed)
+        self._server.failed.clear()
+        if workers := [*failed, *self._records.standing(time.monotonic())]:
+            self._report("progress", workers=workers)
 
     def _report(self, kind: str, **values: Any) -> None:
         if self._attempt:

@@ -41,8 +41,9 @@ from meshctl.engines.engine import STOP_KEY, Exited, Handle, Job, groups_on, nod
 from meshctl.engines.node.guard import GRACE_S, name_of
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.cause import LOOK_S, Cause, Causes, Priority
+from meshctl.engines.supervise.collective_check import CollectiveCheck
 from meshctl.engines.supervise.judge import Judge
-from meshctl.engines.supervise.nodes import AgentExited, NodeLost, Nodes, ServerExited
+from meshctl.engines.supervise.nodes import AgentExited, NodeLost, Nodes, ServerExited, Standing
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.signals import Signals
 from meshctl.run.bounds import end_of_data
@@ -92,6 +93,7 @@ class Head:
         services = {group.name for group in plan.groups if group.program and group.program.service}
         self._services = frozenset(services) if len(services) < len(plan.groups) else frozenset[str]()
         self._causes = Causes(frozenset(components), attempt.run.log, self._services)
+        self._collectives = CollectiveCheck(plan)
         self._workers = sum(components.values())
         self._serving = {
             group.name: group.workers for group in plan.groups if group.name not in self._services
@@ -159,12 +161,23 @@ class Head:
             self._session.observers.on_event(event)
             self._causes.add(event)
             self._note(event)
+            self._collectives.add(event)
+            self._check_collectives()
             for row in self._attempt.fold.add(event):
-                self._session.observers.on_row(row)
-                self._judge.add(row, self._attempt.fold.not_finite())
+                if self._collectives.allows(row["step"]):
+                    self._session.observers.on_row(row)
+                    self._judge.add(row, self._attempt.fold.not_finite())
         self._causes.end_look(now)
         self._warn(self._judge.warnings())
         self._publish_saved()
+
+    def _check_collectives(self) -> None:
+        """Reports ranks that called different collectives, once, as the cause of the end."""
+        if (found := self._collectives.take()) and not self._phase:
+            self._session.journal.write(
+                "fault", step=found.step, error=found.message, traceback="", lost=False
+            )
+            self._causes.record(found.message, Priority.OWN)
 
     def _look_at_processes(self) -> None:
         for exited in self._session.handle.poll():
@@ -180,6 +193,10 @@ class Head:
                     self._on_exit(Exited(f"the fork server of {python}", code))
                 case NodeLost(_, reason):
                     self._on_lost(reason)
+                case Standing(workers):
+                    for group, rank, record in workers:
+                        self._collectives.stand(group, rank, record)
+                    self._check_collectives()
 
     def _on_exit(self, exited: Exited) -> None:
         was_released = self._is_released and exited.group in self._services
@@ -212,7 +229,8 @@ class Head:
         """Publishes the checkpoints that all workers have saved, once the metrics of their steps are judged.
         To be called when all events of a look are read: those of a worker arrive in order."""
         for step in sorted(self._saved):
-            is_judged = step <= self._attempt.fold.last and self._judge.is_right(step)
+            is_right = self._judge.is_right(step) and self._collectives.allows(step)
+            is_judged = step <= self._attempt.fold.last and is_right
             if self._saved[step] == self._workers and is_judged:
                 del self._saved[step]
                 self._publish(step)

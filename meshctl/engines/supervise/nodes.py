@@ -25,6 +25,7 @@ from meshctl.engines.connection import (
     Message,
     ProtocolError,
 )
+from meshctl.run.progress import Record
 
 STRANGER_S = 10.0
 """Time limit for a peer to authenticate."""
@@ -57,7 +58,15 @@ class NodeLost:
     reason: str
 
 
-Report = AgentExited | ServerExited | NodeLost
+@dataclass(frozen=True)
+class Standing:
+    """The progress records of workers that wait, hang or compute."""
+
+    workers: tuple[tuple[str, int, Record], ...]
+    """Group, rank and record."""
+
+
+Report = AgentExited | ServerExited | NodeLost | Standing
 
 
 @dataclass
@@ -235,6 +244,9 @@ class Nodes:
                 return [ServerExited(number, str(message["python"]), int(message["code"]))]
             case "refused":
                 return [NodeLost(number, f"node {number} cannot start an agent: {message['error']}")]
+            case "progress":
+                workers = [(group, rank, Record.of_message(one)) for group, rank, one in message["workers"]]
+                return [Standing(tuple(workers))]
             case "ended":
                 _end(node)
         return []

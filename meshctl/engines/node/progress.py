@@ -1,0 +1,92 @@
+"""The progress records of a node's workers: shared memory that the node process makes, and reads while they
+run.
+
+A record that is the same in two looks stands: its worker waits, hangs or computes. The head is sent each
+record once when it stands, and again when the worker has moved and stands elsewhere. A worker that has failed
+stands, too.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from meshctl.engines.engine import groups_on
+from meshctl.plan.model import Plan
+from meshctl.run.progress import RECORD_BYTES, decode
+
+LOOK_S = 1.0
+"""Seconds between two looks at the records."""
+
+Worker = tuple[str, int]
+"""Group and rank."""
+
+
+def recorded_workers(plan: Plan, node: int) -> list[Worker]:
+    """Returns the workers of components on a node, in the order of their records."""
+    return [
+        (group, worker.rank)
+        for group in groups_on(plan, node)
+        if plan.group(group).program is None
+        for worker in plan.workers(group, node)
+    ]
+
+
+class Records:
+    """The records of one node. The memory outlives attempts, so that fork servers inherit it once."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("meshctl-progress", os.MFD_CLOEXEC)
+        self._workers: list[Worker] = []
+        self._memory: mmap.mmap | None = None
+        self._seen: dict[Worker, bytes] = {}
+        """The records of the last look."""
+        self._reported: dict[Worker, bytes] = {}
+        """The records that were returned."""
+        self._looked = 0.0
+
+    def begin(self, plan: Plan, node: int) -> None:
+        """Empties the records for a new attempt, before any of its workers exists."""
+        self.end()
+        self._workers = recorded_workers(plan, node)
+        os.ftruncate(self.descriptor, 0)
+        os.ftruncate(self.descriptor, len(self._workers) * RECORD_BYTES)
+        if self._workers:
+            self._memory = mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ)
+
+    def end(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+        self._memory = None
+        self._seen, self._reported = {}, {}
+
+    @property
+    def is_open(self) -> bool:
+        return self._memory is not None
+
+    def standing(self, now: float) -> list[list[Any]]:
+        """Returns [group, rank, record] of the workers that stand since the last look and have not been
+        returned yet; none if the last look was less than `LOOK_S` ago."""
+        if self._memory is None or now - self._looked < LOOK_S:
+            return []
+        self._looked = now
+        found: list[list[Any]] = []
+        for number, worker in enumerate(self._workers):
+            data = self._data(number)
+            if data == self._seen.get(worker) and data != self._reported.get(worker):
+                self._reported[worker] = data
+                found.append([*worker, decode(data).to_message()])
+            self._seen[worker] = data
+        return found
+
+    def of_failed(self, numbers: Sequence[int]) -> list[list[Any]]:
+        """Returns [group, rank, record] of workers that have failed, by the numbers of their records."""
+        if self._memory is None:
+            return []
+        return [[*self._workers[number], decode(self._data(number)).to_message()] for number in numbers]
+
+    def _data(self, number: int) -> bytes:
+        assert self._memory is not None
+        return self._memory[number * RECORD_BYTES : (number + 1) * RECORD_BYTES]

@@ -1,0 +1,289 @@
+"""Finds process groups whose ranks have called different collectives.
+
+    check = CollectiveCheck(plan)
+    check.add(event)                  # `step` and `fault` events
+    check.stand(group, rank, record)  # progress records of workers that stand
+    check.found                       # the first `Disagreement`, or None
+
+Each rank reports in its `step` event how many collectives it has called in each process group since its last
+one, with a digest of them. The ranks of a process group are compared when all ranks of the device group have
+reported.
+
+A rank that waits in a collective for a peer reports no `step`. Its progress record is compared with the
+reports and records of its peers: a peer that has left the stage or the step with fewer calls will never join.
+Only facts about the past are compared, so a rank that is slow is never reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from meshctl.plan.model import Plan
+from meshctl.run.events import Event
+from meshctl.run.progress import Activity, Calls, Record
+from meshctl.text.english import listed
+
+RANKS_MAX = 8
+"""Number of ranks that a message lists."""
+SITES_MAX = 3
+"""Number of call sites that a message lists."""
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Ranks of one process group that have called different collectives in a step."""
+
+    step: int
+    message: str
+
+
+class Visit(NamedTuple):
+    """What a worker does between two of its `step` events."""
+
+    step: int
+    number: int
+    """The number of `step` events for `step` before."""
+
+
+class Place(NamedTuple):
+    """How far a worker is in its program."""
+
+    visit: Visit
+    position: float
+    """The index of the stage in the plan; in a `repeat` block that of the first stage of the block."""
+    repeat_pass: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one rank has called in one process group between two `step` events."""
+
+    calls: Calls
+    sites: Mapping[str, int]
+    """Call site -> number of calls."""
+
+
+NONE = Report(Calls(), {})
+
+
+@dataclass
+class _Group:
+    """What is known of the ranks of one device group."""
+
+    workers: int
+    visits: dict[int, Visit] = field(default_factory=dict)
+    """Rank -> what it does after its last `step` event."""
+    reports: dict[Visit, dict[int, dict[str, Report]]] = field(default_factory=dict)
+    """Visit -> rank -> key of a process group -> report, until all ranks have reported."""
+    sites: dict[tuple[int, str], Mapping[str, int]] = field(default_factory=dict)
+    """Rank and key -> the call sites of its last event that had them."""
+    standing: dict[int, Record] = field(default_factory=dict)
+    """Rank -> its record, while it stands."""
+
+
+class CollectiveCheck:
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._groups = {group.name: _Group(group.workers) for group in plan.groups if group.program is None}
+        self._first_ranks: dict[tuple[str, str, int], int] = {}
+        self.found: Disagreement | None = None
+        self._is_taken = False
+
+    def take(self) -> Disagreement | None:
+        """Returns what was found, at the first call after it."""
+        is_new, self._is_taken = self.found is not None and not self._is_taken, self.found is not None
+        return self.found if is_new else None
+
+    def allows(self, step: int) -> bool:
+        """Returns whether the metrics of a step may be written: its ranks, and those before, have agreed."""
+        return self.found is None or step < self.found.step
+
+    def add(self, event: Event) -> None:
+        """Takes in an event of a worker; others are ignored."""
+        if event.group not in self._groups or event.rank is None or self.found:
+            return
+        if event.name == "step":
+            self._report(event.group, event.rank, event.step or 0, event.value.get("collectives", {}))
+        elif event.name == "fault" and "progress" in event.value:
+            self.stand(event.group, event.rank, Record.of_message(event.value["progress"]))
+
+    def stand(self, name: str, rank: int, record: Record) -> None:
+        """Takes in the record of a worker that stands."""
+        group = self._groups.get(name)
+        if group is None or self.found or group.visits.get(rank, _visit(record)) > _visit(record):
+            return
+        group.standing[rank] = record
+        for other in group.visits.keys() | group.standing.keys():
+            if other != rank:
+                self._compare_standing(name, rank, other)
+
+    # Reports
+
+    def _report(self, name: str, rank: int, step: int, collectives: Mapping[str, Any]) -> None:
+        group = self._groups[name]
+        before = group.visits.get(rank, Visit(-1, 0))
+        visit = before if before.step == step else Visit(step, 0)
+        group.visits[rank] = Visit(step, visit.number + 1)
+        group.standing.pop(rank, None)
+        reports = group.reports.setdefault(visit, {})
+        reports[rank] = {key: _report(group, rank, key, value) for key, value in collectives.items()}
+        for other in group.standing:
+            self._compare_standing(name, other, rank)
+        if len(reports) == group.workers:
+            self._compare_reports(name, visit, group.reports.pop(visit))
+
+    def _compare_reports(self, name: str, visit: Visit, reports: Mapping[int, Mapping[str, Report]]) -> None:
+        for key in sorted({key for found in reports.values() for key in found}):
+            process_groups: dict[int, dict[int, Report]] = {}
+            for rank in sorted(reports):
+                members = process_groups.setdefault(self._first_rank(name, key, rank), {})
+                members[rank] = reports[rank].get(key, NONE)
+            for members in process_groups.values():
+                if len({report.calls for report in members.values()}) > 1:
+                    self._find(name, key, visit, members, _by_sites(members))
+
+    # Workers that stand
+
+    def _compare_standing(self, name: str, rank: int, other: int) -> None:
+        """Compares a rank that stands with another one, which has reported or stands as well."""
+        group = self._groups[name]
+        record = group.standing[rank]
+        reported = _reported(group, rank, other)
+        if reported is not None:
+            self._compare_passed(name, rank, record, other, reported, f"rank {other} has ended the step")
+        elif other in group.standing:
+            peer = group.standing[other]
+            behind, ahead = sorted(((record, rank), (peer, other)), key=lambda one: self._place(one[0]))
+            is_ahead = self._place(behind[0]) < self._place(ahead[0])
+            calls = {key: Report(calls, {}) for key, calls in ahead[0].calls.items()}
+            self._compare_passed(
+                name, behind[1], behind[0], ahead[1], calls, self._doing(*ahead), is_passed=is_ahead
+            )
+
+    def _compare_passed(
+        self,
+        name: str,
+        rank: int,
+        record: Record,
+        other: int,
+        theirs: Mapping[str, Report],
+        doing: str,
+        is_passed: bool = True,
+    ) -> None:
+        """Compares the calls of a rank that stands with those of a rank that is at least as far. `is_passed`:
+        the other rank has left the stage in which this one stands."""
+        for key, own in record.calls.items():
+            if self._first_rank(name, key, rank) != self._first_rank(name, key, other):
+                continue
+            calls = theirs.get(key, NONE).calls
+            members = {rank: Report(own, {}), other: Report(calls, {})}
+            doings = f"{self._doing(record, rank)}, and {doing}"
+            if number := own.first_difference(calls):
+                self._find(name, key, _visit(record), members, f"number {number} differs: {doings}")
+            elif is_passed and calls.count < own.count:
+                self._find(name, key, _visit(record), members, doings)
+
+    def _doing(self, record: Record, rank: int) -> str:
+        stage = self._plan.stages[record.stage].name if record.stage >= 0 else ""
+        where = f" in stage `{stage}`" if stage else ""
+        if record.collective:
+            site = f" at {record.site}" if record.site else ""
+            return f"rank {rank} is in `{record.operation}`{site}{where}"
+        last = f" (its last collective was `{record.operation}` at {record.site})" if record.site else ""
+        return f"rank {rank} is{where or ' between two stages'}{last}"
+
+    def _place(self, record: Record) -> Place:
+        if record.activity == Activity.SAVING:
+            return Place(_visit(record), math.inf, 0, 0)
+        if record.stage < 0:
+            return Place(_visit(record), -1, 0, 0)
+        block = self._plan.stages[record.stage].block
+        if not block:
+            return Place(_visit(record), record.stage, 0, 0)
+        first = next(number for number, stage in enumerate(self._plan.stages) if stage.block == block)
+        return Place(_visit(record), first, record.repeat_pass, record.stage)
+
+    # What was found
+
+    def _first_rank(self, name: str, key: str, rank: int) -> int:
+        """Returns the first rank of the process group that `rank` has under a key."""
+        found = self._first_ranks.get((name, key, rank))
+        if found is None:
+            found = self._first_ranks[name, key, rank] = min(self._ranks(name, key, rank))
+        return found
+
+    def _ranks(self, name: str, key: str, rank: int) -> Sequence[int]:
+        component, _, text = key.partition(":")
+        dims = tuple(text.split(","))
+        if dims == ("world",):
+            return range(self._plan.group(name).workers)
+        if dims == ("local",):
+            node = self._plan.node_of(name, rank)
+            return [worker.rank for worker in self._plan.workers(name, node)]
+        return sorted(self._plan.component(component).mesh.ranks_along(dims, rank))
+
+    def _find(self, name: str, key: str, visit: Visit, members: Mapping[int, Report], detail: str) -> None:
+        if self.found:
+            return
+        component, _, text = key.partition(":")
+        dims = listed(text.split(","))
+        ranks = self._ranks(name, key, min(members))
+        what = f"the collectives of {dims} of `{component}` ({_ranks_text(ranks)}) differ"
+        text = f"{name}: {what} in step {visit.step}: {_counts_text(members)}; {detail}"
+        self.found = Disagreement(visit.step, text)
+
+
+def _report(group: _Group, rank: int, key: str, value: Mapping[str, Any]) -> Report:
+    if "sites" in value:
+        group.sites[rank, key] = value["sites"]
+    return Report(Calls(value["count"], (value["digest"],)), group.sites.get((rank, key), {}))
+
+
+def _reported(group: _Group, rank: int, other: int) -> Mapping[str, Report] | None:
+    """Returns the report of the rank `other` on the visit in which `rank` stands; None if it has made none.
+    A rank without reports stands in setup or in its first step, and the first report covers both."""
+    visits = [visit for visit, reports in group.reports.items() if other in reports]
+    visit = _visit(group.standing[rank])
+    if visit not in visits and rank not in group.visits:
+        visit = min(visits, default=visit)
+    return group.reports[visit][other] if visit in visits else None
+
+
+def _visit(record: Record) -> Visit:
+    return Visit(record.step, record.visit)
+
+
+def _by_sites(members: Mapping[int, Report]) -> str:
+    """Returns the call sites that two ranks with different calls have not reached equally often."""
+    one = min(members)
+    other = next(rank for rank in members if members[rank].calls != members[one].calls)
+    sites = [members[rank].sites if members[rank].calls.count else {} for rank in (one, other)]
+    found = [
+        f"{site} ({sites[0].get(site, 0)} times on rank {one}, {sites[1].get(site, 0)} on rank {other})"
+        for site in sorted({*sites[0], *sites[1]})
+        if sites[0].get(site, 0) != sites[1].get(site, 0)
+    ]
+    if found:
+        return f"they differ at {', '.join(found[:SITES_MAX])}"
+    at = f", called at {', '.join(sorted(sites[0])[:SITES_MAX])}" if sites[0] else ""
+    return f"the operations, dtypes or shapes differ, or their order{at}"
+
+
+def _counts_text(members: Mapping[int, Report]) -> str:
+    """Returns `ranks 0, 1 called 7, rank 2 called 6`."""
+    by_count: dict[int, list[int]] = {}
+    for rank, report in sorted(members.items()):
+        by_count.setdefault(report.calls.count, []).append(rank)
+    return ", ".join(f"{_ranks_text(ranks)} called {count}" for count, ranks in by_count.items())
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:RANKS_MAX]))
+    more = len(ranks) - RANKS_MAX
+    return f"ranks {shown}" + (f" and {more} more" if more > 0 else "")

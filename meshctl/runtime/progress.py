@@ -1,0 +1,263 @@
+"""A worker's side of the progress record (`run.progress`), and the collectives that it counts.
+
+    progress = Progress.from_environ(os.environ, attempt)
+    progress.enter(Activity.RECEIVING, stage, now)
+    calls = progress.calls_of("actor:dp")        # one for each process group of a component
+    with calls.call(("all_reduce", "sum", torch.float32, 1024)):
+        ...
+    report.collectives = progress.end_step()
+
+Each rank counts the operations that its own code calls, and chains a digest of them. Two ranks of a process
+group that end a step with different counts or digests have not called the same collectives. Sends and
+receives are not counted. The place of a call in the user's code is reported and not compared.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter  # CLOCK_MONOTONIC on Linux, which all processes of a node share
+from types import FrameType
+from typing import Any, Self
+from zlib import crc32
+
+import torch
+
+from meshctl.package import PACKAGE_DIR
+from meshctl.run.progress import (
+    ACTIVITY,
+    ATTEMPT,
+    CALLED,
+    COLLECTIVE,
+    DIGESTS,
+    KEY_BYTES,
+    OPERATION,
+    PASS,
+    RECORD_BYTES,
+    ROW_BYTES,
+    ROWS,
+    SINCE,
+    SITE,
+    STAGE,
+    STEP,
+    TABLE,
+    VARIABLE,
+    VISIT,
+    Activity,
+    Record,
+    decode,
+    padded,
+)
+
+FORMS_MAX = 4096
+"""Number of forms of operations, and of call sites, that are kept as text."""
+_LIBRARIES = (str(PACKAGE_DIR / "runtime") + os.sep, str(Path(torch.__file__).parent) + os.sep)
+"""Code in these folders is not the user's."""
+
+Form = tuple[object, ...]
+"""An operation, and what has to be equal on all ranks: its dtype, its shape, its options."""
+NOTHING: dict[str, Any] = {}
+
+
+class Progress:
+    """Writes the progress record of this worker."""
+
+    def __init__(self, memory: memoryview | None = None, attempt: int = 0) -> None:
+        """Without shared `memory`, nobody reads the record, and only the counts matter."""
+        self._bytes = memory if memory is not None else memoryview(bytearray(RECORD_BYTES))
+        self._words, self._seconds = self._bytes.cast("q"), self._bytes.cast("d")
+        self._words[ATTEMPT] = attempt
+        self._calls: dict[str, CollectiveCalls] = {}
+        self.called: list[CollectiveCalls] = []
+        """Those with calls in the running step."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str], attempt: int) -> Progress:
+        """Returns the record that the node process gave this worker; one of its own where there is none."""
+        descriptor, _, number = environ.get(VARIABLE, "").partition(":")
+        if not number:
+            return cls(None, attempt)
+        with os.fdopen(int(descriptor), "r+b", buffering=0) as file:
+            shared = memoryview(mmap.mmap(file.fileno(), 0))
+        start = int(number) * RECORD_BYTES
+        return cls(shared[start : start + RECORD_BYTES], attempt)
+
+    @property
+    def record(self) -> Record:
+        return decode(bytes(self._bytes))
+
+    # Where the worker is
+
+    def begin_step(self, step: int) -> None:
+        words = self._words
+        if words[STEP] != step:
+            words[VISIT] = 0
+            words[STEP] = step
+
+    def enter(self, activity: Activity, stage: int, now: float) -> None:
+        """Begins an activity in a stage, by its index in the plan, at `now` in seconds of `perf_counter`."""
+        words = self._words
+        words[STAGE] = stage + 1
+        words[ACTIVITY] = activity
+        self._seconds[SINCE] = now
+
+    def begin_block(self) -> None:
+        """Begins a `repeat` block, whose passes are counted from 1."""
+        self._words[PASS] = 0
+
+    def next_pass(self) -> None:
+        self._words[PASS] += 1
+
+    def end_step(self) -> dict[str, Any]:
+        """Returns what the `step` event contains of the collectives since the last one; empty for none."""
+        words = self._words
+        words[VISIT] += 1
+        words[STAGE] = 0
+        words[ACTIVITY] = Activity.BETWEEN_STEPS
+        self._seconds[SINCE] = perf_counter()
+        if not self.called:
+            return NOTHING
+        found = {calls.key: calls.end_step() for calls in self.called}
+        self.called.clear()
+        return found
+
+    def begin_end(self, step: int, visit: int) -> None:
+        """Continues after an unannounced end, with the stages that run after the last step. What was counted
+        in a step that was dropped is forgotten. `visit` is the number of `step` events for `step`."""
+        for calls in self.called:
+            calls.forget()
+        self.called.clear()
+        self._words[STEP], self._words[VISIT] = step, visit
+
+    # Collectives
+
+    def calls_of(self, key: str) -> CollectiveCalls:
+        """Returns the counter of one process group. `key` is `COMPONENT:DIM,DIM`, equal on all its ranks."""
+        if key not in self._calls:
+            self._calls[key] = CollectiveCalls(key, self, len(self._calls))
+        return self._calls[key]
+
+    def row(self, number: int, key: str) -> tuple[memoryview, int]:
+        """Returns the words of the record, and the index of the first word of the row `number` of its table.
+        A row for which there is no room is one that nobody reads."""
+        if number >= ROWS or len(key.encode()) > KEY_BYTES:
+            return memoryview(bytearray(RECORD_BYTES)).cast("q"), 0
+        start = TABLE + number * ROW_BYTES
+        self._bytes[start : start + KEY_BYTES] = padded(key, KEY_BYTES)
+        return self._words, (start + KEY_BYTES) // 8
+
+    def begin_call(self, number: int, operation: bytes, site: bytes) -> None:
+        data, words = self._bytes, self._words
+        data[SITE] = site
+        data[OPERATION] = operation
+        self._seconds[CALLED] = perf_counter()
+        words[COLLECTIVE] = number + 1
+
+    def end_call(self) -> None:
+        self._words[COLLECTIVE] = 0
+
+
+class CollectiveCalls:
+    """Counts this rank's collective operations in one process group, from `step` event to `step` event."""
+
+    def __init__(self, key: str, progress: Progress, number: int) -> None:
+        self.key = key
+        self.count = self.digest = 0
+        self._progress, self._number = progress, number
+        self._words, self._first = progress.row(number, key)
+        self._sites: dict[str, int] = {}
+        """Call site -> number of calls in the running step."""
+        self._sent: dict[str, int] = {}
+        """The call sites in the last event that had them."""
+        self._depth = 0
+
+    def call(self, form: Form) -> Self:
+        """Counts an operation, which runs in the `with` block. Operations inside of it are part of it."""
+        self._depth += 1
+        if self._depth == 1:
+            self._count(form)
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth and kind is None:  # the record of a fault names the operation
+            self._progress.end_call()
+
+    def _count(self, form: Form) -> None:
+        if not self.count:
+            self._progress.called.append(self)
+        text, operation = _form(form)
+        name, site = call_site()
+        self.count += 1
+        self.digest = crc32(text, self.digest)
+        self._sites[name] = self._sites.get(name, 0) + 1
+        words, first = self._words, self._first
+        words[first] = self.count
+        words[first + 1 + self.count % DIGESTS] = self.digest
+        self._progress.begin_call(self._number, operation, site)
+
+    def end_step(self) -> dict[str, Any]:
+        """Returns the count and the digest since the last event, and the call sites if they have changed."""
+        found: dict[str, Any] = {"count": self.count, "digest": self.digest}
+        if self._sites != self._sent:
+            found["sites"] = self._sent = self._sites
+        self.forget()
+        return found
+
+    def forget(self) -> None:
+        self.count = self.digest = 0
+        self._sites = {}
+        self._words[self._first] = 0
+
+
+_forms: dict[Form, tuple[bytes, bytes]] = {}
+_sites: dict[tuple[str, int], tuple[str, bytes]] = {}
+_is_library: dict[str, bool] = {}
+
+
+def _form(form: Form) -> tuple[bytes, bytes]:
+    """Returns a form as text: whole, and as long as the record has room for."""
+    found = _forms.get(form)
+    if found is None:
+        if len(_forms) >= FORMS_MAX:
+            _forms.clear()
+        text = " ".join(_word(part) for part in form)
+        found = _forms[form] = text.encode() + b"\n", text.encode()[:64].ljust(64, b"\0")
+    return found
+
+
+def _word(part: object) -> str:
+    if isinstance(part, torch.dtype):
+        return str(part).removeprefix("torch.")
+    return str(list(part)) if isinstance(part, tuple) else str(part)
+
+
+def call_site() -> tuple[str, bytes]:
+    """Returns `FILE:LINE` of the innermost frame in the user's code, as text and as in the record; empty
+    texts where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        library = _is_library.get(name)
+        if library is None:
+            library = _is_library[name] = name.startswith(_LIBRARIES)
+        if not library:
+            return _site(name, frame.f_lineno)
+        frame = frame.f_back
+    return _site("", 0)
+
+
+def _site(name: str, line: int) -> tuple[str, bytes]:
+    found = _sites.get((name, line))
+    if found is None:
+        if len(_sites) >= FORMS_MAX:
+            _sites.clear()
+        text = f"{name.removeprefix(os.getcwd() + os.sep)}:{line}" if name else ""
+        found = _sites[name, line] = text, padded(text, SITE.stop - SITE.start)
+    return found

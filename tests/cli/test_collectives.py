@@ -1,0 +1,120 @@
+"""A collective that one rank skips, or calls otherwise, in real processes: named, with exit code 5 and no
+metrics of the step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from meshctl.engines.node.guard import children
+from tests.cli.commands import meshctl
+
+PARTS = """
+import torch
+from meshctl import Batch, Component, endpoint
+
+class Actor(Component):
+    def __init__(self, mood: str) -> None:
+        self.mood = mood
+
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        return Batch({"x": torch.ones(len(samples))})
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        mood = self.mood if self.rank == 1 and self.step == 3 else ""
+        dp = self.collective("dp")
+        total = dp.all_reduce(batch["x"].sum())
+        if mood != "middle":
+            dp.all_reduce(torch.ones(4))  # MIDDLE
+        dp.all_reduce(torch.ones(4, dtype=torch.int32 if mood == "dtype" else torch.float32))  # DTYPE
+        dp.all_reduce(torch.ones(4), "max" if mood == "op" else "sum")
+        dp.broadcast(torch.ones(1 if mood == "shape" else 4))  # SHAPE
+        if self.mood == "uneven":
+            for _ in range(self.rank // 2):  # the dp rank
+                self.collective("tp").all_reduce(torch.ones(3))
+        if mood != "last":
+            dp.all_gather(torch.ones(3))  # LAST
+        return {"sum": float(total)}
+"""
+
+RECIPE = """
+name: small
+groups:
+  train: {ranks: 2, device_type: cpu}
+components:
+  actor: {_target_: parts.Actor, group: train, parallel: {dp_size: 2}, args: {mood: ""}}
+pipeline:
+  batch: {call: actor.next, samples: 4}
+  loss: {call: actor.update, in: batch}
+run: {steps: 5, dir: runs}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def line_of(mark: str) -> int:
+    return next(number for number, line in enumerate(PARTS.splitlines(), 1) if line.endswith(f"# {mark}"))
+
+
+def failed(folder: Path, mood: str, *words: str) -> str:
+    """Returns the error of a run in which a rank deviates in step 3, and checks all but its text."""
+    done = meshctl(folder, "launch", "recipe.yaml", f"components.actor.args.mood={mood}", *words)
+    assert done.returncode == 5, done.stderr
+    assert [row["step"] for row in rows(folder)] == [1, 2]
+    assert not children(), "the command has left processes behind"
+    [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert error.startswith("error: train: the collectives of ") and "differ in step 3: " in error
+    return error
+
+
+def rows(folder: Path) -> list[Mapping[str, float]]:
+    [metrics] = folder.glob("runs/small/*/metrics.jsonl")
+    return [json.loads(line) for line in metrics.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_skipped_collective_in_the_middle(folder: Path) -> None:
+    error = failed(folder, "middle")
+    assert "`dp` of `actor` (ranks 0, 1)" in error and "parts.py:" in error
+
+
+@pytest.mark.slow
+def test_a_skipped_last_collective(folder: Path) -> None:
+    error = failed(folder, "last")
+    assert "`dp` of `actor` (ranks 0, 1)" in error and f"parts.py:{line_of('LAST')}" in error
+    assert "rank 0 called 6, rank 1 called 5" in error
+
+
+@pytest.mark.slow
+def test_another_dtype(folder: Path) -> None:
+    assert "ranks 0, 1 called 6" in failed(folder, "dtype")
+
+
+@pytest.mark.slow
+def test_another_operation(folder: Path) -> None:
+    assert "ranks 0, 1 called 6" in failed(folder, "op")
+
+
+@pytest.mark.slow
+def test_another_shape(folder: Path) -> None:
+    error = failed(folder, "shape")
+    assert "number 5 differs" in error and f"parts.py:{line_of('SHAPE')}" in error
+    assert "rank 1 is in `broadcast 0 float32 1`" in error
+
+
+@pytest.mark.slow
+def test_process_groups_with_different_numbers_of_collectives(folder: Path) -> None:
+    words = "components.actor.args.mood=uneven", "groups.train.ranks=4", "components.actor.parallel.tp_size=2"
+    done = meshctl(folder, "launch", "recipe.yaml", *words)
+    assert done.returncode == 0, done.stderr
+    assert len(rows(folder)) == 5

@@ -1,0 +1,175 @@
+"""The progress record as a worker writes it, and as its node process reads it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from time import perf_counter
+
+import torch
+
+from meshctl.engines.node.progress import LOOK_S, Records, recorded_workers
+from meshctl.plan.model import Plan
+from meshctl.run.progress import DIGESTS, RECORD_BYTES, ROWS, VARIABLE, Activity, Calls, Record
+from meshctl.runtime.progress import Progress, call_site
+from tests.runtime.plans import call, plan
+
+SUM = ("all_reduce", "sum", torch.float32, 4)
+MAX = ("all_reduce", "max", torch.float32, 4)
+
+
+def two_groups() -> Plan:
+    return plan(
+        {"one": 2, "two": 3},
+        {"maker": ("one", {}), "taker": ("two", {})},
+        [call("batch", "maker.next", samples=6), call("loss", "taker.update", "batch")],
+    )
+
+
+def test_a_record_has_the_position_of_the_worker() -> None:
+    progress = Progress(attempt=2)
+    progress.begin_step(7)
+    progress.begin_block()
+    progress.next_pass()
+    progress.enter(Activity.CALLING, 3, 12.5)
+    assert progress.record == Record(Activity.CALLING, 2, 7, 0, 1, 3, 12.5)
+
+
+def test_the_end_of_a_step_is_a_further_visit() -> None:
+    progress = Progress()
+    progress.begin_step(1)
+    assert progress.end_step() == {}
+    assert (progress.record.step, progress.record.visit, progress.record.stage) == (1, 1, -1)
+    assert progress.record.activity == Activity.BETWEEN_STEPS
+    progress.begin_step(1)
+    assert progress.record.visit == 1, "a step that runs again, at the end of the run"
+    progress.begin_step(2)
+    assert progress.record.visit == 0
+
+
+def test_the_running_collective_is_in_the_record() -> None:
+    progress = Progress()
+    calls = progress.calls_of("actor:dp")
+    before = perf_counter()
+    with calls.call(SUM):
+        record = progress.record
+        assert record.collective == "actor:dp" and record.operation == "all_reduce sum float32 4"
+        assert record.site.rpartition(":")[0].endswith("test_progress.py")
+        assert before <= record.collective_since <= perf_counter()
+        assert record.calls["actor:dp"].count == 1
+    assert progress.record.collective == ""
+
+
+def test_a_collective_that_raises_stays_in_the_record() -> None:
+    progress = Progress()
+    calls = progress.calls_of("actor:dp")
+    try:
+        with calls.call(SUM):
+            raise ConnectionError
+    except ConnectionError:
+        pass
+    assert progress.record.collective == "actor:dp"
+
+
+def test_operations_inside_of_an_operation_are_part_of_it() -> None:
+    progress = Progress()
+    calls = progress.calls_of("actor:dp")
+    with calls.call(("barrier",)), calls.call(SUM):
+        assert progress.record.operation == "barrier"
+    assert progress.end_step()["actor:dp"]["count"] == 1
+
+
+def test_counts_and_digests_begin_anew_with_each_step() -> None:
+    progress = Progress()
+    calls = progress.calls_of("actor:dp")
+    found = []
+    for _ in range(2):
+        for form in (SUM, MAX):
+            with calls.call(form):
+                pass
+        found.append(progress.end_step()["actor:dp"])
+    assert found[0]["count"] == found[1]["count"] == 2
+    assert found[0]["digest"] == found[1]["digest"]
+    assert list(found[0]["sites"].values()) == [2]
+    assert "sites" not in found[1], "they have not changed"
+
+
+def test_the_order_is_in_the_digest() -> None:
+    digests = []
+    for forms in ((SUM, MAX), (MAX, SUM)):
+        progress = Progress()
+        for form in forms:
+            with progress.calls_of("actor:dp").call(form):
+                pass
+        digests.append(progress.end_step()["actor:dp"]["digest"])
+    assert digests[0] != digests[1]
+
+
+def test_what_was_counted_in_a_dropped_step_is_forgotten() -> None:
+    progress = Progress()
+    with progress.calls_of("actor:dp").call(SUM):
+        pass
+    progress.begin_end(4, visit=1)
+    assert progress.end_step() == {}
+
+
+def test_the_first_call_that_differs_is_known_while_the_record_has_its_digest() -> None:
+    one, other = Progress(), Progress()
+    for number in range(DIGESTS + 3):
+        with one.calls_of("actor:dp").call(SUM):
+            pass
+        with other.calls_of("actor:dp").call(MAX if number == 5 else SUM):
+            pass
+    own, theirs = one.record.calls["actor:dp"], other.record.calls["actor:dp"]
+    assert own.first_difference(theirs) == theirs.first_difference(own) == 6
+    assert own.first_difference(own) == 0
+    assert own.first_difference(Calls(4, (17,))) == 4 and own.first_difference(Calls(3, (17,))) == 0
+
+
+def test_process_groups_without_room_are_counted_and_not_recorded() -> None:
+    progress = Progress()
+    for number in range(ROWS + 2):
+        with progress.calls_of(f"c{number}:dp").call(SUM):
+            pass
+    assert len(progress.record.calls) == ROWS
+    assert len(progress.end_step()) == ROWS + 2
+
+
+def test_the_call_site_is_in_the_users_code() -> None:
+    name, data = call_site()
+    assert name.rpartition(":")[0].endswith("test_progress.py")
+    assert data.rstrip(b"\0").decode() == name
+
+
+def test_the_node_process_reads_what_stands() -> None:
+    records = Records()
+    records.begin(two_groups(), 0)
+    assert recorded_workers(two_groups(), 0) == [("one", 0), ("one", 1), ("two", 0), ("two", 1), ("two", 2)]
+    shared = memoryview(mmap.mmap(records.descriptor, 0))
+    progress = Progress(shared[3 * RECORD_BYTES : 4 * RECORD_BYTES])
+    progress.begin_step(1)
+    assert records.standing(LOOK_S) == [], "one look knows nothing"
+    progress.enter(Activity.CALLING, 1, 1.0)
+    standing = {(group, rank) for group, rank, _ in records.standing(2 * LOOK_S)}
+    assert standing == {("one", 0), ("one", 1), ("two", 0), ("two", 2)}, "two:1 has moved"
+    [[group, rank, message]] = records.standing(3 * LOOK_S)
+    assert (group, rank, Record.of_message(message)) == ("two", 1, progress.record)
+    assert records.standing(4 * LOOK_S) == [], "it was reported"
+    records.begin(two_groups(), 0)
+    assert records.of_failed([3])[0][2]["stage"] == -1, "a new attempt begins with empty records"
+
+
+def test_a_process_that_is_executed_writes_its_record() -> None:
+    records = Records()
+    records.begin(two_groups(), 0)
+    code = (
+        "import os; from meshctl.runtime.progress import Progress\n"
+        "Progress.from_environ(os.environ, 5).begin_step(9)"
+    )
+    environ = {**os.environ, VARIABLE: f"{records.descriptor}:2"}
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, env=environ, pass_fds=[records.descriptor], check=True)
+    [[group, rank, message]] = records.of_failed([2])
+    assert (group, rank, message["attempt"], message["step"]) == ("two", 0, 5, 9)
