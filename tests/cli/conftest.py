@@ -11,7 +11,7 @@ from tests.cli.small_launch import PARTS, RECIPE
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With a recipe; a name that has to be quoted."""
+    """A folder with a recipe. Its name must be quoted in a shell."""
     folder = tmp_path / "it's a recipe"
     folder.mkdir()
     (folder / "parts.py").write_text(PARTS)

@@ -58,7 +58,8 @@ run: {steps: 3, dir: runs, checkpoint: {every: 2}}
 
 
 def started(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """In a process group of its own, so that a test can signal all of it, as a terminal does."""
+    """Starts a launch in a new process group, so that a test can signal the whole group as a terminal
+    does."""
     command = [sys.executable, "-c", MAIN, "launch", *words]
     return subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0

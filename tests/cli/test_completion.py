@@ -1,5 +1,5 @@
-"""Shell completion: what may stand at the cursor, in the terms of each shell, and in the shells themselves
-where they are there."""
+"""Shell completion: the candidates at the cursor, their format for each shell, and completion in real shells,
+if they are installed."""
 
 import os
 import pty
@@ -91,7 +91,7 @@ def bash(line: str, point: int | None = None) -> list[str]:
 
 
 def texts(line: str) -> list[str]:
-    """The whole words, as zsh and fish get them."""
+    """Returns the whole words, as for zsh and fish."""
     *before, word = line.split(" ")
     return [one.text for one in candidates(before, word) if one.text.startswith(word)]
 
@@ -328,7 +328,7 @@ def test_descriptions(place: Path) -> None:
 
 
 def every(word: str = "") -> Iterator[str]:
-    """All overrides that can be completed to a value."""
+    """Yields all overrides that completion can propose, with values."""
     for one in candidates(["launch", "grpo.yaml"], word):
         if not one.text.startswith(word) or one.text == word:
             continue
@@ -339,7 +339,7 @@ def every(word: str = "") -> Iterator[str]:
 
 
 def test_what_is_proposed_is_accepted(place: Path) -> None:
-    """Every one is a key, an option or a place that there is."""
+    """Every candidate is an existing key, option or package."""
     proposed = list(every())
     assert len(proposed) > 100
     for text in proposed:
@@ -495,7 +495,7 @@ TYPED = (
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", ARGV)
 def test_in_a_real_shell(shell: str, place: Path) -> None:
-    """Tab is pressed in an interactive shell, whose `meshctl` says what it is finally called with."""
+    """Presses Tab in an interactive shell. A fake `meshctl` prints the arguments with which it is called."""
     program = shutil.which(shell) or pytest.skip(f"{shell} is not here")
     binary = place / "bin" / "meshctl"
     binary.parent.mkdir()
@@ -509,7 +509,8 @@ def test_in_a_real_shell(shell: str, place: Path) -> None:
 
 
 def in_terminal(argv: list[str], begin: str, lines: Sequence[str], path: Path, calls: Path) -> list[str]:
-    """What `meshctl` was called with, line by line; each is typed once the one before has been called."""
+    """Returns the arguments of `meshctl` for each line. A line is typed after the command of the previous one
+    has run."""
     env = {"PATH": f"{path}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
     env |= {"TERM": "dumb", "HOME": str(path), "LANG": "C.UTF-8"}
     child, terminal = pty.fork()
@@ -537,7 +538,7 @@ def in_terminal(argv: list[str], begin: str, lines: Sequence[str], path: Path, c
 
 
 def settle(terminal: int, until: bytes = b"", quiet: float = 0.2) -> None:
-    """Reads until there is nothing for a while, and something was said."""
+    """Reads until there has been output, followed by a pause."""
     seen, end = b"", time.monotonic() + 30
     while time.monotonic() < end:
         if select.select([terminal], [], [], quiet)[0]:

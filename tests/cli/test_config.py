@@ -1,5 +1,5 @@
-"""`meshctl config`: a recipe again, or where each value comes from; wrong ones as far as they go; and no
-secret in any command's output."""
+"""`meshctl config` prints a recipe, or the origin of each value, as far as a wrong recipe can be read; and no
+output of any command contains a secret."""
 
 import json
 import os
@@ -90,7 +90,8 @@ Output = tuple[int, str, str]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A recipe with its code, and config groups beside it so that their places have short names."""
+    """A folder with a recipe, its code, and config groups next to it, so that their places have short
+    names."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     shutil.copy(GOLDEN / "arithmetic.py", tmp_path)
     shipped = GOLDEN.parents[2] / "conf"

@@ -1,4 +1,4 @@
-"""`meshctl doctor`, as a user calls it; what it says of machines is in tests/engines/checks/test_checks.py."""
+"""`meshctl doctor`, as a user calls it. Its findings are tested in tests/engines/checks/test_checks.py."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SUBJECTS = ["versions", "devices", "network", "memory", "limits", "disk", "clock
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a recipe for cpu and one for cuda, on a machine that has nothing wrong and no
-    device."""
+    """A working directory with a recipe for cpu and one for cuda, on a machine without faults and without
+    devices."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("meshctl.engines.checks.device_files.ROOT", tmp_path)
     assert init("fine", Options("grpo", "cpu")) == 0 and init("far", Options("train", "cuda", 2)) == 0
@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the examination was asked for."""
+    """Records the requirements that are examined."""
     seen: list[Any] = []
 
     def examined(asked: Any) -> tuple[Check, ...]:
@@ -125,7 +125,7 @@ def test_the_table_and_the_json_of_one_examination_agree(
 
 @pytest.mark.slow
 def test_this_machine(here: Path) -> None:
-    """All of it, for real: every topic speaks, ranks meet, and nothing is left."""
+    """Examines this machine: every topic has findings, and no process or file is left."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "OMP_NUM_THREADS": "1"
     }
@@ -171,7 +171,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def test_the_examination_never_raises(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
-    """Each topic fails in its own way, in the child or in its judgement."""
+    """Each topic fails in another way, in the child process or in `judge`."""
     errors: list[type[Exception]] = [OSError, ValueError, KeyError, RecursionError]
     broken = {}
     for number, (subject, topic) in enumerate(runner.TOPICS.items()):

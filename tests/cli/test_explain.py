@@ -1,4 +1,4 @@
-"""`meshctl explain`: what it prints of a page, and what of a word that is no code."""
+"""`meshctl explain` prints a page, and help for a word that is not a code."""
 
 import subprocess
 import sys

@@ -1,5 +1,5 @@
-"""`meshctl init`: every recipe that it writes validates, those on cpu run and learn, and no answer or name
-ends badly."""
+"""`meshctl init`: every written recipe is valid, those on cpu run and learn, and every answer and name is
+handled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.cli.commands import MAIN
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory on a machine without an accelerator, and no terminal."""
+    """An empty working directory on a machine without accelerators, and no terminal."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "machine", lambda: ("cpu", 0))
     monkeypatch.setattr("sys.stdin", io.StringIO())
@@ -54,7 +54,7 @@ def names(folder: Path) -> set[str]:
 
 
 def validated(recipe: str) -> str:
-    """What `validate` says, which is one line."""
+    """Returns the output of `validate`, which is one line."""
     out = io.StringIO()
     assert checked(recipe, [], out) == 0, out.getvalue()
     assert out.getvalue().count("\n") == 1, out.getvalue()
@@ -121,7 +121,7 @@ LEARNED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_cpu_it_runs_and_learns(kind: str, here: Path) -> None:
-    """As a user would: `init`, then the command that it says."""
+    """Runs `init`, then the command that it proposes, as a user would."""
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     assert init("first", Options(kind)) == 0
     launched = [sys.executable, "-c", MAIN, "launch", "first.yaml"]
@@ -466,7 +466,7 @@ def test_questions_fit_a_terminal(here: Path, capsys: pytest.CaptureFixture[str]
 
 
 class Terminal:
-    """`meshctl init` with a terminal around it."""
+    """`meshctl init` in a pseudo-terminal."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         self._own, theirs = pty.openpty()

@@ -24,7 +24,7 @@ MOOD = "components.trainer.args.mood"
 
 
 def rows(output: str) -> list[list[str]]:
-    """The table at the end, without its first row; columns are two spaces apart."""
+    """Returns the rows of the final table without the header. Columns are two spaces apart."""
     lines = output[output.rindex("\n  job  overrides") :].strip().splitlines()
     return [re.split(r"  +", line.strip()) for line in lines[1:]]
 

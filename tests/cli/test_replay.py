@@ -108,7 +108,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(recorded: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be changed."""
+    """A copy of `recorded` that a test may change."""
     shutil.copytree(recorded / "whole", tmp_path / "whole")
     return write(tmp_path)
 

@@ -1,4 +1,4 @@
-"""`meshctl schema`: printed or written, the same."""
+"""`meshctl schema` prints and writes the same text."""
 
 import json
 import re
@@ -38,6 +38,6 @@ def test_what_cannot_be_written_is_wrong_usage(tmp_path: Path) -> None:
 
 
 def test_the_line_of_a_recipe_names_the_file_next_to_it() -> None:
-    """A relative path is seen from the recipe's folder."""
+    """The path is relative to the recipe's folder."""
     found = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)\n", MODELINE)
     assert found and found[1] == FILE and "/" not in FILE

@@ -1,5 +1,5 @@
-"""`meshctl show-topology`: what it draws and where to, how it exits, and that every wrong question has one
-clear answer."""
+"""`meshctl show-topology`: its picture and output file, exit codes, and one clear message for every wrong
+option."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What every command shares: standard input in place of a recipe, streams that are closed, full or left, and
-an interrupt at any time."""
+"""Common behaviour of all commands: a recipe from standard input, streams that are closed or full, and
+interrupts at any time."""
 
 from __future__ import annotations
 

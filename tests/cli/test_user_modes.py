@@ -1,4 +1,4 @@
-"""Modes of the user's own, from the decorator to the samples that each rank receives."""
+"""User-defined modes, from the decorator to the samples that each rank receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`meshctl validate`: what it prints, how it exits, and that it runs nothing of what a recipe names."""
+"""`meshctl validate`: its output and exit codes, and that it executes nothing that a recipe names."""
 
 import io
 import json
@@ -171,14 +171,14 @@ def test_names_too_long_for_the_disk_are_only_unknown() -> None:
 
 
 def run(capfd: pytest.CaptureFixture[str], *arguments: str, **asked: Any) -> tuple[int, str, str]:
-    """The exit code, and what went to stdout and stderr."""
+    """Returns (exit code, stdout, stderr)."""
     code = validate(arguments, Options(**asked))
     return code, *capfd.readouterr()
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with a right recipe in it."""
+    """A working directory with a correct recipe."""
     for name in ("base_of_all.yaml", "arithmetic.py"):
         (tmp_path / name).write_text((GOLDEN / name).read_text())
     monkeypatch.chdir(tmp_path)

@@ -45,7 +45,7 @@ STOPS = "components.trainer.args.mood=stops"
 
 
 class Terminal:
-    """A command that a terminal controls."""
+    """A command with a pseudo-terminal as its controlling terminal."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         self._master, slave = pty.openpty()
@@ -56,7 +56,7 @@ class Terminal:
         self._waited = 0
 
     def wait_for(self, text: str) -> None:
-        """Reads until a text is shown after the one that was waited for before."""
+        """Reads until a text appears, after the one of the previous call."""
         while not self._is_shown(text):
             assert self._read(TIMEOUT_S), self.shown
 
@@ -64,8 +64,8 @@ class Terminal:
         os.write(self._master, line.encode())
 
     def interrupt_until(self, text: str) -> None:
-        """Presses Ctrl-C until a text is shown, as a person would: readline does not notice a signal that
-        arrives after it has printed its prompt and before it waits for input."""
+        """Presses Ctrl-C repeatedly until a text appears, because readline misses a signal that arrives
+        between its prompt and its wait for input."""
         for _ in range(TIMEOUT_S // AGAIN_S):
             self.type("\x03")
             while self._read(AGAIN_S):

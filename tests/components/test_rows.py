@@ -1,4 +1,4 @@
-"""Rows of a file: which row a sample number is, in which column, and what a bad file says."""
+"""Rows of a file: the row of each sample number, the types of columns, and the errors of invalid files."""
 
 from __future__ import annotations
 

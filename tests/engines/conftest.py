@@ -21,7 +21,7 @@ from processes import TIMEOUT, Launch, Launched, alive, litter
 
 @pytest.fixture(scope="session")
 def temporary() -> Iterator[Path]:
-    """The folder for temporary files of these runs alone: other tests run at the same time."""
+    """A folder for temporary files of these runs only, because other tests run at the same time."""
     with tempfile.TemporaryDirectory(prefix="t-") as folder:
         yield Path(folder)
 
@@ -44,7 +44,7 @@ def driver(temporary: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def launch(driver: subprocess.Popen[str], temporary: Path, tmp_path: Path) -> Iterator[Launch]:
-    """`launch(plan, mode)`; afterwards nothing of it runs any more, and nothing was left lying about."""
+    """`launch(plan, mode)`. At the end, checks that no process and no file of the run is left."""
     before, seen = litter(temporary), set()
 
     def start(

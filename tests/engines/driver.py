@@ -4,9 +4,9 @@ reads.
     stdin    {"plan": {...}, "folder": PATH, "env": {...}}      a plan as JSON, a folder for everything
     stdout   {"pid": n}                                          of the launcher
 
-In the folder: `out` (what the launcher prints), `code` (its exit code, if it lived to give one) and the run
-directory's name in `run`. Workers do what MODE says: a few steps with an all_reduce over their group, and
-then nothing, or something bad.
+The folder then contains `out` (the launcher's output), `code` (its exit code, unless it was killed) and `run`
+(the name of the run directory). Workers run a few steps with an all_reduce over their group, and then behave
+as MODE states.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def misbehave(mode: list[str], journal: Journal) -> None:
 
 
 class ByHand(LocalEngine):
-    """Starts every node process as the command that `render` returns."""
+    """An engine that starts every node process by the command that `render` returns."""
 
     def start(self, job: Job) -> LocalHandle:
         handle = LocalHandle(job)

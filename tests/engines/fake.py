@@ -3,8 +3,8 @@
     engine = FakeEngine(worker)                            # the supervisor runs here
     engine = FakeEngine(worker, supervisor="inside")       # `start` submits a "job" that supervises itself
 
-The threads speak to the supervisor over the same connection as real node processes, so everything but the
-processes is real: the handshake, attempts, exits, signals, a node that is lost.
+The threads use the same connection to the supervisor as real node processes. Everything except the processes
+is real: the handshake, attempts, exits, signals, lost nodes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POLL_S = 0.01
 
 @dataclass(frozen=True)
 class FakeWorker:
-    """What a worker's function is called with."""
+    """The argument of a worker's function."""
 
     plan: Plan
     run: RunDir
@@ -43,7 +43,7 @@ class FakeWorker:
     store: str
     """HOST:PORT of the store."""
     stop: threading.Event = field(default_factory=threading.Event)
-    """Set when the worker has been sent SIGTERM or SIGKILL."""
+    """Set when SIGTERM or SIGKILL is sent to the worker."""
 
     def journal(self) -> Journal:
         return Journal(self.run.journal(f"{self.group}-{self.rank}"), self.group, self.rank)
@@ -81,7 +81,7 @@ class FakeEngine:
 
 
 class FakeHandle:
-    """The nodes of a plan, as threads."""
+    """The nodes of a plan as threads."""
 
     def __init__(self, job: Job, worker: FakeMain) -> None:
         self.address = job.head
@@ -127,7 +127,7 @@ class FakeHandle:
 
 
 class FakeNode(threading.Thread):
-    """A node process as a thread. Its agents are counters, its workers threads."""
+    """A node process as a thread. Its agents are counters, and its workers are threads."""
 
     def __init__(self, job: Job, node: int, worker: FakeMain) -> None:
         super().__init__(name=f"node {node}", daemon=True)
@@ -136,11 +136,11 @@ class FakeNode(threading.Thread):
         self._is_ending = False
         self._attempt = -1
         self._workers: dict[str, list[_Worker]] = {}
-        """Group -> the workers of its agent that are still to be reported."""
+        """Group -> workers whose exit has not been reported yet."""
         self.start()
 
     def end(self, code: int) -> None:
-        """Ends the node as a signal would: everything stops, and its connection closes."""
+        """Ends the node as a signal would: its workers stop, and its connection closes."""
         self.code, self._is_ending = code, True
 
     def run(self) -> None:
@@ -180,7 +180,7 @@ class FakeNode(threading.Thread):
             ]
 
     def _report(self, connection: Connection) -> None:
-        """Reports an agent as ended once all of its workers have; they are ended when one fails."""
+        """Reports an agent as ended once all of its workers have ended. Ends them when one fails."""
         for group, workers in list(self._workers.items()):
             if any(worker.code for worker in workers):
                 for worker in workers:

@@ -1,4 +1,4 @@
-"""Runs that were launched for a test, and what of them is alive."""
+"""Runs that were launched for a test, and their living processes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def plan_of(
     env: tuple[tuple[str, str | None], ...] = (),
     **run_keys: Any,
 ) -> Plan:
-    """Groups by name, each with so many workers, or with two workers of a program. `run_keys` are those of
-    `Run`."""
+    """Returns a plan of groups by name, each with this many workers, or with two workers of a program.
+    `run_keys` are those of `Run`."""
     placed, place = [], 0
     for name, what in groups:
         workers = what if isinstance(what, int) else 2
@@ -67,14 +67,14 @@ class Launched:
         return pids[attempt]
 
     def named(self, title: str) -> int:
-        """A process of the run by the name that `ps` shows."""
+        """Returns the pid of a process of the run by the name that `ps` shows."""
         return next(pid for pid in family(self.pid) if name_of(pid) == title)
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
     def end(self) -> int | None:
-        """Waits until the launcher is gone; its exit code, none if it could not give one."""
+        """Waits for the launcher's end. Returns its exit code; None if it was killed."""
         wait(lambda: not alive(self.pid), f"the end of the launcher; {self.output()}")
         path = self.folder / "code"
         return int(path.read_text()) if path.exists() else None
@@ -110,7 +110,7 @@ def name_of(pid: int) -> str:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
+    """Returns a process and its descendants."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -126,7 +126,7 @@ def family(pid: int) -> list[int]:
 
 
 def litter(temporary: Path) -> set[str]:
-    """What torch or a launcher might leave behind."""
+    """Returns the files that torch or a launcher may have left behind."""
     marks = ("torch", "meshctl", "psm_", "pymp")
     return {
         str(path)

@@ -1,4 +1,4 @@
-"""The supervisor on fake engines of both kinds: everything but the processes is real."""
+"""The supervisor on fake engines of both kinds. Everything except the processes is real."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Recording:
 
 
 def steps(worker: FakeWorker) -> int:
-    """Three steps, each with a checkpoint."""
+    """Runs three steps, each with a checkpoint."""
     journal = worker.journal()
     journal.write("ready")
     for step in (1, 2, 3):
@@ -158,7 +158,7 @@ def test_a_restart_continues_after_the_checkpoint(two_nodes: Plan, tmp_path: Pat
 
 
 class Losing(FakeEngine):
-    """Loses node 1 in the first attempt."""
+    """A fake engine that loses node 1 in the first attempt."""
 
     handle: FakeHandle
 

@@ -1,4 +1,4 @@
-"""Whatever dies, everything goes, nothing is left, and the first cause is named."""
+"""If any process dies, all processes end, nothing is left, and the first cause is named."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshctl.engines.supervise.cause import READ_ONLY
 from meshctl.plan.model import Program
 
 GONE = 10.0
-"""Seconds; three on a quiet machine."""
+"""Time limit in seconds for the end of all processes; it takes three on an idle machine."""
 
 
 def gone(pids: list[int]) -> None:
@@ -22,7 +22,7 @@ def gone(pids: list[int]) -> None:
 
 
 def going(launch: Launch, folder: Path, mode: str = "forever") -> tuple[Launched, list[int]]:
-    """A run of two groups of two, and all its processes."""
+    """Launches a run of two groups of two workers. Returns it with all of its processes."""
     run = launch(plan_of(folder, ("one", 2), ("two", 2)), mode).ready(4)
     return run, family(run.pid)
 
@@ -100,7 +100,7 @@ SLEEPER = Program(("-c", "import time; time.sleep(1000)"))
 def test_node_processes_that_were_started_by_exec_end_with_the_launcher(
     launch: Launch, tmp_path: Path
 ) -> None:
-    """Only the connection ties them to it, as on another node."""
+    """As on another node, only the connection tells them that the launcher has died."""
     run = launch(plan_of(tmp_path, ("one", SLEEPER)), by_hand=True)
     wait(lambda: len(run.events("started")) == 2, "the workers")
     pids = family(run.pid)

@@ -38,7 +38,7 @@ LISTS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The files of a machine with four GPUs and two NPUs, and an environment that says nothing."""
+    """The device files of a machine with four GPUs and two NPUs, and an environment without device lists."""
     (tmp_path / "dev").mkdir()
     for name in (
         "nvidia0",
@@ -58,7 +58,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def refusal(*groups: Group) -> str:
-    """What preflight says; empty where it accepts. The plan's own node is larger than the machine."""
+    """Returns the error of the preflight; empty if there is none. The node of the plan is larger than the
+    machine."""
     try:
         preflight(Plan("test", 0, Cluster.of(1, cuda=16, npu=16), groups, (), (), (), Run()), Start(("/",)))
     except CannotStart as error:

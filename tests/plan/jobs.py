@@ -22,7 +22,7 @@ Sizes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Listed:
-    """A worker, found by going through all devices one by one."""
+    """A worker, found by visiting all devices one by one."""
 
     node: int
     local_rank: int
@@ -31,7 +31,7 @@ class Listed:
 
 
 def naive(group: Group, sizes: Sizes, nodes: int) -> list[Listed]:
-    """Where all workers of a group are."""
+    """Returns the locations of all workers of a group."""
     if group.device_type == "cpu":
         each, more = divmod(group.workers, nodes)
         homes = [node for node in range(nodes) for _ in range(each + (node < more))]
@@ -58,7 +58,7 @@ def naive(group: Group, sizes: Sizes, nodes: int) -> list[Listed]:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[Plan, Sizes]:
-    """A plan that the rules accept, and the devices of each of its nodes."""
+    """Draws a plan that the rules accept, and the devices of each of its nodes."""
     nodes = draw(st.integers(1, 5))
     even = st.integers(1, 5).map(lambda each: (each,) * nodes)
     uneven = st.lists(st.integers(0, 5), min_size=nodes, max_size=nodes).filter(any).map(tuple)
@@ -96,7 +96,8 @@ def jobs(draw: st.DrawFn) -> tuple[Plan, Sizes]:
 
 @st.composite
 def lists(draw: st.DrawFn, sizes: Sequence[int], free: set[int], each: int) -> tuple[int, ...]:
-    """Devices in any order, but those of a worker neighbours on one node; they are free no more."""
+    """Draws a list of free devices in any order, with consecutive devices of one node for each worker, and
+    marks them as used."""
     starts = [
         sum(sizes[:node]) + number for node, size in enumerate(sizes) for number in range(size - each + 1)
     ]
@@ -128,7 +129,7 @@ def _placed(groups: dict[str, recipe_model.DeviceGroup], devices: object) -> lis
 
 
 def of_types(plan: Plan, types: Sequence[DeviceType]) -> Plan:
-    """The same plan with its groups on these types of devices, one behind the other."""
+    """Returns the same plan with its groups on these device types, in turn."""
     first, groups = dict.fromkeys(types, 0), list[Group]()
     for group, kind in zip(plan.groups, types, strict=True):
         start, first[kind] = first[kind], first[kind] + group.workers

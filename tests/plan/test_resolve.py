@@ -1,4 +1,4 @@
-"""A checked recipe always becomes a plan, and the plan says what the recipe said."""
+"""Every recipe without errors is resolved, and the plan has the values of the recipe."""
 
 from pathlib import Path
 from typing import Any
@@ -251,7 +251,7 @@ CLUSTERS = [
 
 @st.composite
 def recipes(draw: st.DrawFn) -> dict[str, Any]:
-    """Mostly right ones."""
+    """Draws recipes, most of them correct."""
     names = [f"g{index}" for index in range(draw(st.integers(1, 3)))]
     made: dict[str, Any] = {name: draw(groups(index)) for index, name in enumerate(names)}
     if (

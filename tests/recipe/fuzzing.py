@@ -1,16 +1,15 @@
-"""Fuzzes the commands that read recipes: whatever the files, their names, the overrides and the environment,
-they end in a report and do nothing else.
+"""Fuzzes the commands that read recipes. For any files, file names, overrides and environment, they must end
+with a report and do nothing else.
 
     python -m tests.recipe.fuzzing --inputs 100000            mutates the golden recipes, from one seed
     python -m tests.recipe.fuzzing --engine atheris           guided by coverage, if atheris is installed
 
-An input is checked as `validate` does, in every format; what can be read of it is shown as `config` does, and
-the plan of a recipe without errors as `show-topology` does, in every format; and shells ask for completions.
-For every input it is checked that nothing is raised, that each of this takes at most 2 seconds of the
-processor, also for 1 MiB, that it starts no process, opens no socket, imports nothing and writes no file,
-that the spans of its report are in the text, and that nothing that is shown drives a terminal or tells what
-is in the environment. The first input that breaks one of these is written to `fuzz-found.yaml`, with the rest
-of it in the first line.
+Each input is validated and printed in every format, as by `validate`, `config` and, for a correct recipe,
+`show-topology`; and completions are requested. For every input, these conditions are checked: no exception is
+raised; each command takes at most 2 seconds of CPU time, also for 1 MiB; no process is started, no socket
+opened, no module imported and no file written; the spans of the report are in the text; and the output
+contains no control characters and no values of environment variables. The first input that violates a
+condition is written to `fuzz-found.yaml`, with its other parts in the first line.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ LIMIT_S = 2
 """Maximum processor time in seconds to read an input, and to show it in one way."""
 MAX_BYTES = 1 << 20
 GROWN_EVERY = 200
-"""One of so many inputs is a large one."""
+"""Every n-th input is a large one."""
 ENVIRONMENT = {
     "HOME": "secret-home",
     "X": "secret-x",
@@ -103,7 +102,7 @@ NAMES = (
 
 
 class Found(Exception):
-    """An input that breaks a promise."""
+    """An input violates a condition."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Input:
     """The other files of the recipe's folder."""
     environ: Mapping[str, str] = field(default_factory=lambda: ENVIRONMENT)
     word: str = ""
-    """What is completed; nothing if it is empty."""
+    """The word to complete; empty for no completion."""
 
 
 @dataclass
@@ -159,7 +158,7 @@ WATCH = Watch()
 
 
 def check(one: Input, folder: Path) -> Loaded:
-    """Reads and shows a recipe, and checks everything that must be true. Raises `Found`."""
+    """Reads and prints a recipe, and checks all conditions. Raises `Found`."""
     _write(one, folder)
     with WATCH.watching():
         try:
@@ -193,7 +192,7 @@ def _write(one: Input, folder: Path) -> None:
 
 
 def _shown(one: Input, loaded: Loaded) -> Iterator[str]:
-    """Yields what the reading commands print."""
+    """Yields the output of the commands that read recipes."""
     checked = Checked(one.name, 1 if loaded.report.errors else 0, loaded.report, "")
     for name in FORMATS:
         yield import_module(f"meshctl.view.reports.{name}").draw(Findings((checked,)))
@@ -243,8 +242,8 @@ def corpus() -> list[bytes]:
 
 
 def mutated(recipes: list[bytes], chance: random.Random) -> Input:
-    """Returns a recipe with a few pieces changed; sometimes with overrides, with files that it includes, under
-    an odd name, or grown to a large one."""
+    """Returns a recipe with a few changed parts, and sometimes with overrides, included files, an unusual
+    name, or a large size."""
     recipe = _changed(chance.choice(recipes), recipes, chance)
     files = {}
     if chance.random() < 0.3:
@@ -277,7 +276,7 @@ def _included(chance: random.Random) -> bytes:
 
 
 def grown(chance: random.Random) -> Input:
-    """Returns an input of about 1 MiB, in which one piece comes again and again."""
+    """Returns an input of about 1 MiB in which one part is repeated."""
     pieces = (
         *PIECES,
         "token: ",
@@ -351,7 +350,7 @@ CORRECT = Input(
 
 
 def warm(folder: Path) -> None:
-    """Imports what is imported on use, before anything is watched."""
+    """Imports the modules that are imported on use, before the audit begins."""
     os.chdir(folder)
     inputs = (CORRECT, Input(b"a: 1\n"), Input(corpus()[0], ("seed=1", "+x@vars=y"), word="run."))
     for name in (

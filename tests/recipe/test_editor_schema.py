@@ -1,4 +1,5 @@
-"""The JSON Schema of recipes says what the reader says: no less where a schema can, and never more."""
+"""The JSON Schema of recipes accepts every recipe that the reader accepts, and refuses all that a schema can
+refuse."""
 
 import re
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ def tree_of(path: Path) -> Node:
 
 
 def flagged(data: Any) -> set[tuple[str, ...]]:
-    """Key paths; of an unknown key, the mapping that has it."""
+    """Returns the key paths of errors; for an unknown key, that of its mapping."""
     return {tuple(map(str, error.absolute_path)) for error in CHECKER.iter_errors(data)}
 
 
@@ -95,7 +96,7 @@ def test_right_recipes_are_right(path: Path) -> None:
 
 
 def test_the_recipes_of_the_package_are_right() -> None:
-    """A layout alone is no recipe: it stands at `components.X.parallel`."""
+    """A layout is not a recipe by itself; it is checked at `components.X.parallel`."""
     for path in (ROOT / "conf" / "layout").glob("*.yaml"):
         assert flagged({"components": {"x": {"parallel": plain(tree_of(path))}}}) == set()
     assert flagged(plain(tree_of(ROOT / "conf" / "base.yaml"))) == set()
@@ -117,9 +118,9 @@ CANNOT = {
     ("run", "steps"),
     ("components", "sampler", "parallel", "dp_size"),
 }
-"""What the reader says and a schema cannot."""
+"""Codes of the reader that a schema cannot express."""
 NEEDS = {"MC103"}
-"""That something is missing: a recipe that changes another one need not say it."""
+"""Codes about missing keys, which a recipe that includes another one may leave out."""
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -143,7 +144,7 @@ def test_wrong_recipes_are_flagged_where_the_reader_finds_them(path: Path) -> No
 
 
 def absent(tree: Node, path: tuple[str, ...]) -> bool:
-    """Whether something is only missing: a value, or from a stage what it does."""
+    """Whether a diagnostic is only about something missing: a value, or the key that a stage needs."""
     node = tree.at(path)
     if node is None or node.value == MISSING:
         return True
@@ -160,7 +161,7 @@ OUT_OF_BAND: dict[str, dict[str, Any]] = {
     "block": {"repeat": {"until": "s"}, "stages": {"s": {"call": "c.m"}}},
     "inner": {"call": "c.m"},
 }
-"""What stands beside the key, so that it is the only one that can be wrong."""
+"""Key -> other keys that make the rest of the recipe correct."""
 VALUES: tuple[Any, ...] = (
     *(
         0,
@@ -229,7 +230,7 @@ def pieces() -> Iterator[tuple[str, str]]:
 
 
 def recipe_with(part: str, key: str, value: Any) -> Any:
-    """A recipe in which this key alone can be wrong."""
+    """Returns a recipe in which only this key can be wrong."""
     path, item = BASES[part], {**OUT_OF_BAND.get(part, {}), key: value}
     if part in ("inner", "repeat"):
         block = {"repeat": {"until": "s"}, "stages": {"s": {"call": "c.m"}}}
@@ -240,8 +241,8 @@ def recipe_with(part: str, key: str, value: Any) -> Any:
 
 
 def is_stricter(part: str, key: str, value: Any) -> bool:
-    """What only the rules find wrong, and a schema too: not all dims in `order`, a stage that neither calls
-    nor syncs."""
+    """Whether a schema refuses an error that only rules report: missing dims in `order`, or a stage without
+    `call` and `sync`."""
     return (part, key) == ("parallel", "order") or (
         key == "pipeline" and value in ({"x": {"from": "y"}}, {"x": {"form": "y"}})
     )

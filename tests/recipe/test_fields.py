@@ -1,5 +1,4 @@
-"""One table of keys: whatever deals with keys knows every field of it, and a field that is added is known
-everywhere."""
+"""The table of fields is the only source of keys: a field that is added to it is known everywhere."""
 
 from dataclasses import fields as attributes
 
@@ -96,7 +95,7 @@ def test_every_type_is_read_and_described(field: Field) -> None:
 
 
 def test_a_new_key_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A field that is added to a section is read, checked, described, completed and proposed."""
+    """A field that is added to a section is read, checked, documented, completed and suggested."""
     new = Field(
         "cool_down", field_types.Seconds(), "Seconds of rest between steps.", default=2.5, aliases="rest"
     )

@@ -1,5 +1,4 @@
-"""Edits that have one safe answer: which there are, which there are not, and that nothing else of a text
-changes."""
+"""Safe fixes: for which mistakes they exist, for which they do not, and that they change nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def edits(text: str, *overrides: str) -> list[tuple[str, str]]:
 
 
 def repaired(text: str) -> str:
-    """Fixed until nothing is left to fix."""
+    """Returns the text after all fixes, repeated until none is left."""
     for _ in range(20):
         right = compatible(loaded(text).report.diagnostics, ["r.yaml"])
         if not right:
@@ -302,12 +301,13 @@ MISTAKES = {
     "    ranks: 2": ["\tranks: 2", "    ranks: 2.0"],
 }
 SAME = {"device-type: 'cpu'": "device_type: 'cpu'", "'rank': 4.0": "'ranks': 4"}
-"""What a mistake becomes, where that is not the right text itself: quotes and brackets stay."""
+"""Mistake -> text after the fix, if that differs from the original text because quotes and brackets are
+kept."""
 
 
 @st.composite
 def wrong_recipes(draw: st.DrawFn) -> tuple[str, str]:
-    """A recipe with mistakes in it, and the same without."""
+    """Draws a recipe with mistakes, and the same recipe without them."""
     end = draw(st.sampled_from(["\n", "\r\n"]))
     remark = draw(st.sampled_from(["", "  # 字 rank: no", " #\t1e3"]))
     wrong, right = [], []

@@ -1,4 +1,4 @@
-"""Reads and shows a few hundred of the inputs that `fuzzing.py` makes by the hundred thousand."""
+"""Reads and prints a few hundred of the inputs that `fuzzing.py` generates."""
 
 from __future__ import annotations
 

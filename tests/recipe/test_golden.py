@@ -1,4 +1,4 @@
-"""What users see for wrong recipes, pinned. Each `golden/NAME.yaml` has its report beside it.
+"""Pinned reports for wrong recipes. The report of each `golden/NAME.yaml` is in the same folder.
 
     python tests/recipe/test_golden.py      writes the reports anew; read the difference
 

@@ -1,5 +1,5 @@
-"""Hostile recipes: bombs of includes, nesting and length, files that are none, and a folder that is gone. Each
-ends in one diagnostic."""
+"""Hostile recipes: bombs of includes, nesting and length, special files, and a deleted folder. Each causes
+one diagnostic."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_working_directory_that_is_gone_is_an_error(command: str, code: int, t
 
 
 def test_many_secrets_are_all_hidden(tmp_path: Path) -> None:
-    """They are found in one pass over each text: one pass for each secret would take minutes."""
+    """All secrets are found in one pass over each text. A pass per secret would take minutes."""
     many = ", ".join(f"token{n}: a-secret-of-mine-{n}-abc" for n in range(3000))
     one = loaded(tmp_path, f"vars: {{{many}}}\nname: a-secret-of-mine-7-abc is x\n{RECIPE}")
     shown = "\n".join([*(line for _, lines in one.report.sources for line in lines), repr(one.report)])

@@ -1,5 +1,4 @@
-"""A large recipe: what it costs to check grows as the recipe does, and nothing is nested as deep as it is
-long."""
+"""Large recipes: the cost of checks grows linearly, and recursion does not grow with the length."""
 
 import sys
 from pathlib import Path
@@ -32,7 +31,7 @@ def loaded(folder: Path, recipe: str) -> Loaded:
 
 
 def sources(count: int) -> str:
-    """So many components, each with its own stage."""
+    """Returns a recipe with this many components, each with a stage."""
     own = "".join(
         f"  c{n}: {{_target_: steps.Source, group: train, parallel: {{dp_size: 2}}}}\n" for n in range(count)
     )
@@ -41,7 +40,7 @@ def sources(count: int) -> str:
 
 
 def chain(count: int) -> str:
-    """So many stages, each of which takes the one before."""
+    """Returns a recipe with this many stages, each of which takes the previous one."""
     stages = "".join(f"  s{n}: {{call: step.run, in: s{n - 1}, samples: 4}}\n" for n in range(1, count))
     own = "  source: {_target_: steps.Source, group: train}\n  step: {_target_: steps.Step, group: train}\n"
     pipeline = f"pipeline:\n  s0: {{call: source.next, samples: 4}}\n{stages}"
@@ -51,7 +50,7 @@ def chain(count: int) -> str:
 
 
 def calls_of(rules: tuple[Any, ...], facts: Facts) -> int:
-    """How many Python functions the rules call: the same on every machine."""
+    """Returns the number of Python calls in the rules, which is the same on every machine."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> None:
@@ -79,7 +78,7 @@ def test_twice_the_recipe_costs_twice(tmp_path: Path, recipe: Any) -> None:
 
 
 def test_groups_are_looked_at_once_each(tmp_path: Path) -> None:
-    """Their pairs are many, what is asked of a pair is little."""
+    """The rule about pairs of groups does constant work per group."""
     some = "".join(
         f"  g{n}: {{ranks: 2, device_type: cuda, program: steps.py, visible_devices: '{2 * n},{2 * n + 1}'}}\n"
         for n in range(60)
@@ -91,7 +90,7 @@ def test_groups_are_looked_at_once_each(tmp_path: Path) -> None:
 
 
 def test_a_long_chain_is_no_deep_one(tmp_path: Path) -> None:
-    """Samples are followed to where they begin, however far that is."""
+    """Samples are followed to their source over any number of stages."""
     facts = loaded(tmp_path, chain(400)).facts
     assert facts is not None
     limit = sys.getrecursionlimit()

@@ -1,5 +1,5 @@
-"""What is told before a recipe is understood: that the file is a plan, what the machine computes on, which
-letters names may have."""
+"""Diagnostics before a recipe is interpreted: files that are plans, the detected device type, and characters
+in names."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ def loaded(folder: Path, recipe: str) -> Loaded:
 
 
 def plan_in(folder: Path) -> Diagnostic:
-    """What is said of a plan that lies there."""
+    """Returns the diagnostics for a plan in a folder."""
     (folder / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
     (folder / "train.py").write_text("", encoding="utf-8")
     ready = loaded(folder, "recipe.yaml")
@@ -90,7 +90,8 @@ def test_a_name_that_no_file_can_have_here_is_reported(
 
 
 def test_one_cause_is_reported_once(tmp_path: Path) -> None:
-    """Neither where a wrong value is used again, nor at each component of a module that is missing."""
+    """A wrong value is not reported again where it is used, and a missing module is not reported for each
+    component."""
     (tmp_path / "pieces.py").write_text((Path(__file__).parent / "launched" / "pieces.py").read_text())
     (tmp_path / "recipe.yaml").write_text(
         "seed: x\n"

@@ -1,4 +1,5 @@
-"""Correct recipes with one mistake: exactly this place is reported, with what restores a correct recipe."""
+"""Correct recipes with one mistake: exactly this place is reported, with help that leads to a correct
+recipe."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from tests.recipe.mutations.judge import GOOD, Verdict, judge, mutations
 from tests.recipe.mutations.mutation import KINDS
 
 MIN_GOOD = 0.95
-"""The share of mistakes whose report leads to a correct recipe."""
+"""Minimum share of mistakes whose report leads to a correct recipe."""
 MAX_VALID = 0.06
-"""The share of mutations that may leave a recipe valid, with another meaning."""
+"""Maximum share of mutations after which a recipe is valid with another meaning."""
 
 
 @pytest.mark.parametrize("name", [recipe.name for recipe in CORRECT])
@@ -26,7 +27,7 @@ def test_the_recipes_are_correct_before_they_are_broken(name: str) -> None:
 
 
 def check(verdicts: list[Verdict]) -> None:
-    """Prints what each kind of mutation led to, and fails where too many reports mislead."""
+    """Prints the outcome of each kind of mutation, and fails if too many reports are misleading."""
     counts = Counter((one.mutation.kind, one.outcome) for one in verdicts)
     misleading = {key: count for key, count in counts.items() if key[1] not in (*GOOD, "valid")}
     print(f"left valid: {sum(one.outcome == 'valid' for one in verdicts)}; misleading: {misleading}")

@@ -1,5 +1,5 @@
-"""Where each value was written: the text at its place reads as the value, whatever defaults lists and
-overrides do; and what it was."""
+"""The origin of each value: the text at its place is the value, for any defaults lists and overrides; and the
+values that it replaced."""
 
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from tests.recipe.compose.test_composition import by_hydra, composed, write
 
 @st.composite
 def recipes(draw: st.DrawFn) -> dict[str, str]:
-    """Defaults lists with groups that include groups, `optional` and `override` entries, and packages of
-    every kind."""
+    """Draws defaults lists with nested groups, `optional` and `override` entries, and packages of every
+    kind."""
     keys = st.sampled_from(["a", "b", "c"])
     texts = st.sampled_from(["text", "1e3", "0.5", "x y", "it's", "${vars.a}"])
     scalars = st.one_of(st.integers(-3, 99), st.booleans(), st.none(), texts)
@@ -99,7 +99,7 @@ def text_at(result: Composed, span: Any) -> str:
 
 
 def reads_as(text: str, is_override: bool) -> Any:
-    """What a reader of the file makes of the text alone."""
+    """Returns the value of a text, read by itself."""
     if is_override and text[:1] in ("'", '"'):
         return text[1:-1]
     return yaml.safe_load(text) if text[:1] in ("'", '"', "[", "{") else scalar(text)

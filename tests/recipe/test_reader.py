@@ -1,4 +1,4 @@
-"""A composed tree -> Recipe: what a user wrote arrives with its types, and what is wrong is said once."""
+"""Reading a composed tree as a `Recipe`: values have their types, and each error is reported once."""
 
 from pathlib import Path
 from typing import Any
@@ -179,7 +179,7 @@ BASE: dict[str, Any] = {
 
 @st.composite
 def mutations(draw: st.DrawFn) -> dict[str, Any]:
-    """A right recipe with a few values that are anything."""
+    """Draws a correct recipe with a few arbitrary values."""
 
     def copied(value: Any) -> Any:
         return {key: copied(item) for key, item in value.items()} if isinstance(value, dict) else value

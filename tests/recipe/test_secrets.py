@@ -1,5 +1,5 @@
-"""A recipe with secrets in odd places: what is known to be one, and that no report and nothing composed shows
-any."""
+"""Recipes with secrets in unusual places: which values are secret, and that no report and no composed recipe
+contains one."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def loaded(folder: Path, recipe: str, *overrides: str, **environ: str) -> Loaded
 
 
 def output(one: Loaded, folder: Path) -> str:
-    """All that can be printed of it."""
+    """Returns everything that can be printed about a recipe."""
     assert one.tree is not None
     tree, found = shown(one.tree, one.secrets), origins(one, folder)
     return "\n".join(

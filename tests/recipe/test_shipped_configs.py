@@ -1,4 +1,4 @@
-"""The config groups that meshctl ships: each option is used in a recipe here, and gives what is pinned."""
+"""The shipped config groups: each option is used in a recipe here, and has the pinned result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GROUPS: dict[str, dict[str, tuple[tuple[int, int], ...]]] = {
     "teacher_student": {"teacher": ((0, 2),), "student": ((2, 8),)},
     "two_nodes_split": {"rollout": ((0, 8),), "train": ((8, 16),), "judge": ()},
 }
-"""Placement -> each group's devices, (first, end) of each run; none on cpu."""
+"""Placement -> devices of each group, as ranges (first, end); none on cpu."""
 CLUSTERS = {"one_node": 1, "two_nodes": 2, "four_nodes": 4}
 """Cluster -> its nodes of eight devices."""
 PIPELINES = {
@@ -49,9 +49,9 @@ PIPELINES = {
     "grpo": ("cpu_split", "batch rollouts scored metrics publish"),
     "distill": ("cpu", "batch targets metrics"),
 }
-"""Pipeline -> a placement that suits it, its stages."""
+"""Pipeline -> (a suitable placement, its stages)."""
 RUNS = {"smoke": (3, 0), "short": (100, 50), "long": (10_000, 500), "one_epoch": (0, 500)}
-"""Run -> its steps, the steps between checkpoints."""
+"""Run preset -> (steps, steps between checkpoints)."""
 
 CODE = """
 from meshctl import Batch, Component, endpoint

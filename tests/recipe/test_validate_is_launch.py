@@ -1,8 +1,9 @@
-"""What validate accepts is placed, starts and runs; what it rejects starts nothing.
+"""A recipe that `validate` accepts is resolved, starts and runs. For a recipe that it rejects, `launch`
+starts nothing.
 
-Recipes are generated: groups, components, layouts and pipelines of every mode, right and wrong ones. Whatever
-is accepted runs two steps on the in-memory engine, with the objects that its `_target_`s name; for whatever
-is rejected, `launch` ends before any process, socket or file is made.
+Recipes are generated, right and wrong ones: groups, components, layouts and pipelines with every mode. An
+accepted recipe runs two steps on the in-memory engine, with its components. For a rejected recipe, `launch`
+ends before it creates a process, socket or file.
 
     pytest -m nightly tests/recipe/test_validate_is_launch.py     thousands of them
 """
@@ -31,13 +32,12 @@ from tests.runtime import in_process
 HERE = Path(__file__).parent / "launched"
 STEPS = 2
 UNSOUND = {"MC538"}
-"""Warnings that what the endpoints here give is not one batch: what is lost or comes twice is only seen when
-it runs."""
+"""Warnings about lost or repeated samples, which cause an error only in the run."""
 
 
 @st.composite
 def recipes(draw: st.DrawFn) -> dict[str, Any]:
-    """A recipe that is often right; a wild one says what comes to its mind."""
+    """Draws a recipe that is often correct. A `wild` one has arbitrary values."""
     wild = draw(st.integers(0, 3)) == 0
     groups: dict[str, dict[str, Any]] = {
         name: {"ranks": draw(st.integers(1, 4)), "device_type": "cpu"}
@@ -66,7 +66,7 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def layouts(draw: st.DrawFn, ranks: int, other: str, wild: bool) -> dict[str, Any]:
-    """Sizes that make up the ranks, another component's mesh, or nothing."""
+    """Draws valid sizes, the name of another component, or nothing."""
     kind = draw(st.sampled_from(["none", "fits", "fits", "other", *(["any"] if wild else [])]))
     if kind == "none":
         return {}
@@ -92,7 +92,7 @@ def layouts(draw: st.DrawFn, ranks: int, other: str, wild: bool) -> dict[str, An
 
 @st.composite
 def pipelines(draw: st.DrawFn, groups: list[str], wild: bool, saves: bool) -> dict[str, Any]:
-    """Up to seven stages; each says how many samples it gives, as it really does."""
+    """Draws up to seven stages, each with the true number of its samples."""
     where, counts, origins = st.sampled_from(groups), dict[str, int](), dict[str, str]()
     stages: dict[str, Any] = {}
     for number in range(draw(st.integers(1, 7))):
@@ -173,7 +173,7 @@ def modes(draw: st.DrawFn, stages: list[str], wild: bool) -> dict[str, Any]:
 
 @st.composite
 def broken(draw: st.DrawFn, recipe: dict[str, Any]) -> dict[str, Any]:
-    """One value of it gone, or another."""
+    """Draws a recipe in which one value is removed or replaced."""
     top = draw(st.sampled_from(["groups", "components", "pipeline"]))
     name = draw(st.sampled_from(sorted(recipe[top])))
     key = draw(st.sampled_from(sorted(recipe[top][name])))
@@ -204,7 +204,7 @@ def runs(plan: Plan) -> in_process.Outcome:
 
 
 RECORDED: list[str] = []
-"""What the interpreter did that nothing may do for a recipe that is rejected."""
+"""Audit events that must not happen for a rejected recipe."""
 ACTS = (
     "os.fork",
     "os.posix_spawn",
@@ -223,7 +223,7 @@ def _record(name: str, arguments: tuple[Any, ...]) -> None:
 
 
 def held(recipe: dict[str, Any], file: Path) -> None:
-    """The property, for one recipe."""
+    """Checks the property for one recipe."""
     file.write_text(dump(recipe), encoding="utf-8")
     loaded = load(file, [], HERE, environ={}, path=[str(HERE)])
     if loaded.report.errors:

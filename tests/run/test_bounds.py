@@ -1,4 +1,4 @@
-"""Which sources end a run with their data."""
+"""The sources that end a run when they have no more data."""
 
 from __future__ import annotations
 

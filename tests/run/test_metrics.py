@@ -1,5 +1,5 @@
-"""The fold that makes metrics.jsonl: complete steps only, each once, the same digits whatever order the
-workers speak in."""
+"""The fold that writes metrics.jsonl: complete steps only, each once, with the same digits for any order of
+events."""
 
 from __future__ import annotations
 

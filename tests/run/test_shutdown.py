@@ -1,4 +1,4 @@
-"""The end of a run is agreed: whoever asks, and whenever."""
+"""All workers agree on the end of a run, whoever requests it, and whenever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is hidden and what is not: by keys, options and known texts."""
+"""Redaction by keys, options and known texts."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A run to look at: two groups over twelve steps, as its workers and its launcher would have said it."""
+"""A recorded run of two groups over twelve steps, with the events of its workers and its launcher."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_plan(steps: int = STEPS, show: tuple[str, ...] = ("exam.reward", "metri
 
 
 def step_events(step: int) -> Iterator[Event]:
-    """One step of all four workers; the exam is every third."""
+    """Returns the events of one step of all four workers. The exam runs in every third step."""
     now = BEGAN + 2 + 0.25 * step
     for rank in (0, 1):
         if step % 3 == 0:
@@ -107,7 +107,7 @@ class Recorded:
     events: Sequence[Event]
 
     def feed(self, view: Watcher, steps: int = STEPS) -> None:
-        """As the launcher does: every event, and every line once it is complete; as far as the end of
+        """Calls observers as the launcher does, with every event and every complete row, to the end of
         `steps`."""
         folding = Fold({"rollout": 2, "train": 2}, since=BEGAN)
         for event in self.events:

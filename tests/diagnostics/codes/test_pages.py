@@ -1,5 +1,4 @@
-"""The pages of the codes: each code of the package has one, each page a code, and their examples give what
-they say."""
+"""The pages of codes: each code has a page, each page has a code, and the examples are reported as stated."""
 
 import re
 import shlex
@@ -22,7 +21,7 @@ LIST = 80
 
 
 def yielded() -> set[str]:
-    """Every code that some file of the package can say."""
+    """Returns every code that a file of the package contains."""
     return {
         code
         for path in PACKAGE.rglob("*.py")
@@ -72,7 +71,8 @@ def test_a_wrong_and_a_right_example(code: str) -> None:
 
 
 def report_of(section: Section, why: Section, folder: Path) -> Report:
-    """Of the section's recipe, beside the companions and what the page itself says."""
+    """Returns the report of a section's recipe, in a folder with the companion files and the files of the
+    page."""
     for companion in COMPANIONS.glob("*.py"):
         shutil.copy(companion, folder)
     blocks = [*why.blocks, *section.blocks]
@@ -108,7 +108,7 @@ def test_every_subject_is_named() -> None:
 
 
 def test_pages_are_in_the_wheel() -> None:
-    """They lie inside the package, of which everything is shipped."""
+    """The pages are in the package's folder, which is shipped completely."""
     wheel = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
         "targets"
     ]["wheel"]

@@ -1,4 +1,5 @@
-"""The checks of `doctor`: pinned findings for machines that nobody here has, the children, the measurements.
+"""The checks of `doctor`: pinned findings for many kinds of machines, the child processes, and the
+measurements.
 
 python -m tests.engines.checks.test_checks      regenerates the golden text; read the difference
 """
@@ -81,12 +82,13 @@ CLOCK = clock.Facts("Linux", "6.8.0", now=NOW + 60, written=NOW)
 
 
 def seen(**changes: Any) -> devices.Facts:
-    """Returns two devices of which torch reports something else."""
+    """Returns the facts of two devices about which torch reports something else."""
     return replace(DEVICES, seen={**SEEN, **changes})
 
 
 def listed(*names: str, count: int) -> devices.Facts:
-    """Returns two devices, a variable that names some, and the number that torch sees."""
+    """Returns the facts of two devices, a variable that lists some of them, and the number that torch
+    sees."""
     left = {"variable": "CUDA_VISIBLE_DEVICES", "variable_text": ",".join(names), "visible": names}
     return replace(seen(count=count), **left)
 
@@ -194,7 +196,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "a disk that flushes slowly": (disk.Facts("/data", flush_s=2.5),),
     "no temporary files": (disk.Facts("/data", temporary_error="No usable temporary directory found"),),
 }
-"""Name -> the facts of a topic, and the requirements where they matter."""
+"""Name of a case -> the facts of a topic, and the requirements if they matter."""
 
 
 def judged(facts: Any, requirements: Requirements = Requirements()) -> tuple[Check, ...]:
@@ -207,7 +209,7 @@ FOUND = {name: judged(*case) for name, case in CASES.items()}
 
 
 def pinned() -> str:
-    """Of a case in which something is not well, only that."""
+    """Returns the findings of a case; only those that are not ok, if there are any."""
     shown = {
         name: [check for check in checks if check.state != "ok"] or checks for name, checks in FOUND.items()
     }
@@ -320,7 +322,7 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def within(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """What /proc/self/cgroup says."""
+    """Sets the text of /proc/self/cgroup."""
     read = Path.read_text
 
     def fake(path: Path, *words: Any, **more: Any) -> str:

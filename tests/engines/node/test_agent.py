@@ -1,4 +1,4 @@
-"""Programs, exec'd workers, and the agent as a command."""
+"""Programs, workers that are started by exec, and the agent as a command."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_two_programs_at_once_each_with_its_own_world(launch: Launch, tmp_path: 
 
 
 def test_a_group_on_two_nodes_is_one_world(launch: Launch, tmp_path: Path) -> None:
-    """Two agents each, as on two machines; only that both are here."""
+    """One agent per node, as on two machines, with both nodes on this machine."""
     plan = replace(
         plan_of(tmp_path, ("one", 3), ("left", program(tmp_path, "left"))), cluster=Cluster(nodes=2)
     )
@@ -114,7 +114,7 @@ def test_a_program_is_asked_to_end(launch: Launch, tmp_path: Path, number: signa
 
 
 def test_variables_read_at_import_mean_an_exec(launch: Launch, tmp_path: Path) -> None:
-    """The worker is then `python -m meshctl.runtime.worker` itself, which runs three steps of an empty
+    """The worker is then started as `python -m meshctl.runtime.worker`, and runs three steps of an empty
     pipeline."""
     run = launch(
         plan_of(tmp_path, ("one", 2), env=(("OMP_NUM_THREADS", "2"), ("NAME", "${oc.env:MODE}"))), "its-value"

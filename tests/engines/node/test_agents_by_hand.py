@@ -1,4 +1,5 @@
-"""A run on two nodes, with an agent for each group and node, as on two machines; only that all are here."""
+"""A run on two nodes, with an agent per group and node, as on two machines, with all nodes on this
+machine."""
 
 from __future__ import annotations
 
@@ -34,11 +35,12 @@ class Trainer(Component):
             file.write(json.dumps(said) + "\\n")
 """
 EXEC = (("PYTHONHASHSEED", "7"),)
-"""Of the environment: a variable that is read at import makes the worker the real one, not the driver's."""
+"""A variable that is read at import. It makes workers start by exec, instead of as forks of the driver."""
 
 
 def two_nodes(folder: Path) -> Plan:
-    """`make` on the first of two nodes; two data ranks of two replicas each on the second."""
+    """Returns a plan with a source on the first of two nodes, and two data ranks of two ranks each on the
+    second."""
     (folder / "pipes.py").write_text(COMPONENTS)
     placed: Plan = plan_of(folder, ("make", 2), ("take", 4), env=EXEC)
     groups = [

@@ -1,4 +1,4 @@
-"""Which parts of torch are imported before the fork."""
+"""The torch modules that are imported before the fork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which devices a worker sees, and what they are called."""
+"""The devices that a worker sees, and their hardware names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker is started with."""
+"""The environment and the command line of a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first cause, of everything that was said."""
+"""The first cause among the faults of all groups."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def head(path: Path) -> Causes:
 
 
 def verdict(tmp_path: Path, *arrivals: tuple[int, Event], log: str = "", look: int = 100) -> Cause | None:
-    """Returns what is settled after a look, of events that were heard in theirs."""
+    """Returns the settled cause after a look. `events` are given with the look in which each is read."""
     path = tmp_path / "log"
     path.write_text(log)
     causes = head(path)

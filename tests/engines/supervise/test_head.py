@@ -1,4 +1,4 @@
-"""How a run ends when nothing went wrong."""
+"""The end of a run without a fault."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_first_signal_ends_in_order(
 
 
 def hanging(launch: Launch, folder: Path, grace: float) -> tuple[Launched, list[int]]:
-    """A run with a worker that never ends its second step and hears no SIGTERM."""
+    """A run with a worker that never ends its second step and ignores SIGTERM."""
     run = launch(plan_of(folder, ("one", 2), grace=grace), "forever stubborn hang one:0").ready(2)
     wait(lambda: len(run.events("step")) > 0, "a step")
     return run, family(run.pid)

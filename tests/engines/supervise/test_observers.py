@@ -1,4 +1,4 @@
-"""No observer can disturb a run."""
+"""No error of an observer affects a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshctl.run.events import Event
 
 
 class Recording:
-    """Records what it is told; raises `error` at the first row."""
+    """Records its calls. Raises `error` at the first row."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error

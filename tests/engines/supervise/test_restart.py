@@ -1,4 +1,4 @@
-"""Several attempts in one launcher, over the same node processes."""
+"""Several attempts in one launcher, with the same node processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parent_of(pid: int) -> int:
 
 
 def other_interpreter(folder: Path) -> Path:
-    """The same interpreter by another path, as of another environment."""
+    """The path of a link to this interpreter, which counts as another one."""
     bin = folder / "other" / "bin"
     bin.mkdir(parents=True)
     (bin / "python").symlink_to(sys.executable)
@@ -29,7 +29,7 @@ def other_interpreter(folder: Path) -> Path:
 
 
 def test_a_second_attempt_uses_the_same_node_process(launch: Launch, tmp_path: Path) -> None:
-    """The node process imports nothing anew: its pid is the parent of the workers of both attempts."""
+    """The node process, which has imported torch once, is the parent of the workers of both attempts."""
     run = launch(plan_of(tmp_path, ("one", 2), ("two", 1)), "one:1 raise first", restarts=1)
     assert run.end() == 0, run.output()
     assert [event.value["attempt"] for event in run.events("launched")] == [0, 1]

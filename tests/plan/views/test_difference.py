@@ -1,4 +1,4 @@
-"""What changes from one plan to another, as data."""
+"""The difference between two plans, as data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.plan.jobs import DeviceType, of_types
 
 
 def job(ranks: int = 4, nodes: int = 1, types: Sequence[DeviceType] = (), **sizes: int) -> Topology:
-    """A sampler and an actor, on one node of eight devices or more."""
+    """Returns a plan of a sampler and an actor on nodes of eight devices."""
     groups = (Group("rollout", "cuda", 4, 0, ((0, 4),)), Group("train", "cuda", ranks, 4, ((4, 4 + ranks),)))
     mesh = DeviceMesh.from_sizes(world_size=ranks, **(sizes or {"fsdp_size": ranks}))
     sampler = Component("sampler", "x.Sampler", "rollout", DeviceMesh.from_sizes(dp_size=4))

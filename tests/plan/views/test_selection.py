@@ -1,5 +1,5 @@
-"""One part of a plan more closely: what it says agrees with meshes, placement and routes, and costs the same
-for any size."""
+"""One part of a plan in detail: it agrees with meshes, placement and routes, and its cost does not depend on
+the size of the plan."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def spans(route: RankRoute) -> set[tuple[int, int]]:
 
 
 def runs(numbers: list[int]) -> set[tuple[int, int]]:
-    """Of rising numbers that have no gaps."""
+    """Returns the runs of consecutive numbers in ascending ones."""
     assert numbers == list(range(numbers[0], numbers[-1] + 1))
     return {(numbers[0], numbers[-1] + 1)}
 
@@ -431,7 +431,7 @@ def test_a_missing_name_is_reported_with_the_present_ones(
 
 
 def calls(work: Callable[[], object]) -> int:
-    """How many functions are called."""
+    """Returns the number of function calls."""
     count = 0
 
     def note(frame: object, event: str, arg: object) -> None:
@@ -473,7 +473,7 @@ def many(dp: int, execute: str, mode: str) -> Plan:
 @pytest.mark.parametrize("execute", EXECUTE)
 @pytest.mark.parametrize("mode", sorted(DISPATCH))
 def test_a_rank_of_100_000_is_as_quick_as_one_of_few(execute: str, mode: str) -> None:
-    """By the calls that it takes, so that no clock is asked."""
+    """Counts function calls instead of measuring time."""
     few, lots = many(8, execute, mode), many(6250, execute, mode)
     assert lots.job_size == 200_000
     for group in ("a", "b"):

@@ -1,4 +1,4 @@
-"""What a picture says of a plan: pinned for a small one, held against lists of all devices for random ones.
+"""The data of a picture: pinned for a small plan, compared with lists of all devices for random ones.
 
 python -m tests.plan.views.test_topology      writes the golden JSON anew; read the difference
 """
@@ -59,7 +59,7 @@ def looks(kind: NodeKind) -> tuple[dict[tuple[str, int], tuple[str, ...]], dict[
 def listed(
     plan: Plan, sizes: Sizes
 ) -> Iterator[tuple[dict[tuple[str, int], tuple[str, ...]], dict[str, int]]]:
-    """The same for every node, by going through all workers."""
+    """Returns the same for every node, by visiting all workers."""
     for node in range(plan.cluster.nodes):
         users = {(kind, number): list[str]() for kind in sizes for number in range(sizes[kind][node])}
         processes: dict[str, int] = {}
@@ -162,7 +162,7 @@ def test_process_groups_are_those_above_1_and_of_views_that_add_information() ->
 def route_plan(
     collect: str, called: str, execute: str, mode: str, samples: int = 100, nodes: int = 1
 ) -> Plan:
-    """A source on dp 2 x tp 2, whose batches go to fsdp 3 x pp 2."""
+    """Returns a plan of a source on dp 2 x tp 2, whose batches are sent to fsdp 3 x pp 2."""
     producer = DeviceMesh.from_sizes(dp_size=2, tp_size=2)
     consumer = DeviceMesh.from_sizes(fsdp_size=3, pp_size=2)
     dispatch = Dispatch(mode)

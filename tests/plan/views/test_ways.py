@@ -62,7 +62,7 @@ def check(made: Plan) -> None:
 
 
 def check_counts(made: Plan, route: Route, flow: Flow) -> None:
-    """With enough samples, each producer and each consumer has a link, and each share has samples of its own."""
+    """With enough samples, each producer and each consumer has a link, and each share has samples."""
     enough = replace(made, stages=(replace(made.stages[0], samples=5040), *made.stages[1:]))
     found = links(enough, route, 5040)
     assert flow.producers == len({producer for producer, _ in found})
@@ -75,7 +75,7 @@ def check_counts(made: Plan, route: Route, flow: Flow) -> None:
 
 
 def test_a_consumer_of_several_producers_has_one_share() -> None:
-    """By peer, five producers supply three workers: these have three shares, and not five."""
+    """In mode `peer`, five producers supply three workers, which have three shares and not five."""
     many, few = group("many", "cpu", 5), group("few", "cpu", 3)
     components = [component("data", many), component("actor", few)]
     stages = [
@@ -96,7 +96,7 @@ def test_a_consumer_of_several_producers_has_one_share() -> None:
     ],
 )
 def test_a_source_on_the_mesh_of_its_consumer(sizes: dict[str, int], found: tuple[str, ...]) -> None:
-    """The commonest layout: no sample leaves its node, and no picture may say `nccl`."""
+    """In the most common layout, no sample leaves its node, so pictures must not show `nccl`."""
     train = group("train", "cuda", 16, (0, 16))
     components = [component("data", train, **sizes), component("actor", train, **sizes)]
     stages = [call("batch", "data.next", samples=64), call("metrics", "actor.update", "batch")]

@@ -126,7 +126,8 @@ def test_a_class_that_is_no_component_differs_from_an_unknown_one(code: Code) ->
 
 @pytest.mark.parametrize("name", ["Direct", "Renamed", "Dotted", "Under", "Assigned", "Far"])
 def test_a_class_of_a_library_is_no_component(code: Code, name: str) -> None:
-    """Whether or not the library is there: a recipe is judged alike on every machine."""
+    """The result does not depend on whether the library is installed, so that a recipe is judged alike on
+    every machine."""
     found = code.find(f"net.{name}")
     assert (
         isinstance(found, Class) and found.is_component is False and found.foreign_base == "torch.nn.Module"

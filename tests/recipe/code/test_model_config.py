@@ -1,5 +1,4 @@
-"""A model's `config.json` as users have it, and as nobody should: one message with its place, at once, or the
-numbers of it."""
+"""Valid, invalid and hostile files `config.json` of models: their sizes, or one message with its place."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Composing: equal to Hydra's own, wherever the files are, with the place of every value; and where we mean
-to differ."""
+"""Composition has the same result as Hydra, and the place of every value; and the intended differences."""
 
 import warnings
 from pathlib import Path
@@ -25,7 +24,7 @@ def composed(recipe: Path, *overrides: str, cwd: Path | None = None) -> Composed
 
 
 def by_hydra(recipe: Path, overrides: list[str]) -> Any:
-    """What Hydra makes of the same files; an exception where it refuses."""
+    """Returns the result of Hydra for the same files. Raises an exception if Hydra refuses them."""
     GlobalHydra.instance().clear()
     try:
         with (
@@ -66,7 +65,8 @@ PACKAGES = st.sampled_from(["", "@vars.paint", "@vars.a", "@_global_", "@_here_"
 
 @st.composite
 def defaults_lists(draw: st.DrawFn, includes: bool) -> list[Any]:
-    """A list in any order; a group's package only once, as Hydra demands."""
+    """Draws a defaults list in any order. It contains each package of a group only once, as Hydra
+    requires."""
     entries: list[Any] = [
         {f"paint{package}": draw(st.sampled_from(OPTIONS))}
         for package in draw(st.lists(PACKAGES, max_size=2, unique=True))

@@ -1,5 +1,5 @@
-"""References and the environment: OmegaConf's meaning, three resolvers, and nothing of the environment in
-`args` and `env`."""
+"""References and environment variables have OmegaConf's meaning, with three resolvers. In `args` and `env`,
+environment variables are not resolved."""
 
 from typing import Any
 

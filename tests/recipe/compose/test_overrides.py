@@ -1,4 +1,4 @@
-"""The command line: places in its text, refusals with a way out, and whatever is typed, no exception."""
+"""Overrides on the command line: their spans, errors with help, and no exception for any text."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,7 +15,7 @@ def found(*overrides: str) -> list[Diagnostic]:
 
 
 def marked(override: str) -> str:
-    """The piece of an override that its diagnostic points at."""
+    """Returns the part of an override that its diagnostic marks."""
     one, *more = found(override)
     assert not more and one.primary is not None and one.primary.file == "override 1"
     return override[one.primary.column - 1 : one.primary.column - 1 + one.primary.width]

@@ -1,4 +1,4 @@
-"""Sweeps become the jobs that Hydra's own sweeper makes of them."""
+"""Sweeps are expanded into the same jobs as by Hydra's own sweeper."""
 
 import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper

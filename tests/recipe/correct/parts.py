@@ -1,4 +1,4 @@
-"""What the recipes here name. It is read as text only."""
+"""The classes of the recipes in this folder. The file is only read as text."""
 
 from __future__ import annotations
 

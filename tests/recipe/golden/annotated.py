@@ -1,4 +1,4 @@
-"""Classes with annotations, for recipes that say other things. It is read as text only."""
+"""Classes with annotations, for recipes that contradict them. The file is only read as text."""
 
 from __future__ import annotations
 

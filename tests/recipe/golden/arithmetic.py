@@ -1,4 +1,4 @@
-"""What the recipes here name. It is read as text only: importing it fails."""
+"""The classes of the recipes in this folder. The file is only read as text; importing it fails."""
 
 import a_module_that_does_not_exist
 

@@ -1,5 +1,5 @@
-"""What the generated recipes of `test_home.py` name: a worker keeps the samples that it made, and asks for
-them again."""
+"""The components of the generated recipes in `test_home.py`. A worker keeps the samples that it produced, and
+expects them again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from meshctl import Batch, Component, endpoint
 
 HELD: dict[int, set[int]] = {}
-"""By rank of the only group."""
+"""Rank in the only group -> the samples that it produced."""
 
 
 class Source(Component):

@@ -1,5 +1,5 @@
-"""What the generated recipes of `test_validate_is_launch.py` name: classes that do what their annotations
-say, and nothing else."""
+"""The components of the generated recipes in `test_validate_is_launch.py`. Their values have the annotated
+types."""
 
 from __future__ import annotations
 

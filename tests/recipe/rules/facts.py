@@ -1,4 +1,4 @@
-"""A recipe, given as plain data, as the rules see it."""
+"""Returns the facts of a recipe that is given as plain data."""
 
 from __future__ import annotations
 

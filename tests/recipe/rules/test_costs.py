@@ -1,5 +1,5 @@
-"""Warnings about costs, held against devices, process groups and samples that are really listed: no false
-alarm, none missed."""
+"""Warnings about costs, compared with lists of all devices, process groups and samples: none is false, and
+none is missing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.recipe.rules.facts import facts_of
 
 @st.composite
 def clusters(draw: st.DrawFn) -> dict[str, Any]:
-    """Groups that may well need more than there is."""
+    """Draws groups, which may need more devices than the cluster has."""
     nodes = draw(st.integers(1, 4))
     kinds = draw(st.sampled_from([("cuda",), ("cuda", "npu")]))
     each = {
@@ -83,7 +83,7 @@ def test_devices_beyond_an_unstated_cluster_are_not_idle() -> None:
 
 
 def test_a_second_mps_device_does_not_idle() -> None:
-    """No machine has one, however many `cluster` says."""
+    """A machine has at most one mps device, whatever `cluster` states."""
     groups = {"train": {"ranks": 1, "device_type": "mps"}}
     assert not list(
         devices_are_used(facts_of({"cluster": {"nodes": 2, "devices_per_node": 2}, "groups": groups}))
@@ -118,7 +118,7 @@ def test_the_help_proposes_a_cluster_without_idle_devices(
 
 @st.composite
 def layouts(draw: st.DrawFn, world: int) -> dict[str, Any]:
-    """Sizes of a mesh of so many ranks."""
+    """Draws the sizes of a mesh with this many ranks."""
     sizes: dict[str, Any] = {}
     left = world
     for dim in draw(st.permutations(DIMS))[1:]:
@@ -134,7 +134,7 @@ def layouts(draw: st.DrawFn, world: int) -> dict[str, Any]:
 
 @st.composite
 def placements(draw: st.DrawFn) -> dict[str, Any]:
-    """One component on part of a cluster, after another group that moves its first device."""
+    """Draws a component on part of a cluster, after another group that shifts its first device."""
     nodes, each = draw(st.integers(1, 4)), draw(st.integers(1, 6))
     kind = draw(st.sampled_from(["cuda", "cuda", "cpu"]))
     before = draw(st.integers(0, min(each, nodes * each - 1)))
@@ -185,7 +185,7 @@ def test_groups_across_nodes_are_those_that_are_found_by_listing(recipe: dict[st
 
 
 def helps(recipe: dict[str, Any], found: Diagnostic) -> None:
-    """What it proposes keeps its promise."""
+    """Checks that the proposed layout has no such warning."""
     component = recipe["components"]["actor"]
     for option in found.help.split("; or "):
         changed = dict(recipe)

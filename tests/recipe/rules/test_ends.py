@@ -1,4 +1,4 @@
-"""What ends a run, as the checker sees it."""
+"""The rules about the end of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`execute: peer`, compared with looking at every rank: which peers receive different samples."""
+"""The rule about peers with different samples in mode `execute: peer`, compared with a check of every
+rank."""
 
 from __future__ import annotations
 

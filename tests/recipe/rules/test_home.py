@@ -1,5 +1,5 @@
-"""`home`: each message of MC534 and MC535; and what is accepted goes home, to a worker that made it, on the
-in-memory engine."""
+"""`home`: each message of MC534 and MC535. In an accepted recipe, samples return to a worker that produced
+them, on the in-memory engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ LAYOUTS: list[dict[str, Any]] = [
 
 
 def recipe_of(stages: dict[str, Any], maker: Any = None, user: Any = "maker", **more: Any) -> dict[str, Any]:
-    """A source, and two components of one group that keep samples and look for them."""
+    """Returns a recipe with a source, and with two components of one group that keep samples and expect them
+    again."""
     components = {
         "source": {"_target_": "caches.Source", "group": "g"},
         "maker": {"_target_": "caches.Cache", "group": "g", "parallel": maker or {}},
@@ -49,7 +50,7 @@ def loaded(recipe: dict[str, Any], folder: Path) -> Loaded:
 
 
 def reported(recipe: dict[str, Any], folder: Path) -> list[tuple[str, str, str]]:
-    """(message, its place's text, what the second place says) of every error."""
+    """Returns (message, marked text, label of the second span) of every error."""
     report = loaded(recipe, folder).report
     assert {error.code for error in report.errors} <= {"MC534", "MC535"}
     lines = dict(report.sources)

@@ -1,4 +1,4 @@
-"""What MC41x propose really fits, and everything that fits passes."""
+"""The layouts that MC41x propose are valid, and every valid layout is accepted."""
 
 from pathlib import Path
 from textwrap import dedent
@@ -26,7 +26,7 @@ def found(parallel: dict[str, Any], ranks: int) -> list[Diagnostic]:
 
 
 def proposals(diagnostic: Diagnostic) -> list[dict[str, int]]:
-    """`dp 4 x tp 2` as sizes; `sequence_parallel false` as that key."""
+    """Returns `dp 4 x tp 2` as sizes, and `sequence_parallel false` as that key."""
     options = diagnostic.help.removeprefix("nearest that fit: ").split("; ") if diagnostic.help else []
     pairs = [[part.split() for part in option.split(" x ")] for option in options]
     none = {"one": {}, "sequence_parallel": {"sequence_parallel": False}}

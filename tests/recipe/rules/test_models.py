@@ -1,5 +1,5 @@
-"""A model against its layout, held against the arithmetic itself: every layout is listed, every rank is asked
-what it would hold."""
+"""The rules about models and layouts, compared with the part of the model on every rank, for lists of all
+layouts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ DIMS = ("pp", "dp", "fsdp", "cp", "tp")
 EXPERT_DIMS = ("ep", "etp", "ep_fsdp")
 Sizes = dict[str, int]
 Some = tuple[int, dict[str, Any], list[Sizes], int]
-"""Ranks, `parallel`, the models of the components that have it, and the samples that it shares out; 0 where
-that is not known."""
+"""(ranks, `parallel`, models of the components with this layout, number of samples that they share; 0 if
+unknown)."""
 
 
 def recipe_of(ranks: int, parallel: dict[str, Any], models: list[Sizes], samples: int = 0) -> dict[str, Any]:
-    """Components `c0`, `c1`, ... with one layout, that of the first."""
+    """Returns a recipe with components `c0`, `c1`, ... that have the layout of the first."""
     components = {
         f"c{i}": {"_target_": "x.C", "group": "g", "parallel": "c0" if i else parallel, "model": m}
         for i, m in enumerate(models)
@@ -46,7 +46,7 @@ def reported(facts: Facts) -> list[Diagnostic]:
 
 
 def proposed(help: str) -> list[Sizes]:
-    """`nearest that fit: dp 4 x tp 2; vpp 2` as sizes."""
+    """Returns `nearest that fit: dp 4 x tp 2; vpp 2` as sizes."""
     _, _, after = help.partition("nearest that fit: ")
     return [
         {dim: int(size) for dim, size in re.findall(r"(\w+) (\d+)", option)}
@@ -59,8 +59,7 @@ def proposed(help: str) -> list[Sizes]:
 
 
 def complete(ranks: int, parallel: dict[str, Any]) -> Sizes | None:
-    """All sizes, where they make up the ranks; the rule of the design, by trying every number for what is
-    inferred."""
+    """Returns all sizes if they are valid, by trying every number for an inferred size."""
     stated = {key.removesuffix("_size"): size for key, size in parallel.items() if key != "sequence_parallel"}
     free = [dim for dim in DIMS if stated.get(dim) == "auto"] or ["dp"] * ("dp" not in stated)
     for size in range(1, ranks + 1) if free else (0,):
@@ -75,7 +74,7 @@ def complete(ranks: int, parallel: dict[str, Any]) -> Sizes | None:
 
 
 def experts(stated: dict[str, Any], stage: int) -> Sizes:
-    """The dims of experts over the ranks of a stage, whether or not they make them up."""
+    """Returns the sizes of the expert dims in a pipeline stage, whether or not they are valid."""
     free = [dim for dim in EXPERT_DIMS if stated.get(dim) == "auto"] or ["ep_fsdp"] * (
         "ep_fsdp" not in stated
     )
@@ -99,7 +98,7 @@ def carved(sizes: Sizes, along_tp: bool) -> bool:
 
 
 def heads_fit(heads: int, kv: int, tp: int) -> bool:
-    """Every rank has as many query heads, and just those heads of keys and values that these look at, in
+    """Whether every rank has the same number of query heads, and exactly the kv heads that these use, also in
     equal numbers."""
     if heads % tp:
         return False
@@ -112,7 +111,7 @@ def heads_fit(heads: int, kv: int, tp: int) -> bool:
 
 
 def broken(sizes: Sizes, model: Sizes, along_tp: bool) -> set[str]:
-    """The codes of the rules that are broken, from what each rank would hold."""
+    """Returns the codes of the broken rules, from the part of the model on each rank."""
     codes, tp = set(), sizes["tp"]
     heads, kv = model.get("num_heads", 0), model.get("num_kv_heads", 0)
     if (heads and not heads_fit(heads, kv or heads, tp)) or model.get("hidden_size", 0) % tp:
@@ -171,7 +170,7 @@ def made(heads: Sizes, others: Sizes) -> Sizes:
 
 
 def grouped() -> st.SearchStrategy[Sizes]:
-    """Heads, and heads of keys and values that divide them."""
+    """Draws numbers of heads and of kv heads that divide them."""
     pairs = [{"num_heads": kv * each, "num_kv_heads": kv} for kv in range(1, 9) for each in range(1, 5)]
     return st.sampled_from([{}, {"num_heads": 6}, {"num_heads": 12}, {"num_kv_heads": 4}, *pairs])
 
@@ -204,7 +203,7 @@ def test_what_is_refused_is_what_does_not_come_out_even(case: Some) -> None:
 
 
 class Case:
-    """All layouts of the dims that were said, and which of them fit."""
+    """All layouts of the stated dims, and the valid ones."""
 
     def __init__(self, ranks: int, parallel: dict[str, Any], given: list[Sizes], samples: int) -> None:
         self.ranks, self.parallel, self.given, self.samples = ranks, parallel, given, samples
@@ -218,7 +217,7 @@ class Case:
         self.whole = [dict(zip(self.dims, sizes, strict=True)) for sizes in some if prod(sizes) == ranks]
 
     def with_dims(self, layout: Sizes) -> Sizes | None:
-        """All sizes of the recipe that says these dims and what it said else."""
+        """Returns all sizes of the recipe with these dims in addition to its other statements."""
         kept = {key: size for key, size in self.parallel.items() if key.removesuffix("_size") not in DIMS}
         return complete(
             prod(layout.values()),
@@ -226,7 +225,7 @@ class Case:
         )
 
     def with_sizes(self, other: Sizes) -> Sizes | None:
-        """All sizes of the recipe that says these in place of its own."""
+        """Returns all sizes of the recipe with these sizes replaced."""
         return complete(self.ranks, self.parallel | {f"{key}_size": size for key, size in other.items()})
 
     def now(self) -> Sizes:
@@ -238,7 +237,7 @@ class Case:
         return {code for model in self.given for code in broken(sizes, model, self.along_tp)}
 
     def keeps(self, sizes: Sizes | None) -> bool:
-        """All but `ep` where that is said: it is no dim, and has proposals of its own."""
+        """Whether sizes other than a stated `ep` are kept. `ep` is not a dim and has separate proposals."""
         if sizes is None or not carved(sizes, self.along_tp):
             return False
         few = self.samples and sizes["dp"] * sizes["fsdp"] // sizes["ulysses"] > self.samples
@@ -251,7 +250,7 @@ class Case:
         return len(changed), sum(changed)
 
     def nearest(self) -> tuple[int, int] | None:
-        """How much the nearest layout changes: of those where ulysses needs no ring, if there are any."""
+        """Returns the changes of the nearest valid layout, without ring attention if possible."""
         right = [(sizes, layout) for layout in self.whole if self.keeps(sizes := self.with_dims(layout))]
         without = [layout for sizes, layout in right if sizes and not self.rings(sizes)]
         return min(map(self.change, without or [layout for _, layout in right]), default=None)
@@ -261,7 +260,7 @@ class Case:
 
 
 def model_of(case: Case, one: Diagnostic) -> Sizes:
-    """Of the component that a message names."""
+    """Returns the model of the component that a message names."""
     return case.given[int(re.findall(r"`c(\d)`", one.message)[0])]
 
 

@@ -1,4 +1,4 @@
-"""Names that are not defined: one report for each, at what is misspelt."""
+"""Undefined names: one report for each, at the misspelt name."""
 
 from __future__ import annotations
 

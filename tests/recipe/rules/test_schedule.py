@@ -1,5 +1,5 @@
-"""When stages run, held against runs that are counted step by step: what is said to run never or seldom does,
-and nothing else."""
+"""The rules about when stages run, compared with simulated runs: exactly the stages that never or seldom run
+are reported."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from meshctl.recipe.rules import Facts, schedule
 from tests.recipe.rules.facts import facts_of
 
 LONG = 60
-"""So many steps show whatever such small numbers can do."""
+"""Number of steps, enough for all patterns of such small periods."""
 Recipe = dict[str, Any]
 
 
 def ran(recipe: Recipe, steps: int) -> dict[str, list[int]]:
-    """The steps in which each stage of a run of so many steps runs, as the loop of a worker decides it."""
+    """Returns the steps in which each stage runs, as the loop of a worker decides."""
     checkpoint = recipe["run"].get("checkpoint")
     every = checkpoint["every"] if checkpoint else 0
     found: dict[str, list[int]] = {name: [] for name in recipe["pipeline"]}
@@ -39,7 +39,7 @@ def takes(stage: dict[str, Any]) -> list[str]:
 
 
 def messages_of(facts: Facts, code: str) -> dict[str, str]:
-    """Stage -> what one of these rules says of it."""
+    """Returns stage -> message of one of these rules."""
     rules = (schedule.stage_runs, schedule.every_is_kept)
     found = [one for rule in rules for one in rule(facts) if one.code == code]
     return {re.findall(r"stage `(\w+)`", one.message)[0]: one.message for one in found}

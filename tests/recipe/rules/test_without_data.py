@@ -1,4 +1,4 @@
-"""Stages without data, `in: []`, as the checker sees them."""
+"""The rules about stages without data, `in: []`."""
 
 from __future__ import annotations
 

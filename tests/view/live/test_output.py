@@ -1,4 +1,5 @@
-"""The output of workers on the screen: which lines, on which screen, and without an effect on the run."""
+"""The output of workers on the screen: which lines are shown, on which kind of terminal, and that errors do
+not affect the run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Plans to draw: those whose pictures are pinned (of 8, 16, 64 and 100,000 devices, on CPU, and a program),
-everything at once, one worker, odd names, and very many of everything."""
+"""Plans for pictures: those with pinned pictures (8, 16, 64 and 100,000 devices, CPU, and a program), all
+features at once, one worker, unusual names, and large numbers of everything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Runs = tuple[tuple[int, int], ...]
 def plan(
     name: str, cluster: Cluster, groups: list[Group], components: list[Component], stages: list[Stage]
 ) -> Plan:
-    """With the places of the groups and the routes of the stages filled in."""
+    """Returns a plan, with the placement of groups and the routes of stages filled in."""
     placed, first = list[Group](), 0
     for group in groups:
         placed.append(replace(group, first_job_rank=first))
@@ -338,7 +338,7 @@ ODD = [
 
 
 def odd() -> Topology:
-    """Every name is one that would do harm where it is not taken for what it is."""
+    """Every name would do harm if it were not escaped."""
     drawn, names = topology(everything()), dict[str, str]()
 
     def name(text: str) -> str:
@@ -378,14 +378,14 @@ def odd() -> Topology:
 
 
 def many(number: int = 500) -> Topology:
-    """Very many groups, components, stages, routes, kinds of nodes and warnings."""
+    """Many groups, components, stages, routes, kinds of nodes and warnings."""
     drawn = topology(everything())
     kinds = [
         replace(drawn.nodes[index % len(drawn.nodes)], nodes=((index, index + 1),)) for index in range(number)
     ]
 
     def again(parts: Any, **named: Any) -> tuple[Any, ...]:
-        """The parts over and over, with a number behind every name."""
+        """Yields the parts repeatedly, with a number after every name."""
         made = [(parts[index % len(parts)], index // len(parts)) for index in range(number)]
         return tuple(
             replace(part, **{key: change(part, f"{times or ''}") for key, change in named.items()})

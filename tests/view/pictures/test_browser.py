@@ -1,8 +1,8 @@
-"""The page in a real browser: its answers are Python's, hands and keyboard find their way, and nothing is
-asked of a network.
+"""The page in a real browser: it computes the same as Python, works by mouse and keyboard, and requests
+nothing from a network.
 
-One browser for all. It is Debian's chromium, driven by playwright; where one of them is missing the tests are
-skipped. Every page must end without a word in the console and without a request.
+One browser serves all tests: Debian's chromium, driven by playwright. If one of them is missing, the tests
+are skipped. No page may write to the console or send a request.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ SIZE = {"width": 1280, "height": 900}
 
 
 class Pages:
-    """Opens topologies as pages, and notes what they say and ask for. Pages that want nothing special share
-    one tab."""
+    """Opens topologies as pages, and records their console output and requests. Pages without special
+    settings share one tab."""
 
     def __init__(self, browser: Any) -> None:
         self.noted: list[str] = []
@@ -92,7 +92,7 @@ class Pages:
         return page
 
     def close(self) -> None:
-        """What was special; the tab stays, empty."""
+        """Closes special pages, and empties the shared tab."""
         while self._special:
             self._special.pop().close()
         self._tab.goto("about:blank")
@@ -120,8 +120,8 @@ def pages(browser: Any) -> Pages:
 
 @pytest.fixture
 def opened(pages: Pages, tmp_path: Path) -> Iterator[Open]:
-    """Opens a topology as a page, `hash` behind its address; at the end nothing may have been said or asked
-    for."""
+    """Opens a topology as a page with the URL fragment `hash`. At the end, the page must not have written to
+    the console or sent a request."""
     numbers = count()
 
     def open(
@@ -142,7 +142,7 @@ def opened(pages: Pages, tmp_path: Path) -> Iterator[Open]:
 
 
 def workers(plan: Plan, most: int = 10_000) -> list[str]:
-    """All, or of a large group the ends and some between."""
+    """Returns all workers of a group; for a large group, the first, the last and some between."""
     found = []
     for group in plan.groups:
         step = max(1, group.workers // most)
@@ -368,7 +368,7 @@ def test_weights_that_stay_in_their_processes_are_shown_with_their_transport(
 
 
 def way_of(page: Any, route: str) -> str:
-    """That of the chosen worker's end of a route."""
+    """Returns the path of the chosen worker's end of a route."""
     return str(page.locator("#worker .route").filter(has_text=route).first.locator(".reach").inner_text())
 
 
@@ -540,7 +540,7 @@ CHECKS = (Path(__file__).parent / "checks.js").read_text(encoding="utf-8")
 
 
 def wrong(page: Any, check: str) -> Any:
-    """What one of the checks says."""
+    """Returns the result of one of the checks."""
     return page.evaluate(f"(() => {{ {CHECKS}\nreturn {check}(); }})()")
 
 
@@ -585,7 +585,7 @@ def test_lanes_are_visible_without_scrolling_and_long_names_fit(opened: Open) ->
 
 
 def test_assumptions_are_stated(opened: Open) -> None:
-    """Counts of the recipe are facts; where it has none, the field says what to suppose."""
+    """Numbers in the recipe are used. If there is none, the field has a number to assume."""
     page = opened(topology(everything()), "#rollout:0")
     page.fill("#samples", "40")
     panel = page.locator("#worker").inner_text()

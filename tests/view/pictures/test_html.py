@@ -1,5 +1,5 @@
-"""The page as a file: it loads nothing, its policy lets nothing in, its data is the topology, and no name is
-taken for markup."""
+"""The page as a file: it loads nothing, its content security policy forbids everything else, its data is the
+topology, and names are escaped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.view.pictures.plans import PLANS, everything, hundred_thousand, many,
 
 
 class Page(HTMLParser):
-    """Elements with their attributes, and what stands in scripts and styles."""
+    """Elements with their attributes, and the text of scripts and styles."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def test_very_many_of_everything() -> None:
 
 
 def contrast(one: str, other: str) -> float:
-    """As the Web Content Accessibility Guidelines count it."""
+    """Returns the contrast ratio of the Web Content Accessibility Guidelines."""
     low, high = sorted(map(_luminance, (one, other)))
     return (high + 0.05) / (low + 0.05)
 

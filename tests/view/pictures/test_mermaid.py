@@ -1,4 +1,4 @@
-"""The flowchart: what it says, that no name is taken for Mermaid's own words, and that it is bounded."""
+"""The flowchart: its content, escaping of names, and its maximum size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINE = re.compile(
     rf"|  s\d+ (-->|-\.->)\|{TEXT}\| [st]\d+"
     r"|  class g\d+(,g\d+)* group|  classDef \w+ fill:[#\w]+,stroke:#\w{6}(,color:#\w{6})?"
 )
-"""All that may be there: a quoted text holds letters, harmless signs, <br> and codes."""
+"""Pattern of a quoted text, which contains only letters, harmless signs, <br> and character codes."""
 
 
 @pytest.mark.parametrize("name", PLANS)

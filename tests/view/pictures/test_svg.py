@@ -55,7 +55,7 @@ def test_it_has_the_text_of_the_text_picture() -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_texts_have_their_columns(name: str) -> None:
-    """In any font, no text reaches into the next one of its line."""
+    """In any font, no text overlaps with the next one on its line."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for text in texts(draw(topology(PLANS[name]()))):
         x, width = float(text.get("x", "")), float(text.get("textLength", ""))

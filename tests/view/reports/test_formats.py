@@ -1,5 +1,5 @@
-"""One recipe with several mistakes in every format, pinned; and what holds for all formats, whatever the
-recipe.
+"""The pinned report of one recipe with several mistakes in every format, and properties of all formats for
+any recipe.
 
 python tests/view/reports/test_formats.py      writes `golden/mistakes.*` anew; read the difference
 """
@@ -32,7 +32,7 @@ def explained(code: str) -> str:
 
 
 def mistakes() -> Findings:
-    """The report, and a right recipe and one that is not there beside it."""
+    """The reports of the recipe, of a correct recipe and of a missing file."""
     report = load(RECIPE.name, OVERRIDES, GOLDEN, environ={}, detect=lambda: "cpu").report
     absent = Report((Diagnostic("MC001", "recipe `absent.yaml` does not exist"),))
     checked = (
@@ -261,7 +261,7 @@ def sarif_of(findings: Findings) -> dict[str, Any]:
 
 
 def inner(data: Any) -> Iterator[dict[str, Any]]:
-    """Every object of a document."""
+    """Yields every object of a document."""
     for item in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
         yield from inner(item)
     if isinstance(data, dict):
@@ -269,7 +269,7 @@ def inner(data: Any) -> Iterator[dict[str, Any]]:
 
 
 def check_sarif(log: dict[str, Any]) -> None:
-    """The rules of SARIF 2.1.0 that its schema cannot say, and those that code scanning adds."""
+    """Checks rules of SARIF 2.1.0 that its schema cannot express, and those of code scanning."""
     assert log["version"] == "2.1.0" and len(log["runs"]) == 1
     (run,) = log["runs"]
     rules, artifacts = run["tool"]["driver"]["rules"], run["artifacts"]

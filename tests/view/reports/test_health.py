@@ -1,5 +1,4 @@
-"""The table of `doctor`: it says what the JSON says, fits its width, and is plain unless it is asked for
-color."""
+"""The table of `doctor`: it has the content of the JSON, fits its width, and has no colors by default."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def checks(draw: st.DrawFn) -> list[Check]:
 
 
 def read_back(text: str) -> list[Check]:
-    """The checks of a table, without color."""
+    """Returns the checks that a table without colors shows."""
     found: list[Check] = []
     subject, remedy = "", False
     for line in text.rstrip("\n").splitlines()[:-1]:

@@ -1,4 +1,4 @@
-"""A report as text: the picture of the design, and lines that a terminal can bear."""
+"""A report as text: the example in the design, and lines without control characters."""
 
 import re
 

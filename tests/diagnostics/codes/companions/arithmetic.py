@@ -1,4 +1,4 @@
-"""The classes that the recipes of the pages name. It is read as text only: importing it fails."""
+"""The classes of the recipes on the pages. The file is only read as text; importing it fails."""
 
 import a_module_that_does_not_exist  # noqa: F401
 

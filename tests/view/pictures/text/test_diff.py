@@ -30,7 +30,7 @@ from tests.view.pictures.text.test_picture import fits
 
 
 def larger() -> Topology:
-    """The recipe of the design on two nodes: more ranks, another layout, one group gone, another there."""
+    """The recipe of the design on two nodes: more ranks, another layout, one group removed, another added."""
     rollout = group("rollout", "cuda", 4, (0, 4))
     train = group("train", "cuda", 12, (4, 16))
     critic = group("critic", "cpu", 2)

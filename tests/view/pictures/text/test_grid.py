@@ -1,4 +1,4 @@
-"""A mesh as a grid, and who takes from whom as rails."""
+"""A mesh as a grid, and producers and consumers as lanes."""
 
 from __future__ import annotations
 

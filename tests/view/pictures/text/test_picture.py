@@ -1,4 +1,5 @@
-"""The picture in text: golden ones at 8, 64 and 100,000 devices, and that any plan has one that fits."""
+"""The text picture: pinned ones for 8, 64 and 100,000 devices, and that the picture of any plan fits the
+screen."""
 
 from __future__ import annotations
 
@@ -150,7 +151,7 @@ def test_warnings_are_whole_before_they_are_cut() -> None:
 
 
 def test_every_row_of_nodes_shows_its_devices() -> None:
-    """Also where the letters are too many for the types to stand side by side."""
+    """Also if there are too many letters to draw device types side by side."""
     groups = [group("a", "cpu", 4), group("b", "cuda", 8, (0, 8))]
     components = [component(f"component_{number}", groups[number % 2]) for number in range(300)]
     heading = [
@@ -184,8 +185,8 @@ def test_the_picture_uses_more_lines_where_it_may() -> None:
 
 @st.composite
 def plans(pick: st.DrawFn) -> Plan:
-    """Groups of any size one after the other on nodes of any size, meshes of any shape, stages that take from
-    any before them."""
+    """Draws groups of any size on nodes of any size, meshes of any shape, and stages that take values of any
+    earlier ones."""
     each, places = pick(st.integers(1, 16)), 0
     groups = list[Group]()
     for number in range(pick(st.integers(1, 5))):

@@ -1,4 +1,4 @@
-"""The placement: who is on which device, and which signs the legend explains."""
+"""The placement: the group of each device, and the signs in the legend."""
 
 from __future__ import annotations
 

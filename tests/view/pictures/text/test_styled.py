@@ -67,7 +67,7 @@ def test_where_there_is_no_room_some_are_cut_and_some_left_out() -> None:
 
 
 def test_numbers_are_cut_between_them() -> None:
-    """A part of a number is another number."""
+    """Numbers are not cut, because a part of a number would be another number."""
     row = (Line("dp"), Line("4095 8191", styled(" 12287", "bold"), " … 65535"))
     shape = (Column(), Column(least=9, shorten=Line.by_words))
     assert [columns([row], shape, width)[0].text for width in (40, 24, 17, 13)] == [
@@ -96,7 +96,7 @@ def test_colors_are_seen_on_light_and_on_dark(color: int) -> None:
 
 
 def luminance(color: int) -> float:
-    """Of one of the 6 x 6 x 6."""
+    """Returns the luminance of one of the 6 x 6 x 6 colors."""
     steps = [0, 95, 135, 175, 215, 255]
     parts = [steps[(color - 16) // place % 6] / 255 for place in (36, 6, 1)]
     red, green, blue = (

@@ -1,4 +1,4 @@
-"""One part of a plan more closely, as text."""
+"""One part of a plan in detail, as text."""
 
 from __future__ import annotations
 
