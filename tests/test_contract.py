@@ -461,7 +461,7 @@ def interrupted(folder: Path, number: signal.Signals, *words: str, workers: int)
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> bool:
-    """Returns whether the condition became true before the process ended."""
+    """Whether the condition became true before the process ended."""
     end = time.monotonic() + WAIT_S
     while process.poll() is None and time.monotonic() < end:
         if condition():

@@ -172,7 +172,7 @@ def test_without_a_checkpoint_it_starts_from_the_beginning(folder: Path) -> None
 
 
 def loads_torch(group: int) -> bool:
-    """Returns whether a process of a process group has mapped torch's libraries."""
+    """Whether a process of a process group has mapped torch's libraries."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if os.getpgid(int(process.name)) == group and "/torch/lib/" in (process / "maps").read_text():

@@ -80,7 +80,7 @@ class Terminal:
         return found >= 0
 
     def _read(self, seconds: float) -> bool:
-        """Returns whether something was shown in this time."""
+        """Whether there was output within this time."""
         if not select.select([self._master], [], [], seconds)[0]:
             return False
         self.shown += os.read(self._master, 4096).decode(errors="replace")

@@ -146,7 +146,7 @@ class Watch:
 
 
 def _is_ours(name: str) -> bool:
-    """Returns whether a module belongs to what reads recipes; omegaconf imports `attr`, and Hydra `packaging`."""
+    """Whether a module belongs to the reader of recipes; omegaconf imports `attr`, and Hydra `packaging`."""
     first = name.split(".")[0]
     return (
         first in ("meshctl", "hydra", "omegaconf", "antlr4", "yaml", "attr", "packaging")

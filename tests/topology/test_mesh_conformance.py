@@ -30,7 +30,7 @@ def by_id(cases: list[dict[str, Any]]) -> list[Any]:
 
 
 def refused(case: dict[str, Any]) -> bool:
-    """Returns whether Twinkle refuses the sizes, or the right answer if it differs: Twinkle accepts any text
+    """Whether Twinkle refuses the sizes, or the right answer if it differs: Twinkle accepts any text
     as device type."""
     right = case.get("right", {})
     return case["from_sizes"].get("device_type") == "tpu" or ("error" in right if right else "raises" in case)

@@ -94,7 +94,7 @@ def _is_at(mutation: Mutation, found: Diagnostic) -> bool:
 
 
 def _is_restored(mutation: Mutation, report: Report) -> bool:
-    """Returns whether the fixes of a report lead to a recipe without errors."""
+    """Whether the fixes of a report lead to a recipe without errors."""
     text, override = mutation.text, mutation.override
     for _ in range(MAX_ROUNDS):
         edits = [fix for found in report.errors for fix in found.fixes]

@@ -10,7 +10,7 @@ from meshctl.run.directory import RunDir
 from meshctl.view.live.logs import MAX_LINE_LETTERS, LogTail, printable
 
 MAX = 1 << 10
-"""Bytes of one call."""
+"""Maximum number of bytes per call."""
 
 
 def log(run: RunDir, group: str, rank: int, text: str | bytes) -> Path:
