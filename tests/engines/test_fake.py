@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from processes import plan_of, wait
+from torch.distributed import PrefixStore, TCPStore
 
 from meshctl.cli.launch import outcome_of
 from meshctl.engines import connection, engine
@@ -25,6 +26,7 @@ from meshctl.engines.supervise.nodes import NodeLost, Nodes
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.supervisor import Supervisor
 from meshctl.plan.model import Cluster, Plan, Program
+from meshctl.run.bounds import end_of_data
 from meshctl.run.events import Event
 from meshctl.trackers.jsonl import JsonLines
 from tests.engines.fake import FakeEngine, FakeHandle, FakeWorker
@@ -105,6 +107,25 @@ def test_a_run_to_its_end(two_nodes: Plan, tmp_path: Path, where: Any) -> None:
         2,
         3,
     ]
+
+
+def test_the_reason_is_the_stream_that_ended_first(two_nodes: Plan, tmp_path: Path) -> None:
+    """Also where a group that is ahead reports the end of a later step before."""
+    asked = {"one": ("late", 4), "two": ("early", 2)}
+
+    def worker(job: FakeWorker) -> int:
+        host, _, port = job.store.partition(":")
+        store = PrefixStore(f"run/{job.attempt}/ending", TCPStore(host, int(port), is_master=False))
+        number = list(asked).index(job.group)
+        source, ended = asked[job.group]
+        if not job.rank:
+            store.wait([f"asked/{earlier}" for earlier in range(number)])
+            store.set(f"asked/{number}", json.dumps({"reason": end_of_data(source), "ended": ended}))
+        store.wait([f"word/{number}" for number in range(len(asked))])
+        return steps(job)
+
+    outcome, _ = run(FakeEngine(worker), two_nodes, tmp_path)
+    assert (outcome.code, outcome.reason) == (0, "the data of `early` ended")
 
 
 @pytest.mark.parametrize("where", ["here", "inside"])

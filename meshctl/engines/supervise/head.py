@@ -116,6 +116,8 @@ class Head:
         self._ended_by = ""
         """The reason why the run ends before its `steps`: a source that has ended, or the request of a
         component."""
+        self._first_end = math.inf
+        """The earliest step in which a stream ended. Groups that run ahead may report a later one first."""
         self._phase = 0
         """Phase of a forced end: 0 not begun, 1 SIGTERM sent, 2 SIGKILL sent, 3 node processes killed."""
         self._deadline = math.inf
@@ -278,7 +280,11 @@ class Head:
         return f"{self._judge.fault}; {saved if self._newest else 'there is no checkpoint'}"
 
     def _stop(self, asked: StopRequest) -> None:
-        if not self._is_asked and asked.reason != self._judge.stop:
+        is_first = not self._is_asked and asked.reason != self._judge.stop
+        if asked.ended is not None:
+            is_first = asked.ended < self._first_end
+            self._first_end = min(asked.ended, self._first_end)
+        if is_first:
             self._ended_by = asked.reason
         if asked.ended is None:
             self._write("stopping", reason=asked.reason)
