@@ -153,7 +153,7 @@ class Loop:
             self._run_program(self._closing_program(running), last)
             self._write_report()
         if saves:
-            self._save(last)
+            self._save(last, ran.stages | running)
 
     def _closing_program(self, running: Set[str]) -> Program:
         """Returns what this worker runs after an unannounced end. The routes have tags of their own, since
@@ -185,7 +185,7 @@ class Loop:
         if self._state.ended:
             return
         if now.is_saved:
-            self._save(step)
+            self._save(step, now.stages)
         self._write_report()
 
     def _scheduled(self, step: int) -> ScheduledStep:
@@ -282,23 +282,25 @@ class Loop:
 
     # Checkpoints
 
-    def _save(self, step: int) -> None:
-        """Saves the state after a step. Consumers load their producers' weights first, as after a resume, so
-        nothing crosses the cut."""
+    def _save(self, step: int, ran: Set[str]) -> None:
+        """Saves the state after a step in which the stages `ran` ran. Consumers load their producers' weights
+        first, as after a resume, so nothing crosses the cut."""
+        outdated = self._schedule.outdated_syncs(ran)
         for stage in self._stages:
             if stage.kind == "sync":
                 self._state.at = (stage.name, step)
-                self._cut(stage, step)
+                self._cut(stage, step, stage.name in outdated)
         self._saved = step
         self._state.at = ("checkpoint", step)
         self._context.progress.enter(Activity.SAVING, -1, perf_counter())
         self._context.save(step, self._sources.given_after(step))
         self._state.at = ("", step)
 
-    def _cut(self, stage: Stage, step: int) -> None:
-        """Lets the consumers of a sync catch up with its producers, whatever its lag."""
+    def _cut(self, stage: Stage, step: int, is_outdated: bool = False) -> None:
+        """Lets the consumers of a sync catch up with its producers, whatever its lag. `is_outdated` is
+        whether the weights may have changed since the sync ran in this step."""
         end = self._syncs[stage.name]
-        if end.last_sent < step:
+        if end.last_sent < step or is_outdated:
             end.send(self._weights(stage), step)
         self._load(stage, step, until=step + stage.lag)
 

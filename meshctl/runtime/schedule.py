@@ -57,6 +57,18 @@ class Schedule:
         """Returns the stages of the block that a stage belongs to; none where it belongs to none."""
         return self._blocks.get(stage.block, frozenset())
 
+    def outdated_syncs(self, ran: Set[str]) -> frozenset[str]:
+        """Returns the syncs that sent weights before a later stage of the step called their component. `ran`
+        are the stages that ran in the step."""
+        called: set[str] = set()
+        outdated: set[str] = set()
+        for stage, _ in reversed(self._stages):
+            if stage.kind == "call" and stage.name in ran:
+                called.add(stage.component)
+            elif stage.kind == "sync" and stage.name in ran and stage.component in called:
+                outdated.add(stage.name)
+        return frozenset(outdated)
+
     @property
     def late_stages(self) -> frozenset[str]:
         """The stages that may run after an unannounced end: those with `when: end` or `checkpoint`, and those

@@ -701,6 +701,28 @@ def test_a_checkpoint_lets_weights_catch_up() -> None:
     assert [value for _, value in seen] == [0, 1, 2, 3, 4, 5, 6]
 
 
+def test_a_checkpoint_sends_weights_again_that_changed_after_their_sync() -> None:
+    seen: list[tuple[int, int]] = []
+    job = plan(
+        {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
+        [sync("publish", "actor", "sampler", every=2), call("batch", "source.next", samples=4),
+         call("learnt", "actor.learn", "batch", collect="mean"), call("made", "sampler.use", "batch")],
+        steps=2, checkpoint=Checkpoint(every=2),
+    )  # fmt: skip
+    in_process.run(
+        job,
+        lambda name, rank: Source() if name == "source" else Unversioned(seen if name == "sampler" else []),
+    )
+    assert [value for _, value in seen] == [0, 1, 2]  # at the start, by the sync of step 2, at the cut
+
+
+class Unversioned(Weights):
+    @endpoint
+    def learn(self, batch: Batch) -> dict[str, float]:
+        self.value = torch.full((3, 2), float(self.step))
+        return {}
+
+
 class Grown(Weights):
     @endpoint
     def learn(self, batch: Batch) -> None:
