@@ -6,6 +6,7 @@ torch's random generators, so random numbers are not reproducible here.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ from tests.runtime.memory import MemoryDataPlane
 Make = Callable[[str, int], Component]
 """Component name and rank -> the component; `setup()` is called on it."""
 
+FAULT_S = 0.5
+"""How long the other workers may take to end after a fault, in seconds."""
 POLL_S = 0.005
 """Seconds between two reads of the requests of workers."""
 
@@ -45,7 +48,19 @@ class Outcome:
     """Job rank -> its last step."""
     faults: dict[int, Exception] = field(default_factory=dict)
     """Job rank -> the error that ended it."""
+    reason: str = ""
+    """Why a worker asked for the end; of several streams that ended, the earliest."""
+    first_end: float = math.inf
     events: list[Event] = field(default_factory=list)
+
+    def note(self, request: StopRequest) -> None:
+        """Takes the reason of a request, as the launcher does."""
+        is_first = not self.reason
+        if request.ended is not None:
+            is_first = request.ended < self.first_end
+            self.first_end = min(request.ended, self.first_end)
+        if is_first:
+            self.reason = request.reason
 
 
 class KeptEvents(EventLog):
@@ -68,9 +83,14 @@ def run(
     recorder: Recorder | None = None,
     recorded: Mapping[str, Recorded] = MappingProxyType({}),
     stop: threading.Event | None = None,
+    start: int = 0,
+    given: Mapping[str, int] = MappingProxyType({}),
+    on_setup: Callable[[Mapping[str, Component]], None] = lambda components: None,
     timeout: float = 60.0,
 ) -> Outcome:
-    """Runs the plan to its end, or until one worker has a fault. Setting `stop` requests a last step.
+    """Runs the plan to its end, or until one worker has a fault. Setting `stop` requests a last step. The run
+    continues after the step `start`, by which the sources had produced `given` samples; `on_setup` is called
+    with the components of each worker.
 
     `timeout` is in seconds. Raises `TimeoutError` where the run does not end in time, which is a deadlock: a
     bug of the plan or of the runtime.
@@ -93,6 +113,7 @@ def run(
                     placed.name, placed.mesh.at(rank), rank, nodes=partial(ranks_by_node, plan, group)
                 )
                 component.setup()
+            on_setup(components)
             agreement = StopAgreement(store, store, job_rank, job_ranks, data_planes[job_rank].notify)
             for component in components.values():
                 context_of(component).stop = agreement.ask
@@ -108,7 +129,7 @@ def run(
                 recorder,
                 recorded,
             )
-            outcome.last[job_rank] = Loop(context).run()
+            outcome.last[job_rank] = Loop(context).run(start, given)
         except Exception as error:
             outcome.faults[job_rank] = error
             for data_plane in data_planes.values():
@@ -119,24 +140,33 @@ def run(
         thread.start()
     proposer = Proposer(store, job_ranks)
     try:
-        _attend(proposer, threads, stop, timeout)
+        _attend(proposer, threads, outcome, stop, timeout)
     finally:
         proposer.close()
     return outcome
 
 
 def _attend(
-    proposer: Proposer, threads: list[threading.Thread], stop: threading.Event | None, timeout: float
+    proposer: Proposer,
+    threads: list[threading.Thread],
+    outcome: Outcome,
+    stop: threading.Event | None,
+    timeout: float,
 ) -> None:
     """Acts as the launcher until all threads end: receives requests for a stop and announces the last
     step."""
-    waited_s = 0.0
+    waited_s = faulty_s = 0.0
     while any(thread.is_alive() for thread in threads):
+        if outcome.faults and waited_s > faulty_s + FAULT_S:
+            return  # who has not reached the data plane yet waits for workers that are gone
+        if not outcome.faults:
+            faulty_s = waited_s
         if waited_s > timeout:
             raise TimeoutError(f"the run did not end within {timeout:.0f} s")
         is_stopped = stop is not None and stop.is_set()
         request = StopRequest("stop") if is_stopped else proposer.asked()
         if request is not None:
+            outcome.note(request)
             proposer.propose(request)
         proposer.poll()
         for thread in threads:
@@ -144,3 +174,5 @@ def _attend(
                 thread.join(POLL_S)
                 waited_s += POLL_S
                 break
+    while (request := proposer.asked()) is not None:  # by the last worker, just before its end
+        outcome.note(request)

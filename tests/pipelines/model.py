@@ -1,0 +1,193 @@
+"""What a recipe must do, by docs/recipes.md alone: an interpreter of recipes in plain Python.
+
+    expected = Model(recipe, seen).run()
+
+It runs all groups in one loop, step by step and stage by stage, and notes for every worker which endpoints are
+called with which samples. It uses nothing of meshctl. Two things are open to a run and are read from what was
+`seen` in it: the step after which `self.stop` ends it, and how `balance: tokens` divides samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.pipelines.calls import Called, Calls, Job, Worker
+from tests.pipelines.flow import inputs_of
+from tests.pipelines.sources import ENDLESS, Sources, Stages
+
+
+@dataclass
+class Saved:
+    """A checkpoint."""
+
+    step: int = 0
+    given: dict[str, int] = field(default_factory=dict)
+    """Source -> the number of samples that it has produced."""
+    calls: dict[str, int] = field(default_factory=dict)
+    """Component -> its state."""
+
+
+@dataclass
+class Expected:
+    """What a run has to do."""
+
+    last: int
+    ended_by: frozenset[str]
+    """The possible reasons of the end; one is empty for `run.steps`."""
+    called: Mapping[Worker, Sequence[Called]]
+    before_end: Mapping[Worker, int] | None
+    """Where a stream ended unannounced: the number of calls of each worker before that step, which others may
+    have begun."""
+    metrics: Mapping[int, Mapping[str, float | None]]
+    saved: Sequence[Saved]
+
+
+class Model:
+    def __init__(
+        self, recipe: Mapping[str, Any], seen: Mapping[Worker, Sequence[Called]], stopped: int = ENDLESS
+    ) -> None:
+        """`stopped` is the last step of the run where `self.stop` may have ended it."""
+        self._job, self._stages = Job.of(recipe), in_order(recipe["pipeline"])
+        self._steps = recipe["run"].get("steps", ENDLESS)
+        self._checkpoint, self._stopped = recipe["run"].get("checkpoint"), stopped
+        self._sources = Sources(self._stages, recipe["components"], recipe["run"].get("epochs", 1))
+        self._calls = Calls(self._job, self._stages, self._sources, seen)
+        self._sent = {name: dict[int, int]() for name, stage in self._stages.items() if "sync" in stage}
+        """Sync -> step -> the weights that were sent in it and are not loaded."""
+        self._held: dict[str, tuple[int, int]] = {}
+        """Sync -> the step and the weights that were sent last."""
+        self._ran, self._saves = set[str](), True
+        """The stages of the last step, and whether it ended with a checkpoint."""
+        self._saved: list[Saved] = []
+
+    def run(self, start: Saved | None = None) -> Expected:
+        """Runs the steps after a checkpoint."""
+        first = step = start.step if start else 0
+        if start:
+            self._sources.given |= start.given
+            self._job.calls |= start.calls
+            for component in start.calls:
+                for rank in self._job.meshes[component].ranks:
+                    self._job.note(rank, Called(0, component, "resume", [start.calls[component]]))
+        for name in self._sent:
+            self._catch_up(name, step)
+        last, reasons = self._planned_end(step)
+        before_end = None
+        while step < last:
+            if ended := self._sources.ended(step + 1):
+                reasons = frozenset(map(data_ended, ended))
+                before_end = {worker: len(calls) for worker, calls in self._job.called.items()}
+                break
+            step += 1
+            self._step(step, is_last=step == last)
+        if self._sources.are_open_ended:
+            self._close(step, has_saved=self._saves or step == first)
+        metrics = {step: row for step, row in self._job.metrics.items() if step > first}
+        return Expected(step, reasons, self._job.called, before_end, metrics, self._saved)
+
+    def _planned_end(self, step: int) -> tuple[int, frozenset[str]]:
+        """The last step as far as it is known before the first, and the possible reasons."""
+        lasts = self._sources.last_steps(step)
+        last = min([self._steps, *lasts.values()])
+        reasons = frozenset(
+            data_ended(name) for name in lasts if lasts[name] == last < self._steps
+        ) or frozenset({""})
+        if self._stopped < last:
+            return self._stopped, frozenset({"enough"})
+        return last, reasons | ({"enough"} if self._stopped == last else set())
+
+    def _step(self, step: int, is_last: bool) -> None:
+        self._calls.forget()
+        self._job.metrics[step] = {}
+        every = self._checkpoint["every"] if self._checkpoint else 0
+        self._saves = self._checkpoint is not None and (is_last or (every > 0 and step % every == 0))
+        is_end = is_last and not self._sources.are_open_ended
+        times = {"start": step == 1, "checkpoint": self._saves, "end": is_end}
+        self._ran = set()
+        for name, stage in self._stages.items():
+            is_due = times[stage["when"]] if "when" in stage else step % stage.get("every", 1) == 0
+            if is_due and self._ran.issuperset(taken(stage)):
+                self._ran.add(name)
+                self._run(name, step)
+            elif "sync" in stage:
+                self._load(name, step - lag(stage))
+        if self._saves:
+            self._save(step)
+
+    def _close(self, step: int, has_saved: bool) -> None:
+        """Runs the stages that wait for an end that was not announced, with the values of the last step."""
+        saves = self._checkpoint is not None and not has_saved
+        times = {"start": False, "checkpoint": saves, "end": True}
+        late = set[str]()
+        for name, stage in self._stages.items():
+            is_due = step % stage.get("every", 1) == 0 and not late.isdisjoint(taken(stage))
+            if "when" in stage:
+                is_due = times[stage["when"]]
+            if is_due and name not in self._ran and (self._ran | late).issuperset(taken(stage)):
+                late.add(name)
+                self._run(name, step)
+        if saves:
+            self._save(step)
+
+    def _run(self, name: str, step: int) -> None:
+        stage = self._stages[name]
+        if "sync" in stage:
+            self._send(name, step)
+            self._load(name, step - lag(stage))
+        else:
+            self._calls.run(name, step)
+
+    # Weights and checkpoints
+
+    def _send(self, name: str, step: int) -> None:
+        self._held[name] = step, self._job.calls[self._stages[name]["sync"]]
+        self._sent[name][step] = self._held[name][1]
+
+    def _load(self, name: str, until: int) -> None:
+        """Loads the weights that were sent by the step `until`."""
+        target = self._stages[name]["to"]
+        for step in [step for step in self._sent[name] if step <= until]:
+            weights = self._sent[name].pop(step)
+            self._job.versions[target] = step
+            for rank in self._job.meshes[target].ranks:
+                self._job.note(rank, Called(step, target, "load", [weights]))
+
+    def _catch_up(self, name: str, step: int) -> None:
+        """At a cut, who receives weights has those of the end of its step."""
+        if self._held.get(name) != (step, self._job.calls[self._stages[name]["sync"]]):
+            self._send(name, step)
+        self._load(name, step)
+
+    def _save(self, step: int) -> None:
+        for name in self._sent:
+            self._catch_up(name, step)
+        trainers = [n for n, c in self._job.components.items() if c["_target_"].endswith("Trainer")]
+        states = {name: self._job.calls[name] for name in trainers}
+        self._saved.append(Saved(step, dict(self._sources.given), states))
+
+
+def data_ended(source: str) -> str:
+    return f"the data of `{source}` ended"
+
+
+def lag(sync: Mapping[str, Any]) -> int:
+    """How many steps after it was sent a version is loaded."""
+    late = sync.get("every", 1) - 1
+    return int(sync.get("max_staleness", late) - late)
+
+
+def taken(stage: Mapping[str, Any]) -> set[str]:
+    """The stages whose values a stage takes."""
+    return {name for given in inputs_of(stage) for name in given.stages}
+
+
+def in_order(pipeline: Stages) -> dict[str, Mapping[str, Any]]:
+    """The stages in written order, except that each comes after those that it takes or names in `after`."""
+    left, placed = dict(pipeline), dict[str, Mapping[str, Any]]()
+    while left:
+        after = {name: taken(stage) | set(stage.get("after", [])) for name, stage in left.items()}
+        name = next(name for name in left if after[name].isdisjoint(left))
+        placed[name] = left.pop(name)
+    return placed

@@ -1,0 +1,110 @@
+"""Runs a recipe in the threads of this process, and notes what happened."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshctl.diagnostics import Report
+from meshctl.plan.model import Plan
+from meshctl.plan.resolve import resolve
+from meshctl.recipe.compose.yaml_reader import dump
+from meshctl.recipe.load import load
+from meshctl.run.bounds import end_of_data
+from meshctl.run.metrics import Fold
+from meshctl.runtime.component import Component
+from meshctl.runtime.instantiate import make
+from tests.paths import ROOT
+from tests.pipelines.calls import Called, Worker
+from tests.pipelines.model import Saved
+from tests.pipelines.parts import Trainer
+from tests.runtime import in_process
+
+TIMEOUT_S = 30.0
+
+
+@dataclass
+class Ran:
+    """What happened in a run."""
+
+    fault: str = ""
+    """Why it failed; empty for a run that did not."""
+    last: int = 0
+    ended_by: str = ""
+    """The reason of the end; empty for `run.steps`."""
+    seen: Mapping[Worker, Sequence[Called]] = field(default_factory=dict)
+    metrics: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
+    saved: Sequence[Saved] = ()
+
+
+def read(recipe: Mapping[str, Any], file: Path) -> tuple[Plan | None, Report]:
+    """Returns the plan of a recipe, None for one that is refused, and what was found."""
+    file.write_text(dump(recipe), encoding="utf-8")
+    loaded = load(file, [], ROOT, environ={}, path=[str(ROOT)])
+    return None if loaded.report.errors else resolve(loaded.recipe, loaded.endpoints), loaded.report
+
+
+def in_memory(plan: Plan, start: Saved | None = None) -> Ran:
+    own = threading.local()
+    """The components of a worker, in its thread."""
+    records: list[Any] = []
+    saved: dict[int, Saved] = {}
+    workers: Counter[int] = Counter()
+    """Step -> how many workers have saved it."""
+
+    def made(name: str, rank: int) -> Component:
+        methods = [s.method for s in plan.stages if s.kind == "call" and s.component == name]
+        component = make(plan.component(name), methods, [str(ROOT)])
+        component.seen = records
+        own.__dict__.setdefault("components", {})[name] = component
+        return component
+
+    def save(step: int, given: Mapping[str, int]) -> None:
+        checkpoint = saved.setdefault(step, Saved(step))
+        workers[step] += 1
+        for name, component in own.components.items():
+            if component.rank == 0:
+                sources = [s.name for s in plan.stages if s.is_source and s.component == name]
+                checkpoint.given.update({source: given[source] for source in sources})
+                if isinstance(component, Trainer):
+                    checkpoint.calls[name] = int(component.state_dict()["calls"])
+
+    def resume(components: Mapping[str, Component]) -> None:
+        for name, calls in start.calls.items() if start else ():
+            if name in components:
+                components[name].load_state_dict({"calls": calls})
+
+    position = (start.step, start.given) if start else (0, {})
+    outcome = in_process.run(
+        plan, made, save=save, start=position[0], given=position[1], on_setup=resume, timeout=TIMEOUT_S
+    )
+    if outcome.faults:
+        return Ran(fault=" | ".join(dict.fromkeys(map(str, outcome.faults.values()))))
+    [last] = set(outcome.last.values())
+    [source] = {event.value["source"] for event in outcome.events if event.name == "ready"}
+    reason = outcome.reason or (end_of_data(source) if source else "")
+    checkpoints = [saved[step] for step in sorted(saved) if workers[step] == plan.job_size]
+    return Ran("", last, reason, by_worker(records, plan), rows(plan, outcome, position[0]), checkpoints)
+
+
+def by_worker(records: Sequence[Any], plan: Plan) -> dict[Worker, list[Called]]:
+    """The records of each worker, in their order."""
+    found: dict[Worker, list[Called]] = {}
+    for component, rank, step, method, arguments in records:
+        worker = plan.component(component).group, rank
+        found.setdefault(worker, []).append(Called(step, component, method, arguments))
+    return found
+
+
+def rows(plan: Plan, outcome: in_process.Outcome, after: int) -> dict[int, dict[str, float | None]]:
+    """Step -> its row of metrics."""
+    fold = Fold({group.name: group.workers for group in plan.groups}, since=0.0, after=after)
+    found = {}
+    for event in outcome.events:
+        for row in fold.add(event):
+            found[row["step"]] = {key: value for key, value in row.items() if key not in ("step", "time")}
+    return found
