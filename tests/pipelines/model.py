@@ -54,8 +54,10 @@ class Model:
         self._checkpoint, self._stopped = recipe["run"].get("checkpoint"), stopped
         self._sources = Sources(self._stages, recipe["components"], recipe["run"].get("epochs", 1))
         self._calls = Calls(self._job, self._stages, self._sources, seen)
-        self._sent = {name: dict[int, int]() for name, stage in self._stages.items() if "sync" in stage}
-        """Sync -> step -> the weights that were sent in it and are not loaded."""
+        self._sent = {
+            name: list[tuple[int, int]]() for name, stage in self._stages.items() if "sync" in stage
+        }
+        """Sync -> the steps and the weights that were sent and are not loaded."""
         self._held: dict[str, tuple[int, int]] = {}
         """Sync -> the step and the weights that were sent last."""
         self._ran, self._saves = set[str](), True
@@ -143,13 +145,13 @@ class Model:
 
     def _send(self, name: str, step: int) -> None:
         self._held[name] = step, self._job.calls[self._stages[name]["sync"]]
-        self._sent[name][step] = self._held[name][1]
+        self._sent[name].append(self._held[name])
 
     def _load(self, name: str, until: int) -> None:
         """Loads the weights that were sent by the step `until`."""
         target = self._stages[name]["to"]
-        for step in [step for step in self._sent[name] if step <= until]:
-            weights = self._sent[name].pop(step)
+        while self._sent[name] and self._sent[name][0][0] <= until:
+            step, weights = self._sent[name].pop(0)
             self._job.versions[target] = step
             for rank in self._job.meshes[target].ranks:
                 self._job.note(rank, Called(step, target, "load", [weights]))
