@@ -96,8 +96,8 @@ class Calls:
             if isinstance(part.value, Rows)
             for id in part.value.ids
         }
-        speaking = [0] if self._execute(name) == "first" else mesh.representatives
-        logged = [Part(results[rank].logged, weights[rank]) for rank in speaking if rank in results]
+        representatives = [0] if self._execute(name) == "first" else mesh.representatives
+        logged = [Part(results[rank].logged, weights[rank]) for rank in representatives if rank in results]
         self._report(name, step, collect, [p for p in self._values[name] if isinstance(p.value, dict)])
         self._report(name, step, "mean", logged)
 
