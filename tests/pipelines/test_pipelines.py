@@ -61,5 +61,5 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=200, suppress_health_check=list(HealthCheck), print_blob=False)
 @given(scenarios())
-def test_random_pipelines_do_what_the_model_says(file: Path, scenario: Scenario) -> None:
+def test_random_pipelines_do_what_the_model_does(file: Path, scenario: Scenario) -> None:
     check(scenario, file)
