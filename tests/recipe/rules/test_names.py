@@ -7,7 +7,7 @@ import pytest
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe import fixes
 from meshctl.recipe.load import load
-from tests.recipe.mutations import FOLDER
+from tests.recipe.mutations.correct_recipes import FOLDER
 
 GRPO = (FOLDER / "grpo.yaml").read_text(encoding="utf-8")
 
