@@ -257,7 +257,7 @@ class Word(Type):
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         word = Text().read(reader, node, path)
-        if word and word not in self.words:
+        if word is not None and word not in self.words:
             reader.unknown_word(word, self.words, self.noun, self.code, node, path)
             return None
         return word

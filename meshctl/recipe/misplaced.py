@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.field_types import Type
 from meshctl.recipe.fields import (
+    BEST,
     CALL,
     CHECKPOINT,
     CLUSTER,
@@ -26,6 +27,7 @@ from meshctl.recipe.fields import (
     RUN,
     SECTIONS,
     STAGE,
+    STOP,
     SYNC,
 )
 from meshctl.recipe.section_types import Named, Nested, Section
@@ -93,7 +95,7 @@ def location_of(key: str, section: Section, path: KeyPath, item: Node, root: Nod
     if found := _named(key, item, path, root):
         return found
     for word in (key, *meanings(key, with_related=path in ((), ("run",)))):
-        for other in SECTIONS:
+        for other in sorted(SECTIONS, key=lambda other: _is_far(other, word, path, root)):
             is_elsewhere = other not in (section, INPUT) and word not in path[-1:]
             if is_elsewhere and word in other.by_key and _fits(item, other.by_key[word].type):
                 found = _location(key, word, other, path, root)
@@ -102,6 +104,22 @@ def location_of(key: str, section: Section, path: KeyPath, item: Node, root: Nod
                 if found.path or found.candidates or other not in (GROUP, COMPONENT):
                     return found
     return None
+
+
+def _is_far(section: Section, word: str, path: KeyPath, root: Node) -> bool:
+    """Whether a section is neither the value of a key of the mapping at `path`, nor one that is in the recipe
+    and lacks the required key `word`."""
+    own = _only_place(section)
+    field = section.by_key.get(word)
+    is_below = bool(path) and own[: len(path)] == path
+    lacks_key = bool(field and field.required) and root.at(own) is not None and root.at((*own, word)) is None
+    return not (own and (is_below or lacks_key))
+
+
+def _only_place(section: Section) -> KeyPath:
+    """Returns the key path of a section that occurs once in a recipe; empty for others."""
+    is_single = section in (RUN, CHECKPOINT, CLUSTER, STOP, BEST)
+    return tuple(section.title.strip("`").split(".")) if is_single else ()
 
 
 def _fits(item: Node, type_: Type) -> bool:
@@ -123,7 +141,8 @@ def help_without_alternative(section: Section, key: str) -> str:
 def _named(key: str, item: Node, path: KeyPath, root: Node) -> Location | None:
     """Returns the place of a group, component or stage that is in the wrong section."""
     if top := kind_of(item):
-        if top == "pipeline" and path[:1] == (top,) and root.at((*path[:2], "repeat")) is not None:
+        is_in_block = top == "pipeline" and path[:1] == (top,) and root.at((*path[:2], "repeat")) is not None
+        if is_in_block and item.get("repeat") is None:
             help = f"it looks like a stage of the block, which goes under `{'.'.join(path[:2])}.stages`"
             return Location(help, (*path[:2], "stages", key), is_named_item=True)
         near = f", beside `{path[1]}`" if len(path) > 1 and path[0] == top else ""
@@ -161,8 +180,8 @@ def _places(section: Section, path: KeyPath, root: Node) -> list[KeyPath]:
     otherwise all."""
     here = path[1] if len(path) > 1 else ""
     in_component = path[:1] == ("components",)
-    if section in (RUN, CHECKPOINT, CLUSTER):
-        return [tuple(section.title.strip("`").split("."))]
+    if only := _only_place(section):
+        return [only]
     if section in (PARALLEL, MODEL):
         names = [here] if in_component else _names(root, "components")
         return [("components", name, section.name) for name in names]
@@ -173,14 +192,22 @@ def _places(section: Section, path: KeyPath, root: Node) -> list[KeyPath]:
         own = root.at(("components", here, "group")) if in_component else None
         return [("groups", name) for name in _names(root, "groups") if own is None or name == own.value]
     if section in (CALL, SYNC, STAGE):
-        return [("pipeline", name) for name in _names(root, "pipeline") if _lacks_key(root, name)]
+        stages = [stage for name in _names(root, "pipeline") for stage in _with_inner(root, name)]
+        return [stage for stage in stages if _lacks_key(root, stage)]
     return [("pipeline", here, "dispatch")] if section is DISPATCH and path[:1] == ("pipeline",) else []
 
 
-def _lacks_key(root: Node, stage: str) -> bool:
+def _with_inner(root: Node, name: str) -> list[KeyPath]:
+    """Returns the key path of a stage; of a block, also those of its stages."""
+    inner = root.at(("pipeline", name, "stages"))
+    names = [key for key, _ in inner.items()] if inner is not None and inner.is_mapping else []
+    return [("pipeline", name), *(("pipeline", name, "stages", each) for each in names)]
+
+
+def _lacks_key(root: Node, stage: KeyPath) -> bool:
     """Whether a stage has none of `call`, `sync` and `repeat`, or is a source without `samples`."""
     keys = ("call", "sync", "repeat", "in", "samples")
-    has = {key for key in keys if root.at(("pipeline", stage, key)) is not None}
+    has = {key for key in keys if root.at((*stage, key)) is not None}
     return not has & {"call", "sync", "repeat"} or has == {"call"}
 
 

@@ -186,6 +186,8 @@ class _Walk:
         key = INVISIBLE.sub("", key).strip() if odd else key
         is_known_word = called(key, known) or key in HINTS
         location = None if is_known_word else location_of(key, section, path, item, self.root)
+        if location and meant.get(key) and not location.is_named_item:
+            location = None  # a misspelling of a key of this mapping is likelier than a key of another one
         near = "" if location or key in HINTS else key if key in known else nearest_key(key, known)
         help = location.help if location else f"did you mean `{near}`?" if near else ""
         if not path and f"/{key}/" in f"/{span.file}":
@@ -204,6 +206,8 @@ class _Walk:
         if location and location.path and (location.is_named_item or self.root.at(location.path) is None):
             self.misplaced |= {location.path} if location.is_named_item else set()
             self.moves.append((location.path, self.moved(item, location)))
+        elif near and node.get(near) is not None and not path and item.is_mapping:  # from an included file
+            self.moves.append(((near,), self.value(item, (near,), section.by_key[near].type)))
         elif near and near not in items and node.get(near) is None:
             items[near] = self.value(item, (*path, near), section.by_key[near].type)
             if not fixes:

@@ -131,23 +131,26 @@ def settle(
     sizes = _numbers(given)
     dims = {dim: sizes[dim] for dim in DIMS if dim in sizes}
     inferred = _auto_of(DIMS, given) or (None if "dp" in dims else "dp")
-    product: tuple[Misfit, ...] = ()
+
+    def held(dims: Dims) -> Dims:
+        dims = {dim: dims.get(dim, 1) for dim in DIMS}
+        carved = {"ulysses": sizes.get("ulysses", 1), "vpp": sizes.get("vpp", 1)}
+        return {**dims, **carved, **_expert_dims(given, sizes, dims)}
+
+    def carved_misfits(dims: Dims) -> tuple[Misfit, ...]:
+        return _Checked(given, sizes, held(dims), inferred, world, needs).all(bool(sequence_parallel))
+
     if world is not None and not _makes_up(dims, inferred, world):
         layouts = nearest(sizes, inferred, world, needs)
-        product = (_product_misfit(dims, inferred, world, layouts),)
-        if not layouts:
-            return Settled(misfits=product)
-        dims = layouts[0]  # what the carved sizes break in the nearest layout too is a mistake of its own
-    elif world is not None and inferred:
+        product = _product_misfit(dims, inferred, world, layouts)
+        # A rule that is broken both by the stated dims and in the nearest layout is a mistake of its own.
+        broken = {one.rule for one in carved_misfits({**dims, inferred: world} if inferred else dims)}
+        others = carved_misfits(layouts[0]) if layouts else ()
+        return Settled(misfits=(product, *(one for one in others if one.rule in broken)))
+    if world is not None and inferred:
         dims[inferred] = world // prod(dims.values())
-    dims = {dim: dims.get(dim, 1) for dim in DIMS}
-    carved = {"ulysses": sizes.get("ulysses", 1), "vpp": sizes.get("vpp", 1)}
-    held = {**dims, **carved, **_expert_dims(given, sizes, dims)}
-    checked = _Checked(given, sizes, held, inferred, world, needs)
-    misfits = (*product, *checked.ulysses(), *checked.experts(), *checked.vpp())
-    if sequence_parallel:
-        misfits = (*misfits, *checked.sequence_parallel())
-    return Settled(misfits=misfits) if misfits else Settled(held)
+    misfits = carved_misfits(dims)
+    return Settled(misfits=misfits) if misfits else Settled(held(dims))
 
 
 def drawn(sizes: Mapping[str, int]) -> str:
@@ -336,6 +339,10 @@ class _Checked:
     inferred: str | None
     world: int | None
     needs: Needs
+
+    def all(self, sequence_parallel: bool) -> tuple[Misfit, ...]:
+        carved = (*self.ulysses(), *self.experts(), *self.vpp())
+        return (*carved, *self.sequence_parallel()) if sequence_parallel else carved
 
     def ulysses(self) -> Iterator[Misfit]:
         data, ulysses = _data(self.held), self.held["ulysses"]

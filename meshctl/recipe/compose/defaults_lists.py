@@ -182,7 +182,7 @@ class DefaultsLists:
     def _is_option(self, name: str, group: str, option: str, span: Span, is_optional: bool = False) -> bool:
         if "${" in option:
             return self._is_known_early(option, span)
-        if option == MISSING:
+        if option in (MISSING, ""):
             return True
         if not self._exists(f"{group}/{option}", span):
             if not is_optional:
@@ -287,7 +287,7 @@ class DefaultsLists:
             help = f"write {LAYOUT}@components.NAME.parallel={override.value_text}"
             self.report("MC208", "a layout must name the component that it is for", override.key_span, help)
             return False
-        if MISSING in options:
+        if MISSING in options or "" in options:
             help = did_you_mean("", self.store.options(group))
             self.report("MC211", f"no option of `{group}` was chosen", override.value_span, help)
             return False

@@ -110,6 +110,8 @@ def _at_end(lines: Sequence[str], problem: str, span: Span, begin: yaml.Mark | N
         if character in tuple("[{\"'") and bracket != span:
             here = span.with_word(f"here {words}" if "is missing" in words else "the text ends here")
             help = "close it, or quote the text that contains it"
+            if re.search(r"(?<![\"'])\$\{", lines[begin.line][begin.column :]):
+                help = 'write quotes around an interpolation inside brackets: "${vars.NAME}"'
             return _wrong(f"this `{character}` is not closed", bracket, help, (here,))
     is_above = "could not find" in problem or "expected" in problem
     help = "is a quote, a bracket or a colon missing above?" if is_above else ""

@@ -64,7 +64,7 @@ def _causes(text: str, error: BaseException | None) -> Iterator[_Cause]:
     bare = key.lstrip("+~ ")
     if gap := re.search(r"\s+", bare.rstrip("\n")):
         start = len(key) - len(bare) + gap.start()
-        help = f"write {''.join(key.split())}={text[len(key) + 1 :]}"
+        help = f"write {''.join(key.split())}={text[len(key) + 1 :].lstrip()}"
         yield _Cause(start, len(gap[0]), "there must be no spaces in the key or before the `=`", help)
     yield from _in_key(key)
     yield from _in_value(text, len(key) + 1, error)

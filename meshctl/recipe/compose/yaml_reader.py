@@ -451,11 +451,10 @@ class _Builder:
         return None, span
 
     def is_metric_key(self, key: yaml.ScalarEvent) -> bool:
-        """Whether a key is `on` and a text follows, as in `{on: eval.loss}`. It is a key of recipes, although
-        YAML 1.1 reads it as a boolean."""
-        value = self.loader.peek_event()
-        is_text = isinstance(value, yaml.ScalarEvent) and self.tag(value) == CORE + "str"
-        return bool(key.value == "on" and not key.style and is_text)
+        """Whether a key is `on` and a single value follows, as in `{on: eval.loss}`. It is a key of recipes,
+        although YAML 1.1 reads it as a boolean."""
+        is_scalar = isinstance(self.loader.peek_event(), yaml.ScalarEvent)
+        return bool(key.value == "on" and not key.style and is_scalar)
 
     # Spans
 

@@ -82,7 +82,8 @@ def find_repair(name: str, text: str, error_line: int) -> Iterator[Diagnostic]:
         return
     near = _lines_above(lines, error_line, LINES_ABOVE)
     for kind in (_space_edits, _quote_edits, _colon_edits, _bracket_edits):
-        numbers = near if kind is not _quote_edits else _lines_above(lines, error_line, MAX_QUOTED_LINES)
+        is_rare = kind in (_space_edits, _quote_edits)
+        numbers = _lines_above(lines, error_line, MAX_QUOTED_LINES) if is_rare else near
         working = [
             edit for number in numbers for edit in kind(lines, number) if _is_readable(edit.apply(lines))
         ]

@@ -92,7 +92,8 @@ def group_runs_something(facts: Facts) -> Iterator[Diagnostic]:
     """A group runs a program or hosts components, and not both."""
     recipe = facts.recipe
     # A component with a wrong group may belong to any group.
-    are_placed = all(component.group in recipe.groups for component in recipe.components.values())
+    is_known = facts.read.is_known("components")
+    are_placed = is_known and all(one.group in recipe.groups for one in recipe.components.values())
     for name, group in recipe.groups.items():
         components = recipe.components_of(name)
         if group.program and components:

@@ -106,9 +106,17 @@ def _stages(facts: Facts) -> Iterator[Reference]:
             span = facts.item("pipeline", block.name, "after", index=index)
             yield Reference("pipeline", other, span, "MC530", f"stage `{other}` does not exist")
     for _, metric, span in facts.named_metrics() if facts.recipe.pipeline else ():
-        other, _ = facts.recipe.metric(metric)
+        other = _stage_of(facts, metric)
         message = f"stage `{other}` of metric `{metric}` does not exist"
         yield Reference("pipeline", other, span, "MC560", message, after=metric[len(other) :])
+
+
+def _stage_of(facts: Facts, metric: str) -> str:
+    """Returns the name of the stage in a metric; of a misspelt block, the name with the inner stage."""
+    name, rest = facts.recipe.metric(metric)
+    inner = f"{name}.{rest.partition('.')[0]}"
+    is_inner = name not in facts.recipe.pipeline and "." in rest and nearest(inner, facts.recipe.pipeline)
+    return inner if is_inner else name
 
 
 def _names_in(facts: Facts, stage: Stage) -> tuple[str, ...] | None:
@@ -173,6 +181,9 @@ def names_exist(facts: Facts) -> Iterator[Diagnostic]:
 
 def _definition(facts: Facts, name: str, meant: str, some: list[Reference]) -> Diagnostic:
     """Returns the diagnostic for a name that is misspelt in its definition."""
+    (block, _, inner), (meant_block, _, meant_inner) = name.partition("."), meant.partition(".")
+    if inner and inner == meant_inner:
+        name, meant = block, meant_block
     span, noun = facts.key(some[0].top, name), NOUNS[some[0].top]
     seconds = tuple(one.span.with_word(f"`{meant}` is used here") for one in some[:MAX_SECONDS])
     message = f"{noun} `{meant}` is used {len(some)} times but does not exist; `{name}` is never used"

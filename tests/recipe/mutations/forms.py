@@ -77,6 +77,16 @@ def self_given_twice(recipe: Correct, chance: random.Random) -> Mutation:
 
 
 OVERRIDES = {
+    "blocks.yaml": (
+        "run.stop.patience=5",
+        "pipeline.eval.every=20",
+        "run.checkpoint.best.mode=max",
+        "pipeline.epochs.repeat.times=4",
+        "vars.minibatch=64",
+        "components.actor.parallel.tp_size=4",
+        "run.on_nan=stop",
+        "run.show=[eval.exam.loss]",
+    ),
     "grpo.yaml": (
         "run.steps=10",
         "groups.train.env.NCCL_DEBUG=INFO",

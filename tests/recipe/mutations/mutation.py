@@ -80,6 +80,8 @@ def keys_of_sections(recipe: Correct) -> list[Item]:
 
 def is_own_key(path: tuple[str, ...]) -> bool:
     top = path[0]
+    if top == "pipeline" and path[2:3] == ("stages",) and len(path) > 3:
+        path = (top, *path[3:])  # a stage of a block
     if top in ("vars", "defaults"):
         return len(path) == 1
     if top in ("groups", "components", "pipeline"):
