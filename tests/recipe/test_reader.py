@@ -93,7 +93,15 @@ def test_everything_a_recipe_can_state_arrives() -> None:
         0,
     )
     assert (stages["sync"].checksum, stages["part"].checksum) == (True, False)
-    assert recipe.run == model.Run(10, 2, "out", model.Checkpoint(5, 1), 2.5, ("one.loss",), (), 90.0)
+    assert recipe.run == model.Run(
+        steps=10,
+        epochs=2,
+        dir="out",
+        checkpoint=model.Checkpoint(5, 1),
+        grace=2.5,
+        show=("one.loss",),
+        patience=90.0,
+    )
 
 
 def test_what_is_left_out_has_its_default() -> None:

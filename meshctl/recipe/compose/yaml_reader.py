@@ -451,10 +451,11 @@ class _Builder:
         return None, span
 
     def is_metric_key(self, key: yaml.ScalarEvent) -> bool:
-        """Whether a key is `on` and a single value follows, as in `{on: eval.loss}`. It is a key of recipes,
-        although YAML 1.1 reads it as a boolean."""
-        is_scalar = isinstance(self.loader.peek_event(), yaml.ScalarEvent)
-        return bool(key.value == "on" and not key.style and is_scalar)
+        """Whether a key is `on` and a text or no value follows, as in `{on: eval.loss}`. It is a key of
+        recipes, although YAML 1.1 reads it as a boolean."""
+        value = self.loader.peek_event()
+        is_text = isinstance(value, yaml.ScalarEvent) and self.tag(value) in (CORE + "str", CORE + "null")
+        return bool(key.value == "on" and not key.style and is_text)
 
     # Spans
 

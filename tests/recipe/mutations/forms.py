@@ -83,7 +83,7 @@ OVERRIDES = {
         "run.checkpoint.best.mode=max",
         "pipeline.epochs.repeat.times=4",
         "vars.minibatch=64",
-        "components.actor.parallel.tp_size=4",
+        "components.actor.args.lr=0.1",
         "run.on_nan=stop",
         "run.show=[eval.exam.loss]",
     ),
