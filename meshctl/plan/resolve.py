@@ -37,14 +37,14 @@ class Endpoint(DeclaredModes, Protocol):
     """The arguments of an endpoint's decorator, as read from the source text."""
 
     @property
-    def unread(self) -> str:
+    def unread_parameter(self) -> str:
         """The parameter whose argument could not be read because it is no literal; empty for none."""
 
 
 class Defaults:
     """The decorator's defaults, for an endpoint whose source text was not read."""
 
-    dispatch, collect, execute, unread = "slice_dp", "flatten", "all", ""
+    dispatch, collect, execute, unread_parameter = "slice_dp", "flatten", "all", ""
 
 
 def resolve(recipe: recipes.Recipe, endpoints: Mapping[str, Mapping[str, Endpoint]]) -> Plan:
@@ -120,7 +120,7 @@ def _component(
     declared: dict[str, tuple[str, str, str]] = {}
     for stage in recipe.pipeline.values():
         endpoint = endpoints.get(stage.method) if stage.component == component.name else None
-        if endpoint and not _overrides(stage, endpoint.unread):
+        if endpoint and not _overrides(stage, endpoint.unread_parameter):
             declared[stage.method] = (endpoint.dispatch, endpoint.collect, endpoint.execute)
     return Component(
         component.name,

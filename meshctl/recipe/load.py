@@ -156,12 +156,14 @@ def _completed(tree: Node, stem: str, detect: Callable[[], str]) -> Node:
     """Returns the tree with a name and device types where the recipe leaves them out. The name comes from the
     file name, and device types from this machine."""
     if tree.get("name") is None and is_run_name(stem):
-        tree = put(tree, ("name",), replace(of_plain(stem, tree.span, tree.span), made="the file's name"))
+        tree = put(
+            tree, ("name",), replace(of_plain(stem, tree.span, tree.span), inferred_from="the file's name")
+        )
     groups = tree.get("groups")
     for name, group in groups.items() if groups else ():
         if group.is_mapping and group.get("device_type") is None:
             span = group.key or group.span
-            made = replace(of_plain(detect(), span, span), made="this machine's")
+            made = replace(of_plain(detect(), span, span), inferred_from="this machine's")
             tree = put(tree, ("groups", name, "device_type"), made)
     return tree
 

@@ -109,8 +109,8 @@ def line_of(value: Any) -> str:
 def _written(loaded: Loaded, path: KeyPath, leaf: Node) -> Origin:
     assert loaded.tree is not None
     secrets = loaded.secrets
-    if leaf.made:
-        return Origin(path, _plain(leaf, path, secrets), "inferred", None, leaf.made)
+    if leaf.inferred_from:
+        return Origin(path, _plain(leaf, path, secrets), "inferred", None, leaf.inferred_from)
     return Origin(
         path=path,
         value=_plain(leaf, path, secrets),
@@ -137,7 +137,7 @@ def _references(tree: Node, path: KeyPath, leaf: Node, secrets: Secrets) -> Iter
             text = str(
                 _plain(Node(written, leaf.span), path, secrets)
             )  # the default of `oc.env` may be secret
-            yield Reference(text, target, node.span if node is not None and not node.made else None)
+            yield Reference(text, target, node.span if node is not None and not node.inferred_from else None)
 
 
 def _replaced(tree: Node, path: KeyPath, leaf: Node, secrets: Secrets) -> Iterator[Replaced]:
@@ -290,12 +290,12 @@ def _of_stage(facts: Facts, stage: Stage, tree: Node, cwd: Path) -> Iterator[Ori
     for word, value in words.items():
         if word == "dispatch" and not stage.inputs:
             continue
-        if word in endpoint.stated:
+        if word in endpoint.stated_parameters:
             file, line, column = endpoint.place
             yield Origin(
                 where.get(word, (*path, word)), value, "decorator", Span(_near(file, cwd), line, column)
             )
-        elif word != endpoint.unread:
+        elif word != endpoint.unread_parameter:
             yield _default(where.get(word, (*path, word)), value)
     if not stage.block:
         yield from _defaults(path, CALL)

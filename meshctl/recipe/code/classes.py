@@ -43,15 +43,15 @@ class Endpoint:
     dispatch: str = "slice_dp"
     collect: str = "flatten"
     execute: str = "all"
-    signature: Signature = Signature(more=True, any_name=True)
-    unread: str = ""
+    signature: Signature = Signature(has_varargs=True, has_kwargs=True)
+    unread_parameter: str = ""
     """A parameter of the decorator whose value is neither a literal nor a mode; empty if there is none."""
-    strange: tuple[str, ...] = ()
+    unknown_arguments: tuple[str, ...] = ()
     """Arguments of the decorator that it does not accept: unknown names, and an empty string for each
     positional one."""
     metrics: tuple[str, ...] = ()
     """The names of metrics that the method returns or logs, if they are literals."""
-    stated: frozenset[str] = field(default=frozenset(), compare=False)
+    stated_parameters: frozenset[str] = field(default=frozenset(), compare=False)
     """The parameters that the decorator states. The others have their defaults."""
     place: tuple[str, int, int] = field(default=("", 0, 0), compare=False)
     """File, line and column of the decorator."""
@@ -68,17 +68,17 @@ class Class:
     """The names of all members that can be read, including endpoints."""
     constructor: Signature | None
     """The signature of `__init__`; None if it cannot be read."""
-    whole: bool
+    is_complete: bool
     """Whether every base class was read. If so, `methods` lists all members."""
-    unwritten: tuple[str, ...] = ()
+    abstract_methods: tuple[str, ...] = ()
     """Abstract methods without an implementation."""
-    awaited: frozenset[str] = frozenset()
+    async_methods: frozenset[str] = frozenset()
     """The `async` methods."""
-    made: frozenset[str] = frozenset()
+    assigned_members: frozenset[str] = frozenset()
     """Members that are assigned (`go = other`), whose kind is unknown."""
     logs: bool = True
     """Whether a method may call `self.log`."""
-    foreign_base: str = ""
+    library_base: str = ""
     """The first base class from a library; empty if there is none."""
     declares: Declarations = Declarations()
 
@@ -177,14 +177,14 @@ class Code(Sources):
             endpoints={name: endpoint for name, endpoint in read.items() if endpoint},
             methods=frozenset(members) | inherited,
             constructor=self._constructor(classes, functions) if is_constructor_known else None,
-            whole=not unknown,
-            unwritten=tuple(
+            is_complete=not unknown,
+            abstract_methods=tuple(
                 name for name, (_, item) in functions.items() if is_abstract and _is_abstract(item)
             ),
-            awaited=frozenset(methods) - frozenset(functions),
-            made=frozenset(members) - frozenset(methods),
+            async_methods=frozenset(methods) - frozenset(functions),
+            assigned_members=frozenset(members) - frozenset(methods),
             logs=any(_may_log(item) for _, item in functions.values()),
-            foreign_base=libraries[0].removeprefix("builtins.") if libraries else "",
+            library_base=libraries[0].removeprefix("builtins.") if libraries else "",
             declares=declarations_of(_values(members)),
         )
 
@@ -230,10 +230,10 @@ class Code(Sources):
             return Endpoint(
                 **stated,
                 signature=signature(method, partial(self.meaning, module)),
-                unread=unread[0] if unread else "",
-                strange=(*strange, *nameless),
+                unread_parameter=unread[0] if unread else "",
+                unknown_arguments=(*strange, *nameless),
                 metrics=(*_returned(method), *logged),
-                stated=frozenset(stated),
+                stated_parameters=frozenset(stated),
                 place=(str(module.file), decorator.lineno, decorator.col_offset + 1),
             )
         return None

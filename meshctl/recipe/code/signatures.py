@@ -103,20 +103,24 @@ def _kinds_of(value: Any) -> set[str]:
 class Signature:
     """The signature of a method, without `self`."""
 
-    by_position: tuple[str, ...] = ()
-    by_name: tuple[str, ...] = ()
+    positional: tuple[str, ...] = ()
+    """The parameters that can be passed by position."""
+    keywords: tuple[str, ...] = ()
+    """The parameters that can be passed by name."""
     required: tuple[str, ...] = ()
-    more: bool = False
+    """The parameters without a default."""
+    has_varargs: bool = False
     """Whether it has `*args`."""
-    any_name: bool = False
+    has_kwargs: bool = False
     """Whether it has `**kwargs`."""
     hints: Mapping[str, Hint] = field(default_factory=dict)
-    gives: Hint | None = None
+    returns: Hint | None = None
+    """The annotation of the returned value; None if it is not simple."""
 
     @property
     def first(self) -> str:
         """The parameter that receives a single positional argument."""
-        return self.by_position[0] if self.by_position else ""
+        return self.positional[0] if self.positional else ""
 
 
 def signature(method: ast.FunctionDef, meaning: Meaning) -> Signature:
@@ -132,13 +136,13 @@ def signature(method: ast.FunctionDef, meaning: Meaning) -> Signature:
     every = [*positional[1:], *arguments.kwonlyargs]
     hints = {one.arg: _with_default(one.annotation, defaults[one.arg], meaning) for one in every}
     return Signature(
-        by_position=tuple(argument.arg for argument in positional[1:]),
-        by_name=tuple(argument.arg for argument in every if argument not in arguments.posonlyargs),
+        positional=tuple(argument.arg for argument in positional[1:]),
+        keywords=tuple(argument.arg for argument in every if argument not in arguments.posonlyargs),
         required=tuple(argument.arg for argument in every if defaults[argument.arg] is None),
-        more=arguments.vararg is not None,
-        any_name=arguments.kwarg is not None,
+        has_varargs=arguments.vararg is not None,
+        has_kwargs=arguments.kwarg is not None,
         hints={name: hint for name, hint in hints.items() if hint},
-        gives=hint_of(method.returns, meaning),
+        returns=hint_of(method.returns, meaning),
     )
 
 

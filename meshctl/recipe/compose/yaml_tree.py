@@ -51,7 +51,7 @@ class Node:
     """The span of the value to which it refers."""
     lines: int = 1
     """Number of lines of a scalar's text."""
-    made: str = ""
+    inferred_from: str = ""
     """For a value that is in no file: its origin, such as "the file's name". Its span is the place at which
     it would be written."""
 

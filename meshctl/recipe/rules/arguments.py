@@ -33,9 +33,9 @@ def arguments_exist(facts: Facts) -> Iterator[Diagnostic]:
     """`args` names only parameters of the constructor, and all parameters without a default."""
     for name, found, constructor in _constructors(facts):
         given = facts.recipe.components[name].args
-        unknown = [key for key in given if key not in constructor.by_name and not constructor.any_name]
+        unknown = [key for key in given if key not in constructor.keywords and not constructor.has_kwargs]
         missing = [parameter for parameter in constructor.required if parameter not in given]
-        free = [parameter for parameter in constructor.by_name if parameter not in given]
+        free = [parameter for parameter in constructor.keywords if parameter not in given]
         for key in unknown:
             span = facts.key("components", name, "args", key)
             fixes = renamed(span, key, free) if len(unknown) == 1 else ()
@@ -45,7 +45,8 @@ def arguments_exist(facts: Facts) -> Iterator[Diagnostic]:
             )
         if missing and not unknown:
             span = facts.key("components", name, "args")
-            help, nameless = "add it under `args`", [one for one in missing if one not in constructor.by_name]
+            help = "add it under `args`"
+            nameless = [one for one in missing if one not in constructor.keywords]
             if nameless:
                 help = f"`args` are given by name: {listed(nameless)} must not stand before a `/`"
             yield Diagnostic("MC506", f"`{found.target}` needs {listed(missing)}", span, help=help)
@@ -56,9 +57,9 @@ def _known_parameters(key: str, constructor: Signature, free: list[str]) -> str:
         return f"`{key}` is a key of the component: it goes beside `args`"
     if near := nearest(key, free):
         return f"did you mean `{near}`?"
-    if not constructor.by_name:
+    if not constructor.keywords:
         return "its constructor has no arguments"
-    return f"its arguments are {listed(constructor.by_name)}"
+    return f"its arguments are {listed(constructor.keywords)}"
 
 
 def argument_types_fit(facts: Facts) -> Iterator[Diagnostic]:

@@ -91,10 +91,10 @@ def endpoint_exists(facts: Facts) -> Iterator[Diagnostic]:
         found, method = facts.class_of(stage.component), stage.method
         if stage.kind != "call" or not method or found is None or found.is_component is False:
             continue
-        if method in found.endpoints or method in found.made or not found.whole:
+        if method in found.endpoints or method in found.assigned_members or not found.is_complete:
             continue
         span, fixes = facts.value("pipeline", name, "call"), tuple[Fix, ...]()
-        if method in found.awaited:
+        if method in found.async_methods:
             message = f"`{method}` of `{found.target}` is async, which an endpoint cannot be"
             help = "define it with `def`"
         elif method in found.methods:
@@ -117,10 +117,12 @@ def decorator_is_readable(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _parameters_exist(call: Call) -> Iterator[Diagnostic]:
-    if call.endpoint.unread:
-        message = f"`{call.endpoint.unread}` in {call.decorator} is not a literal; the default is assumed"
+    if call.endpoint.unread_parameter:
+        message = (
+            f"`{call.endpoint.unread_parameter}` in {call.decorator} is not a literal; the default is assumed"
+        )
         yield Diagnostic("MC514", message, call.span, severity="note")
-    for parameter in call.endpoint.strange:
+    for parameter in call.endpoint.unknown_arguments:
         message, help = f"{call.decorator} has no `{parameter}`", did_you_mean(parameter, WORDS)
         if not parameter:
             message = f"{call.decorator} has an argument without a name"
@@ -169,12 +171,12 @@ def _takes_nothing(facts: Facts, call: Call) -> Iterator[Diagnostic]:
 
 def _named_inputs_fit(facts: Facts, call: Call, named: list[str]) -> Iterator[Diagnostic]:
     signature, name = call.signature, call.stage.name
-    free = [parameter for parameter in signature.by_name if parameter not in named]
-    unknown = [one for one in named if one not in signature.by_name and not signature.any_name]
+    free = [parameter for parameter in signature.keywords if parameter not in named]
+    unknown = [one for one in named if one not in signature.keywords and not signature.has_kwargs]
     missing = [parameter for parameter in signature.required if parameter not in named]
     for parameter in unknown:
-        span, help = facts.key("pipeline", name, "in", parameter), did_you_mean(parameter, signature.by_name)
-        if parameter in signature.by_position:
+        span, help = facts.key("pipeline", name, "in", parameter), did_you_mean(parameter, signature.keywords)
+        if parameter in signature.positional:
             help = "it stands before a `/`: pass it without a name"
         message, fixes = f"{call.name} has no parameter `{parameter}`", renamed(span, parameter, free)
         yield Diagnostic("MC516", message, span, help=help, fixes=fixes)
@@ -189,8 +191,8 @@ def _single_input_fits(facts: Facts, call: Call) -> Iterator[Diagnostic]:
     value = "the range of its sample numbers" if stage.is_source else "one"
     gives = f"but stage `{stage.name}` passes {value}"
     span = facts.key("pipeline", stage.name, "in") if stage.inputs else call.span
-    if not signature.first and not signature.more:
-        takes = "has keyword-only parameters" if signature.by_name else "has no parameters"
+    if not signature.first and not signature.has_varargs:
+        takes = "has keyword-only parameters" if signature.keywords else "has no parameters"
         yield Diagnostic("MC516", f"{call.name} {takes}, {gives}", span, help=_how_to_pass(call))
         return
     missing = [parameter for parameter in signature.required if parameter != signature.first]
@@ -205,9 +207,9 @@ def _single_input_fits(facts: Facts, call: Call) -> Iterator[Diagnostic]:
 
 def _how_to_pass(call: Call) -> str:
     """Returns the help for a method without positional parameters."""
-    stage, by_name = call.stage, call.signature.by_name
-    if by_name:
-        return f"write it by name: in: {{{by_name[0]}: {_stages(stage.inputs[0])}}}" if stage.inputs else ""
+    stage, keywords = call.stage, call.signature.keywords
+    if keywords:
+        return f"write it by name: in: {{{keywords[0]}: {_stages(stage.inputs[0])}}}" if stage.inputs else ""
     if stage.is_source:
         return "a source is called with the range of its sample numbers"
     return "add a parameter, or write `in: []` for a stage without data"
@@ -266,7 +268,7 @@ def _collect_mode(facts: Facts, stage: Stage) -> CollectMode | None:
     if stage.kind != "call" or not facts.is_valid("pipeline", stage.name, "collect"):
         return None
     endpoint = facts.known_endpoint(stage)
-    if not stage.collect and (endpoint is None or endpoint.unread == "collect"):
+    if not stage.collect and (endpoint is None or endpoint.unread_parameter == "collect"):
         return None
     return COLLECT.get(facts.modes[stage.name].collect)
 
@@ -274,14 +276,14 @@ def _collect_mode(facts: Facts, stage: Stage) -> CollectMode | None:
 def _reduces_batches(facts: Facts, stage: Stage) -> bool:
     """Whether a stage's collect mode works on numbers although its endpoint returns batches."""
     endpoint, collect = facts.known_endpoint(stage), _collect_mode(facts, stage)
-    returned = endpoint.signature.gives if endpoint else None
+    returned = endpoint.signature.returns if endpoint else None
     return returned is not None and returned.is_batch and collect is not None and collect.is_reduced
 
 
 def results_can_be_collected(facts: Facts) -> Iterator[Diagnostic]:
     """The collect mode fits the returned type: batches are not averaged, and numbers are not concatenated."""
     for call in _calls(facts):
-        stage, returned, collect = call.stage, call.signature.gives, _collect_mode(facts, call.stage)
+        stage, returned, collect = call.stage, call.signature.returns, _collect_mode(facts, call.stage)
         if returned is None or collect is None or not facts.is_valid("pipeline", stage.name):
             continue
         span = facts.value("pipeline", stage.name, "collect") if stage.collect else call.span

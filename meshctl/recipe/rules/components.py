@@ -127,17 +127,17 @@ def _diagnostic_of(target: str, found: Found, span: Span) -> Diagnostic | None:
 
 
 def _diagnostic_of_class(target: str, found: Class, span: Span) -> Diagnostic | None:
-    if found.unwritten:
-        are = "is" if len(found.unwritten) == 1 else "are"
-        message = f"`{target}` is abstract: {listed(found.unwritten)} {are} not implemented"
+    if found.abstract_methods:
+        are = "is" if len(found.abstract_methods) == 1 else "are"
+        message = f"`{target}` is abstract: {listed(found.abstract_methods)} {are} not implemented"
         return Diagnostic("MC509", message, span, help="use a class that derives from it and implements them")
     if found.is_component is None:
         message = f"`{target}` cannot be checked: the source of one of its base classes was not found"
         return Diagnostic("MC504", message, span, severity="note")
     if found.is_component:
         return None
-    if found.foreign_base:
-        message = f"`{target}` derives from {found.foreign_base}, not from meshctl.Component"
+    if found.library_base:
+        message = f"`{target}` derives from {found.library_base}, not from meshctl.Component"
         return Diagnostic("MC503", message, span, help="write a Component that contains one")
     message = f"`{target}` does not derive from meshctl.Component"
     return Diagnostic("MC503", message, span, help="derive it from meshctl.Component")

@@ -102,7 +102,7 @@ def _bounding(facts: Facts) -> list[Stage]:
 def _has_length(facts: Facts, stage: Stage) -> bool | None:
     """Whether a source has `__len__`; None if its class cannot be read."""
     found = facts.classes.get(stage.component)
-    if not isinstance(found, Class) or not found.whole or found.is_component is not True:
+    if not isinstance(found, Class) or not found.is_complete or found.is_component is not True:
         return None
     return "__len__" in found.methods
 
@@ -113,7 +113,7 @@ def _is_endless(facts: Facts, stage: Stage) -> bool:
     endpoint = facts.known_endpoint(stage)
     if endpoint is None or _has_length(facts, stage) is not False:
         return False
-    returned, taken = endpoint.signature.gives, endpoint.signature.hints.get(endpoint.signature.first)
+    returned, taken = endpoint.signature.returns, endpoint.signature.hints.get(endpoint.signature.first)
     if taken is not None and taken.is_batch:
         return False  # not a valid source, which another rule reports
     return returned is not None and returned.kinds == {"batch"}

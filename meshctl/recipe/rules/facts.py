@@ -129,7 +129,7 @@ class Facts:
     def is_detected(self, group: str) -> bool:
         """Whether a group does not state its device type, so that it depends on the machine."""
         node = self.written.node("groups", group, "device_type")
-        return node is not None and node.made != ""
+        return node is not None and node.inferred_from != ""
 
     def group_of(self, component: Component) -> DeviceGroup | None:
         return self.recipe.groups.get(component.group)

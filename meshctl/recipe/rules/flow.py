@@ -126,7 +126,7 @@ def every_sample_comes_once(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _gives_batch(facts: Facts, stage: Stage) -> bool:
-    gives = facts.endpoint(stage).signature.gives
+    gives = facts.endpoint(stage).signature.returns
     return gives is not None and "batch" in gives.kinds
 
 

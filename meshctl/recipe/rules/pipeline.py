@@ -144,7 +144,7 @@ def _method_exists(
     facts: Facts, stage: str, key: str, component: str, method: str, does: str
 ) -> Iterator[Diagnostic]:
     found = facts.class_of(component)
-    if found is not None and found.whole and found.is_component and method not in found.methods:
+    if found is not None and found.is_complete and found.is_component and method not in found.methods:
         message = f"`{found.target}` has no method `{method}`"
         yield Diagnostic(
             "MC553", message, facts.value("pipeline", stage, key), help=f"define a method that {does}"

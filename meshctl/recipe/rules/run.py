@@ -64,9 +64,9 @@ def metric_may_be_given(facts: Facts) -> Iterator[Diagnostic]:
         stage = facts.recipe.pipeline.get(name)
         found = facts.class_of(stage.component) if stage else None
         endpoint = facts.known_endpoint(stage) if stage else None
-        if key == "run.show" or not rest or found is None or not found.whole or endpoint is None:
+        if key == "run.show" or not rest or found is None or not found.is_complete or endpoint is None:
             continue
-        returned = endpoint.signature.gives
+        returned = endpoint.signature.returns
         if returned is not None and returned.is_without_numbers and not found.logs:
             call = facts.value(*stage_path(name), "call")
             seconds = (call.with_word(f"it returns {returned.described} and logs nothing"),)

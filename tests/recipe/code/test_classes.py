@@ -97,11 +97,11 @@ def code(tmp_path: Path) -> Code:
 
 def test_a_component_and_its_endpoints(code: Code) -> None:
     found = code.find("plain.Direct")
-    assert isinstance(found, Class) and found.is_component and found.whole
+    assert isinstance(found, Class) and found.is_component and found.is_complete
     assert set(found.endpoints) == {"go"}
     go = found.endpoints["go"]
     assert (go.dispatch, go.collect, go.execute) == ("slice_dp", "mean", "first")
-    assert go.signature.by_name == ("batch", "extra", "scale")
+    assert go.signature.keywords == ("batch", "extra", "scale")
     assert found.constructor == Signature()
 
 
@@ -110,7 +110,11 @@ def test_names_are_followed_through_packages_imports_and_bases(code: Code) -> No
     assert isinstance(kitchen, Class) and kitchen.is_component
     assert set(kitchen.endpoints) == {"stand"}
     takes = kitchen.constructor
-    assert takes and (takes.by_name, takes.required, takes.any_name) == (("size", "depth"), ("size",), True)
+    assert takes and (takes.keywords, takes.required, takes.has_kwargs) == (
+        ("size", "depth"),
+        ("size",),
+        True,
+    )
     for target in ("house.rooms.Bath", "plain.Aliased", "plain.Other", "plain.Either", "generic.G"):
         found = code.find(target)
         assert isinstance(found, Class) and found.is_component, target
@@ -120,7 +124,7 @@ def test_a_class_that_is_no_component_differs_from_an_unknown_one(code: Code) ->
     plain, chest, torchy = code.find("plain.Unrelated"), code.find("house.Chest"), code.find("torchy.M")
     assert isinstance(plain, Class) and plain.is_component is False
     assert isinstance(chest, Class) and chest.is_component is None and chest.constructor is None
-    assert isinstance(torchy, Class) and torchy.is_component and not torchy.whole
+    assert isinstance(torchy, Class) and torchy.is_component and not torchy.is_complete
     assert isinstance(code.find("cycle.A"), Class)
 
 
@@ -130,7 +134,7 @@ def test_a_class_of_a_library_is_no_component(code: Code, name: str) -> None:
     every machine."""
     found = code.find(f"net.{name}")
     assert (
-        isinstance(found, Class) and found.is_component is False and found.foreign_base == "torch.nn.Module"
+        isinstance(found, Class) and found.is_component is False and found.library_base == "torch.nn.Module"
     )
 
 
@@ -265,8 +269,8 @@ def test_the_parameters_of_a_constructor(signatures: Code) -> None:
     found = signatures.find("sig.Takes")
     assert isinstance(found, Class) and found.constructor
     takes = found.constructor
-    assert takes.by_position == ("a", "b") and takes.more and takes.any_name
-    assert takes.by_name == ("b", "c", "d", "e", "f", "g", "h", "i", "j", "k")
+    assert takes.positional == ("a", "b") and takes.has_varargs and takes.has_kwargs
+    assert takes.keywords == ("b", "c", "d", "e", "f", "g", "h", "i", "j", "k")
     assert takes.required == ("a", "e", "f", "g", "h", "i", "j")
     assert {name: (sorted(hint.kinds), hint.words) for name, hint in takes.hints.items()} == {
         "a": (["int"], ()),
@@ -288,16 +292,16 @@ def test_the_inputs_results_and_metrics_of_endpoints(signatures: Code) -> None:
         "batch": {"batch"},
         "numbers": {"range"},
     }
-    assert named.signature.gives and named.signature.gives.kinds == {"batch", "nothing"}
-    assert wrong.signature.gives and wrong.signature.gives.kinds == {"mapping"}
-    assert wrong.strange == ("colect", "") and wrong.unread == "dispatch"
+    assert named.signature.returns and named.signature.returns.kinds == {"batch", "nothing"}
+    assert wrong.signature.returns and wrong.signature.returns.kinds == {"mapping"}
+    assert wrong.unknown_arguments == ("colect", "") and wrong.unread_parameter == "dispatch"
     assert wrong.metrics == ("loss", "a", "deep/b")
-    assert found.awaited == {"later"} and found.made == {"same"}
+    assert found.async_methods == {"later"} and found.assigned_members == {"same"}
 
 
 def test_what_no_object_can_be_made_of(signatures: Code) -> None:
     unwritten = {
-        name: found.unwritten
+        name: found.abstract_methods
         for name in ("Shape", "Square", "Whole")
         if isinstance(found := signatures.find(f"sig.{name}"), Class)
     }
@@ -389,7 +393,7 @@ def test_names_that_the_users_modules_export_again_are_followed(tmp_path: Path, 
     decorated = f"@{prefix}endpoint(collect='mean')\n    def go(self, batch: {prefix}Batch): ..."
     write(tmp_path, {**REEXPORTS, "mine.py": f"{line}\nclass X({prefix}Component):\n    {decorated}\n"})
     found = Code((str(tmp_path),)).find("mine.X")
-    assert isinstance(found, Class) and found.is_component and found.whole
+    assert isinstance(found, Class) and found.is_component and found.is_complete
     assert found.endpoints["go"].collect == "mean"
     assert found.endpoints["go"].signature.hints["batch"] == Hint(frozenset({"batch"}))
 
