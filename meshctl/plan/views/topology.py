@@ -163,6 +163,8 @@ class Topology:
     warnings: tuple[Warning, ...] = ()
     format: int = FORMAT
     blocks: tuple[Block, ...] = field(default=(), metadata=SPARSE)
+    ends_run: tuple[str, ...] = field(default=(), metadata=SPARSE)
+    """The sources whose data end the run, if the data of some other source do not."""
 
     def repeat_of(self, stage: PlacedStage) -> str:
         """Returns how often a block runs, for the first of its stages: `repeated until its data end`. Empty
@@ -193,7 +195,13 @@ def topology(plan: Plan, warnings: Iterable[Warning] = ()) -> Topology:
         routes=tuple(_flow(plan, route) for route in plan.routes),
         warnings=tuple(warnings),
         blocks=plan.blocks,
+        ends_run=_ends_run(plan),
     )
+
+
+def _ends_run(plan: Plan) -> tuple[str, ...]:
+    bounding = plan.bounding_sources
+    return bounding if len(bounding) < sum(stage.is_source for stage in plan.stages) else ()
 
 
 def letters_of(number: int) -> str:

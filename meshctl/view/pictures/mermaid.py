@@ -94,6 +94,7 @@ def _subgraph(marks: Marks, shown: Topology, group: PlacedGroup, number: int) ->
         for prefix, name, method in ends:
             if name in group.components:
                 lines = [_name(stage.name), f"{_name(name)}.{_name(method)}"]
+                lines += ["ends the run"] * (stage.name in shown.ends_run)
                 lines += filter(None, [_name(shown.repeat_of(stage))])
                 yield _box(f"{prefix}{stage.after}", lines, marks, name)
         called |= {stage.component, stage.to}

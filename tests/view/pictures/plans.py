@@ -65,6 +65,19 @@ def sync(name: str, source: str, target: str, **more: Any) -> Stage:
     return Stage(name, "sync", source, "weights", to=target, to_method="load_weights", **more)
 
 
+def two_sources(**held_out: int) -> Plan:
+    """With the data of a training and those of an evaluation; `held_out` are keys of the latter stage."""
+    train = group("train", "cpu", 2)
+    components = [component(name, train) for name in ("rows", "exam", "model")]
+    stages = [
+        call("batch", "rows.next", samples=4),
+        call("questions", "exam.next", samples=4, **held_out),
+        call("metrics", "model.update", "batch"),
+        call("eval", "model.loss", "questions"),
+    ]
+    return plan("two sources", Cluster(), [train], components, stages)
+
+
 def eight() -> Plan:
     """The recipe of the design."""
     rollout = group("rollout", "cuda", 4, (0, 4))

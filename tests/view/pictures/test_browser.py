@@ -39,6 +39,7 @@ from tests.view.pictures.plans import (
     sixteen,
     small,
     twice,
+    two_sources,
 )
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -323,6 +324,12 @@ def test_the_counts_of_a_mode_of_the_user_are_left_to_the_run(opened: Open) -> N
         "by BY_LENGTH" in page.locator("#pipeline").inner_text()
         and "? → ?" in page.locator("#pipeline").inner_text()
     )
+
+
+def test_the_source_whose_data_end_the_run_is_marked(opened: Open) -> None:
+    page = opened(topology(two_sources(every=2)))
+    boxes = page.locator("#pipeline .stage").all_inner_texts()
+    assert [text.split()[1] for text in boxes if "ends the run" in text] == ["batch"]
 
 
 def test_a_route_shows_the_transport_to_each_partner(opened: Open) -> None:

@@ -115,7 +115,7 @@ function stageBox({stage, component, method, inputs, kind}, narrow) {
   const words = kind === "weights" ? [] : [
     stage.samples && many(stage.samples, "sample"), stage.sample_bytes && !stage.samples && `${bytesOf(stage.sample_bytes)} a sample`,
     stage.every > 1 && `every ${stage.every} steps`, WHEN[stage.when], stage.execute !== "all" && `execute ${modeName(stage.execute)}`,
-    stage.lag && `${many(stage.lag, "step")} late`, repeatOf(stage),
+    stage.lag && `${many(stage.lag, "step")} late`, (facts.ends_run ?? []).includes(stage.name) && "ends the run", repeatOf(stage),
   ].filter(Boolean);
   return make("div", {class: "stage", "data-stage": stage.name, "data-component": component},
     make("div", {class: "line"}, letter(placed), make("span", {class: "cut name", title: stage.name}, stage.name),

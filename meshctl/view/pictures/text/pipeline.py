@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from meshctl.plan.views.topology import Flow, PlacedStage
-from meshctl.run.bounds import bounding_sources
 from meshctl.topology.modes import shown_mode
 from meshctl.view.formatting import count, size
 from meshctl.view.pictures import OVER, ways_of
@@ -56,13 +55,6 @@ class Pipeline:
     @cached_property
     def consumed(self) -> set[str]:
         return {route.source for route in self.marks.topology.routes if route.kind == "data"}
-
-    @cached_property
-    def bounding(self) -> tuple[str, ...]:
-        """The sources whose data end the run; empty if the data of every source does."""
-        stages = self.marks.topology.stages
-        bounding = bounding_sources(stages)
-        return bounding if len(bounding) < sum(stage.is_source for stage in stages) else ()
 
     @cached_property
     def styles(self) -> dict[str, str]:
@@ -128,7 +120,7 @@ class Pipeline:
             words.append(shown_mode(stage.collect))
         words += {"first": ["rank 0"], "peer": ["by peer"]}.get(stage.execute, [])
         words += [f"every {stage.every}"] * (stage.every > 1) + [f"at {stage.when}"] * bool(stage.when)
-        words += ["ends the run"] * (stage.name in self.bounding)
+        words += ["ends the run"] * (stage.name in self.marks.topology.ends_run)
         words += filter(None, [self.marks.topology.repeat_of(stage)])
         words += [f"lag {stage.lag}"] * (stage.lag > 0)
         return Line(", ".join(words))
