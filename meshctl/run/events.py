@@ -18,6 +18,8 @@ written. Readers follow all files of the folder and fold the events.
                                         rank's calls since its last `step`, `sites` where they changed
     metric              worker          {"values": {NAME: number}, "weight": w,
                                         "collect": "mean" | "sum" | "first"} of the stage in `stage`
+    uncounted           worker          {"names": [NAME], "counted": rank} of numbers that this rank logs for
+                                        the first time; `counted` is the rank whose numbers count
     saved               worker          {"seconds": s}: its part of the checkpoint of `step` is on disk
     done                worker          nothing; after its last step
     fault               worker, agent,  {"error": line, "traceback": text, "lost": bool,

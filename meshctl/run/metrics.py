@@ -14,10 +14,10 @@ replaces it.
 
 Values of one name are joined by the `collect` of their event: `mean` by weight, `sum`, or `first` for the
 lowest rank's. They are joined in the order of groups and ranks, so the same run gives the same digits. A
-worker without samples (weight 0) is left out of a mean, and of the others where its value is not finite: it
-reports NaN, the mean over an empty batch. A value that is not finite, and one over no samples, is None
-(`null` in JSON, which has no NaN), so that a reader sees that the metric was reported. The first of the two
-is also a `NotFinite`, because it ends a run with `on_nan: stop`:
+worker without samples (weight 0) is left out of a mean: it reports NaN, the mean over an empty batch. A value
+that is not finite, and one over no samples, is None (`null` in JSON, which has no NaN), so that a reader sees
+that the metric was reported. The first of the two is also a `NotFinite`, because it ends a run with `on_nan:
+stop`:
 
     for found in fold.not_finite(): ...        # of the lines since the last call
 
@@ -57,7 +57,8 @@ class _Part:
     @property
     def is_counted(self) -> bool:
         """Whether the value is part of the metric."""
-        return self.weight != 0 or (self.collect != "mean" and math.isfinite(self.value))
+        is_without_value = self.collect == "mean" or not math.isfinite(self.value)
+        return self.collect == "sum" or self.weight != 0 or not is_without_value
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,11 @@ What does not change between steps is computed once, when the loop is made.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from functools import partial
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from meshctl.plan.model import Stage
 from meshctl.run.bounds import end_of_data
@@ -31,9 +29,9 @@ from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END
 from meshctl.runtime.routes.held import HeldInput
 from meshctl.runtime.routes.inputs import Input, InputEnd, Inputs
-from meshctl.runtime.scalars import scalars
 from meshctl.runtime.seeding import Seeds
 from meshctl.runtime.sources import Sources
+from meshctl.runtime.stage_metrics import StageMetrics
 from meshctl.runtime.user_modes import collect_mode, execute_mode
 from meshctl.topology.mesh import even_split
 from meshctl.topology.modes import producer_set
@@ -81,7 +79,7 @@ class Call:
         """The inputs that a block receives once."""
         self._component, self._context = component, context_of(component)
         self._method = getattr(component, stage.method)
-        self._log = partial(self._add_logged, mesh.representative(self._data_rank) == rank)
+        self._metrics = StageMetrics(stage, collect, execute, mesh, rank, state, context.events)
         self._seeds = Seeds(
             context.plan.seed,
             stage.component,
@@ -90,10 +88,6 @@ class Call:
             device=self._context.device.type,
         )
         self._progress, self._number = context.progress, context.plan.stages.index(stage)
-        self._reduction: str = "mean"
-        """How the value's numbers become one metric: `mean`, `sum` or `first`."""
-        if collect.join == "sum" or (collect.join == "first" and not stage.block):
-            self._reduction = collect.join
         has_all_checks = context.plan.run.has_all_checks
         borrowed = Digested if has_all_checks else Borrowed
         self._borrowed = borrowed(f"{stage.component}.{stage.method}")
@@ -192,7 +186,8 @@ class Call:
 
     def _call(self, step: int, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Calls the endpoint, with seeded generators; a TensorDict that it returns becomes a batch."""
-        self._context.step, self._context.log = step, self._log
+        self._context.step, self._context.log = step, self._metrics.log
+        self._metrics.begin_call()
         self._seeds.seed_all(step, self._state.pass_number)
         self._state.is_in_user_code = True
         value = self._method(*positional, **named)
@@ -221,7 +216,7 @@ class Call:
         if value is END:
             return self._has_ended(outputs, all_ended)
         if self._producer is not None and not isinstance(value, Batch):
-            self._state.report.add_metric(self.stage.name, scalars(value), weight, self._reduction)
+            self._metrics.add_returned(value, weight)
         return False
 
     def _has_ended(self, outputs: Sequence[Channel], all_ended: bool) -> bool:
@@ -236,14 +231,6 @@ class Call:
             self._recorder.write(routes, step, self._producer, self._producers, value, weight)
         ends = [end.send(value, step, weight) for end in outputs]
         return True in ends
-
-    def _add_logged(self, is_counted: bool, values: Mapping[str, float], weight: float) -> None:
-        """Implements `Component.log`. `is_counted` is True on one rank of each data rank."""
-        for name, value in values.items():
-            if not isinstance(value, (Mapping, bool, int, float, Tensor)):
-                raise TypeError(f"self.log takes numbers: {name!r} is a {type(value).__name__}")
-        if is_counted:
-            self._state.report.add_metric(self.stage.name, scalars(values), float(weight), "mean")
 
 
 class SourceCall(Call):

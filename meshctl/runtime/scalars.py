@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -10,19 +11,40 @@ from torch import Tensor
 
 def scalars(value: Any, name: str = "") -> dict[str, float]:
     """Returns the numbers in a value by name, without integers beyond the range of floats. The keys of nested
-    mappings are joined by a slash; a bare number is called `value`."""
+    mappings are joined by a slash; a bare number is called `value`. Raises `ValueError` where two numbers
+    have one name."""
     if value is None:
         return {}
     if isinstance(value, Mapping):
         found: dict[str, float] = {}
         for key, item in value.items():
-            found |= scalars(item, f"{name}/{key}" if name else str(key))
+            inner = scalars(item, f"{name}/{key}" if name else str(key))
+            if twice := found.keys() & inner.keys():
+                raise ValueError(f"two numbers are called {min(twice)!r}")
+            found |= inner
         return found
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
-    if not isinstance(value, (bool, int, float)):
+    if not isinstance(value, (bool, int, float, Real)):
         return {}
     try:
         return {name or "value": float(value)}
     except OverflowError:
         return {}
+
+
+def logged_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the numbers that a component logs, with the names of `scalars`. Tensors are not converted,
+    because that waits for their device. Raises `TypeError` where a value is not a number."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        inner = logged_numbers(value, f"{name}/") if isinstance(value, Mapping) else {name: value}
+        if twice := found.keys() & inner.keys():
+            raise ValueError(f"two numbers are called {min(twice)!r}")
+        is_one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+        if not is_one and not isinstance(value, (bool, int, float, Mapping, Real)):
+            shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
+            raise TypeError(f"self.log takes numbers: {name!r} is a {type(value).__name__}{shape}")
+        found |= inner
+    return found

@@ -30,6 +30,8 @@ class Judge(Component):
 
     @endpoint(collect="mean")
     def loss(self, batch: Batch) -> dict[str, float]:
+        if self.rank == 1:
+            self.log({"own": 1.0})
         return {"loss": float(self.losses[min(self.step, len(self.losses)) - 1])}
 
     @endpoint
@@ -50,7 +52,7 @@ groups:
   two: {ranks: 2, device_type: cpu}
 components:
   maker: {_target_: deciding.Sized, group: one}
-  judge: {_target_: deciding.Judge, group: two, args: {losses: []}}
+  judge: {_target_: deciding.Judge, group: two, parallel: {tp_size: 2}, args: {losses: []}}
 pipeline:
   batch: {call: maker.next, samples: 4}
   eval: {call: judge.loss, in: batch}
@@ -72,8 +74,7 @@ def test_nan_leaves_no_checkpoint_and_no_export(deciding: Path, maker: str) -> N
     words = [f"components.maker._target_=deciding.{maker}", "components.judge.args.losses=['3','nan']"]
     done = meshctl(deciding, "launch", "deciding.yaml", *words)
     assert done.returncode == 5, done.stderr
-    where = "(stage eval, two:0, two:1)"
-    line = f"metric `eval.loss` is NaN in step 2 {where}; there is no checkpoint"
+    line = "metric `eval.loss` is NaN in step 2 (stage eval, two:0); there is no checkpoint"
     assert done.stderr.splitlines()[-1] == f"error: {line}"
     assert f"stopping: {line}" in done.stdout.splitlines()
     run = run_of(deciding)
@@ -93,6 +94,7 @@ def test_a_metric_that_no_longer_improves_ends_the_run_in_order(deciding: Path) 
     assert done.returncode == 0, done.stderr
     reason = "`eval.loss` has not improved in 2 values, until step 4: its best is 1, of step 2"
     assert f"stopping: {reason}" in done.stdout.splitlines()
+    assert "  warning: two:1 has logged `eval.own` in step 1, and two:0 has not" in done.stdout
     run = run_of(deciding)
     summary = done.stdout.splitlines()
     assert any(line.startswith("small: done after") and line.endswith(f": {reason}") for line in summary)

@@ -112,22 +112,31 @@ def test_a_number_that_is_not_finite_is_reported_with_its_worker(collect: str, v
     assert math.isnan(found.value) == math.isnan(value)
 
 
-@pytest.mark.parametrize("collect", ["mean", "sum", "first"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_worker_without_samples_does_not_count(collect: str, value: float) -> None:
-    """The mean over an empty batch is NaN, also where the values are added."""
-    empty, full = (
-        metric("train", 0, 1, 0.0, collect, loss=value),
-        metric("train", 1, 1, 2.0, collect, loss=1.5),
-    )
+def test_a_worker_without_samples_does_not_count_in_a_mean(value: float) -> None:
+    """It reports the mean over an empty batch. A consumer of the value receives the same mean."""
+    empty, full = metric("train", 0, 1, 0.0, loss=value), metric("train", 1, 1, 2.0, loss=1.5)
     line, found = judged([empty, full])
     assert (line["metrics.loss"], found) == (1.5, [])
 
 
-@pytest.mark.parametrize("collect", ["mean", "sum", "first"])
+def test_a_sum_is_over_all_workers_as_its_consumers_receive_it() -> None:
+    empty, full = (
+        metric("train", rank, 1, 2.0 * rank, "sum", loss=value) for rank, value in enumerate((math.nan, 1.5))
+    )
+    line, (found,) = judged([empty, full])
+    assert line["metrics.loss"] is None and found.workers == (("train", 0),)
+
+
+@pytest.mark.parametrize("collect", ["mean", "first"])
 def test_a_metric_over_no_samples_at_all_is_null_and_not_wrong(collect: str) -> None:
     line, found = judged([metric("train", rank, 1, 0.0, collect, loss=math.nan) for rank in (0, 1)])
     assert (line["metrics.loss"], found) == (None, [])
+
+
+def test_a_first_value_without_samples_is_reported() -> None:
+    line, _ = judged([metric("train", 0, 1, 0.0, "first", lr=0.1)])
+    assert line["metrics.lr"] == 0.1
 
 
 def test_a_sum_of_numbers_beyond_the_range_of_floats_is_reported() -> None:

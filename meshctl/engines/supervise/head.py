@@ -222,6 +222,8 @@ class Head:
                 self._ended_by = end_of_data(source)
         elif event.name == "saved" and event.step is not None:
             self._saved[event.step] += 1
+        elif event.name == "uncounted":
+            self._judge.note_uncounted(event)
         elif event.name == "exited" and event.group in self._serving:
             self._serving[event.group] -= 1
             if not any(self._serving.values()):

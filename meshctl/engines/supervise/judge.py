@@ -17,6 +17,7 @@ from typing import Any
 from meshctl.plan.model import Run
 from meshctl.run.best import BestCheckpoints, ScoredCheckpoint
 from meshctl.run.early_stopping import EarlyStopping
+from meshctl.run.events import Event
 from meshctl.run.metrics import NotFinite
 from meshctl.run.shutdown import ENDLESS
 from meshctl.text.english import listed
@@ -35,6 +36,8 @@ class Judge:
         self._unseen = _named_metrics(run)
         """Key -> the metrics that it names and that no row has had."""
         self._warnings: list[str] = []
+        self._uncounted: dict[str, Event] = {}
+        """Metric -> the report of a rank that has logged it without being counted."""
         self._warned: set[str] = set()
         """The metrics whose first value that is not finite was reported."""
         self.fault = ""
@@ -53,6 +56,7 @@ class Judge:
         again."""
         for metrics in self._unseen.values():
             metrics.difference_update(row)
+        self._warn_of_uncounted(row)
         if not_finite and not self._ignores_nan and not self.fault:
             self.fault, self._wrong_step = described(not_finite), row["step"]
         elif self._ignores_nan:
@@ -61,6 +65,23 @@ class Judge:
             self._stopping.add(row)
         if self._best:
             self._best.add(row)
+
+    def note_uncounted(self, event: Event) -> None:
+        """Notes the names that a rank has logged without being counted. The row of the step shows whether the
+        counted rank has logged them, too."""
+        for name in event.value.get("names", ()):
+            self._uncounted.setdefault(f"{event.stage}.{name}", event)
+
+    def _warn_of_uncounted(self, row: Mapping[str, Any]) -> None:
+        noted = [metric for metric, event in self._uncounted.items() if (event.step or 0) <= row["step"]]
+        for metric in noted:
+            event = self._uncounted.pop(metric)
+            if metric not in row:
+                who, counted = f"{event.group}:{event.rank}", f"{event.group}:{event.value.get('counted')}"
+                self._warnings.append(
+                    f"{who} has logged `{metric}` in step {event.step}, and {counted} has not, whose numbers "
+                    "count for their data rank: log it on all ranks"
+                )
 
     def is_right(self, step: int) -> bool:
         """Returns whether no metric fails the run in a step or before it."""

@@ -12,6 +12,7 @@ from processes import Launch, Launched, plan_of
 
 from meshctl.engines.supervise.judge import Judge
 from meshctl.plan.model import Best, Checkpoint, Run, Stop
+from meshctl.run.events import Event
 from meshctl.run.metrics import NotFinite
 
 LOSS = NotFinite("metrics.loss", 7, math.nan, "metrics", (("train", 1),))
@@ -55,6 +56,21 @@ def test_a_metric_that_no_step_reported_is_a_warning_at_the_end() -> None:
     assert judge.warnings_at_end() == [
         "`run.show` names `b.x`, which no step of the run reported",
         "`run.stop.on` names `c.x`, which no step of the run reported",
+    ]
+
+
+def test_a_metric_that_only_an_uncounted_rank_logs_is_a_warning() -> None:
+    judge = Judge(Run(), [])
+    for rank in (1, 2):
+        names = {"names": ["loss", "norm"], "counted": 0}
+        judge.note_uncounted(Event("uncounted", "train", rank, 3, "metrics", names))
+    judge.add({"step": 2}, [])
+    assert judge.warnings() == []
+    judge.add({"step": 3, "metrics.norm": 1.0}, [])
+    judge.add({"step": 4}, [])
+    assert judge.warnings() == [
+        "train:1 has logged `metrics.loss` in step 3, and train:0 has not, whose numbers count for their data "
+        "rank: log it on all ranks"
     ]
 
 

@@ -1,0 +1,89 @@
+"""The metrics of one stage on one worker: the numbers that its endpoint returns, and those that it logs.
+
+One rank of each data rank counts. A rank that does not count reports the names that it logs, once each, so
+that the supervisor can warn of a metric that no counted rank has logged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from meshctl.plan.model import Stage
+from meshctl.run.events import EventLog
+from meshctl.runtime.errors import StageError
+from meshctl.runtime.loop_context import StepState
+from meshctl.runtime.scalars import logged_numbers, scalars
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import CollectMode, ExecuteMode
+
+
+class StageMetrics:
+    def __init__(
+        self,
+        stage: Stage,
+        collect: CollectMode,
+        execute: ExecuteMode,
+        mesh: DeviceMesh,
+        rank: int,
+        state: StepState,
+        events: EventLog,
+    ) -> None:
+        self._stage, self._state, self._events = stage, state, events
+        counted = mesh.representative(mesh.data_rank(rank))
+        self._counted = counted if execute.is_called(mesh, counted) else rank
+        """The rank whose logged numbers are those of this data rank."""
+        self._is_counted = self._counted == rank
+        self._uncounted: set[str] = set()
+        """The names that this rank has logged without being counted."""
+        self._before = 0
+        """The number of metrics in the step's report before the running call."""
+        self._reduction: str = "mean"
+        """How the returned numbers become one metric: `mean`, `sum` or `first`."""
+        if collect.join == "sum" or (collect.join == "first" and not stage.block):
+            self._reduction = collect.join
+
+    def begin_call(self) -> None:
+        self._before = len(self._state.report.metrics)
+
+    def log(self, values: Mapping[str, float], weight: float) -> None:
+        """Implements `Component.log`. Raises `TypeError` for what is not a number and `ValueError` for a
+        weight that is negative or not finite."""
+        logged, weight = logged_numbers(values), float(weight)
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"the weight of self.log must be a finite number from 0, not {weight:g}")
+        if self._is_counted:
+            numbers = {name: float(value) for name, value in logged.items()}
+            self._state.report.add_metric(self._stage.name, numbers, weight, "mean")
+        elif new := sorted(logged.keys() - self._uncounted):
+            self._uncounted.update(new)
+            self._events.write(
+                "uncounted",
+                step=self._state.report.step,
+                stage=self._stage.name,
+                names=new,
+                counted=self._counted,
+            )
+
+    def add_returned(self, value: Any, weight: float) -> None:
+        """Adds the numbers that the endpoint has returned. Those that it has also logged in this call are
+        counted once. Raises `StageError` where the two differ."""
+        returned = scalars(value)
+        for metric in self._state.report.metrics[self._before :]:
+            if metric["stage"] == self._stage.name:
+                metric["values"] = self._without_returned(metric["values"], returned)
+        self._state.report.add_metric(self._stage.name, returned, weight, self._reduction)
+
+    def _without_returned(
+        self, logged: Mapping[str, float], returned: Mapping[str, float]
+    ) -> Mapping[str, float]:
+        for name in logged.keys() & returned.keys():
+            one, other = logged[name], returned[name]
+            if one != other and not (math.isnan(one) and math.isnan(other)):
+                metric = f"`{self._stage.name}.{name}`"
+                raise StageError(
+                    f"`{self._stage.component}.{self._stage.method}` returns {other:g} for metric {metric} "
+                    f"and logs {one:g} for it; one of them needs another name"
+                )
+        return {name: number for name, number in logged.items() if name not in returned}
