@@ -43,7 +43,7 @@ from meshctl.recipe.scalars import (
     shown,
     text_of,
 )
-from meshctl.text.english import MAX_LETTERS, did_you_mean
+from meshctl.text.english import MAX_LETTERS, did_you_mean, listed
 from meshctl.topology.cluster import ACCELERATORS, DEVICE_ALIASES, DEVICE_TYPES
 from meshctl.topology.sizes import DIMS
 
@@ -256,6 +256,9 @@ class Word(Type):
     empty: ClassVar[Any] = ""
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        if not isinstance(node.value, str):
+            reader.expected(listed(self.words, "or"), node, path)
+            return None
         word = Text().read(reader, node, path)
         if word is not None and word not in self.words:
             reader.unknown_word(word, self.words, self.noun, self.code, node, path)

@@ -296,7 +296,8 @@ INPUT = Section("input", "an input", (
 EVERY = Field("every", Whole(1), default=1,
     doc="The stage runs in steps n, 2n, ...; steps count from 1.",
     aliases="interval freq frequency period every_n_steps every_n_train_steps",
-    related="save_every save_interval save_period save_freq save_steps")
+    related="save_every save_interval save_period save_freq save_steps eval_every eval_interval eval_steps "
+            "eval_freq test_freq")
 WHEN = Field("when", Word(TIMES, "a time", "MC523"),
     doc="The time at which the stage runs, in place of every step.")
 AFTER = Field("after", Texts("pipeline"),
@@ -362,12 +363,15 @@ REPEAT = Section("repeat", "`repeat`", (
         doc="The source among `stages` with whose data the block ends. It starts at its first sample each "
             "time, and its last batch may be short, or empty on a rank."),
     Field("times", Whole(1), default=1,
-        doc="Number of rounds over the value of `over`."),
+        doc="Number of rounds over the value of `over`.",
+        related="rounds epochs num_epochs n_epochs ppo_epochs num_ppo_epochs update_epochs"),
     Field("over", Text("pipeline"),
-        doc="The stage outside of the block whose value is cut into minibatches."),
+        doc="The stage outside of the block whose value is cut into minibatches.",
+        related="dataset data stage"),
     Field("size", Whole(1),
         doc="Number of samples of a minibatch, over all workers; samples of one `group_id` stay together, "
-            "and the last minibatch may be short."),
+            "and the last minibatch may be short.",
+        related="minibatch minibatch_size mini_batch_size ppo_mini_batch_size num_minibatches batch_size"),
     Field("seed", Whole(0, MAX_SEED), default=0,
         doc="Seed of the order of samples, together with step and round."),
 ))
@@ -384,15 +388,15 @@ NOT_IN_BLOCK = {
 }
 """Keys of stages that a stage of a block cannot have, and why."""
 BLOCK = Section("block", "a block", (
-    Field("repeat", Nested(REPEAT),
+    Field("repeat", Nested(REPEAT, example="{times: 3, over: STAGE, size: 128}, or {until: SOURCE}"),
         doc="How often `stages` run in a step: {until: SOURCE}, or {times: 3, over: STAGE, size: 128}.",
         required="block `{name}` needs `repeat`",
-        required_help="until: SOURCE, or over: STAGE and size: SAMPLES",
+        required_help="write `repeat: {until: SOURCE}`, or `repeat: {over: STAGE, size: SAMPLES}`",
         related="loop"),
     Field("stages", Named(INNER),
         doc="The stages that are repeated, by name, in their order. Elsewhere they are called BLOCK.STAGE.",
         required="block `{name}` needs `stages`",
-        required_help="the stages that are repeated"),
+        required_help="write the stages to repeat under `stages`"),
     EVERY,
     WHEN,
     AFTER,
@@ -428,8 +432,7 @@ STOP = Section("stop", "`run.stop`", (
         related="metric"),
     MODE,
     Field("patience", Whole(1), default=3,
-        doc="Number of values in a row (not of steps) without a new best one, after which the run ends.",
-        aliases="early_stopping_patience early_stop_patience"),
+        doc="Number of values in a row (not of steps) without a new best one, after which the run ends."),
 ))
 
 CHECKPOINT = Section("checkpoint", "`run.checkpoint`", (
@@ -438,7 +441,7 @@ CHECKPOINT = Section("checkpoint", "`run.checkpoint`", (
         doc="Number of checkpoints to keep, the newest.",
         aliases="keep_last keep_top_k max_to_keep max_ckpt_to_keep max_actor_ckpt_to_keep "
             "save_total_limit save_top_k"),
-    Field("best", Nested(BEST, may_be_off=True),
+    Field("best", Nested(BEST, may_be_off=True, example="{on: STAGE.NAME}"),
         doc="Checkpoints that are kept beside the newest: those with the best value of a metric at or before "
             "their step. It writes none.",
         aliases="save_best keep_best save_best_only load_best_model_at_end"),
@@ -456,11 +459,11 @@ RUN = Section("run", "`run`", (
         doc="Folder of all runs; each run writes to NAME/TIME below it.",
         aliases="output_dir default_local_dir",
         related="log_dir save_path save_dir"),
-    Field("checkpoint", Nested(CHECKPOINT, may_be_off=True),
+    Field("checkpoint", Nested(CHECKPOINT, may_be_off=True, example="{every: STEPS}"),
         doc="When checkpoints are written; false for never.",
         aliases="checkpointing ckpt",
         related="checkpoint_interval"),
-    Field("stop", Nested(STOP, may_be_off=True),
+    Field("stop", Nested(STOP, may_be_off=True, example="{on: STAGE.NAME, patience: 3}"),
         doc="Ends the run when a metric no longer improves; false for never.",
         aliases="early_stopping early_stop"),
     Field("on_nan", Word(ON_NAN, "an answer to NaN", "MC102"), default="stop",

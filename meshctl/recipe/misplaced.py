@@ -49,11 +49,28 @@ ONE_WORKER = (
     "`colocate`); a stage with `execute: first` calls a component of all workers on the first one"
 )
 
+EVALUATION = "an evaluation is a stage of the pipeline, or a block of stages, with `every: STEPS`"
+MINIBATCHES = "write a block of the pipeline with `repeat: {times: ROUNDS, over: STAGE, size: SAMPLES}`"
+EARLY_STOPPING = "write `run.stop: {on: STAGE.NAME, patience: 3}`"
+
 HINTS = {
     "resume_from_checkpoint": "to continue a run, launch its folder: meshctl launch RUN_DIR",
     "resume": "to continue a run, launch its folder: meshctl launch RUN_DIR",
     "lazy_collect": "remove it: a value moves only to the stages that take it",
     "mesh_shape": "the sizes of the mesh go under `parallel`: {dp_size: 2, tp_size: 4}",
+    **dict.fromkeys(
+        ("eval_every", "eval_interval", "eval_steps", "eval_freq", "test_freq", "val_check_interval"),
+        EVALUATION,
+    ),
+    **dict.fromkeys(
+        ("eval_strategy", "evaluation_strategy", "validation_freq", "val_before_train"), EVALUATION
+    ),
+    **dict.fromkeys(("ppo_epochs", "num_ppo_epochs", "update_epochs", "num_minibatches"), MINIBATCHES),
+    **dict.fromkeys(
+        ("minibatch", "minibatch_size", "mini_batch_size", "ppo_mini_batch_size", "ppo_minibatch_size"),
+        MINIBATCHES,
+    ),
+    **dict.fromkeys(("early_stopping_patience", "early_stop_patience"), EARLY_STOPPING),
     "remote_class": ONE_WORKER,
     "execute_on": ONE_WORKER,
 }

@@ -209,6 +209,8 @@ class Nested(Type):
     """Description of a valid value in messages."""
     may_be_off: bool = False
     """Whether `false` and null mean that the key is left out."""
+    example: str = ""
+    """A valid value, which is proposed in place of one that is not a mapping."""
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         """Returns the values of the section, or the value of the shorthand."""
@@ -223,8 +225,8 @@ class Nested(Type):
         if self.wanted != "a mapping":
             reader.expected(self.wanted, node, path)
             return None
-        steps = node.value if is_whole(node.value) else "STEPS"
-        reader.mapping(node, path, f"write {{every: {steps}}}" if "every" in self.section.by_key else "")
+        example = self.example.replace("STEPS", str(node.value)) if is_whole(node.value) else self.example
+        reader.mapping(node, path, f"write {example}" if example else "")
         return None
 
     def schema(self) -> Schema:

@@ -188,7 +188,11 @@ class _Walk:
         location = None if is_known_word else location_of(key, section, path, item, self.root)
         if location and meant.get(key) and not location.is_named_item:
             location = None  # a misspelling of a key of this mapping is likelier than a key of another one
-        near = "" if location or key in HINTS else key if key in known else nearest_key(key, known)
+        near = ""
+        if not location and key in HINTS:
+            near = called(key, known)
+        elif not location:
+            near = key if key in known else nearest_key(key, known)
         help = location.help if location else f"did you mean `{near}`?" if near else ""
         if not path and f"/{key}/" in f"/{span.file}":
             help = (
