@@ -28,7 +28,6 @@ from meshctl.recipe.masking import redact_report
 from meshctl.recipe.model import Recipe
 from meshctl.recipe.reader import read
 from meshctl.recipe.secrets import RecordingEnviron, Secrets, secrets_of, warnings
-from meshctl.recipe.spans import Spans
 
 if TYPE_CHECKING:
     from meshctl.recipe.code.classes import Endpoint
@@ -85,26 +84,37 @@ def load(
     )
     if plan := _as_plan(composed, file.parent, home):
         composed = replace(composed, tree=Node({}, composed.tree.span), found=(plan,))
-    report = Report(composed.found, composed.sources)
     environment = RecordingEnviron(environ)
     if composed.unreadable:
+        report = Report(composed.found, composed.sources)
         secrets = secrets_of(composed.tree, composed.sources, environment)
         report = redact_report(_in_order(keep_safe(report)), secrets)
         return Loaded(Recipe(), report, "", folders, {}, readable=False, tree=composed.tree, secrets=secrets)
-    # Imported here, because a file that is not a recipe is refused without the rules.
+    return _checked(composed, file.stem, folders, environment, detect or detected)
+
+
+def _checked(
+    composed: Composed,
+    stem: str,
+    folders: tuple[str, ...],
+    environment: RecordingEnviron,
+    detect: Callable[[], str],
+) -> Loaded:
+    """Reads and checks a composed recipe. `stem` is the name of its file without the suffix."""
+    # Imported here, because an unreadable file is refused without the rules.
     from meshctl.recipe.code.classes import Code
     from meshctl.recipe.rules import Facts, check
     from meshctl.recipe.structure import correct
 
-    tree = _completed(composed.tree, file.stem, detect or detected)
+    tree = _completed(composed.tree, stem, detect)
     structure = correct(composed.tree)
-    meant = _completed(structure.tree, file.stem, detect or detected)
+    meant = _completed(structure.tree, stem, detect)
     resolved, unresolved = interpolation.resolve(meant, environment, yaml_reader.scalar)
-    result = read(resolved, file.stem, structure.wrong)
-    facts = Facts(result, Spans(resolved), Code(folders, sys.path))
+    result = read(resolved, stem, structure.wrong)
+    facts = Facts(result, resolved, Code(folders, sys.path))
     secrets = secrets_of(tree, composed.sources, environment)
     found = [*structure.found, *unresolved, *result.found, *check(facts), *warnings(tree, secrets)]
-    report = replace(report, sources=(*report.sources, *facts.sources)).plus(_known(composed.found, found))
+    report = Report(composed.found, (*composed.sources, *facts.sources)).plus(_known(composed.found, found))
     report = redact_report(_in_order(keep_safe(report, composed.tree)), secrets)
     return Loaded(
         result.recipe,

@@ -1,8 +1,8 @@
 """`Recipe` and its parts: the values that the user has written, with their types checked.
 
-`fields.py` declares the keys, their defaults and their documentation. The places of values are in a separate
-table (`spans.py`), so that two recipes with the same values are equal. A number that was wrong or left out is
-0, and a text is empty. Rules skip values that were reported as wrong.
+`fields.py` declares the keys, their defaults and their documentation. Only the composed tree has the places
+of values, so that two recipes with the same values are equal. A number that was wrong or left out is 0, and a
+text is empty. Rules skip values that were reported as wrong.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def _resolved(loaded: Loaded, path: KeyPath, leaf: Node) -> tuple[Any, ...]:
         and (mesh := facts.meshes.get(path[1]))
     ):
         return (mesh.size(path[3].removesuffix("_size")),)
-    node = facts.written.node(*path)
+    node = facts.node(*path)
     if node is None or node.value is BROKEN or not isinstance(leaf.value, str) or node.value == leaf.value:
         return ()
     if path in loaded.secrets.paths or _leads_to_secret(loaded, path, leaf):

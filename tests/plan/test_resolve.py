@@ -14,7 +14,6 @@ from meshctl.recipe.compose.yaml_tree import of_plain
 from meshctl.recipe.load import load
 from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts, check
-from meshctl.recipe.spans import Spans
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 from tests.paths import RECIPE_GOLDEN as GOLDEN
@@ -302,7 +301,7 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
 def test_resolve_never_fails_on_what_the_rules_accept(recipe: dict[str, Any]) -> None:
     tree = of_plain(recipe, Span("x.yaml", 1, 1))
     result = read(tree, "stem")
-    facts = Facts(result, Spans(tree), Code((str(GOLDEN),)))
+    facts = Facts(result, tree, Code((str(GOLDEN),)))
     found = [*result.found, *check(facts)]
     assume(not any(one.severity == "error" for one in found))
     plan = resolve(result.recipe, facts.endpoints())

@@ -220,11 +220,10 @@ def test_nothing_raises_and_every_error_has_a_span(recipe: dict[str, Any]) -> No
     from meshctl.plan.resolve import resolve
     from meshctl.recipe.code.classes import Code
     from meshctl.recipe.rules import Facts, check
-    from meshctl.recipe.spans import Spans
 
     tree = of_plain({key: value for key, value in recipe.items() if key != "defaults"}, Span("x.yaml", 1, 1))
     result = read(tree, "stem")
-    facts = Facts(result, Spans(tree), Code((str(GOLDEN),)))
+    facts = Facts(result, tree, Code((str(GOLDEN),)))
     found = [*result.found, *check(facts)]
     assert all(one.primary is not None and one.message for one in found)
     if not any(one.severity == "error" for one in found):

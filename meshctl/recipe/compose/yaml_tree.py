@@ -87,6 +87,18 @@ class Node:
             node = node.get(key) if node else None
         return node
 
+    def span_at(self, path: KeyPath) -> Span:
+        """Returns the span of the value at a path; of the nearest existing key above it if there is none."""
+        node = self.at(path)
+        return node.span if node is not None else self.key_span_at(path[:-1])
+
+    def key_span_at(self, path: KeyPath) -> Span:
+        """Returns the span of the key at a path; of the nearest existing key above it if there is none."""
+        node = self.at(path)
+        if node is None:
+            return self.key_span_at(path[:-1])
+        return node.key or node.span
+
 
 def plain(node: Node) -> Any:
     """Returns the tree as dicts, lists and scalars. Broken values are None."""

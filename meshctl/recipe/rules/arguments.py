@@ -66,7 +66,7 @@ def argument_types_fit(facts: Facts) -> Iterator[Diagnostic]:
     """Values in `args` have the types of the constructor's annotations, if these are simple."""
     for name, found, constructor in _constructors(facts):
         for key, hint in constructor.hints.items():
-            node = facts.written.node("components", name, "args", key)
+            node = facts.node("components", name, "args", key)
             if node is None or node.from_environment or hint.takes(plain(node)):
                 continue
             message = f"`{key}` of `{found.target}` must be {hint.described}, {found_instead(node)}"
@@ -97,7 +97,7 @@ def booleans_are_explicit(facts: Facts) -> Iterator[Diagnostic]:
     clear."""
     annotated = {name: constructor.hints for name, _, constructor in _constructors(facts)}
     for name in facts.recipe.components:
-        arguments = facts.written.node("components", name, "args")
+        arguments = facts.node("components", name, "args")
         if arguments is None or not facts.is_valid("components", name, "args"):
             continue
         for path, node in leaves(arguments):

@@ -45,7 +45,7 @@ def run_ends(facts: Facts) -> Iterator[Diagnostic]:
 
 def steps_are_counted(facts: Facts) -> Iterator[Diagnostic]:
     """`steps` is not 0, which would set no limit."""
-    node = facts.written.node("run", "steps")
+    node = facts.node("run", "steps")
     if node is not None and node.value == 0 and facts.is_valid("run", "steps"):
         message = "`steps: 0` sets no limit: the run ends with its data, or never"
         help = "remove it, or write the number of steps"

@@ -18,7 +18,6 @@ from meshctl.recipe.compose.yaml_tree import Node
 from meshctl.recipe.meshes import NoMesh, mesh_of
 from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage, stage_path
 from meshctl.recipe.reader import Read
-from meshctl.recipe.spans import Spans
 from meshctl.recipe.stages import StageModes, Times, modes_of, times_by_stage
 from meshctl.topology.allocation import Allocation, allocate, most_per_node
 from meshctl.topology.cluster import DEVICE_ALIASES
@@ -60,7 +59,8 @@ class ModelSizes:
 @dataclass(frozen=True)
 class Facts:
     read: Read
-    written: Spans
+    tree: Node
+    """The composed recipe, with the places of its values."""
     code: Code
     configs: dict[str, Config] = field(default_factory=dict)
     """Path in the recipe -> config file that was read."""
@@ -82,13 +82,13 @@ class Facts:
         return self.node(*path) is not None or not self.read.is_known(*written_path(path)[:-1])
 
     def node(self, *path: str) -> Node | None:
-        return self.written.node(*written_path(path))
+        return self.tree.at(written_path(path))
 
     def value(self, *path: str) -> Span:
-        return self.written.value(*written_path(path))
+        return self.tree.span_at(written_path(path))
 
     def key(self, *path: str) -> Span:
-        return self.written.key(*written_path(path))
+        return self.tree.key_span_at(written_path(path))
 
     def item(self, *path: str, index: int) -> Span:
         """Returns the span of a list item, or of the single value that is allowed instead of a list."""
@@ -97,7 +97,7 @@ class Facts:
 
     def cluster_value(self, *path: str) -> Span:
         """Returns the span of a value of `cluster`. The key of a device type may be an alias (`gpu`)."""
-        node = self.written.node("cluster", *path[:-1])
+        node = self.node("cluster", *path[:-1])
         keys = [key for key, _ in node.items()] if node else []
         written = [key for key in keys if DEVICE_ALIASES.get(key.lower(), key.lower()) == path[-1]]
         return self.value("cluster", *path[:-1], *(written[:1] or path[-1:]))
@@ -128,7 +128,7 @@ class Facts:
 
     def is_detected(self, group: str) -> bool:
         """Whether a group does not state its device type, so that it depends on the machine."""
-        node = self.written.node("groups", group, "device_type")
+        node = self.node("groups", group, "device_type")
         return node is not None and node.inferred_from != ""
 
     def group_of(self, component: Component) -> DeviceGroup | None:
@@ -197,7 +197,7 @@ class Facts:
         if found is None or not found.is_component or not found.declares.model:
             return None
         path = ("components", component, *found.declares.model)
-        node = self.written.node(*path)
+        node = self.node(*path)
         if node is None or node.from_environment or not isinstance(node.value, str) or not node.value:
             return None
         is_file = node.value.endswith(".json")

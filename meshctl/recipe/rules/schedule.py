@@ -152,7 +152,7 @@ def run_keys_need_components(facts: Facts) -> Iterator[Diagnostic]:
     if recipe.components or recipe.pipeline or not recipe.groups or not is_known:
         return
     for key in ("steps", "epochs", "checkpoint", "patience", "show", "record"):
-        node = facts.written.node("run", key)
+        node = facts.node("run", key)
         if node is not None and node.value not in (0, None, False) and facts.is_valid("run", key):
             message = f"`{key}` has no effect: all groups run programs, which end and save by themselves"
             help = "pass it to the program in its `args`"

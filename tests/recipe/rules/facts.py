@@ -9,7 +9,6 @@ from meshctl.recipe.code.classes import Code
 from meshctl.recipe.compose.yaml_tree import of_plain
 from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts
-from meshctl.recipe.spans import Spans
 from tests.paths import RECIPE_GOLDEN
 
 CODE = Code((str(RECIPE_GOLDEN),))
@@ -20,4 +19,4 @@ def facts_of(recipe: dict[str, Any]) -> Facts:
     tree = of_plain(recipe, Span("x.yaml", 1, 1))
     result = read(tree, "stem")
     assert not result.found, result.found
-    return Facts(result, Spans(tree), CODE)
+    return Facts(result, tree, CODE)
