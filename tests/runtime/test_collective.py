@@ -582,7 +582,7 @@ def test_a_closed_collective_is_reported_as_closed() -> None:
             "dim 'expert' does not exist; available: pp, dp, fsdp, cp, tp.*; `local` is this node, `world` the whole group",
         ),
         (("tp", "tp"), "a dim must be named once, but tp is named 2 times"),
-        (("data", "ep"), "data and ep are not dims of one view of the mesh"),
+        (("data", "ep"), "data and ep cannot be used together: they are not dims of one view of the mesh"),
         (("tp", "local"), "`local` is not a dim of the mesh and is named alone, here are tp, local"),
     ],
 )

@@ -116,7 +116,7 @@ def test_torch_agrees_on_any_view(mesh: DeviceMesh, name: str, data: st.DataObje
         ):
             agree(view, view.to_torch(), rank)
         else:  # fsdp outside of dp: the data ranks go to and fro
-            with pytest.raises(MeshError, match="torch numbers the ranks of a process group as they rise"):
+            with pytest.raises(MeshError, match="torch requires ascending ranks in a process group"):
                 view.to_torch()
 
 
@@ -150,7 +150,7 @@ def test_dims_flattened_by_us_are_dims_of_torchs(mesh: DeviceMesh, data: st.Data
 
 def test_what_is_no_mesh_of_torchs_is_an_error_of_ours() -> None:
     mesh = DeviceMesh.from_sizes(dp_size=2, tp_size=2)
-    with pytest.raises(MeshError, match=r"the mesh has 4 ranks, and torch\.distributed is not initialised"):
+    with pytest.raises(MeshError, match=r"the mesh has 4 ranks, but torch\.distributed is not initialised"):
         mesh.to_torch()
     with fake_world(3, 0), pytest.raises(MeshError, match="the mesh has 4 ranks, but the world has 3"):
         mesh.to_torch()
@@ -165,14 +165,17 @@ def test_what_is_no_mesh_of_torchs_is_an_error_of_ours() -> None:
         DeviceMesh.from_sizes(device_type="tpu")
     with (
         fake_world(4, 0),
-        pytest.raises(MeshError, match="a sub-mesh is taken from torch's mesh of the whole"),
+        pytest.raises(MeshError, match="a sub-mesh must be taken from torch's mesh of all ranks"),
     ):
         mesh["tp"].flatten(name="part").to_torch()
 
 
 def test_ranks_that_fall_are_no_mesh_of_torchs() -> None:
     """torch 2.13 accepts such ranks, and loads a checkpoint of a DTensor with its shards exchanged."""
-    with fake_world(4, 0), pytest.raises(MeshError, match="as they rise, and along tp here they are 3, 2"):
+    with (
+        fake_world(4, 0),
+        pytest.raises(MeshError, match="ascending ranks in a process group, but along tp here they are 3, 2"),
+    ):
         DeviceMesh.from_ranks([[0, 1], [3, 2]], ("dp", "tp")).to_torch()
 
 
