@@ -33,7 +33,7 @@ FORMAT = 1
 """Version of the JSON format."""
 UNREADABLE = 3
 WIDTH = 80
-"""Columns of the output where there is no terminal."""
+"""Columns of the output without a terminal."""
 
 
 def config(recipe: str, overrides: list[str], origins: bool, format: str) -> int:

@@ -45,7 +45,7 @@ class Cycle(Component):
 
     @endpoint
     def next(self, samples: range) -> Batch | None:
-        """Returns the rows of the sample numbers `samples`, which do not begin anew with an epoch."""
+        """Returns the rows of the sample numbers `samples`, which continue across epochs."""
         positions = [divmod(number, len(self.rows)) for number in samples]
         rows = self.rows.take([self._order_of(epoch)[position] for epoch, position in positions])
         return Batch(rows.columns, ids=torch.tensor(samples, dtype=torch.int64))

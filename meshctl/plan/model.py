@@ -111,9 +111,9 @@ class Stage:
     execute: str = "all"
     collect: str = "flatten"
     samples: int = 0
-    """The global number of samples of its value; 0 where the recipe does not give it."""
+    """The global number of samples of its value; 0 if the recipe does not state it."""
     sample_bytes: int = 0
-    """The approximate size of one sample in bytes; 0 where the recipe does not give it."""
+    """The approximate size of one sample in bytes; 0 if the recipe does not state it."""
     every: int = 1
     """The stage runs in the steps that are multiples of this number."""
     when: Literal["", "start", "end", "checkpoint"] = ""
@@ -140,7 +140,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Block:
-    """Stages that run several times in each step of theirs: in rounds, which consist of passes.
+    """Stages that run several times in a step: in rounds, which consist of passes.
 
     A round goes through the data of one source, a batch in each pass, or through minibatches of the value of
     a stage outside.
@@ -161,7 +161,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Best:
-    """Which checkpoints are kept for the value of a metric."""
+    """The checkpoints that are kept for the value of a metric."""
 
     on: str
     """The metric, STAGE.NAME."""
@@ -214,7 +214,7 @@ class Run:
     stop: Stop | None = field(default=None, metadata=SPARSE)
     """None for a run that no metric ends."""
     on_nan: Literal["stop", "ignore"] = field(default="stop", metadata=SPARSE)
-    """What a metric does to the run that is NaN or infinite."""
+    """The reaction to a metric that is NaN or infinite."""
 
     @property
     def has_all_checks(self) -> bool:

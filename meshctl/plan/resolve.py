@@ -38,7 +38,7 @@ class Endpoint(DeclaredModes, Protocol):
 
     @property
     def unread_parameter(self) -> str:
-        """The parameter whose argument could not be read because it is no literal; empty for none."""
+        """The parameter whose argument could not be read because it is not a literal; empty for none."""
 
 
 class Defaults:

@@ -1,6 +1,7 @@
-"""A block of stages under their full names: `exam` of block `eval` is the stage `eval.exam` of the pipeline.
+"""Gives the stages of blocks their full names: `exam` of block `eval` is the stage `eval.exam` of the
+pipeline.
 
-A stage of a block names the others as they are written there, and stages outside by their own names.
+In a recipe, a stage of a block refers to other stages of the block without the name of the block.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def block_of(
 
 
 def _renamed(stage: Stage, full: Mapping[str, str]) -> Stage:
-    """Returns a stage with full names, of itself and of the stages of its block that it names."""
+    """Returns a stage with its full name, and with the full names of the stages of its block to which it
+    refers."""
 
     def names(some: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(full.get(name, name) for name in some)

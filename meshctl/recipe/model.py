@@ -209,7 +209,7 @@ class Block:
     """The source with whose data a round ends, as a full name; empty where there are minibatches."""
     times: int = REPEAT.default("times")
     over: str = ""
-    """The stage outside that gives what minibatches are cut from."""
+    """The stage outside of the block whose value is divided into minibatches."""
     size: int = 0
     seed: int = REPEAT.default("seed")
     after: tuple[str, ...] = ()
@@ -217,7 +217,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Best:
-    """Which checkpoints are kept for the value of a metric."""
+    """The checkpoints that are kept for the value of a metric."""
 
     on: str
     """STAGE.NAME"""

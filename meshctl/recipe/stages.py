@@ -1,5 +1,5 @@
-"""What holds for the stages of a pipeline after the recipe and the endpoints' decorators are combined: their
-modes, and the steps in which they run."""
+"""Properties of stages that follow from the recipe and the endpoints' decorators together: their modes, and
+the steps in which they run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DeclaredModes(Protocol):
 
 @dataclass(frozen=True)
 class StageModes:
-    """The modes of a stage: those in the recipe, else those in the decorator of the called endpoint."""
+    """The modes of a stage: those in the recipe, otherwise those in the decorator of the called endpoint."""
 
     execute: str
     collect: str
@@ -44,7 +44,7 @@ class StageModes:
 
     @property
     def are_known(self) -> bool:
-        """Whether all modes are built in. Nothing is known of a mode of the user's, or of a misspelt one."""
+        """Whether all modes are built in. The properties of user-defined or misspelt modes are unknown."""
         are_dispatched = all(given.mode in DISPATCH for given in self.inputs)
         return self.execute in EXECUTE and self.collect in COLLECT and are_dispatched
 

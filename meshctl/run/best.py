@@ -1,4 +1,4 @@
-"""Which values of a metric are the best, and which checkpoints they belong to.
+"""Finds the best values of a metric, and the checkpoints to which they belong.
 
 The value of a checkpoint is the last one that the metric had at or before its step. A checkpoint whose last
 value is not finite, or that has none, is never among the best.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Mode = Literal["min", "max"]
-"""Whether the least or the greatest value of a metric is the best."""
+"""Whether the smallest or the largest value of a metric is the best."""
 
 
 def is_better(value: float, other: float, mode: Mode) -> bool:
@@ -42,7 +42,7 @@ class BestCheckpoints:
         """The steps in which the metric had a value, and its values; NaN for one that was not finite."""
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Adds a row. Rows arrive in the order of their steps; that of the last step may arrive again."""
+        """Adds a row. Rows arrive in the order of their steps. The row of the last step may arrive again."""
         if self.metric not in row:
             return
         value = row[self.metric]
@@ -53,8 +53,8 @@ class BestCheckpoints:
         self._values.append(math.nan if value is None else value)
 
     def among(self, steps: Iterable[int]) -> list[ScoredCheckpoint]:
-        """Returns the best checkpoints of those of `steps`, the best first. Of checkpoints with one value the
-        earliest is the better: it is the nearest to the step in which the value was measured."""
+        """Returns the best of the checkpoints at `steps`, the best first. Of checkpoints with the same value,
+        the earliest is preferred, which is nearest to the step in which the value was measured."""
         scored = [found for step in steps if (found := self._scored(step)) is not None]
         sign = 1 if self.mode == "min" else -1
         return sorted(scored, key=lambda one: (sign * one.value, one.step))[: self._keep]

@@ -1,4 +1,4 @@
-"""Which sources bound a run: it ends with their data.
+"""Finds the sources that bound a run: the run ends when they have no more data.
 
 A source that is called in every step bounds the run. One that is called less often, such as the data of an
 evaluation, does not: its sample numbers run on past its length. Where no source is called in every step,

@@ -1,4 +1,4 @@
-"""When a run ends because a metric no longer improves.
+"""Decides when a run ends because a metric no longer improves.
 
     stopping = EarlyStopping("eval.loss", "min", patience=3)
     for row in rows:
@@ -20,17 +20,17 @@ from meshctl.text.english import counted
 
 class EarlyStopping:
     def __init__(self, metric: str, mode: Mode, patience: int) -> None:
-        """`metric` is STAGE.NAME; `patience` counts values of it in a row that are not better than all
-        before them. A value that is not finite is none of the better ones."""
+        """`metric` is STAGE.NAME. `patience` is the number of consecutive values that are not better than all
+        earlier ones. A value that is not finite is never better."""
         self._metric, self._mode, self._patience = metric, mode, patience
         self._best: float | None = None
         self._best_step = self._last_step = -1
         self._waited = 0
         self.reason = ""
-        """Why the run ends, in one line; empty if it goes on."""
+        """The reason why the run ends, in one line; empty if it goes on."""
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Adds a row. Rows arrive in the order of their steps; one that arrives again changes nothing."""
+        """Adds a row. Rows arrive in the order of their steps. A row that arrives again is ignored."""
         if self._metric not in row or row["step"] <= self._last_step or self.reason:
             return
         self._last_step, value = row["step"], row[self._metric]

@@ -1,4 +1,4 @@
-"""The progress record: where a worker is, in 8 KiB of shared memory that its node process reads.
+"""The progress record: the position of a worker, in 8 KiB of shared memory that its node process reads.
 
     words (int64)   activity, attempt, step, visit, pass, stage, since (float64), route, peer,
                     collective, since when it runs (float64)
@@ -7,8 +7,8 @@
                     rank has called in it since its last `step` event, and the digests after the last ones
 
 The worker writes with plain stores, without a lock and without a system call. A record that has not changed
-between two looks of the reader is consistent; its worker is said to stand. The pass is that of the
-`repeat` block to which the stage belongs. `route` and `peer` name what the worker waits for. 0 means none.
+between two looks of the reader is consistent, and its worker "stands". The pass is that of the `repeat` block
+to which the stage belongs. `route` and `peer` name what the worker waits for. 0 means none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEY_BYTES, DIGESTS = 120, 16
 ROW_BYTES = KEY_BYTES + 8 + 8 * DIGESTS
 """A row: the key, the count, and the digests of the last `DIGESTS` calls, each at its number modulo that."""
 ROWS = (RECORD_BYTES - TABLE) // ROW_BYTES
-"""Number of process groups that a record has room for; others are not in it."""
+"""Maximum number of process groups in a record. Others are left out."""
 
 
 class Activity(IntEnum):
@@ -51,12 +51,12 @@ class Calls:
 
     count: int = 0
     digests: tuple[int, ...] = ()
-    """The digests after the last calls, the newest last. A digest is of all operations until there in their
-    order, each with its dtype and, where equal ones are required, its shape."""
+    """The digests after the last calls, the newest last. A digest covers all operations up to that call in
+    their order, each with its dtype and, if equal ones are required, its shape."""
 
     def first_difference(self, other: Calls) -> int:
-        """Returns the number of the first call known to differ; 0 if no call is known to. A call that the
-        other rank has not made yet does not differ."""
+        """Returns the number of the first call that is known to differ; 0 if there is none. A call that the
+        other rank has not made yet does not count."""
         own, theirs = self._by_number, other._by_number
         return min((number for number in own.keys() & theirs if own[number] != theirs[number]), default=0)
 
@@ -80,7 +80,7 @@ class Record:
     stage: int = -1
     """The index of the stage in the plan; -1 outside of stages."""
     since: float = 0.0
-    """When the activity began, in seconds of the node's monotonic clock."""
+    """The start of the activity, in seconds of the node's monotonic clock."""
     collective: str = ""
     """The key of the process group whose collective runs; empty if none does."""
     collective_since: float = 0.0
@@ -134,5 +134,5 @@ def text_of(data: bytes) -> str:
 
 
 def padded(text: str, size: int) -> bytes:
-    """Returns the end of a text in `size` bytes."""
+    """Returns the end of a text, encoded and padded to `size` bytes."""
     return text.encode()[-size:].ljust(size, b"\0")

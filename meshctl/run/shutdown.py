@@ -1,4 +1,4 @@
-"""How a run ends: all workers agree on one last step, and end after it.
+"""The end of a run: all workers agree on one last step, and end after it.
 
     planned     After `setup` each source announces its number of batches. The smallest of these and
                 `run.steps` is the last step.

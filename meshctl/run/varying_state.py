@@ -1,11 +1,11 @@
-"""How the state of a component differs between its ranks, in a file of the checkpoint.
+"""The file of a checkpoint that describes how the state of a component differs between its ranks.
 
     step-N/COMPONENT/by_rank.json
 
     {"mesh": {"dp": 2, "tp": 2, ...}, "document": ["dp"], "values": {"loader.position": ["dp"]}}
 
-A value that differs along dims can be resumed only where these dims keep their sizes. The launcher checks
-this before it starts anything, and each worker before it loads.
+A value that differs along dims can be loaded only if these dims keep their sizes. The launcher checks this
+before it starts a process, and each worker before it loads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ or layers."""
 
 @dataclass(frozen=True)
 class VaryingState:
-    """The dims along which the state of a component differs. It is empty where all ranks have the same."""
+    """The dims along which the state of a component differs. It is empty if all ranks have the same state."""
 
     mesh: Sizes = field(default_factory=dict)
     """Dim or view -> its size when the state was saved."""
@@ -48,7 +48,8 @@ class VaryingState:
         return cls(sizes_of(mesh), document, values) if document or values else cls()
 
     def write(self, folder: Path) -> None:
-        """Writes the file, or deletes that of an earlier attempt where all ranks have the same state."""
+        """Writes the file. If all ranks have the same state, deletes the file of an earlier attempt
+        instead."""
         if self.document or self.values:
             write_whole(folder / FILE, json.dumps(asdict(self), indent=2) + "\n")
         else:
@@ -56,7 +57,7 @@ class VaryingState:
 
     @classmethod
     def read(cls, folder: Path) -> VaryingState:
-        """Raises `ValueError` where the file is damaged."""
+        """Reads the file; returns an empty state if there is none. Raises `ValueError` if it is damaged."""
         file = folder / FILE
         if not file.is_file():
             return cls()

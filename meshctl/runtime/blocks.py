@@ -2,11 +2,11 @@
 
     for each round: for each pass: for each stage of the block: receive the inputs, call, send the value
 
-All ranks of all groups run the passes of a block in lockstep. What is repeated (a source, or minibatches of a
-value from outside) ends a round as a stream ends a run: END takes the place of a batch. Every stage of the
-block has it as an input, directly or not, so every rank sees END in the same pass. Values from outside are
-received once, before the first pass. A stage outside receives one value: that of all passes of the last
-round.
+All ranks of all groups run the passes of a block in lockstep. A round ends as a run does whose source is a
+stream: the repeated source, or the minibatches of a value from outside, return END instead of a batch. Every
+stage of the block receives it, directly or through others, so every rank sees END in the same pass. Values
+from outside are received once, before the first pass. A stage outside receives one value: that of all passes
+of the last round.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class BlockRun:
     def __init__(
         self, block: Block, stages: Sequence[BlockStage], state: StepState, progress: Progress
     ) -> None:
-        """`stages` are those that are called on this worker, in the order of the plan."""
+        """`stages` are the stages of the block that are called on this worker, in the order of the plan."""
         self._block, self._state, self._progress = block, state, progress
         self._stages = [stage for stage in stages if stage.call.can_end]
 

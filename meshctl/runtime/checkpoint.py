@@ -44,7 +44,7 @@ from meshctl.topology.mesh import DeviceMesh
 DOCUMENT = "@document"
 """The name of the document. In the names of tensors, `@` is written twice."""
 DOCUMENT_ERRORS = (LookupError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What a damaged document raises while it is read."""
+"""The exceptions that reading a damaged document raises."""
 
 
 def save(folder: Path, name: str, state: object, mesh: DeviceMesh) -> None:

@@ -1,4 +1,4 @@
-"""Collective operations over ranks of a component: those that differ in their coordinates of some dims only.
+"""Collective operations over the ranks of a component whose coordinates differ only in some dims.
 
     tp = self.collective("tp")
     tp.all_reduce(loss, "mean")             in place; see `reductions.py` for the operations

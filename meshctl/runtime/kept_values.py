@@ -37,7 +37,7 @@ class KeptValues:
 
 
 def copied(value: Any) -> Any:
-    """Returns a value with memory of its own: it may contain borrowed memory."""
+    """Returns a copy of a value, so that it stays valid if it contains borrowed memory."""
     if isinstance(value, (Batch, Tensor)):
         return value.clone()
     if isinstance(value, dict):

@@ -1,12 +1,11 @@
-"""What every worker executes: the plan's stages of its group, step by step.
+"""The loop of every worker: runs the stages of its group in the plan, step by step.
 
     for each step: for each stage that is due: receive the inputs, call, send the value
 
-The stages of a block do this several times in a step (`blocks`).
-A send does not wait until its receiver gets to the stage, so groups overlap as far as the slots of their
-routes allow, and no order of stages can deadlock. In a sync without staleness both sides run together
-(`routes.weights` says why that cannot deadlock either). How the run ends is agreed by all workers
-(`run.shutdown`); a checkpoint is a cut between two steps.
+The stages of a block do this several times in a step (`blocks`). A send does not wait until its receiver gets
+to the stage, so groups overlap as far as the slots of their routes allow, and no order of stages can
+deadlock. In a sync without staleness both sides run together (`routes.weights` says why that cannot deadlock
+either). How the run ends is agreed by all workers (`run.shutdown`); a checkpoint is a cut between two steps.
 """
 
 from __future__ import annotations
@@ -297,8 +296,8 @@ class Loop:
         self._state.at = ("", step)
 
     def _cut(self, stage: Stage, step: int, is_outdated: bool = False) -> None:
-        """Lets the consumers of a sync catch up with its producers, whatever its lag. `is_outdated` is
-        whether the weights may have changed since the sync ran in this step."""
+        """Lets the consumers of a sync catch up with its producers, for any lag. `is_outdated` is whether the
+        weights may have changed since the sync ran in this step."""
         end = self._syncs[stage.name]
         if end.last_sent < step or is_outdated:
             end.send(self._weights(stage), step)

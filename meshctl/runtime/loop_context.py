@@ -60,7 +60,7 @@ class StepState:
     pass_number: int = 0
     """The running pass of a block in this step, from 1; 0 outside of a block."""
     begin: float = 0.0
-    """When the step began, in seconds of `perf_counter`."""
+    """The start of the step, in seconds of `perf_counter`."""
     report: StepReport = field(default_factory=lambda: StepReport(0))
     is_in_user_code: bool = False
     ended: str = ""

@@ -53,12 +53,12 @@ from meshctl.run.progress import (
 )
 
 FORMS_MAX = 4096
-"""Number of forms of operations, and of call sites, that are kept as text."""
+"""Maximum number of cached texts of operations, and of call sites."""
 _LIBRARIES = (str(PACKAGE_DIR / "runtime") + os.sep, str(Path(torch.__file__).parent) + os.sep)
-"""Code in these folders is not the user's."""
+"""Folders of library code, which is not the user's code."""
 
 Form = tuple[object, ...]
-"""An operation, and what has to be equal on all ranks: its dtype, its shape, its options."""
+"""An operation with the properties that must be equal on all ranks: its dtype, shape and options."""
 NOTHING: dict[str, Any] = {}
 
 
@@ -66,17 +66,18 @@ class Progress:
     """Writes the progress record of this worker."""
 
     def __init__(self, memory: memoryview | None = None, attempt: int = 0) -> None:
-        """Without shared `memory`, nobody reads the record, and only the counts matter."""
+        """`memory` is the shared memory of the record. Without it, the record is not read, and only the
+        counts are used."""
         self._bytes = memory if memory is not None else memoryview(bytearray(RECORD_BYTES))
         self._words, self._seconds = self._bytes.cast("q"), self._bytes.cast("d")
         self._words[ATTEMPT] = attempt
         self._calls: dict[str, CollectiveCalls] = {}
         self.called: list[CollectiveCalls] = []
-        """Those with calls in the running step."""
+        """The counters with calls in the running step."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], attempt: int) -> Progress:
-        """Returns the record that the node process gave this worker; one of its own where there is none."""
+        """Returns the record in the shared memory of the node process; a private record if there is none."""
         descriptor, _, number = environ.get(VARIABLE, "").partition(":")
         if not number:
             return cls(None, attempt)
@@ -112,7 +113,7 @@ class Progress:
         self._words[PASS] += 1
 
     def end_step(self) -> dict[str, Any]:
-        """Returns what the `step` event contains of the collectives since the last one; empty for none."""
+        """Returns the collectives since the last `step` event, as data for the next one; empty for none."""
         words = self._words
         words[VISIT] += 1
         words[STAGE] = 0
@@ -125,8 +126,8 @@ class Progress:
         return found
 
     def begin_end(self, step: int, visit: int) -> None:
-        """Continues after an unannounced end, with the stages that run after the last step. What was counted
-        in a step that was dropped is forgotten. `visit` is the number of `step` events for `step`."""
+        """Continues after an unannounced end, with the stages that run after the last step. Counts of a
+        dropped step are discarded. `visit` is the number of `step` events for `step`."""
         for calls in self.called:
             calls.forget()
         self.called.clear()
@@ -142,7 +143,7 @@ class Progress:
 
     def row(self, number: int, key: str) -> tuple[memoryview, int]:
         """Returns the words of the record, and the index of the first word of the row `number` of its table.
-        A row for which there is no room is one that nobody reads."""
+        A row that does not fit into the record gets memory that is not read."""
         if number >= ROWS or len(key.encode()) > KEY_BYTES:
             return memoryview(bytearray(RECORD_BYTES)).cast("q"), 0
         start = TABLE + number * ROW_BYTES
@@ -175,7 +176,8 @@ class CollectiveCalls:
         self._depth = 0
 
     def call(self, form: Form) -> Self:
-        """Counts an operation, which runs in the `with` block. Operations inside of it are part of it."""
+        """Counts an operation, which runs in the `with` block. Operations inside of the block are not
+        counted."""
         self._depth += 1
         if self._depth == 1:
             self._count(form)
@@ -222,7 +224,7 @@ _is_library: dict[str, bool] = {}
 
 
 def _form(form: Form) -> tuple[bytes, bytes]:
-    """Returns a form as text: whole, and as long as the record has room for."""
+    """Returns a form as text: complete, and cut to the length in the record."""
     found = _forms.get(form)
     if found is None:
         if len(_forms) >= FORMS_MAX:

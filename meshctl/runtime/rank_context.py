@@ -1,4 +1,4 @@
-"""What a component knows of its rank and may do in the run: as the worker sets it, and without a launcher.
+"""The rank of a component and its access to the run, as the worker sets them, or without a launcher.
 
 Under plain torchrun (or after `torch.distributed.init_process_group`) a component is a rank of that world. In
 a notebook or a test it is alone: a mesh of one rank.
@@ -37,7 +37,7 @@ class Location(NamedTuple):
 
 @dataclass
 class RankContext:
-    """Where a component runs and what it may use. The worker makes one for each component."""
+    """The rank of a component, and the objects that it may use. The worker creates one for each component."""
 
     name: str = ""
     mesh: DeviceMesh = DeviceMesh.from_sizes()

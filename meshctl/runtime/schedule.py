@@ -1,4 +1,4 @@
-"""Which stages run in which step. Every worker computes it for all stages, with the same result."""
+"""Computes the steps in which stages run. Every worker computes it for all stages, with the same result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the sources of a run are: which samples come next, and when the data end."""
+"""The position of a run's sources: the next samples, and the end of the data."""
 
 from __future__ import annotations
 

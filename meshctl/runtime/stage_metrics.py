@@ -40,7 +40,7 @@ class StageMetrics:
         self._before = 0
         """The number of metrics in the step's report before the running call."""
         self._reduction: str = "mean"
-        """How the returned numbers become one metric: `mean`, `sum` or `first`."""
+        """The reduction of the returned numbers to one metric: `mean`, `sum` or `first`."""
         if collect.join == "sum" or (collect.join == "first" and not stage.block):
             self._reduction = collect.join
 

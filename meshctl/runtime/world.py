@@ -1,5 +1,5 @@
-"""How workers reach one another: a group's own WORLD, and the data plane between groups, all on the
-launcher's store.
+"""The connections between workers: the world of each group, and the data plane between groups, all through
+the launcher's store.
 
 Each group is a world of its own, so FSDP, DDP and user scripts see only their group. Workers of two groups
 (or of one) that a route connects exchange the addresses at which they listen: of unix sockets within a node,
@@ -47,7 +47,7 @@ from meshctl.topology.cluster import transport_error
 from meshctl.topology.modes import Route
 
 JOIN = timedelta(seconds=60)
-"""How long a worker waits for the others to connect."""
+"""Time limit for the other workers to connect."""
 CPU = torch.device("cpu")
 NEAR, FAR = "this node", "other nodes"
 """Prefixes of keys in the store, and words of messages."""
@@ -112,7 +112,7 @@ class Device:
 
     memory: DeviceMemory
     access: PeerAccess
-    """Which workers on this node read whose device memory."""
+    """The pairs of workers on this node that read each other's device memory."""
     far: frozenset[int]
     """Job ranks on other nodes that have such a device."""
 

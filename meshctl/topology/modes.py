@@ -85,7 +85,7 @@ def _data_stride(mesh: DeviceMesh) -> int | None:
 
 @dataclass(frozen=True)
 class DispatchMode:
-    """How an input reaches the ranks of the called component.
+    """The distribution of an input over the ranks of the called component.
 
     A batch is partitioned into shares, and each rank receives one of them. The defaults are those of
     `slice_dp`: one share per data rank, contiguous and even. A user's mode usually replaces `partition`

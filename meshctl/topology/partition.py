@@ -4,7 +4,7 @@
     home        each sample returns to the data rank that made it in an earlier stage
     balanced    equal in tokens (`balance.py`)
 
-Samples of one group stay together unless the dispatch says `split_groups`.
+Samples of one group stay together unless the dispatch has `split_groups`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FEW_SAMPLES = 512
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How an input reaches the ranks of the called component: a mode, and its options."""
+    """The distribution of an input over the ranks of the called component: a mode, and its options."""
 
     mode: str = "slice_dp"
     """A key of `DISPATCH`, or `module:NAME` of a user's `DispatchMode`."""

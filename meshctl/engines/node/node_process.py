@@ -2,7 +2,7 @@
 
     head  <--- connection ---  node process (`meshctl-fork`): one `select` loop, no thread, torch imported
                                once
-                                 agent per group, made anew for each attempt
+                                 agent per group, forked for each attempt
                                  worker ...          forked for the agents, see `forkserver`
                                  fork server ...     one for each other interpreter, kept across attempts
 

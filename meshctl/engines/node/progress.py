@@ -1,9 +1,9 @@
-"""The progress records of a node's workers: shared memory that the node process makes, and reads while they
+"""The progress records of a node's workers: shared memory that the node process creates, and reads while they
 run.
 
-A record that is the same in two looks stands: its worker waits, hangs or computes. The head is sent each
-record once when it stands, and again when the worker has moved and stands elsewhere. A worker that has failed
-stands, too.
+A worker stands if its record is the same in two consecutive looks: it waits, hangs or computes. The record of
+a worker that stands is sent to the head once, and again after the worker has moved and stands at another
+place. A worker that has failed also stands.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Records:
         self._looked = 0.0
 
     def begin(self, plan: Plan, node: int) -> None:
-        """Empties the records for a new attempt, before any of its workers exists."""
+        """Clears the records for a new attempt, before its workers are started."""
         self.end()
         self._workers = recorded_workers(plan, node)
         os.ftruncate(self.descriptor, 0)
@@ -67,8 +67,8 @@ class Records:
         return self._memory is not None
 
     def standing(self, now: float) -> list[list[Any]]:
-        """Returns [group, rank, record] of the workers that stand since the last look and have not been
-        returned yet; none if the last look was less than `LOOK_S` ago."""
+        """Returns [group, rank, record] of the workers that stand and have not been returned for this record
+        yet; an empty list if the last look was less than `LOOK_S` ago."""
         if self._memory is None or now - self._looked < LOOK_S:
             return []
         self._looked = now

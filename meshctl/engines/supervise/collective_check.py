@@ -41,15 +41,15 @@ class Disagreement:
 
 
 class Visit(NamedTuple):
-    """What a worker does between two of its `step` events."""
+    """The activity of a worker between two of its `step` events."""
 
     step: int
     number: int
-    """The number of `step` events for `step` before."""
+    """The number of earlier `step` events for `step`."""
 
 
 class Place(NamedTuple):
-    """How far a worker is in its program."""
+    """The position of a worker in its program, to compare workers."""
 
     visit: Visit
     position: float
@@ -60,7 +60,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What one rank has called in one process group between two `step` events."""
+    """The collectives that one rank has called in one process group between two `step` events."""
 
     calls: Calls
     sites: Mapping[str, int]
@@ -72,11 +72,11 @@ NONE = Report(Calls(), {})
 
 @dataclass
 class _Group:
-    """What is known of the ranks of one device group."""
+    """The known state of the ranks of one device group."""
 
     workers: int
     visits: dict[int, Visit] = field(default_factory=dict)
-    """Rank -> what it does after its last `step` event."""
+    """Rank -> its visit after its last `step` event."""
     reports: dict[Visit, dict[int, dict[str, Report]]] = field(default_factory=dict)
     """Visit -> rank -> key of a process group -> report, until all ranks have reported."""
     sites: dict[tuple[int, str], Mapping[str, int]] = field(default_factory=dict)
@@ -94,16 +94,16 @@ class CollectiveCheck:
         self._is_taken = False
 
     def take(self) -> Disagreement | None:
-        """Returns what was found, at the first call after it."""
+        """Returns the found disagreement at the first call after it was found, otherwise None."""
         is_new, self._is_taken = self.found is not None and not self._is_taken, self.found is not None
         return self.found if is_new else None
 
     def allows(self, step: int) -> bool:
-        """Returns whether the metrics of a step may be written: its ranks, and those before, have agreed."""
+        """Whether the metrics of a step may be written: all ranks have agreed in it and in earlier steps."""
         return self.found is None or step < self.found.step
 
     def add(self, event: Event) -> None:
-        """Takes in an event of a worker; others are ignored."""
+        """Processes an event of a worker. Other events are ignored."""
         if event.group not in self._groups or event.rank is None or self.found:
             return
         if event.name == "step":
@@ -112,7 +112,7 @@ class CollectiveCheck:
             self.stand(event.group, event.rank, Record.of_message(event.value["progress"]))
 
     def stand(self, name: str, rank: int, record: Record) -> None:
-        """Takes in the record of a worker that stands."""
+        """Processes the progress record of a worker that stands."""
         group = self._groups.get(name)
         if group is None or self.found or group.visits.get(rank, _visit(record)) > _visit(record):
             return
@@ -207,7 +207,7 @@ class CollectiveCheck:
         first = next(number for number, stage in enumerate(self._plan.stages) if stage.block == block)
         return Place(_visit(record), first, record.repeat_pass, record.stage)
 
-    # What was found
+    # Disagreements
 
     def _first_rank(self, name: str, key: str, rank: int) -> int:
         """Returns the first rank of the process group that `rank` has under a key."""

@@ -336,7 +336,7 @@ class Head:
 
     @property
     def _reason(self) -> str:
-        """Why a run that is done has ended. A metric is the reason where the agreed last step is earlier than
+        """The reason for the end of a successful run. It is a metric if the agreed last step is earlier than
         the planned one."""
         is_early = self._agreed is not None and (self._planned is None or self._agreed < self._planned)
         return self._judge.stop if self._judge.stop and is_early else self._ended_by

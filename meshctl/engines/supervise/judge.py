@@ -1,9 +1,9 @@
-"""Judges the metrics of a run: what is not finite, what no longer improves, and which checkpoints are the
-best.
+"""Judges the metrics of a run: values that are not finite, metrics that no longer improve, and the best
+checkpoints.
 
     judge = Judge(plan.run, rows)          the rows up to the step that the run continues from
     judge.add(row, fold.not_finite())
-    judge.fault, judge.stop                why the run fails or ends; empty while it goes on
+    judge.fault, judge.stop                the reason why the run fails or ends; empty while it goes on
     judge.warnings()                       the warnings since the last call
     judge.best(steps)                      the best of the checkpoints of some steps
 """
@@ -41,14 +41,16 @@ class Judge:
         self._warned: set[str] = set()
         """The metrics whose first value that is not finite was reported."""
         self.fault = ""
-        """Why the run fails: a metric is not finite. One line, empty if the run goes on."""
+        """The reason why the run fails, a metric that is not finite, in one line; empty if the run goes
+        on."""
         self._wrong_step = ENDLESS
         for row in rows:
             self.add(row, ())
 
     @property
     def stop(self) -> str:
-        """Why the run ends: a metric no longer improves. One line, empty if the run goes on."""
+        """The reason why the run ends, a metric that no longer improves, in one line; empty if the run goes
+        on."""
         return self._stopping.reason if self._stopping else ""
 
     def add(self, row: Mapping[str, Any], not_finite: Sequence[NotFinite]) -> None:
@@ -84,7 +86,7 @@ class Judge:
                 )
 
     def is_right(self, step: int) -> bool:
-        """Returns whether no metric fails the run in a step or before it."""
+        """Whether no metric of a step or of an earlier one makes the run fail."""
         return step < self._wrong_step
 
     def _warn(self, not_finite: Sequence[NotFinite]) -> None:
@@ -99,7 +101,7 @@ class Judge:
         return found
 
     def warnings_at_end(self) -> list[str]:
-        """Returns what to warn of when the run is done: metrics that the recipe names and no step had."""
+        """Returns the warnings at the end of the run, about metrics that the recipe names and no step had."""
         return [
             f"`{key}` names {listed(sorted(metrics))}, which no step of the run reported"
             for key, metrics in self._unseen.items()

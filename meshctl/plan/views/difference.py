@@ -1,4 +1,4 @@
-"""The difference of two plans, as data: what is added, removed, and changed.
+"""The difference of two plans, as data: additions, removals and changes.
 
     difference(before, after).changes
     Change("components", "actor", "changed", (Fact("layout", "fsdp 4", "fsdp 2 x tp 2"), Fact("size", 1, 2,

@@ -98,7 +98,7 @@ class RankStage:
     samples: tuple[int, int] | None = None
     """[start, stop) in sample order; None if unknown, or if the samples are not contiguous."""
     note: str = ""
-    """Why the method is not called, or why the samples are unknown before the run."""
+    """The reason why the method is not called, or why the samples are unknown before the run."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class RankRoute:
     leader: int | None = None
     """At a consumer: the producer rank that sends it the headers of all producers. None at a producer."""
     note: str = ""
-    """Why the samples are unknown."""
+    """The reason why the samples are unknown."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class RankZoom:
     numbers: tuple[int, ...]
     """The same devices, numbered on the node."""
     visible_devices: tuple[str, ...]
-    """The hardware's names of the devices, if the recipe gives them."""
+    """The hardware names of the devices, if the recipe states them."""
     program: str
     components: tuple[RankInMesh, ...]
     stages: tuple[RankStage, ...]

@@ -51,7 +51,7 @@ class Selection:
     rank: tuple[str, int] | None = None
     """(group, rank)"""
     samples: int = 0
-    """With `rank`: the number of samples of a batch for which the recipe gives none; 0 if it is not known."""
+    """With `rank`: the number of samples of batches for which the recipe states none; 0 if unknown."""
 
 
 @dataclass(frozen=True)

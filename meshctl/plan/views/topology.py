@@ -129,9 +129,9 @@ class Flow(Route):
     shares: int
     """The number of different parts of a batch that consumers have; 1 if all consumers receive the same."""
     samples: int
-    """The number of samples per step; 0 if the recipe does not give it."""
+    """The number of samples per step; 0 if the recipe does not state it."""
     bytes: int
-    """The size of these samples, counting each once; 0 if the recipe does not give it."""
+    """The size in bytes of these samples, counting each once; 0 if the recipe does not state it."""
     over: Over
     """The longest of `ways`."""
     ways: tuple[Over, ...]

@@ -1,4 +1,4 @@
-"""How far data moves on a route, from the links between its ranks.
+"""Computes how far the data of a route moves, from the links between its ranks.
 
 A link leads from a producer rank to a consumer rank that receives a part of the batch, or a value, from it. A
 route has links over several distances where, for example, the first rank of a data rank keeps its samples and

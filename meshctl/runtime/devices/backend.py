@@ -71,8 +71,8 @@ class DeviceMemory(Protocol):
         """Waits until all work that this thread has queued is done, so that peers may read what it wrote."""
 
     def after(self, act: Callable[[], None]) -> None:
-        """Calls `act` on a thread of its own when all work that is queued now is done. It never waits and
-        never raises, so finalizers can call it."""
+        """Calls `act` on a separate thread when all work that is queued now is done. It never waits and never
+        raises, so finalizers can call it."""
 
     def close(self) -> None:
         """Waits until every function that was passed to `after` has been called."""
@@ -136,7 +136,8 @@ Wait = Callable[[Mapping[int, str]], None]
 
 @dataclass(frozen=True)
 class PeerAccess:
-    """Which workers of one node can read whose device memory; equal in all of these workers."""
+    """The pairs of workers of one node that can read each other's device memory. All of these workers have
+    equal results."""
 
     names: Mapping[int, str]
     """Job rank -> name of its device; empty where it has none that peers can use."""

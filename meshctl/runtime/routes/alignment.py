@@ -1,4 +1,5 @@
-"""Inputs of one call on the same samples: the first batch gives their order, and which rank gets which."""
+"""Aligns the inputs of one call: the first batch determines the order of samples and the samples of each
+rank."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ IdsByRank = Mapping[int, Sequence[Id]]
 
 @dataclass(frozen=True)
 class Assignment:
-    """Which samples of one input each rank of the called component has."""
+    """The samples of one input on each rank of the called component."""
 
     consumers: ConsumerParts
     step: StepHeader

@@ -111,7 +111,7 @@ class Channel:
         self.consumers: ConsumerParts = consumer_parts(
             self._consumer.mesh, self._execute, self._dispatch, len(ranks)
         )
-        """Which ranks of the called component get which part."""
+        """The ranks of the called component that receive each part."""
 
     @cached_property
     def _paths(self) -> Paths:

@@ -1,5 +1,4 @@
-"""What all routes have in common: their two sides, their tags, and the protocol by which the loop drives
-them.
+"""The common base of all routes: their two sides, their tags, and the protocol by which the loop drives them.
 
     open(step)              the sides agree on what travels, before the first step and after a resume
     send(value, step)       every producer rank, in each step in which the source stage runs

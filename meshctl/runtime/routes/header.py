@@ -1,4 +1,4 @@
-"""What each producer of a route announces in every step, as bytes that reach all producers and consumers.
+"""The headers that the producers of a route announce in every step, as bytes for all producers and consumers.
 
     a batch          E | int64, the first id | schema       ids numbered evenly, and no lengths needed
                      F | frame of [schema, ids, numbers]    otherwise

@@ -36,7 +36,7 @@ class Arguments(NamedTuple):
     positional: list[Any]
     named: dict[str, Any]
     first: Batch | None
-    """The first batch among them, which gives order and shares to the others."""
+    """The first batch among them, which determines the order and the shares of all inputs."""
     batches: Sequence[Batch]
     """All batches among them."""
     unbuffered: Sequence[Batch]

@@ -1,4 +1,5 @@
-"""How the values of a stage's producers become one value: one function for each `join` of a collect mode."""
+"""Joins the values of a stage's producers into one value, with one function for each `join` of a collect
+mode."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How the two sides of a sync agree on a `SyncPlan`: each side gathers the layouts of its ranks, and every
-rank of the other side receives them from one of its leaders.
+"""Negotiates the `SyncPlan` between the two sides of a sync: each side gathers the layouts of its ranks, and
+every rank of the other side receives them from one of its leaders.
 
     a layout    {parameter: [shape, dtype]} and, where this rank holds or wants a part of it, + [start, size]
 """

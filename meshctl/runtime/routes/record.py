@@ -96,8 +96,8 @@ class Recorder:
 
 
 def write(path: Path, value: Any, weight: float, about: Mapping[str, str]) -> None:
-    """Writes a producer's value, whole or not at all, with the metadata `about`. Raises `FrameError` for a
-    value that is no data."""
+    """Writes a producer's value with the metadata `about`, completely or not at all. Raises `FrameError` for
+    a value that is not plain data."""
     tensors = _tensors(value, weight)
     head: dict[str, Any] = {"__metadata__": dict(about)}
     at = 0

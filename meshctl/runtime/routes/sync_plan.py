@@ -1,14 +1,14 @@
-"""Which rank sends which part of which parameter to whom in a sync, from the shards that all producers hold
-and all consumers want.
+"""Plans a sync: the parts of parameters that each rank sends to others, from the shards that all producers
+hold and all consumers want.
 
     shard     a part of a parameter: where it begins and its size, per dim
-    item      a shard that some consumers want, or a slab of it where it is larger than a bucket
+    item      a shard that some consumers request, or a slab of it if it is larger than a bucket
     bucket    neighbouring items for the same consumers from the same producers, sent at once
 
-Consumers of one node that want the same shard receive it together. Of several producers that hold the same
-shard the nearest sends it, and equally near ones take turns. Every rank computes the same buckets in the same
-order, and goes through those that it sends or receives in that order: whoever waits in a sync waits for an
-earlier bucket, so no two layouts can deadlock.
+Consumers on one node that request the same shard receive it together. If several producers hold a shard, the
+nearest sends it; equally near ones take turns. Every rank computes the same buckets in the same order, and
+processes those that it sends or receives in this order. A rank that waits in a sync therefore waits for an
+earlier bucket, so that no two layouts can deadlock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from meshctl.topology.samples import RouteError
 MAX_BUCKET_BYTES = 128 << 20
 """Maximum size of a bucket: a larger shard is split, and its consumer puts it together."""
 MAX_JOINED_BYTES = 16 << 20
-"""Maximum size of a bucket of several items; a larger item has a bucket of its own."""
+"""Maximum size of a bucket with several items. A larger item has a separate bucket."""
 
 
 @runtime_checkable
@@ -139,7 +139,8 @@ Distance = Callable[[int, tuple[int, ...]], int]
 
 @dataclass(frozen=True)
 class SyncPlan:
-    """What all producers hold and all consumers want; the same on every rank of both sides."""
+    """The shards that all producers hold and that all consumers request; the same on every rank of both
+    sides."""
 
     parameters: Mapping[str, Parameter]
     """Name -> parameter, in the order in which they are sent."""

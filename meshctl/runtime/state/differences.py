@@ -1,4 +1,4 @@
-"""Which values of a state differ between the ranks of a mesh, and along which of its dims.
+"""Finds the values of a state that differ between the ranks of a mesh, and the dims along which they differ.
 
 Every rank computes the digests of its own values, all ranks exchange them, and each computes the same answer.
 A value that only some ranks have does not differ if those that have it agree: the ranks of a pipeline stage

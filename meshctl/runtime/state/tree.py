@@ -40,7 +40,7 @@ NUMPY_KINDS = "biufcSUmM"
 
 @dataclass(frozen=True)
 class Simple:
-    """How the values of a type without tensors are written and read."""
+    """The functions that write and read the values of a type without tensors."""
 
     tag: str
     write: Callable[[Any], list[Any]]

@@ -1,4 +1,4 @@
-"""The display of a running job: a picture on a terminal, plain lines elsewhere.
+"""The display of a running job: a picture on a terminal, plain lines on other streams.
 
 view = for_terminal(plan, run, sys.stderr)
 view.on_event(event)

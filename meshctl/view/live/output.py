@@ -70,7 +70,7 @@ class RankOutput:
     has_warned: bool = False
     """Whether its last line was a warning."""
     is_incomplete: bool = False
-    """Whether lines were skipped, and a line on the screen states this."""
+    """Whether the screen shows a line that states that lines were skipped."""
     unseen: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_LAST_LINES))
     """Its newest lines, at most `MAX_LAST_LINES`, if they are not on the screen."""
 
@@ -83,7 +83,7 @@ class RankOutput:
 
 @dataclass
 class GroupOutput:
-    """Which lines of a group's ranks belong on the screen."""
+    """Selects the lines of a group's ranks for the screen."""
 
     ranks: list[RankOutput]
     is_program: bool
@@ -202,7 +202,7 @@ class Output:
 
 
 class OutputThread:
-    """Writes the lines of a run to the screen from a thread of its own, twice a second."""
+    """Writes the lines of a run to the screen from a separate thread, twice a second."""
 
     def __init__(self, output: Output, write: Callable[[str], None]) -> None:
         self._output, self._write = output, write

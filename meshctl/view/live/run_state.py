@@ -86,7 +86,7 @@ class GroupState:
 
     @property
     def phase(self) -> str:
-        """Of the present phases of all workers, the one that began first; empty for none."""
+        """The phase that began first among the present phases of all workers; empty for none."""
         return min(self.running.values(), key=lambda each: each[1], default=("", 0.0))[0]
 
     @property
@@ -132,7 +132,7 @@ class RunState:
         self.source = ""
         """The source whose data end the run, as planned; empty if the run ends after `run.steps`."""
         self.warnings: list[str] = []
-        """What the launcher has warned of in this attempt."""
+        """The warnings of the launcher in this attempt."""
         self.first: tuple[int, float] | None = None
         self.last: tuple[int, float] | None = None
         """(step, time) of the first and the last row of metrics."""

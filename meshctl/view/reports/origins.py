@@ -1,5 +1,5 @@
-"""Where each value of a recipe comes from, as text: in each line a value and its place, and below the place
-the value that it replaced or to which it resolves.
+"""The origins of a recipe's values, as text: in each line a value and its place, and below the place the
+value that it replaced or to which it resolves.
 
     run.steps = 7                           override 1:1:11
                                             (was 100, recipe.yaml:29:15)

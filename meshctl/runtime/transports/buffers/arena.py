@@ -89,7 +89,7 @@ class Block:
 class ArenaStats:
     blocks: int
     free: int
-    """Blocks that nobody holds."""
+    """Blocks without a holder."""
     dropped: int
     """Blocks out of use that a peer still has open."""
     nbytes: int
@@ -158,7 +158,7 @@ class Arena:
         self._returned.append((number, holder))
 
     def discard(self, block: Block) -> None:
-        """Drops a block that nobody holds."""
+        """Drops a block without a holder."""
         with self._lock:
             self._settle()
             self._free[block.use].remove(block)
