@@ -93,7 +93,7 @@ class Input:
 
     stages: tuple[str, ...]
     parameter: str = ""
-    """The parameter's name; empty where the recipe does not name it, because all inputs go to one
+    """The parameter's name; empty if the recipe does not name it, because all inputs go to one
     parameter."""
     dispatch: Dispatch = Dispatch()
 
@@ -148,7 +148,7 @@ class Block:
 
     name: str
     until: str = ""
-    """The source whose data end the only round; empty where the block has minibatches."""
+    """The source whose data end the only round; empty if the block has minibatches."""
     times: int = 1
     """The number of rounds."""
     over: str = ""
@@ -193,7 +193,7 @@ class Checkpoint:
 @dataclass(frozen=True)
 class Run:
     steps: int = 0
-    """The number of steps; 0 where the data end the run."""
+    """The number of steps; 0 if the data end the run."""
     epochs: int = 0
     """The number of passes through the data; 0 for one pass."""
     dir: str = "runs"
@@ -365,7 +365,7 @@ class Plan:
         return (self.worker(group, rank) for rank in ranks)
 
     def group_and_rank(self, job_rank: int) -> tuple[str, int]:
-        """Returns the (group, rank) of a job rank. Raises `IndexError` where the job has no such rank."""
+        """Returns the (group, rank) of a job rank. Raises `IndexError` if the job has no such rank."""
         for group in self.groups:
             if group.first_job_rank <= job_rank < group.first_job_rank + group.workers:
                 return group.name, job_rank - group.first_job_rank

@@ -206,7 +206,7 @@ class Block:
     stages: tuple[str, ...] = ()
     """Their full names, BLOCK.STAGE, in written order."""
     until: str = ""
-    """The source with whose data a round ends, as a full name; empty where there are minibatches."""
+    """The source with whose data a round ends, as a full name; empty if there are minibatches."""
     times: int = REPEAT.default("times")
     over: str = ""
     """The stage outside of the block whose value is divided into minibatches."""

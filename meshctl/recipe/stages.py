@@ -64,7 +64,7 @@ class StageModes:
         return producer_set(self.collect_mode, self.execute_mode)
 
     def producer_count(self, mesh: DeviceMesh | None) -> int:
-        """Returns the number of producers; 0 where the modes or the mesh are not known."""
+        """Returns the number of producers; 0 if the modes or the mesh are not known."""
         return self.producers.count(mesh) if mesh is not None and self.are_known else 0
 
 

@@ -119,7 +119,7 @@ class RunDir:
         write_whole(self.path / "start.json", json.dumps(asdict(start), indent=2) + "\n")
 
     def read_start(self) -> Start:
-        """Raises `ValueError` where `start.json` is damaged."""
+        """Raises `ValueError` if `start.json` is damaged."""
         file = self.path / "start.json"
         try:
             data: dict[str, Any] = json.loads(file.read_text())
@@ -183,7 +183,7 @@ class Recorded:
         return self.path / f"step-{step}" / f"{producer}-of-{producers}.safetensors"
 
     def files(self, step: int) -> tuple[Path, ...]:
-        """Returns the files of a step by producer; none where a producer has not written its file."""
+        """Returns the files of a step by producer; none if a producer has not written its file."""
         folder = self.path / f"step-{step}"
         names = set(os.listdir(folder)) if folder.is_dir() else set[str]()
         first_files = (re.fullmatch(r"0-of-(\d{1,7})\.safetensors", name) for name in names)

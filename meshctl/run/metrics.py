@@ -187,7 +187,7 @@ def as_json(line: Line) -> str:
 
 
 def read(path: Path) -> list[Line]:
-    """Returns the complete lines of a `metrics.jsonl`; none where there is no file. A text that is no such
+    """Returns the complete lines of a `metrics.jsonl`; none if there is no file. A text that is no such
     line, for example after a kill, is skipped."""
     if not path.exists():
         return []
@@ -208,7 +208,7 @@ def _parsed(text: str) -> Line | None:
 
 def cut(path: Path, after: int) -> float:
     """Removes the lines of the steps after `after` from a `metrics.jsonl`. Returns the `time` of the last
-    line that stays, in seconds; 0 where none does."""
+    line that stays, in seconds; 0 if none does."""
     kept = [line for line in read(path) if line["step"] <= after]
     write_whole(path, "".join(map(as_json, kept)))
     return float(kept[-1]["time"]) if kept else 0.0

@@ -52,7 +52,7 @@ class Borrowed:
         self._versions = _versions(self._tensors)
 
     def end(self, arguments: Arguments) -> None:
-        """Raises `StageError` where a column was written during the call."""
+        """Raises `StageError` if a column was written during the call."""
         if name := self._written(arguments):
             raise StageError(
                 f"`{self._endpoint}` wrote into column `{name}`, which is borrowed: clone() what is changed"

@@ -179,7 +179,7 @@ class Call:
         return self._send(outputs, value, step, weight)
 
     def _check_has_data(self) -> None:
-        """Raises `StageError` where a stage without data returns a batch: its samples would have no ids."""
+        """Raises `StageError` if a stage without data returns a batch: its samples would have no ids."""
         if self.stage.is_without_data:
             called = f"`{self.stage.component}.{self.stage.method}`"
             raise StageError(f"{called} gave a Batch, and `{self.stage.name}` is a stage without data")
@@ -310,11 +310,11 @@ class SourceCall(Call):
 
     @property
     def _total(self) -> int | None:
-        """The number of the source's samples, or None where it has no length."""
+        """The number of the source's samples, or None if it has no length."""
         return self._sources.total(self.stage)
 
     def _check_end(self, numbers: range, step: int) -> None:
-        """Raises `StageError` where a source that gave None must not end the data."""
+        """Raises `StageError` if a source that gave None must not end the data."""
         stage = self.stage
         total, gave = self._total, f"`{stage.component}` gave no samples from {numbers.start} on"
         if total is not None and numbers.start < total:

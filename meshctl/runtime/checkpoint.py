@@ -70,7 +70,7 @@ def load(folder: Path, name: str, own: dict[str, Any], mesh: DeviceMesh) -> dict
     `own` is the component's `state_dict()`. Tensors of the same name, dtype and shape are loaded into its
     tensors, and its sharded tensors define how the saved ones are resharded.
 
-    Raises `CheckpointError` where the folder has no such state or it does not fit.
+    Raises `CheckpointError` if the folder has no such state or it does not fit.
     """
     path = folder / name
     if not path.is_dir():
@@ -221,7 +221,7 @@ def save_position(folder: Path, group: str, samples: dict[str, int]) -> None:
 def load_positions(folder: Path) -> dict[str, int]:
     """Returns source -> the number of samples that it had produced, for the sources of all groups.
 
-    Raises `CheckpointError` where a file is damaged.
+    Raises `CheckpointError` if a file is damaged.
     """
     samples: dict[str, int] = {}
     for path in sorted(folder.glob("*.json")):

@@ -517,7 +517,7 @@ class Collective:
 
 def _process_group(ranks: Sequence[int], rank: int) -> dist.ProcessGroup | None:
     """Returns torch's process group over `ranks`; None for a rank outside of it. For all ranks of the world
-    it is torch's own WORLD. Raises `CollectiveError` where this process does not have `rank` in torch's
+    it is torch's own WORLD. Raises `CollectiveError` if this process does not have `rank` in torch's
     world."""
     if not dist.is_initialized():
         raise CollectiveError(

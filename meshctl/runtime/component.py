@@ -179,7 +179,7 @@ class Component:
     def node_mesh(self) -> TorchDeviceMesh:
         """torch's mesh of the dims `node` and `local`: the nodes of the group, and the ranks on each node.
 
-        It is made at the first use, which all ranks reach together. Raises `MeshError` where the nodes have
+        It is made at the first use, which all ranks reach together. Raises `MeshError` if the nodes have
         different numbers of ranks.
         """
         nodes, kind = context_of(self).ranks_by_node, self.mesh.device_type

@@ -61,7 +61,7 @@ def extend_path(path: Sequence[str]) -> None:
 
 
 def component_class(placed: Placed, path: Sequence[str]) -> type[Component]:
-    """Imports the class of a component. Raises `TargetError` where there is none."""
+    """Imports the class of a component. Raises `TargetError` if there is none."""
     extend_path(path)
     module, _, name = placed.target.rpartition(".")
     try:

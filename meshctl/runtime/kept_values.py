@@ -26,7 +26,7 @@ class KeptValues:
         self._kept.append((step, copied(value), weight))
 
     def at(self, step: int) -> tuple[Any, float]:
-        """Returns the value and the weight of a step. Raises `StageError` where they are no longer kept."""
+        """Returns the value and the weight of a step. Raises `StageError` if they are no longer kept."""
         for kept, value, weight in self._kept:
             if kept == step:
                 return value, weight

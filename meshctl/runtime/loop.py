@@ -103,7 +103,7 @@ class Loop:
 
     def _agree_on_length(self) -> tuple[bool, str]:
         """Agrees with all workers on the planned last step. Returns whether a stream has no length, and the
-        source with whose data the run ends, empty where it ends with `run.steps`."""
+        source with whose data the run ends, empty if it ends with `run.steps`."""
         own = [] if self._context.rank else self._stages
         names, steps = self._plan.bounding_sources, self._plan.run.steps
         known = self._agreement.plan(steps, self._sources.last_steps(own), names)

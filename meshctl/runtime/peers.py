@@ -67,7 +67,7 @@ class PeerCheck:
 
     @classmethod
     def of(cls, stage: Stage, context: LoopContext) -> PeerCheck | None:
-        """Returns the check of a stage on this rank; None where no value is compared."""
+        """Returns the check of a stage on this rank; None if no value is compared."""
         placed = context.plan.component(stage.component)
         mesh, rank = placed.mesh, context.rank
         if not _are_compared(stage):
@@ -140,7 +140,7 @@ def _plain(value: Any) -> Any:
 
 
 def difference_of(first: Any, second: Any, what: str = "the value") -> Difference | None:
-    """Returns the first difference of two values, or None where they are equal."""
+    """Returns the first difference of two values, or None if they are equal."""
     if isinstance(first, Batch) and isinstance(second, Batch):
         return _batch_difference(first, second)
     if isinstance(first, Mapping) and isinstance(second, Mapping):

@@ -101,7 +101,7 @@ def standalone(mesh: DeviceMesh | None = None) -> RankContext:
     It is a rank of torch's world: of the one that exists, or else of the one that torchrun describes in the
     environment. Without either, it is alone. `mesh` defaults to data parallelism over the world.
 
-    Raises `MeshError` where the mesh has another number of ranks than the world.
+    Raises `MeshError` if the mesh has another number of ranks than the world.
     """
     if not dist.is_initialized() and all(name in os.environ for name in TORCHRUN):
         _join_torchrun()

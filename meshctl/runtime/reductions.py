@@ -32,13 +32,13 @@ class Reduction:
     of_rows: Callable[[Tensor], Tensor]
     """Reduces dim 0 of a tensor: the definition of the operation."""
     torch_op: dist.ReduceOp.RedOpType | None
-    """torch's operation. None where NCCL has none: the rows are gathered and reduced locally."""
+    """torch's operation. None if NCCL has none: the rows are gathered and reduced locally."""
     bools: bool = False
     integers: bool = True
     floats: bool = True
     complexes: bool = True
     advice: str = ""
-    """The advice in the error for a refused dtype; empty where there is none."""
+    """The advice in the error for a refused dtype; empty if there is none."""
 
 
 def _folded(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 def scalars(value: Any, name: str = "") -> dict[str, float]:
     """Returns the numbers in a value by name, without integers beyond the range of floats. The keys of nested
-    mappings are joined by a slash; a bare number is called `value`. Raises `ValueError` where two numbers
+    mappings are joined by a slash; a bare number is called `value`. Raises `ValueError` if two numbers
     have one name."""
     if value is None:
         return {}
@@ -35,7 +35,7 @@ def scalars(value: Any, name: str = "") -> dict[str, float]:
 
 def logged_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns the numbers that a component logs, with the names of `scalars`. Tensors are not converted,
-    because that waits for their device. Raises `TypeError` where a value is not a number."""
+    because that waits for their device. Raises `TypeError` if a value is not a number."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"

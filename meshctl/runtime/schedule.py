@@ -54,7 +54,7 @@ class Schedule:
         return found
 
     def together(self, stage: Stage) -> frozenset[str]:
-        """Returns the stages of the block that a stage belongs to; none where it belongs to none."""
+        """Returns the stages of the block that a stage belongs to; none if it belongs to none."""
         return self._blocks.get(stage.block, frozenset())
 
     def outdated_syncs(self, ran: Set[str]) -> frozenset[str]:

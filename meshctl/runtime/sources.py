@@ -31,7 +31,7 @@ class Sources:
         self._start, self._given_at_start = start, dict(self._given)
 
     def total(self, stage: Stage) -> int | None:
-        """Returns how many samples a source produces in the whole run, or None where it has no length."""
+        """Returns how many samples a source produces in the whole run, or None if it has no length."""
         return self._totals[stage.name]
 
     def _count(self, stage: Stage) -> int | None:
@@ -54,7 +54,7 @@ class Sources:
         return range(start, stop)
 
     def last_steps(self, stages: Sequence[Stage]) -> dict[str, int | None]:
-        """Returns the last step for which each bounding source has data, or None where it has no length."""
+        """Returns the last step for which each bounding source has data, or None if it has no length."""
         return {stage.name: self._last_step(stage) for stage in stages if self.bounds_run(stage)}
 
     def _last_step(self, stage: Stage) -> int | None:
@@ -67,7 +67,7 @@ class Sources:
         return (self._start // stage.every + calls) * stage.every
 
     def _check_tail(self, stage: Stage, tail: int, calls: int) -> None:
-        """Raises `StageError` where the last call has too few samples for one each of its consumers. The run
+        """Raises `StageError` if the last call has too few samples for one each of its consumers. The run
         thus fails at its start and not hours later."""
         if not tail or (self._plan.run.steps and calls * stage.every > self._plan.run.steps):
             return

@@ -68,7 +68,7 @@ class StageMetrics:
 
     def add_returned(self, value: Any, weight: float) -> None:
         """Adds the numbers that the endpoint has returned. Those that it has also logged in this call are
-        counted once. Raises `StageError` where the two differ."""
+        counted once. Raises `StageError` if the two differ."""
         returned = scalars(value)
         for metric in self._state.report.metrics[self._before :]:
             if metric["stage"] == self._stage.name:

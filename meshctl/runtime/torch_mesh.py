@@ -54,7 +54,7 @@ def mesh_with_views(mesh: DeviceMesh) -> TorchDeviceMesh:
 def node_mesh(nodes: Sequence[Sequence[int]], device_type: str) -> TorchDeviceMesh:
     """Returns torch's mesh of nodes and the ranks on each: dims `node` and `local`.
 
-    All ranks of the group call it together. Raises `MeshError` where the nodes have different numbers of
+    All ranks of the group call it together. Raises `MeshError` if the nodes have different numbers of
     ranks.
     """
     counts = {len(ranks) for ranks in nodes}

@@ -49,7 +49,7 @@ def _mode(name: str, built_in: Mapping[str, Mode], kind: type[Mode]) -> Mode:
 
 @cache
 def imported(name: str) -> object:
-    """Returns the object that is named `module:NAME`. Raises `ModeError` where there is none."""
+    """Returns the object that is named `module:NAME`. Raises `ModeError` if there is none."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(import_module(module), attribute, None)

@@ -96,9 +96,9 @@ def connect_all(
     generations: Mapping[str, int] | None = None,
 ) -> DataPlane:
     """Returns a data plane that reaches every worker with which this one shares a route; all workers call it.
-    `device` is this worker's, `generations` are those of the groups, 0 where one is missing.
+    `device` is this worker's, `generations` are those of the groups, 0 if one is missing.
 
-    Raises `PeerLost` where workers do not come, and `ConnectError` where they do not agree or the environment
+    Raises `PeerLost` if workers do not come, and `ConnectError` where they do not agree or the environment
     asks for a transport that does not exist.
     """
     if why := transport_error(os.environ):
@@ -187,7 +187,7 @@ class Handshake:
 
     def _device(self, near: Set[int], far: Set[int]) -> Device | None:
         """Returns this worker's device with the devices of peers that it can exchange tensors with; None
-        where all tensors travel through host memory."""
+        if all tensors travel through host memory."""
         plan, own = self.plan, self.plan.group(self._group)
         if own.device_type not in DEVICES:
             return None

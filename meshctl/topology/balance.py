@@ -32,7 +32,7 @@ def equal_loads(weights: Numbers, parts: int) -> Numbers:
     """The part of each unit, for loads as equal as possible.
 
     The largest load is at most 17/16 of the largest load that pure longest-first scheduling gives, and no
-    part stays empty where there are as many units as parts.
+    part stays empty if there are as many units as parts.
     """
     weights = numpy.maximum(weights, 1)
     loads = numpy.zeros(parts, numpy.int64)

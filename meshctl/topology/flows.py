@@ -44,7 +44,7 @@ class Ranks:
     """All ranks where there are at most `MAX_LISTED`, otherwise the first `MAX_LISTED - 1` of them."""
     last: int
     stride: int | None = None
-    """The difference of neighbouring ranks; None where it varies, or where there is one rank."""
+    """The difference of neighbouring ranks; None if it varies, or where there is one rank."""
 
     @classmethod
     def of(cls, count: int, at: Callable[[int], int], stride: int | None = None) -> Ranks:
@@ -160,7 +160,7 @@ class EvenFlow:
         return len(producers) * each + len(range(producers.start, min(producers.stop, more), producers.step))
 
     def span_of(self, rank: int) -> range:
-        """The samples of a rank as positions in the batch. Empty where they are not contiguous, because the
+        """The samples of a rank as positions in the batch. Empty if they are not contiguous, because the
         rank receives a part of each of several producers' samples."""
         producers = self.producers_of(rank)
         if not producers or (self.execute.is_per_producer and len(producers) > 1):

@@ -169,7 +169,7 @@ class DeviceMesh:
         """Returns the mesh of an explicit array of ranks: nested lists, or an array with `tolist()`, one
         level for each dim.
 
-        Raises `MeshError` where the array is ragged, empty or holds a rank twice, or the names do not fit it.
+        Raises `MeshError` if the array is ragged, empty or holds a rank twice, or the names do not fit it.
         """
         flat, shape = flat_ranks(ranks)
         names = dim_names(mesh_dim_names)
@@ -189,7 +189,7 @@ class DeviceMesh:
         return size_of(self._dims((dim,))[1][0])
 
     def stride(self, dim: str) -> int | None:
-        """Returns the difference of the ranks of two neighbours in `dim`. None where it is not the same for
+        """Returns the difference of the ranks of two neighbours in `dim`. None if it is not the same for
         all neighbours, or where strides cannot describe the mesh."""
         home, (digits,) = self._dims((dim,))
         joined = join((digits,)) or digits[:1]
@@ -486,7 +486,7 @@ class DeviceMesh:
     @cached_property
     def _peer_dims(self) -> tuple[str, ...]:
         """The dims in which `representative` compares all ranks of a data rank to find the smallest. Empty
-        where the ranks rise along each dim: then the smallest one has the index 0."""
+        if the ranks rise along each dim: then the smallest one has the index 0."""
         return (
             tuple(dim for dim in self.mesh_dim_names if dim not in ("pp", "dp", "fsdp"))
             if self.layout.table

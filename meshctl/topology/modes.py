@@ -109,7 +109,7 @@ class DispatchMode:
     is the position of `rank` among the ranks of its own share."""
     ranks_per_share: Callable[[DeviceMesh], int | None] = _data_stride
     """The number n of consecutive ranks that receive the same share: ranks 0 to n - 1 receive share 0, the
-    next n ranks share 1, and after the last share the ranks continue with share 0. None where the ranks of
+    next n ranks share 1, and after the last share the ranks continue with share 0. None if the ranks of
     the shares do not follow this pattern."""
     cuts_samples: bool = True
     """Whether different ranks may receive different samples."""

@@ -44,7 +44,7 @@ class Dispatch:
 def partition(table: SampleTable, parts: int, options: Dispatch) -> list[list[Run]]:
     """The runs of each of `parts` shares, in sample order.
 
-    Raises `RouteError` where a share would be empty and `allow_empty` is not set, or where the home of a
+    Raises `RouteError` if a share would be empty and `allow_empty` is not set, or where the home of a
     sample is not one of the shares.
     """
     depth = 0 if options.split_groups else table.group_depth

@@ -70,7 +70,7 @@ class NodeRun:
 def node_runs(group: Group, cluster: Cluster) -> tuple[NodeRun, ...]:
     """Returns the nodes and devices of a group's ranks, in as few runs as possible.
 
-    Raises `ValueError` where a worker would have devices of several nodes.
+    Raises `ValueError` if a worker would have devices of several nodes.
     """
     on_cpu = group.device_type == "cpu"
     found: list[NodeRun] = []

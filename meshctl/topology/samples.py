@@ -114,7 +114,7 @@ class SampleTable:
 
     def group_size(self, depth: int) -> int:
         """The number of samples in each group, where the samples of a group have the same first `depth`
-        numbers in their ids. 1 for depth 0 or without samples; 0 where groups differ in size, or the ids of a
+        numbers in their ids. 1 for depth 0 or without samples; 0 if groups differ in size, or the ids of a
         producer are not a grid."""
         if not depth:
             return 1
@@ -169,7 +169,7 @@ class SampleTable:
 
 
 def sample_order(table: SampleTable) -> list[tuple[int, int]]:
-    """(producer, index in its batch) of every sample, in sample order. Raises `RouteError` where a sample
+    """(producer, index in its batch) of every sample, in sample order. Raises `RouteError` if a sample
     occurs twice."""
     flat = [(id, producer, index) for producer, ids in enumerate(table.ids) for index, id in enumerate(ids)]
     if any(flat[i][0] >= flat[i + 1][0] for i in range(len(flat) - 1)):
@@ -178,7 +178,7 @@ def sample_order(table: SampleTable) -> list[tuple[int, int]]:
 
 
 def _each_once(samples: Sequence[tuple[Id, int, int]]) -> list[tuple[int, int]]:
-    """(producer, index) of samples that are sorted by id. Raises `RouteError` where an id occurs twice."""
+    """(producer, index) of samples that are sorted by id. Raises `RouteError` if an id occurs twice."""
     for before, after in pairwise(samples):
         if before[0] == after[0]:
             raise RouteError(f"sample {sample_name(after[0])} occurs twice")

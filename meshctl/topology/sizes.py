@@ -96,7 +96,7 @@ class Settled:
     """The result of `settle`."""
 
     sizes: Dims = field(default_factory=dict)
-    """The size of every dim, of ulysses, of the expert dims and of vpp; empty where a rule is broken."""
+    """The size of every dim, of ulysses, of the expert dims and of vpp; empty if a rule is broken."""
     misfits: tuple[Misfit, ...] = ()
 
 
@@ -176,7 +176,7 @@ def nearest(
 
 
 def keeping(sizes: Mapping[str, int], inferred: str | None, world: int, needs: Needs) -> list[Dims]:
-    """Returns the nearest complete layouts that satisfy all rules and needs; none where no layout does."""
+    """Returns the nearest complete layouts that satisfy all rules and needs; none if no layout does."""
     layouts = _near(sizes, DIMS, inferred, world, needs)
     return [layout for layout in layouts if _carved_fit(layout, sizes) and needs.layout({**sizes, **layout})]
 

@@ -40,7 +40,7 @@ def join(dims: Iterable[Dim]) -> Dim:
 
 
 def split(dim: Dim, inner: int) -> tuple[Dim, Dim] | None:
-    """Returns the dim as an outer dim and an inner one of size `inner`; None where a digit cannot be divided
+    """Returns the dim as an outer dim and an inner one of size `inner`; None if a digit cannot be divided
     evenly."""
     outer, taken = list(dim), list[tuple[int, int]]()
     while inner > 1:
@@ -84,7 +84,7 @@ class Layout:
     start: int = 0
     """The position whose indices are all 0."""
     table: tuple[int, ...] = ()
-    """The ranks by position, where a position is `start` and a sum of strides; empty where the position is
+    """The ranks by position, where a position is `start` and a sum of strides; empty if the position is
     the rank itself."""
 
     @classmethod

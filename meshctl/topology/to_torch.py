@@ -41,7 +41,7 @@ def _lists(mesh: DeviceMesh, dim: str) -> list[list[int]]:
 
 
 def _refuse_misfit(mesh: DeviceMesh, world_size: int) -> None:
-    """Raises `MeshError` where the mesh does not fit a world of this size, or where ranks do not ascend along
+    """Raises `MeshError` if the mesh does not fit a world of this size, or where ranks do not ascend along
     a dim, because torch sorts the ranks of a process group."""
     if mesh.world_size > world_size:
         raise MeshError(f"the mesh has {mesh.world_size} ranks, but the world has {world_size}")

@@ -13,7 +13,7 @@ from tests.pipelines.run import Ran
 
 
 def first_difference(expected: Expected, ran: Ran) -> str:
-    """Empty where there is none."""
+    """Empty if there is none."""
     return next(differences(expected, ran), "")
 
 

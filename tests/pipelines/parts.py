@@ -62,7 +62,7 @@ def numbers_of(batch: Batch) -> list[int]:
 
 
 def check_columns(batch: Batch) -> None:
-    """Raises `ValueError` where a column has rows of other samples than the ids say."""
+    """Raises `ValueError` if a column has rows of other samples than the ids say."""
     numbers = numbers_of(batch)
     for name in batch.names:
         column = batch[name]

@@ -92,7 +92,7 @@ def run(
     continues after the step `start`, by which the sources had produced `given` samples; `on_setup` is called
     with the components of each worker.
 
-    `timeout` is in seconds. Raises `TimeoutError` where the run does not end in time, which is a deadlock: a
+    `timeout` is in seconds. Raises `TimeoutError` if the run does not end in time, which is a deadlock: a
     bug of the plan or of the runtime.
     """
     outcome, store = Outcome(), HashStore()

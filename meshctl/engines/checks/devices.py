@@ -48,7 +48,7 @@ class Facts:
     is_rocm: bool = False
     """Whether the installed torch is a ROCm build."""
     variable: str = ""
-    """The environment variable that selects devices; empty where it is not set."""
+    """The environment variable that selects devices; empty if it is not set."""
     variable_text: str = ""
     visible: Sequence[str] = ()
     """The devices that this variable names."""

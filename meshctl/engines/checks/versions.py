@@ -40,11 +40,11 @@ IMPORT_NAMES = {"hydra-core": "hydra", "pyyaml": "yaml"}
 @dataclass(frozen=True)
 class Facts:
     version: str = ""
-    """The version of meshctl; empty where it is not installed."""
+    """The version of meshctl; empty if it is not installed."""
     ranges: Mapping[str, str] = field(default_factory=dict)
     """Library (or `python`) -> the required range: `>=1.3.8,<1.4`."""
     installed: Mapping[str, str] = field(default_factory=dict)
-    """Library -> its installed version; empty where it is not installed."""
+    """Library -> its installed version; empty if it is not installed."""
     command: str = ""
     """The `meshctl` that a shell finds."""
     prefix: str = ""

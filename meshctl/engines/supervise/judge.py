@@ -109,7 +109,7 @@ class Judge:
         ]
 
     def best(self, steps: Collection[int]) -> list[ScoredCheckpoint]:
-        """Returns the best checkpoints of those of `steps`, the best first; none where the recipe does not
+        """Returns the best checkpoints of those of `steps`, the best first; none if the recipe does not
         ask for them."""
         return self._best.among(steps) if self._best else []
 

@@ -105,7 +105,7 @@ class Batch:
         the number of rows is the same, and their children where there are k rows for each sample.
 
         `most` is the number of samples of the largest share among the data ranks; by default the length of
-        this batch. Raises `BatchError` where columns or ids do not fit.
+        this batch. Raises `BatchError` if columns or ids do not fit.
         """
         self._columns: dict[str, Column] = {}
         sizes: list[int] = []
@@ -202,7 +202,7 @@ class Batch:
 
     @property
     def grid(self) -> Grid | None:
-        """The ids as a grid, or None where they are not evenly numbered."""
+        """The ids as a grid, or None if they are not evenly numbered."""
         if self._grid is None and self._ids is not None:
             self._grid = grid_of(self._ids)
         return self._grid if self.has_ids or not self._length else Grid(0, (self._length,))
@@ -219,7 +219,7 @@ class Batch:
 
     @property
     def tokens(self) -> Ragged | None:
-        """The ragged column `tokens`, or else the first ragged column; None where no column is ragged."""
+        """The ragged column `tokens`, or else the first ragged column; None if no column is ragged."""
         named = self._columns.get("tokens")
         if isinstance(named, Ragged):
             return named
@@ -333,7 +333,7 @@ class Batch:
         `batch_size` is the sample dim.
 
         Names of nested entries are joined by `.`. A jagged nested tensor becomes a `Ragged`, and
-        NonTensorData a list. Raises `BatchError` where the entries are not columns.
+        NonTensorData a list. Raises `BatchError` if the entries are not columns.
         """
         try:
             entries, notes = tensordict.read(td, (DEPTH, MOST))
@@ -379,7 +379,7 @@ class Batch:
     def concat(cls, batches: Sequence[Batch], cat: Callable[[list[Tensor]], Tensor] = torch.cat) -> Batch:
         """Returns the samples of batches with the same columns, one batch after another; `most` is the sum.
 
-        `cat` concatenates tensors along dim 0. Raises `BatchError` where columns or id depths differ.
+        `cat` concatenates tensors along dim 0. Raises `BatchError` if columns or id depths differ.
         """
         if not batches:
             raise BatchError("nothing to concatenate")
@@ -402,7 +402,7 @@ class Batch:
     def joined(self, other: Batch) -> Batch:
         """Returns the same samples with the columns of both batches.
 
-        `other` has the same ids in the same order. Raises `BatchError` where a column is in both.
+        `other` has the same ids in the same order. Raises `BatchError` if a column is in both.
         """
         twice = [name for name in other.names if name in self._columns]
         if twice:
@@ -420,7 +420,7 @@ def identify(result: Batch, given: Batch | None) -> Batch:
     """Returns the result of an endpoint with ids and marks: its own where it has them, else those of its
     input.
 
-    Raises `BatchError` where a result without ids has neither one row nor k rows for each sample of the
+    Raises `BatchError` if a result without ids has neither one row nor k rows for each sample of the
     input.
     """
     if given is None:

@@ -13,7 +13,7 @@ from meshctl.topology.samples import Grid
 
 
 def grid_of(ids: Tensor) -> Grid | None:
-    """Returns the ids as a grid, or None where they are not evenly numbered or end with the last int64."""
+    """Returns the ids as a grid, or None if they are not evenly numbered or end with the last int64."""
     grid = _grid_of(ids) if ids.numel() else None
     return grid if grid and grid.start + grid.shape[0] < 1 << 63 else None
 
@@ -43,7 +43,7 @@ def ids_of(grid: Grid, start: int, stop: int) -> Tensor:
 
 
 def joined_grid(grids: Sequence[Grid | None]) -> Grid | None:
-    """Returns consecutive sample numbers as one grid, or None where a grid is unknown, has more than one dim,
+    """Returns consecutive sample numbers as one grid, or None if a grid is unknown, has more than one dim,
     or does not begin where the one before it ends."""
     first, count = grids[0], 0
     for grid in grids:

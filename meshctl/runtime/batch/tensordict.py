@@ -32,7 +32,7 @@ def is_tensordict(value: Any) -> bool:
 def read(td: Any, noted: tuple[str, ...]) -> tuple[dict[str, Entry], dict[str, int]]:
     """Returns the entries by name and, separately, the notes, which are the entries named in `noted`.
 
-    Raises `ValueError` where an entry is not a column.
+    Raises `ValueError` if an entry is not a column.
     """
     if not is_tensordict(td):
         raise ValueError(f"a TensorDict is wanted, not a {type(td).__name__}")
@@ -56,7 +56,7 @@ def read(td: Any, noted: tuple[str, ...]) -> tuple[dict[str, Entry], dict[str, i
 def write(columns: Mapping[str, Entry], notes: Mapping[str, int], samples: int, whole: str) -> Any:
     """Returns a TensorDict of `batch_size` `[samples]`. Names that begin with `whole` are not split at dots.
 
-    Raises `ImportError` where the library is missing, and `ValueError` where a name is both an entry and a
+    Raises `ImportError` if the library is missing, and `ValueError` if a name is both an entry and a
     nested TensorDict.
     """
     try:

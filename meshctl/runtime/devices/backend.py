@@ -97,7 +97,7 @@ memory."""
 
 
 def memory_of(device: torch.device) -> DeviceMemory | None:
-    """Returns a device's memory; None where its tensors travel through host memory, because it has no memory
+    """Returns a device's memory; None if its tensors travel through host memory, because it has no memory
     of its own or cannot be used."""
     if device.type not in DEVICES:
         return None
@@ -140,7 +140,7 @@ class PeerAccess:
     equal results."""
 
     names: Mapping[int, str]
-    """Job rank -> name of its device; empty where it has none that peers can use."""
+    """Job rank -> name of its device; empty if it has none that peers can use."""
     reads: Mapping[int, frozenset[int]]
     """Job rank -> the job ranks whose memory it reads in place."""
 
@@ -158,7 +158,7 @@ def handshake(
 ) -> PeerAccess:
     """Finds out by trial which workers of a node can read whose memory: each worker publishes a sample piece,
     filled with a pattern, and tries to read the pieces of the others. All `job_ranks` of the node call it;
-    `memory` is None where a worker has no device."""
+    `memory` is None if a worker has no device."""
     piece, offer = _offer(memory, job_rank)
     offers = _exchange(store, _OFFERS, job_rank, job_ranks, offer, wait)
     names = {other: name for other, (name, _) in offers.items()}

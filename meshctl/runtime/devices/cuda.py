@@ -60,7 +60,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 
 
 def library() -> Any:
-    """Returns the libcudart that torch has loaded. Raises `DeviceError` where there is none."""
+    """Returns the libcudart that torch has loaded. Raises `DeviceError` if there is none."""
     if torch.version.cuda is None:
         raise DeviceError("this torch was built without CUDA")
     try:
@@ -70,7 +70,7 @@ def library() -> Any:
 
 
 def driver() -> Any:
-    """Returns libcuda, the driver's library; None where it cannot be found."""
+    """Returns libcuda, the driver's library; None if it cannot be found."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -122,7 +122,7 @@ class Runtime:
         return address.value or 0
 
     def extent(self, address: int) -> int | None:
-        """Returns the size in bytes of the allocation at an address; None where it is unknown."""
+        """Returns the size in bytes of the allocation at an address; None if it is unknown."""
         nbytes = ctypes.c_size_t()
         if not self._range:
             return None
@@ -209,7 +209,7 @@ class Cuda:
     """The `DeviceMemory` of an NVIDIA device. It is made on the program's thread."""
 
     def __init__(self, device: torch.device, runtime: Runtime | None = None) -> None:
-        """Raises `DeviceError` where there is no such device."""
+        """Raises `DeviceError` if there is no such device."""
         if not torch.cuda.is_available():
             raise DeviceError("torch finds no CUDA device")
         self.device = torch.device(

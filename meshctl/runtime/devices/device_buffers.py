@@ -23,7 +23,7 @@ from meshctl.runtime.devices.backend import ALIGN, DeviceMemory, PeerAccess, lai
 from meshctl.runtime.transports.buffers.arena import Arena, ArenaError, Block, Piece
 
 _REF = struct.Struct("<qqqq")
-"""Number of the block, 0 where a transfer brings the tensor; size of the block where its handle follows, else
+"""Number of the block, 0 if a transfer brings the tensor; size of the block where its handle follows, else
 0; offset of the tensor in the block; size of the tensor. Sizes and offset are in bytes."""
 
 
@@ -33,7 +33,7 @@ class DeviceBuffer:
 
     tensor: Tensor
     block: Block | None = None
-    """The block with a copy of the tensor; None where no receiver can read this device's memory."""
+    """The block with a copy of the tensor; None if no receiver can read this device's memory."""
     offset: int = 0
     """Offset of the copy in the block, in bytes."""
 

@@ -358,5 +358,5 @@ def pair_store(store: Store, sender: int, receiver: int) -> Store:
 def transfers(
     job_rank: int, device: torch.device, store: Store, on_broken: Callable[[int, Exception], None]
 ) -> PairTransfers:
-    """Returns the transfers of a worker over NCCL. Raises `DeviceError` where CUDA cannot be used."""
+    """Returns the transfers of a worker over NCCL. Raises `DeviceError` if CUDA cannot be used."""
     return PairTransfers(job_rank, CudaStreams(device), nccl_pairs(device, store), on_broken)

@@ -216,7 +216,7 @@ class Channel:
     def _send_flat(
         self, header: StepHeader, part: int, flat: FlatPart, table: Sequence[bytes] | None, value: Batch
     ) -> bool:
-        """Sends this rank's rows in a flat frame, and returns False where they do not fit into one."""
+        """Sends this rank's rows in a flat frame, and returns False if they do not fit into one."""
         assert self._me is not None
         held, most = header.partition.held(part, self._me), self._paths.inline_max(part, self._me)
         if not 0 < held.count * flat.row_bytes <= most:
@@ -433,7 +433,7 @@ class Channel:
     # What follows from the headers
 
     def _step_header(self, headers: Sequence[ProducerHeader], digest: int) -> StepHeader | None:
-        """Returns the header of a step with a batch, or None where all producers sent plain values or
+        """Returns the header of a step with a batch, or None if all producers sent plain values or
         ended."""
         key = partition_key(headers) if self._dispatch.is_even else None  # a user's mode may read the ids
         if self._last is not None and key == self._last[0]:
@@ -523,7 +523,7 @@ class Channel:
 
 
 def _message_of(value: Any) -> _Message | None:
-    """Returns a decoded frame as a message, or None where it does not have that form."""
+    """Returns a decoded frame as a message, or None if it does not have that form."""
     if not isinstance(value, list) or len(value) != 4:
         return None
     message = _Message(*value)

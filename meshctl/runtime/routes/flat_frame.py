@@ -55,7 +55,7 @@ def encode(
 
 
 def decode(frame: bytes) -> tuple[int, int, Any, memoryview]:
-    """Returns the generation, the digest, the table (None where there is none) and the rows of a flat frame.
+    """Returns the generation, the digest, the table (None if there is none) and the rows of a flat frame.
     Raises `FrameError`."""
     if len(frame) < HEAD_BYTES:
         raise FrameError(f"a flat frame of {len(frame)} bytes")
@@ -112,7 +112,7 @@ class FlatPart:
         return columns
 
     def copy(self, buffer: bytearray, ranges: Sequence[RowRange], rows: memoryview) -> bool:
-        """Copies the rows that one producer sent to their places in a buffer of `nbytes`. Returns False where
+        """Copies the rows that one producer sent to their places in a buffer of `nbytes`. Returns False if
         their bytes are not those of so many rows."""
         if len(rows) != sum([each.stop - each.start for each in ranges]) * self.row_bytes:
             return False

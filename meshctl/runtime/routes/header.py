@@ -62,7 +62,7 @@ class PlainColumn(NamedTuple):
 
 
 PartitionKey = tuple[bytes | None, ...]
-"""The encoded schema of each producer; None where its stream has ended."""
+"""The encoded schema of each producer; None if its stream has ended."""
 
 
 @dataclass(frozen=True)
@@ -70,18 +70,18 @@ class BatchSchema:
     """The part of a batch's header that is mostly the same in the producer's next step."""
 
     grid: tuple[int, ...]
-    """The shape of the grid of its ids; empty where they are listed."""
+    """The shape of the grid of its ids; empty if they are listed."""
     group_depth: int
     """The number of leading numbers of an id that identify its group."""
     columns: Mapping[str, Sequence[Any]]
     """Column -> kind, name of the dtype, shape of a row."""
     ragged: Mapping[str, int]
-    """Ragged column -> index of its lengths among the header's numbers; empty where the producer alone writes
+    """Ragged column -> index of its lengths among the header's numbers; empty if the producer alone writes
     its frames."""
     tokens: int | None
-    """The index of the samples' token counts among the numbers; None where the dispatch does not balance."""
+    """The index of the samples' token counts among the numbers; None if the dispatch does not balance."""
     homes: int | None
-    """The index, among the numbers, of the data ranks to which samples return; None where they do not."""
+    """The index, among the numbers, of the data ranks to which samples return; None if they do not."""
     mappable: Sequence[str] = ()
     """Columns in memory that a consumer can map next to those of other producers."""
 
@@ -303,7 +303,7 @@ def digest_of(seed: int, table: Iterable[bytes]) -> int:
 
 
 def decode_table(table: Any, producers: int) -> list[ProducerHeader] | None:
-    """Returns the headers of all producers, or None where the bytes are anything else."""
+    """Returns the headers of all producers, or None if the bytes are anything else."""
     if not isinstance(table, list) or len(table) != producers:
         return None
     headers = [header for row in table if (header := decode(row)) is not None]
@@ -325,7 +325,7 @@ def is_consistent(headers: Sequence[ProducerHeader]) -> bool:
 
 
 def decode(row: Any) -> ProducerHeader | None:
-    """Returns the header that is encoded in `row`, or None where that is not a valid header."""
+    """Returns the header that is encoded in `row`, or None if that is not a valid header."""
     if not isinstance(row, bytes):
         return None
     if row == _END:
@@ -359,7 +359,7 @@ def _decoded_batch(encoded: bytes, ids: Any, numbers: list[Any]) -> ProducerHead
 
 
 def _count(schema: BatchSchema, ids: Any) -> int | None:
-    """Returns the number of samples, or None where the ids do not fit the schema."""
+    """Returns the number of samples, or None if the ids do not fit the schema."""
     if schema.grid:
         fits_int64 = type(ids) is int and -_INT64 <= ids < _INT64 - schema.grid[0]
         return schema.count if fits_int64 else None
@@ -376,7 +376,7 @@ def _are_numbers(numbers: Any, count: int) -> bool:
 
 @lru_cache(SCHEMAS_KEPT)
 def decode_schema(encoded: bytes) -> BatchSchema | None:
-    """Returns the decoded schema, or None where the bytes are not a valid schema."""
+    """Returns the decoded schema, or None if the bytes are not a valid schema."""
     try:
         found = unpack(encoded)
     except FrameError:
@@ -429,7 +429,7 @@ def _itemsize(name: str) -> int:
 
 def partition_key(headers: Sequence[ProducerHeader]) -> PartitionKey | None:
     """Returns a key; steps with equal keys are partitioned alike, whatever their ids, and have the same
-    columns in the same order. Returns None where the partition depends on the samples themselves, and where
+    columns in the same order. Returns None if the partition depends on the samples themselves, and if
     some producer has a plain value."""
     next_id: int | None = None
     for header in headers:

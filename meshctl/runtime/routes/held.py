@@ -39,7 +39,7 @@ class HeldInput:
         return self._channel.cuts_samples
 
     def begin(self, step: int) -> bool:
-        """Receives the value of a step, and returns whether there is one: False where the stream has
+        """Receives the value of a step, and returns whether there is one: False if the stream has
         ended."""
         self._received = self._channel.receive(step)
         return self._received.value is not END

@@ -62,7 +62,7 @@ class Inputs:
     inputs: tuple[Input, ...]
 
     def receive(self, step: int) -> Arguments | None:
-        """Returns the arguments of a step's call, or None where a stream has ended."""
+        """Returns the arguments of a step's call, or None if a stream has ended."""
         if len(self.inputs) == 1 and len(self.inputs[0].channels) == 1:
             return self._receive_only(step)
         received = [[_Value(c, c.receive(step)) for c in each.channels] for each in self.inputs]

@@ -17,7 +17,7 @@ Parts = Sequence[tuple[Any, float]]
 
 
 def join(collect: CollectMode, parts: Parts, route: Route) -> Any:
-    """Returns the value of a stage from those of its producers. Raises `RouteError` where they do not fit."""
+    """Returns the value of a stage from those of its producers. Raises `RouteError` if they do not fit."""
     return collect.join(parts) if callable(collect.join) else JOINS[collect.join](parts, route)
 
 

@@ -28,8 +28,8 @@ def negotiate(
 ) -> SyncPlan:
     """Returns the plan of a sync. All ranks of both sides call it together.
 
-    `produced` are this rank's weights where it produces, `wanted` where it consumes; empty where it wants
-    every parameter in full. Raises `RouteError` where ranks disagree on a parameter.
+    `produced` are the weights of a producer, `wanted` those of a consumer; empty if it wants
+    every parameter in full. Raises `RouteError` if ranks disagree on a parameter.
     """
     producers, consumers = context.producer.job_ranks, context.consumer.job_ranks
     held = None if produced is None else _gather(context, producers, _row_of(produced), malformed)
@@ -115,7 +115,7 @@ def _dtype_of(name: str) -> Any:
 def _parameters(
     held: Sequence[Mapping[str, Any]], requested: Sequence[Mapping[str, Any]]
 ) -> dict[str, Parameter]:
-    """Returns the parameters that producers hold, in their order. Raises `RouteError` where ranks disagree on
+    """Returns the parameters that producers hold, in their order. Raises `RouteError` if ranks disagree on
     a shape or dtype."""
     found: dict[str, Parameter] = {}
     for row in held:

@@ -74,7 +74,7 @@ class Paths:
 
     def forwarding(self, rank: int, part: int, producer: int) -> list[int]:
         """Returns the job ranks of a rank's node that share the frames of a producer on another node; the
-        first of them receives and forwards. Empty where the rank receives from the producer itself."""
+        first of them receives and forwards. Empty if the rank receives from the producer itself."""
         found = self._forwarders.get((rank, part, producer))
         if found is None:
             found = self._forwarders[rank, part, producer] = self._find_forwarding(rank, part, producer)

@@ -74,7 +74,7 @@ class Recorder:
         self, routes: Iterable[Route], step: int, producer: int, producers: int, value: Any, weight: float
     ) -> None:
         """Writes a stage's value where one of the routes on which it is sent is recorded. Raises `RouteError`
-        where the disk refuses it."""
+        if the disk refuses it."""
         route = next((route for route in routes if route.name in self._routes), None)
         if route is None:
             return

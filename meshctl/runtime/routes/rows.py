@@ -176,7 +176,7 @@ def gather(batch: Batch, ranges: Sequence[RowRange]) -> Batch:
 
 
 def fill(target: Batch, source: Batch, ranges: Sequence[RowRange]) -> None:
-    """Copies rows of one batch into another, column by column. Raises `FrameError` where the target has no
+    """Copies rows of one batch into another, column by column. Raises `FrameError` if the target has no
     such rows."""
     if not ranges:
         return
@@ -228,7 +228,7 @@ def _copy_rows(target: Tensor, source: Tensor, spans: Spans, index: Tensor | Non
 
 
 def _check_fit(target: Tensor, source: Tensor, spans: Spans) -> None:
-    """Raises `FrameError` where rows would be read or written outside of their tensors: another process may
+    """Raises `FrameError` if rows would be read or written outside of their tensors: another process may
     have laid the target out."""
     is_inside = all(
         0 <= at <= at + stop - start <= len(target) and 0 <= start <= stop <= len(source)

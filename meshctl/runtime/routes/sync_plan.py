@@ -52,7 +52,7 @@ class Shard:
         return prod(self.size)
 
     def intersection(self, other: Shard) -> Shard | None:
-        """Returns the shard of the elements that are in both shards, or None where there are none."""
+        """Returns the shard of the elements that are in both shards, or None if there are none."""
         start = tuple(map(max, self.start, other.start))
         ends = zip(self.start, self.size, other.start, other.size, strict=True)
         stop = [min(a + n, b + m) for a, n, b, m in ends]

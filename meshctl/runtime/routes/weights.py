@@ -73,7 +73,7 @@ class _Message(NamedTuple):
     generation: int
     step: int
     checksums: Sequence[int]
-    """The checksum of its part of each item; empty where the sync has no checksums."""
+    """The checksum of its part of each item; empty if the sync has no checksums."""
     tensors: Sequence[Tensor]
 
 
@@ -226,7 +226,7 @@ class WeightChannel:
     # Sending
 
     def send(self, value: Weights | None, step: int, weight: float = 1.0) -> bool:
-        """Sends this rank's parts of the weights of `step`; `value` is None where it only consumes.
+        """Sends this rank's parts of the weights of `step`; `value` is None if it only consumes.
 
         A rank that also consumes them in the same step sends while it receives: the weights must stay as they
         are until then.
@@ -476,6 +476,6 @@ def _fill(whole: Sequence[Tensor], bucket: Bucket, parts: Sequence[Shard], own: 
 
 def weights_of(component: object, method: str) -> Mapping[str, Tensor]:
     """Returns the weights that a component's `weights()`, or another stream of that form, has on this rank;
-    empty where it has no such method."""
+    empty if it has no such method."""
     offered = getattr(component, method, None)
     return dict(offered()) if offered else {}

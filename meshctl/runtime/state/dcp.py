@@ -39,14 +39,14 @@ def write(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_metadata(path: Path) -> Metadata:
-    """Returns what a folder contains. Raises `CheckpointError` where it cannot be read."""
+    """Returns what a folder contains. Raises `CheckpointError` if it cannot be read."""
     return _Reader(path).read_metadata()
 
 
 def read(path: Path, component: str, state: dict[str, Any]) -> None:
     """Reads the values of `state` from a folder, in place. It is a collective call of all ranks of the group.
 
-    Raises `CheckpointError` where a value is missing, damaged or of another shape.
+    Raises `CheckpointError` if a value is missing, damaged or of another shape.
     """
     try:
         dcp.load(state, storage_reader=_Reader(path), planner=_Planner(), no_dist=not dist.is_initialized())

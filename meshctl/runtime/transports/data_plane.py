@@ -72,7 +72,7 @@ class Context:
     group_of: Callable[[int], str] = lambda job_rank: ""
     """Job rank -> its peer group."""
     generations: Mapping[str, int] = field(default_factory=dict)
-    """Peer group -> its generation; 0 where a group is missing."""
+    """Peer group -> its generation; 0 if a group is missing."""
     patience_s: float = 0.0
     """Seconds to wait for one job rank before it counts as lost; 0 waits forever."""
     has_digests: bool = False
@@ -312,7 +312,7 @@ class DataPlane:
             queue.append(Delivery(frame))
 
     def check_slot(self, source: int, tag: int) -> None:
-        """Raises `ProtocolError` where a peer has no slot for the frame that it sends."""
+        """Raises `ProtocolError` if a peer has no slot for the frame that it sends."""
         is_tag = 0 <= tag < self.context.tag_count
         if not is_tag or len(self._inbox.get((source, tag), ())) >= (self._slots.get(tag, SLOTS) or SLOTS):
             raise ProtocolError(NO_SLOT.format(tag))
@@ -436,7 +436,7 @@ class DataPlane:
     # Losses
 
     def check(self, peer: int, tag: int) -> None:
-        """Raises `PeerLost` where the peer, or a member of its peer group, is lost. Where `peer` is this job
+        """Raises `PeerLost` if the peer, or a member of its peer group, is lost. Where `peer` is this job
         rank itself, a loss in any group counts."""
         if losses := self._losses:
             loss = losses.get(None)

@@ -78,7 +78,7 @@ class Transport:
     """Largest frame, in bytes, for `post_inline`."""
 
     def alloc(self, nbytes: int) -> Tensor | None:
-        """Returns uint8 `[nbytes]` that receivers can read in place; None where there is no such memory."""
+        """Returns uint8 `[nbytes]` that receivers can read in place; None if there is no such memory."""
         return None
 
     def accepts(self, to: Sequence[int], is_final: bool, tensor: Tensor) -> bool:
@@ -91,7 +91,7 @@ class Transport:
         return False
 
     def concat(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        """Returns received tensors as one, along dim 0, without a copy; None where that is impossible."""
+        """Returns received tensors as one, along dim 0, without a copy; None if that is impossible."""
         return None
 
     def lease(self, to: Sequence[int], tag: int, nbytes: int, out_of_band: Sequence[Tensor] = ()) -> Lease:

@@ -50,7 +50,7 @@ class Piece(Protocol):
 
     @property
     def handle(self) -> bytes:
-        """The bytes with which another process of this node opens the memory; empty where it has a file."""
+        """The bytes with which another process of this node opens the memory; empty if it has a file."""
 
     @property
     def outlasts(self) -> bool:
@@ -254,7 +254,7 @@ class Mapped:
     """Shared memory that is mapped into this process."""
 
     def __init__(self, file: int, nbytes: int, *, write: bool) -> None:
-        """Maps a file. Raises `ArenaError` where it has fewer than `nbytes` bytes or could shrink while it is
+        """Maps a file. Raises `ArenaError` if it has fewer than `nbytes` bytes or could shrink while it is
         read."""
         try:
             if (
@@ -296,7 +296,7 @@ class Sealed(Mapped):
     outlasts = False
 
     def __init__(self, nbytes: int) -> None:
-        """Raises `ArenaError` where there is no memory, or no descriptor."""
+        """Raises `ArenaError` if there is no memory, or no descriptor."""
         try:
             self.file = os.memfd_create("meshctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:

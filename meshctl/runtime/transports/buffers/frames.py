@@ -176,7 +176,7 @@ class Frame:
 
 
 def not_sent(tensor: Tensor) -> str:
-    """Returns the reason why a tensor cannot be sent; empty where it can."""
+    """Returns the reason why a tensor cannot be sent; empty if it can."""
     refused: object = ""
     if tensor.dtype not in _NUMBERS:
         refused = tensor.dtype
@@ -407,7 +407,7 @@ def _aligned(size: int) -> int:
 
 
 def ragged(values: Tensor, offsets: Tensor) -> Ragged:
-    """Returns the ragged column of received values and offsets. Raises `FrameError` where they form none."""
+    """Returns the ragged column of received values and offsets. Raises `FrameError` if they form none."""
     if (
         not isinstance(values, Tensor)
         or not isinstance(offsets, Tensor)

@@ -22,7 +22,7 @@ mprotect.argtypes = madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes
 
 
 def mapped(address: int | None) -> int:
-    """Returns the result of `mmap` or `mremap`. Raises `OSError` where they have failed."""
+    """Returns the result of `mmap` or `mremap`. Raises `OSError` if they have failed."""
     if address is None or address == _FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return address

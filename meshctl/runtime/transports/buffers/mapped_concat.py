@@ -76,7 +76,7 @@ class MappedConcat:
         return [mapping.address for mapping in self._kept.values()]
 
     def concat(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        """Returns the tensors as one, along dim 0; None where they cannot be mapped."""
+        """Returns the tensors as one, along dim 0; None if they cannot be mapped."""
         first = tensors[0]
         total = sum(tensor.nbytes for tensor in tensors)
         if total < MIN_BYTES or not is_plain(first) or first.data_ptr() % PAGE:

@@ -40,7 +40,7 @@ class SentMemory:
         self._sent.pop(block, None)
 
     def add(self, block: Block, start: int, stop: int) -> None:
-        """Records that bytes of a block are sent. Raises `SentMemoryWritten` where some of them were sent
+        """Records that bytes of a block are sent. Raises `SentMemoryWritten` if some of them were sent
         before and have been written since."""
         ranges = self._sent[block]
         for sent in ranges:

@@ -69,7 +69,7 @@ class Connection:
 
     def receive(self) -> Message | None:
         """Returns the next message, None at the end of the connection; the message's files are the caller's.
-        Raises `BlockingIOError` where there is none yet, `ConnectionResetError`, `TooManyFiles`, and
+        Raises `BlockingIOError` if there is none yet, `ConnectionResetError`, `TooManyFiles`, and
         `struct.error` for a malformed message."""
         data, ancillary, flags, _ = self.sock.recvmsg(_MAX_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         files = _files_in(ancillary) if ancillary else ()
@@ -103,7 +103,7 @@ class SendQueue:
         self._flush()
 
     def transmit(self, connection: Connection, message: bytes, files: Sequence[int]) -> bool:
-        """Sends a message without waiting. Returns False where the socket is full. Otherwise the message is
+        """Sends a message without waiting. Returns False if the socket is full. Otherwise the message is
         sent, or dropped because the peer has ended, and the files are closed."""
         try:
             if files:

@@ -3,7 +3,7 @@
     kind | generation | tag | block | size | nbytes | body          with files, passed by SCM_RIGHTS
 
 `block` is the number of a block of shared memory. `size` is the block's size in bytes where its file comes
-with the message, and 0 where the receiver has the file already. `nbytes` is the size of the frame in bytes.
+with the message, and 0 if the receiver has the file already. `nbytes` is the size of the frame in bytes.
 Kinds without a frame use some of these fields for something else.
 """
 

@@ -252,7 +252,7 @@ class LocalTransport(Transport):
                     sock.close()
 
     def _read(self, connection: Connection) -> bool:
-        """Handles the next message of a connection, and returns False where there is none yet."""
+        """Handles the next message of a connection, and returns False if there is none yet."""
         files: Sequence[int] = ()
         try:
             message = connection.receive()
