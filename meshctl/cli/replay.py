@@ -19,7 +19,7 @@ from meshctl.cli.load import Launchable
 from meshctl.cli.output import why
 from meshctl.engines.engine import CannotStart
 from meshctl.plan.model import Plan
-from meshctl.plan.subset import covered, incoming, only
+from meshctl.plan.subset import Alone, covered, incoming, only
 from meshctl.recipe.compose.folders import is_dir
 from meshctl.run.directory import Recorded, Start
 from meshctl.text.english import counted, did_you_mean, listed
@@ -64,7 +64,7 @@ def narrow_to_group(
         replay={name: str(one.path) for name, one in recorded.items()},
         after=start,
     )
-    return replace(ready, plan=placed, resume=None, start=facts), list(_notes(plan, group, left.skipped))
+    return replace(ready, plan=placed, resume=None, start=facts), list(_notes(plan, group, left))
 
 
 def refuse_alone(ready: Launchable) -> None:
@@ -75,7 +75,7 @@ def refuse_alone(ready: Launchable) -> None:
         )
 
 
-def _notes(plan: Plan, group: str, skipped: Sequence[str]) -> Iterator[str]:
+def _notes(plan: Plan, group: str, left: Alone) -> Iterator[str]:
     away = [
         route
         for route in plan.routes
@@ -83,8 +83,10 @@ def _notes(plan: Plan, group: str, skipped: Sequence[str]) -> Iterator[str]:
     ]
     if dropped := [route.name for route in away if plan.group_of(plan.stage(route.target)) != group]:
         yield f"group `{group}` runs alone; what it sends to others is dropped: {listed(dropped)}"
-    if skipped:
-        yield f"group `{group}` runs alone; no weights are synced with others: {listed(skipped)}"
+    if left.skipped:
+        yield f"group `{group}` runs alone; no weights are synced with others: {listed(left.skipped)}"
+    if left.left_out:
+        yield f"group `{group}` runs alone; blocks with stages of others do not run: {listed(left.left_out)}"
 
 
 # Selecting recordings

@@ -4,6 +4,7 @@ for other groups are dropped.
     alone = only(plan, "train", ["scored -> metrics"])
     alone.missing       routes from other groups that are not replayed; if there are any, the group cannot run
     alone.skipped       syncs with other groups
+    alone.left_out      blocks with stages of other groups, and stages that take their values
     alone.plan          the group's own stages, the routes between them, and in `replayed` the routes whose
                         values come from recordings
 
@@ -30,12 +31,29 @@ class Alone:
     """The routes from other groups that are not replayed."""
     skipped: tuple[str, ...]
     """The names of the syncs with other groups, which are left out."""
+    left_out: tuple[str, ...] = ()
+    """The names of the blocks that also have stages of other groups, whose passes nothing can replay, and of
+    the stages that take their values."""
 
 
 def incoming(plan: Plan, group: str) -> tuple[Route, ...]:
     """Returns the data routes from other groups to a group."""
-    data = [route for route in plan.routes if route.kind == "data"]
+    away = _left_out(plan, group)
+    data = [route for route in plan.routes if route.kind == "data" and route.target not in away]
     return tuple(route for route in data if _group(plan, route.target) == group != _group(plan, route.source))
+
+
+def _left_out(plan: Plan, group: str) -> dict[str, str]:
+    """Returns the stages of a group that cannot run alone -> the block, or the stage itself, to name."""
+    groups: dict[str, set[str]] = {}
+    for stage in plan.stages:
+        groups.setdefault(stage.block, set()).add(plan.group_of(stage))
+    found: dict[str, str] = {}
+    for stage in plan.stages:  # a stage comes after those whose values it takes
+        is_shared = bool(stage.block) and groups[stage.block] != {group}
+        if plan.group_of(stage) == group and (is_shared or plan.inputs_of[stage.name] & found.keys()):
+            found[stage.name] = stage.block or stage.name
+    return found
 
 
 def only(plan: Plan, group: str, replayed: Collection[str]) -> Alone:
@@ -46,7 +64,12 @@ def only(plan: Plan, group: str, replayed: Collection[str]) -> Alone:
         for stage in plan.stages
         if stage.kind == "sync"
     }
-    stages = tuple(stage for stage in plan.stages if syncs.get(stage.name, {plan.group_of(stage)}) == {group})
+    away = _left_out(plan, group)
+    stages = tuple(
+        stage
+        for stage in plan.stages
+        if syncs.get(stage.name, {plan.group_of(stage)}) == {group} and stage.name not in away
+    )
     names = {stage.name for stage in stages}
     routes = tuple(route for route in plan.routes if {route.source, route.target} <= names)
     bounding = [name for name in plan.bounding_sources if name in names]
@@ -68,9 +91,8 @@ def only(plan: Plan, group: str, replayed: Collection[str]) -> Alone:
         blocks=tuple(block for block in plan.blocks if any(stage.block == block.name for stage in stages)),
     )
     missing = tuple(route for route in taken if route.name not in replayed)
-    return Alone(
-        alone, missing, tuple(name for name, groups in syncs.items() if group in groups and len(groups) > 1)
-    )
+    skipped = tuple(name for name, groups in syncs.items() if group in groups and len(groups) > 1)
+    return Alone(alone, missing, skipped, tuple(dict.fromkeys(away.values())))
 
 
 def _as_bounding(stage: Stage, bounding: Collection[str]) -> Stage:

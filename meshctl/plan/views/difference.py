@@ -218,16 +218,19 @@ def _of_stages(topology: Topology, other: Topology) -> dict[str, Facts]:
     names = {stage.name for stage in other.stages}
     common = [stage.name for stage in topology.stages if stage.name in names]
     order = {name: number for number, name in enumerate(common, 1)}
-    return {stage.name: _of_stage(stage, order.get(stage.name, 0)) for stage in topology.stages}
+    return {
+        stage.name: _of_stage(stage, order.get(stage.name, 0), topology.repeat_of(stage))
+        for stage in topology.stages
+    }
 
 
-def _of_stage(stage: PlacedStage, order: int) -> Facts:
+def _of_stage(stage: PlacedStage, order: int, repeated: str) -> Facts:
     called, to = f"{stage.component}.{stage.method}", f"{stage.to}.{stage.to_method}"
     ends = {"call": called} if stage.kind == "call" else {"from": called, "to": to}
     return {
         **_facts(stage, "", **ends),
         **_facts(stage, "execute collect samples", bytes_of_a_sample=stage.sample_bytes),
-        **_facts(stage, "every when lag checksum is_without_data ends_run", order=order),
+        **_facts(stage, "every when lag checksum is_without_data ends_run", order=order, repeated=repeated),
     }
 
 

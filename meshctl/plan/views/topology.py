@@ -167,14 +167,14 @@ class Topology:
     """The sources whose data end the run, if the data of some other source do not."""
 
     def repeat_of(self, stage: PlacedStage) -> str:
-        """Returns how often a block runs, for the first of its stages: `repeated until its data end`. Empty
+        """Returns how often a block runs, for the first of its stages: `until it ends`. Empty
         for other stages."""
         block = next((block for block in self.blocks if block.name == stage.block), None)
         first = next((other for other in self.stages if other.block == stage.block), stage)
         if block is None or first.name != stage.name:
             return ""
         if block.until:
-            return "repeated until its data end"
+            return "until it ends"
         return f"{counted(block.times, 'round')} over {block.over} by {block.size}"
 
 

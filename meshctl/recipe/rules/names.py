@@ -85,17 +85,18 @@ def _components(facts: Facts) -> Iterator[Reference]:
 
 
 def _stages(facts: Facts) -> Iterator[Reference]:
+    names = _names_in_blocks(facts)
     for name, stage in facts.recipe.pipeline.items():
         for other, path in named_stages(stage):
             span = facts.value("pipeline", name, *path)
-            message, options = f"stage `{other}` does not exist", _names_in(facts, stage)
+            message, options = f"stage `{other}` does not exist", names[stage.block]
             yield Reference("pipeline", other, span, "MC530", message, name, options=options)
         for home, path in named_homes(stage):
             span, message = (
                 facts.value("pipeline", name, *path),
                 f"stage `{home}` of `home` does not exist",
             )
-            yield Reference("pipeline", home, span, "MC534", message, name, options=_names_in(facts, stage))
+            yield Reference("pipeline", home, span, "MC534", message, name, options=names[stage.block])
     for block in facts.recipe.blocks.values():
         is_own = f"{block.name}.{block.over}" in block.stages  # another rule reports that
         if block.over and not is_own and facts.is_valid("pipeline", block.name, "repeat"):
@@ -119,13 +120,14 @@ def _stage_of(facts: Facts, metric: str) -> str:
     return inner if is_inner else name
 
 
-def _names_in(facts: Facts, stage: Stage) -> tuple[str, ...] | None:
-    """Returns the names that may be meant in a stage of a block: its other stages, as they are named there,
-    and those outside. None for a stage of no block, where all may."""
-    if not stage.block:
-        return None
-    inner = [name.partition(".")[2] for name in facts.recipe.blocks[stage.block].stages]
-    return (*inner, *(name for name, other in facts.recipe.pipeline.items() if not other.block))
+def _names_in_blocks(facts: Facts) -> dict[str, tuple[str, ...] | None]:
+    """Returns block -> the names that may be meant in its stages: those of its other stages, as they are
+    named there, and those outside. None for stages of no block, where all names may be meant."""
+    outside = tuple(name for name, stage in facts.recipe.pipeline.items() if not stage.block)
+    names: dict[str, tuple[str, ...] | None] = {"": None}
+    for block in facts.recipe.blocks.values():
+        names[block.name] = (*(name.partition(".")[2] for name in block.stages), *outside)
+    return names
 
 
 def named_stages(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:

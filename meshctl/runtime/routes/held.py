@@ -14,6 +14,7 @@ import torch
 
 from meshctl.plan.model import Block
 from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.kept_values import copied
 from meshctl.runtime.routes.alignment import Assignment
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END, Received
@@ -52,8 +53,10 @@ class HeldInput:
         self._received = None
 
     def receive(self, step: int) -> Received:
+        """Returns the value for a pass. Each pass has a copy of what is no batch, which it may change."""
         assert self._received is not None
-        return self._received
+        value = self._received.value
+        return self._received if isinstance(value, Batch) else Received(copied(value))
 
     def assignment(self, received: Received) -> Assignment:
         return self._channel.assignment(received)

@@ -128,7 +128,7 @@ function stageBox({stage, component, method, inputs, kind}, narrow) {
 function repeatOf({name, block}) {
   const found = (facts.blocks ?? []).find((one) => one.name === block);
   if (!found || facts.stages.find((other) => other.block === block).name !== name) return "";
-  return found.until ? "repeated until its data end" : `${many(found.times, "round")} over ${found.over} by ${found.size}`;
+  return found.until ? "until it ends" : `${many(found.times, "round")} over ${found.over} by ${found.size}`;
 }
 
 function inputOf(route) {

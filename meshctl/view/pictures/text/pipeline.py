@@ -119,9 +119,9 @@ class Pipeline:
         if stage.kind == "call" and stage.name not in self.consumed:
             words.append(shown_mode(stage.collect))
         words += {"first": ["rank 0"], "peer": ["by peer"]}.get(stage.execute, [])
+        words += filter(None, [self.marks.topology.repeat_of(stage)])
         words += [f"every {stage.every}"] * (stage.every > 1) + [f"at {stage.when}"] * bool(stage.when)
         words += ["ends the run"] * (stage.name in self.marks.topology.ends_run)
-        words += filter(None, [self.marks.topology.repeat_of(stage)])
         words += [f"lag {stage.lag}"] * (stage.lag > 0)
         return Line(", ".join(words))
 
