@@ -28,6 +28,14 @@ class Outline:
         node = self.root.at(path)
         return [key for key, _ in node.items()] if node is not None else []
 
+    def stages(self) -> list[str]:
+        """Returns the names of all stages; a stage of a block is BLOCK.STAGE."""
+        found: list[str] = []
+        for name in self.names("pipeline"):
+            inner = self.names("pipeline", name, "stages")
+            found += [f"{name}.{stage}" for stage in inner] if inner else [name]
+        return found
+
     def text(self, *path: str) -> str:
         """Returns the text of a value in the file; empty for a mapping, a list and a missing value."""
         node = self.root.at(path)

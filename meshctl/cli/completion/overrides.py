@@ -32,6 +32,7 @@ from meshctl.recipe.field_types import (
 )
 from meshctl.recipe.fields import CALL, CLUSTER, COMPONENT, GROUP, PARALLEL, RECIPE, RUN, STAGE, SYNC
 from meshctl.recipe.key_paths import field_at, keys_below, section_at
+from meshctl.recipe.model import stage_path
 from meshctl.recipe.section_types import Nested
 from meshctl.topology.sizes import DIMS, divisors
 
@@ -188,16 +189,18 @@ def _by_type(recipe: Outline, path: KeyPath, begun: str) -> Iterator[Candidate]:
 
 
 def _type(recipe: Outline, path: KeyPath) -> Type | None:
-    if path[0] == "pipeline" and path[2:3] == ("in",) and len(path) < 5:
+    inner = path[4:] if path[2:3] == ("stages",) else path[2:]
+    if path[0] == "pipeline" and inner[:1] == ("in",) and len(inner) < 3:
         return Texts("pipeline")
     field = field_at(path, recipe.root)
     return field.type if field else None
 
 
 def _names(recipe: Outline, top: str, other_than: str = "") -> Iterator[Candidate]:
-    for name in recipe.names(top):
+    for name in recipe.stages() if top == "pipeline" else recipe.names(top):
+        path = stage_path(name) if top == "pipeline" else (top, name)
         if name != other_than:
-            yield Candidate(name, _description(recipe, top, name))
+            yield Candidate(name, _description(recipe, *path))
 
 
 def _prefixes(recipe: Outline, top: str) -> Iterator[Candidate]:

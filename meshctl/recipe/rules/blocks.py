@@ -8,8 +8,8 @@ from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.model import Block, Stage
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.names import named_homes, named_stages
-from meshctl.text.english import did_you_mean
-from meshctl.topology.modes import COLLECT
+from meshctl.text.english import counted, did_you_mean
+from meshctl.topology.modes import COLLECT, DISPATCH
 
 
 def block_has_one_source(facts: Facts) -> Iterator[Diagnostic]:
@@ -94,6 +94,28 @@ def over_gives_samples(facts: Facts) -> Iterator[Diagnostic]:
             seconds = (facts.value("pipeline", block.over, "samples"),)
             help = "each round is a single pass; use a smaller `size` for several"
             yield Diagnostic("MC577", message, size, seconds, help, severity="warning")
+        else:
+            yield from _minibatches_are_shared(facts, block)
+
+
+def _minibatches_are_shared(facts: Facts, block: Block) -> Iterator[Diagnostic]:
+    """Warns where a minibatch has fewer samples than a component has shares."""
+    for name in block.stages:
+        stage = facts.recipe.pipeline[name]
+        mesh, lead = facts.meshes.get(stage.component), facts.lead_stage(stage)
+        is_known = mesh is not None and stage in facts.known_calls and facts.modes[name].execute_mode.is_joint
+        if mesh is None or not is_known or lead is None or lead.name != block.over:
+            continue
+        shares = DISPATCH[facts.lead_dispatch(stage).mode].share_count(mesh)
+        if 0 < block.size < shares and not stage.dispatch.allow_empty:
+            message = (
+                f"`{stage.component}` shares minibatches of {counted(block.size, 'sample')} among {shares}"
+            )
+            size = facts.value("pipeline", block.name, "repeat", "size")
+            seconds = (facts.key("components", stage.component).with_word(f"{shares} shares"),)
+            help = f"some ranks have none in each pass; write `size: {shares}` or more"
+            yield Diagnostic("MC577", message, size, seconds, help, "warning")
+            return
 
 
 def only_the_last_stage_is_taken(facts: Facts) -> Iterator[Diagnostic]:
