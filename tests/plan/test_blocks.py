@@ -108,7 +108,7 @@ def test_minibatches_of_a_stage_outside(tmp_path: Path) -> None:
     assert plan.inputs_of["ppo.update"] == {"batch"}
 
 
-def test_pictures_say_how_often_a_block_runs(evaluation: Plan, tmp_path: Path) -> None:
+def test_pictures_show_how_often_a_block_runs(evaluation: Plan, tmp_path: Path) -> None:
     shown = topology(evaluation)
     words = {stage.name: shown.repeat_of(stage) for stage in shown.stages}
     assert {name: text for name, text in words.items() if text} == {"eval.questions": "until it ends"}
