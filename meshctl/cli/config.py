@@ -69,7 +69,7 @@ def data(loaded: Loaded) -> Any:
 
 
 def composed(loaded: Loaded) -> str:
-    from meshctl.recipe.compose.yaml_reader import dump
+    from meshctl.recipe.compose.yaml_scalars import dump
 
     return dump(data(loaded))
 

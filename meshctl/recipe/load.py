@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from meshctl.diagnostics import Diagnostic, Report, Span
-from meshctl.recipe.compose import interpolation, yaml_reader
+from meshctl.recipe.compose import interpolation, yaml_scalars
 from meshctl.recipe.compose.composition import Composed, compose
 from meshctl.recipe.compose.folders import config_folders, is_file, real
 from meshctl.recipe.compose.overrides import is_override
@@ -109,7 +109,7 @@ def _checked(
     tree = _completed(composed.tree, stem, detect)
     structure = correct(composed.tree)
     meant = _completed(structure.tree, stem, detect)
-    resolved, unresolved = interpolation.resolve(meant, environment, yaml_reader.scalar)
+    resolved, unresolved = interpolation.resolve(meant, environment, yaml_scalars.scalar)
     result = read(resolved, stem, structure.wrong)
     facts = Facts(result, resolved, Code(folders, sys.path))
     secrets = secrets_of(tree, composed.sources, environment)
@@ -119,7 +119,7 @@ def _checked(
     return Loaded(
         result.recipe,
         report,
-        yaml_reader.dump(plain(tree)),
+        yaml_scalars.dump(plain(tree)),
         folders,
         facts.endpoints(),
         tree=tree,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshctl.diagnostics import Span
-from meshctl.recipe.compose import yaml_reader
+from meshctl.recipe.compose import yaml_scalars
 from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.references import references
 from meshctl.recipe.compose.yaml_tree import BROKEN, KeyPath, Node, leaves, plain, replaced
@@ -96,7 +96,7 @@ def line_of(value: Any) -> str:
         return f"[{', '.join(map(line_of, value))}]"
     if isinstance(value, str):
         is_bare = PLAIN.fullmatch(value) is not None and value == value.strip()
-        is_plain = is_bare and isinstance(yaml_reader.scalar(value), str)
+        is_plain = is_bare and isinstance(yaml_scalars.scalar(value), str)
         return value if is_plain or value in (HIDDEN, UNREAD) else json.dumps(value, ensure_ascii=False)
     if value is None:
         return "null"

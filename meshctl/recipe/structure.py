@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
-from meshctl.recipe.compose.yaml_reader import scalar
+from meshctl.recipe.compose.yaml_scalars import scalar
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node, merge, put
 from meshctl.recipe.field_types import Arguments, Environment, Texts, Type
 from meshctl.recipe.fields import BLOCK, CALL, INNER, NOT_IN_BLOCK, PLANNED, RECIPE, STAGE, SYNC

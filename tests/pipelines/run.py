@@ -12,7 +12,7 @@ from typing import Any
 from meshctl.diagnostics import Report
 from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
-from meshctl.recipe.compose.yaml_reader import dump
+from meshctl.recipe.compose.yaml_scalars import dump
 from meshctl.recipe.load import load
 from meshctl.run.bounds import end_of_data
 from meshctl.run.metrics import Fold

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, event, given, note, settings
 
-from meshctl.recipe.compose.yaml_reader import dump
+from meshctl.recipe.compose.yaml_scalars import dump
 from tests.pipelines.compare import first_difference
 from tests.pipelines.generate import Scenario, resumed, scenarios
 from tests.pipelines.model import Model, Saved

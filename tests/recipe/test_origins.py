@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from meshctl.recipe.compose.composition import Composed
-from meshctl.recipe.compose.yaml_reader import scalar
+from meshctl.recipe.compose.yaml_scalars import scalar
 from meshctl.recipe.compose.yaml_tree import leaves, plain
 from meshctl.recipe.load import Loaded, load
 from meshctl.recipe.origins import Origin, line_of, origins

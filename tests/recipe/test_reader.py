@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from meshctl.diagnostics import Span
 from meshctl.recipe import fields, model
-from meshctl.recipe.compose.yaml_reader import dump
 from meshctl.recipe.compose.yaml_reader import read as read_text
+from meshctl.recipe.compose.yaml_scalars import dump
 from meshctl.recipe.compose.yaml_tree import of_plain
 from meshctl.recipe.load import load
 from meshctl.recipe.reader import Read, read

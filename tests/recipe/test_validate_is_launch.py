@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from meshctl.cli.launch import Options, prepare
 from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
-from meshctl.recipe.compose.yaml_reader import dump
+from meshctl.recipe.compose.yaml_scalars import dump
 from meshctl.recipe.load import load
 from meshctl.runtime.instantiate import make
 from meshctl.view.reports.text import text

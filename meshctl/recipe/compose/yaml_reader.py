@@ -9,33 +9,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import yaml
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.errors import explain
+from meshctl.recipe.compose.yaml_scalars import CORE, SCALARS, construct, is_too_long, loader_class
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, merge, over
-from meshctl.text.characters import UNSEEN, escaped
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 20_000
 """Maximum number of values of a text. An alias counts as many values as its anchor contains."""
 MAX_DEPTH = 64
 """Maximum nesting depth of mappings and lists."""
-MAX_DIGITS = 100
-"""Maximum number of characters of a number. Python refuses to convert much longer ones."""
-CORE = "tag:yaml.org,2002:"
-SCALARS = {"str", "int", "float", "bool", "null"}
-_DIGITS = r"[0-9]+(?:_[0-9]+)*"
-FLOAT = re.compile(
-    rf"(?:[-+]?{_DIGITS}\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?{_DIGITS}[eE][-+]?[0-9]+|\.{_DIGITS}(?:[eE][-+][0-9]+)?"
-    rf"|[-+]?{_DIGITS}(?::[0-5]?[0-9])+\.[0-9_]*|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-)
-"""Texts that OmegaConf parses as a float."""
-
-
 PAIR = re.compile(r"(?<!\\)((?:\\\\)*)\\(u[dD][89abAB][0-9a-fA-F]{2})\\(u[dD][c-fC-F][0-9a-fA-F]{2})")
 """A surrogate pair: two escapes for one character, which are valid in JSON but not in YAML."""
 
@@ -73,7 +60,7 @@ def read(data: bytes, name: str) -> Text:
         return _not_utf8(data, error, name)
     result = Text(name, tuple(text.splitlines()))
     mark = next(filter(lambda mark: mark not in text, map(chr, range(0xE000, 0xF8FF))), "")
-    loader = _loader()(PAIR.sub(rf"\1{mark}\2{mark}\3", text) if mark and "\\u" in text else text)
+    loader = loader_class()(PAIR.sub(rf"\1{mark}\2{mark}\3", text) if mark and "\\u" in text else text)
     try:
         result.tree = _Builder(result, loader, mark).tree()
     except yaml.YAMLError as error:
@@ -92,86 +79,6 @@ def _not_utf8(data: bytes, error: UnicodeDecodeError, name: str) -> Text:
     message = f"`{name}` is not UTF-8: byte 0x{data[error.start]:02x} on line {line}"
     wrong = Diagnostic("MC002", message, Span(name, line, column), help="save the file as UTF-8")
     return Text(name, tuple(data.decode("utf-8", "replace").splitlines()), None, [wrong])
-
-
-def dump(value: Any) -> str:
-    """Returns plain data as YAML text. Reading the text returns the same data."""
-    text: str = yaml.dump(
-        value, Dumper=_dumper(), sort_keys=False, default_flow_style=None, allow_unicode=True, width=120
-    )
-    return escaped(text)
-
-
-# Scalars
-
-
-def scalar(written: str) -> Any:
-    """Returns the value of a plain YAML scalar. A text that is not a valid scalar is returned unchanged."""
-    loader = _loader()("")
-    try:
-        tag = loader.resolve(yaml.ScalarNode, written, (True, False))
-        return written if _is_too_long(tag, written) else _construct(loader, yaml.ScalarNode(tag, written))
-    except ValueError:
-        return written
-    finally:
-        loader.dispose()
-
-
-@cache
-def scalar_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """Returns OmegaConf's rules for the types of scalars, by their first character: 1e3 is a float, a date is
-    text.
-
-    The rules are copied, because importing OmegaConf's loader takes longer than reading a recipe.
-    """
-    resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
-    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items():
-        resolvers[first] = [pair for pair in pairs if pair[0] != CORE + "timestamp"]
-    for first in "-+0123456789.":
-        resolvers.setdefault(first, []).append((CORE + "float", FLOAT))
-    return resolvers
-
-
-@cache
-def _loader() -> Any:
-    """Returns a loader class with the parser in C, if there is one, and with OmegaConf's rules for
-    scalars."""
-
-    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        yaml_implicit_resolvers = scalar_resolvers()
-
-    return Loader
-
-
-@cache
-def _dumper() -> Any:
-    class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-        yaml_implicit_resolvers = scalar_resolvers()
-
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    def text(dumper: Any, data: str) -> Any:
-        style = '"' if UNSEEN.search(data) else None
-        return dumper.represent_scalar(CORE + "str", data, style=style)
-
-    Dumper.add_representer(str, text)
-    return Dumper
-
-
-def _is_too_long(tag: str, written: str) -> bool:
-    return len(written) > MAX_DIGITS and tag in (CORE + "int", CORE + "float")
-
-
-def _construct(loader: Any, node: Any) -> Any:
-    constructors = {
-        "int": loader.construct_yaml_int,
-        "float": loader.construct_yaml_float,
-        "bool": loader.construct_yaml_bool,
-        "null": lambda node: None,
-        "str": lambda node: node.value,
-    }
-    return constructors[node.tag.removeprefix(CORE)](node)
 
 
 # Trees
@@ -293,11 +200,11 @@ class _Builder:
             return node
         if self.is_refused_tag(tag, SCALARS, span):
             return self.broken(node)
-        if _is_too_long(tag, node.written):
+        if is_too_long(tag, node.written):
             self.report("MC006", f"a number of {len(node.written):,} characters is too long", span)
             return self.broken(node)
         try:
-            value = _construct(self.loader, yaml.ScalarNode(tag, node.written))
+            value = construct(self.loader, yaml.ScalarNode(tag, node.written))
             return Node(value, span, key, node.written, lines=lines)
         except (ValueError, KeyError, IndexError):
             self.report("MC006", f"`{node.written[:40]}` is not a valid {tag.removeprefix(CORE)}", span)

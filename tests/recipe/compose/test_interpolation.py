@@ -7,7 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from meshctl.recipe.compose.interpolation import resolve
-from meshctl.recipe.compose.yaml_reader import read, scalar
+from meshctl.recipe.compose.yaml_reader import read
+from meshctl.recipe.compose.yaml_scalars import scalar
 from meshctl.recipe.compose.yaml_tree import plain
 
 ENVIRON = {"HOME_DIR": "/home/x", "COUNT": "4", "KEY": "HOME_DIR"}

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
 
-from meshctl.recipe.compose.yaml_reader import MAX_DEPTH, MAX_NODES, dump, read, scalar, scalar_resolvers
+from meshctl.recipe.compose.yaml_reader import MAX_DEPTH, MAX_NODES, read
+from meshctl.recipe.compose.yaml_scalars import dump, scalar, scalar_resolvers
 from meshctl.recipe.compose.yaml_tree import plain
 
 TEXTS = [

@@ -12,7 +12,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from meshctl.plan.resolve import resolve
-from meshctl.recipe.compose.yaml_reader import dump
+from meshctl.recipe.compose.yaml_scalars import dump
 from meshctl.recipe.load import Loaded, load
 from meshctl.runtime.instantiate import make
 from tests.paths import LAUNCHED as HERE
