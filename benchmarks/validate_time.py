@@ -4,7 +4,7 @@
 
 The first table has ratios; the two commands of a row run alternately. The second table has seconds. The
 compared recipe is that of `make demo`. The broken recipe is the same with twenty mistakes, and the large one
-has 500 components in about 5,000 lines.
+has 500 components in about 5,000 lines. The misspelt one has 3,000 stages with a mistake in each.
 """
 
 from __future__ import annotations
@@ -57,7 +57,15 @@ BROKEN = (
     ),
 )
 """Key path and value of each mistake."""
+STEP = """from meshctl import Batch, Component, endpoint
+
+
+class Step(Component):
+    @endpoint
+    def run(self, batch: Batch) -> Batch: ...
+"""
 COMPONENTS = 500
+STAGES = 3000
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,7 @@ def cases(folder: Path) -> list[Case]:
         Case("20 mistakes / none", (*MESHCTL, "validate", str(broken(folder))), valid, 1.2),
         Case("validate, seconds", valid, (), 0.3),
         Case(f"{COMPONENTS} components, seconds", (*MESHCTL, "validate", str(large(folder))), (), 2.0),
+        Case(f"{STAGES:,} mistakes, seconds", (*MESHCTL, "validate", str(misspelt(folder))), (), 3.0),
         Case("alias bomb of 1 MiB, seconds", (*MESHCTL, "validate", str(bomb(folder))), (), 0.2),
         Case("--help, seconds", (*MESHCTL, "--help"), (), 0.15),
         Case("explain, seconds", (*MESHCTL, "explain", "MC410"), (), 0.15),
@@ -163,6 +172,28 @@ def large(folder: Path) -> Path:
         + "".join(f"  batch{n}:\n    call: problems{n}.next\n    samples: 64\n" for n in range(COMPONENTS))
     )
     return written(folder / "large.yaml", "".join(parts) + "run: {steps: 1}\n")
+
+
+def misspelt(folder: Path) -> Path:
+    """Writes a recipe with a mistake in each stage: a misspelt input, component, method or key in turn."""
+    mistakes = (
+        "{{call: step.run, in: stgae{before}}}",
+        "{{call: setp{number}.run, in: stage{before}}}",
+        "{{call: step.rnu, in: stage{before}}}",
+        "{{call: step.run, inn: stage{before}}}",
+    )
+    stages = [
+        f"  stage{number}: {mistakes[number % 4].format(number=number, before=number - 1)}\n"
+        for number in range(1, STAGES + 1)
+    ]
+    own = "  source: {_target_: meshctl.components.Cycle, group: train, args: {path: train.jsonl}}\n"
+    groups = "groups: {train: {ranks: 2, device_type: cpu}}\n"
+    head = f"{groups}components:\n{own}  step: {{_target_: steps.Step, group: train}}\n"
+    (folder / "steps.py").write_text(STEP, encoding="utf-8")
+    text = (
+        f"{head}pipeline:\n  stage0: {{call: source.next, samples: 4}}\n{''.join(stages)}run: {{steps: 1}}\n"
+    )
+    return written(folder / "misspelt.yaml", text)
 
 
 def bomb(folder: Path) -> Path:
