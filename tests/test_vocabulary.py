@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,3 +119,35 @@ def test_the_glossary_defines_each_noun_once() -> None:
     ]
     assert len(nouns) > 40
     assert not {noun for noun in nouns if nouns.count(noun) > 1}
+
+
+TRANSLATED = re.compile(
+    r"\bthere (is|are) no (component|stage|group|config|module|route|rank|dim|view|code|format|file|folder)\b"
+    r"|\bis no (?!longer|more|better)\w|\b(says|wants|lends)\b|\bis told\b|\bbelongs into\b|\bis there already\b"
+)
+"""Phrases that have a plainer form: "does not exist", "is not a", "needs", "goes under", "already exists"."""
+REPORTS = [*sorted((PACKAGE / "recipe").rglob("*.py")), *sorted((PACKAGE / "topology").rglob("*.py"))]
+REPORTS += sorted((PACKAGE / "cli").rglob("*.py"))
+
+
+def texts_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields (line, text) of each string that is not a docstring."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("path", REPORTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_messages_have_no_translated_phrases(path: Path) -> None:
+    found = [(line, text) for line, text in texts_of(path) if TRANSLATED.search(text)]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE / "diagnostics" / "codes").glob("*.md")), ids=lambda path: path.stem
+)
+def test_pages_have_no_translated_phrases(path: Path) -> None:
+    text = re.sub("(?s)```.*?```", "", path.read_text(encoding="utf-8"))
+    assert not TRANSLATED.findall(text)

@@ -254,7 +254,7 @@ COMPONENT = Section("component", "a component", (
     Field("args", PlainData(),
         doc="Keyword arguments of the constructor, plain data; {run_dir} in them is the run's folder."),
     Field("frozen", Boolean(),
-        doc="Whether the component has no state to checkpoint and is no target of a sync: a "
+        doc="Whether the component has no state to checkpoint and is not the target of a sync: a "
             "reference, a teacher.",
         aliases="freeze"),
     Field("model", Nested(MODEL, Text(), "the path of a config.json, or a mapping of its sizes"),

@@ -172,7 +172,7 @@ class _Walk:
         known."""
         span, here = item.key or item.span, (*path, key)
         if purpose := PLANNED.get((path[0] if path else "", key)):
-            self.report("MC104", f"`{key}` ({purpose}) is not supported yet", span)
+            self.report("MC104", f"`{key}` ({purpose}) is not supported yet", span, "remove it")
             self.wrong.add(here)
             return
         if section is INNER and (node.get("sync") or key in NOT_IN_BLOCK):

@@ -148,5 +148,7 @@ def _as_mapping(text: Text) -> Text:
         return text
     if tree.value is None:
         return replace(text, tree=Node({}, tree.span))
-    wrong = Diagnostic("MC004", f"`{text.name}` must be a mapping", tree.span)
+    wrong = Diagnostic(
+        "MC004", f"`{text.name}` must be a mapping", tree.span, help="write `key: value` lines"
+    )
     return replace(text, found=[*text.found, wrong])

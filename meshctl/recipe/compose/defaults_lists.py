@@ -22,6 +22,7 @@ from meshctl.recipe.fixes import PLAIN, renamed
 from meshctl.recipe.scalars import rewritten
 from meshctl.text.english import did_you_mean, nearest
 
+SHARED = "move what both files need into a third file"
 MAX_INCLUDES = 500
 """Maximum number of includes of a recipe. A config counts each time that it is included."""
 CHOICE = "__choice__"
@@ -134,7 +135,7 @@ class DefaultsLists:
             message = f"config `{path}` does not exist"
             self.report("MC201", message, entry.span, self._searched(full), fixes)
         elif self._includes_itself(name, full):
-            self.report("MC205", f"`{path}` includes this file again", entry.span)
+            self.report("MC205", f"`{path}` includes this file again", entry.span, SHARED)
         else:
             yield f"{path}{at}{package}"
 
@@ -193,7 +194,7 @@ class DefaultsLists:
                 self.report("MC201", f"`{option}` is not a {group}", span, help, fixes)
             return False
         if self._includes_itself(name, f"{group}/{option}"):
-            self.report("MC205", f"`{option}` includes this file again", span)
+            self.report("MC205", f"`{option}` includes this file again", span, SHARED)
             return False
         return True
 
@@ -213,7 +214,7 @@ class DefaultsLists:
         paths = [f"`{self.store.display_name(path)}`" for path in self.store.files(name)]
         if len(paths) > 1:
             message = f"`{name}` is {paths[0]}, which hides {', '.join(paths[1:])}"
-            self.report("MC210", message, span)
+            self.report("MC210", message, span, "give the file beside the recipe another name")
         return bool(paths)
 
     def _searched(self, name: str) -> str:

@@ -131,7 +131,7 @@ class _Resolver:
             if value.is_mapping or value.is_list or value.value is None:
                 what = "a mapping" if value.is_mapping else "a list" if value.is_list else "nothing"
                 message = f"`${{{text}}}` is {what}, which cannot be part of a text"
-                raise InvalidInterpolation("MC218", message)
+                raise InvalidInterpolation("MC218", message, "refer to one of its values")
         joined = "".join(str(value.value) for value in values)
         from_environment = any(value.from_environment for value in values)
         return replace(node, value=joined, written=joined, from_environment=from_environment)

@@ -19,6 +19,7 @@ from meshctl.recipe.compose.yaml_scalars import CORE, SCALARS, construct, is_too
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, merge, over
 
 MAX_BYTES = 1 << 20
+LARGE = "put large data into a file of its own, and give its path to a component"
 MAX_NODES = 20_000
 """Maximum number of values of a text. An alias counts as many values as its anchor contains."""
 MAX_DEPTH = 64
@@ -152,7 +153,7 @@ class _Builder:
             exceeded = f"is nested deeper than {MAX_DEPTH} levels"
         if exceeded:
             message = f"this {exceeded}, the limit for a recipe"
-            raise _Unreadable(Diagnostic("MC010", message, self.span(event.start_mark)))
+            raise _Unreadable(Diagnostic("MC010", message, self.span(event.start_mark), help=LARGE))
 
     def node(self, event: Any, key: Span | None = None, count: int = 1) -> Node:
         """Returns the value that begins with `event`. `count` is 1 for a value and 0 for a key of a

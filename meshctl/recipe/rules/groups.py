@@ -44,7 +44,9 @@ def keys_fit_device_type(facts: Facts) -> Iterator[Diagnostic]:
             yield _meaningless(facts, name, "colocate", "shares devices", "cpu", help)
 
 
-def _meaningless(facts: Facts, group: str, key: str, use: str, kind: str, help: str = "") -> Diagnostic:
+def _meaningless(
+    facts: Facts, group: str, key: str, use: str, kind: str, help: str = "remove it"
+) -> Diagnostic:
     message = f"`{key}` {use}, but group `{group}` is on {kind}"
     if facts.is_detected(group):
         message = f"{message}, the device type of this machine"

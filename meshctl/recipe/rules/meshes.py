@@ -70,7 +70,8 @@ def order_names_all_dims(facts: Facts) -> Iterator[Diagnostic]:
             and facts.is_valid("components", name, "parallel")
         ):
             message = f"`order` must name {', '.join(DIMS)}, each once"
-            yield Diagnostic("MC404", message, facts.value("components", name, "parallel", "order"))
+            span = facts.value("components", name, "parallel", "order")
+            yield Diagnostic("MC404", message, span, help="remove it for this order")
 
 
 def sizes_fit_group(facts: Facts) -> Iterator[Diagnostic]:

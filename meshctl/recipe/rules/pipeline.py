@@ -37,7 +37,8 @@ def components_are_used(facts: Facts) -> Iterator[Diagnostic]:
         found = facts.class_of(name)
         if name not in used and name in facts.meshes and (found is None or found.is_component):
             message = f"component `{name}` is not called by any stage"
-            yield Diagnostic("MC517", message, facts.key("components", name), severity="warning")
+            help = "call it in a stage, or remove it"
+            yield Diagnostic("MC517", message, facts.key("components", name), (), help, "warning")
 
 
 def inputs_are_calls(facts: Facts) -> Iterator[Diagnostic]:
@@ -104,7 +105,9 @@ def joined_stages_differ(facts: Facts) -> Iterator[Diagnostic]:
                 continue
             last = len(given.stages) - 1 - given.stages[::-1].index(repeated)
             span = facts.value("pipeline", name, *input_path(given, last))
-            yield Diagnostic("MC533", f"stage `{name}` joins `{repeated}` with itself", span)
+            yield Diagnostic(
+                "MC533", f"stage `{name}` joins `{repeated}` with itself", span, help="remove one of them"
+            )
 
 
 def sync_has_two_ends(facts: Facts) -> Iterator[Diagnostic]:
@@ -115,7 +118,12 @@ def sync_has_two_ends(facts: Facts) -> Iterator[Diagnostic]:
             continue
         target, to = facts.recipe.components.get(stage.to), facts.value("pipeline", name, "to")
         if stage.component and stage.component == stage.to:
-            yield Diagnostic("MC550", f"sync `{name}` goes from `{stage.to}` to itself", to)
+            yield Diagnostic(
+                "MC550",
+                f"sync `{name}` goes from `{stage.to}` to itself",
+                to,
+                help="write the component that receives the weights",
+            )
         if stage.lag < 0 and facts.is_valid("pipeline", name):
             age = f"the weights are up to {counted(stage.every - 1, 'step')} old"
             every = facts.value("pipeline", name, "every").with_word(age)

@@ -11,11 +11,29 @@ import pytest
 import meshctl
 from meshctl.diagnostics import Report
 from meshctl.diagnostics.codes import FOLDER, RETIRED, SUBJECTS, Block, Section, codes, head, page
+from meshctl.recipe.fixes import apply
 from meshctl.recipe.load import load
 
 PACKAGE = Path(str(meshctl.__file__)).parent
 COMPANIONS = Path(__file__).parent / "companions"
 PAGES = {code: page(code) for code in codes()}
+ADDED = {
+    "MC211",
+    "MC300",
+    "MC504",
+    "MC507",
+    "MC510",
+    "MC514",
+    "MC515",
+    "MC518",
+    "MC527",
+    "MC528",
+    "MC542",
+    "MC546",
+}
+"""Codes whose right example adds lines to the wrong one, or changes another file, or the command line."""
+PLAIN = {"MC504", "MC507", "MC514", "MC526", "MC527", "MC571"}
+"""Codes whose message alone says what to change."""
 WIDTH = 78
 LIST = 80
 
@@ -95,6 +113,44 @@ def test_the_wrong_example_is_reported_with_its_code(code: str, tmp_path: Path) 
     found = report_of(read.wrong, read.why, tmp_path).diagnostics
     assert {one.code for one in found} == {code, *read.wrong.also}, [(one.code, one.message) for one in found]
     assert {one.severity for one in found if one.code == code} == {read.severity}
+
+
+def text_of(section: Section, file: str) -> str:
+    """Returns the text of a file of a section; for `override N`, that of the override."""
+    if file.startswith("override "):
+        recipe = next(block for block in section.blocks if block.language == "yaml")
+        return command(recipe)[int(file.split()[1])]
+    return next((block.text for block in section.blocks if (block.name or "recipe.yaml") == file), "")
+
+
+@pytest.mark.parametrize("code", [code for code, read in PAGES.items() if read.wrong.blocks])
+def test_the_report_of_the_wrong_example_marks_what_the_right_one_changes(code: str, tmp_path: Path) -> None:
+    read = PAGES[code]
+    found = [one for one in report_of(read.wrong, read.why, tmp_path).diagnostics if one.code == code]
+    spans = [span for one in found for span in (one.primary, *one.seconds) if span]
+    changed = []
+    for span in spans:
+        lines, right = (
+            text_of(read.wrong, span.file).splitlines(),
+            text_of(read.right, span.file).splitlines(),
+        )
+        changed.append(not lines or lines[span.line - 1] not in right)
+    assert any(changed) or not spans or code in ADDED, [(one.message, one.primary) for one in found]
+    assert all(one.help or one.primary.label or one.seconds or code in PLAIN for one in found if one.primary)
+
+
+@pytest.mark.parametrize("code", [code for code, read in PAGES.items() if read.wrong.blocks])
+def test_the_fixes_of_the_wrong_example_lead_to_one_without_the_code(code: str, tmp_path: Path) -> None:
+    read = PAGES[code]
+    found = [one for one in report_of(read.wrong, read.why, tmp_path).diagnostics if one.code == code]
+    edits = [fix for one in found for fix in one.fixes if not fix.span.file.startswith("override ")]
+    for file in {fix.span.file for fix in edits}:
+        path = tmp_path / file
+        path.write_text(apply(path.read_text(), [fix for fix in edits if fix.span.file == file]))
+    recipe, *overrides = command(next(block for block in read.wrong.blocks if block.language == "yaml"))
+    if edits:
+        left = load(recipe, overrides, tmp_path, environ={}, detect=lambda: "cpu").report.diagnostics
+        assert code not in {one.code for one in left}, [(one.code, one.message) for one in left]
 
 
 @pytest.mark.parametrize("code", [code for code, read in PAGES.items() if read.right.blocks])
