@@ -352,7 +352,10 @@ class Ranks(Type):
     empty: ClassVar[Any] = 0
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        if isinstance(node.value, str) and (devices := _devices_in(node.value)):
+        is_number = isinstance(node.value, str) and re.fullmatch(
+            r"\d{1,3}(,\d{3})*,0\d\d(,\d{3})*", node.value
+        )
+        if isinstance(node.value, str) and not is_number and (devices := _devices_in(node.value)):
             hint = f"write [{', '.join(map(str, devices))}]"
             reader.expected("a positive integer or a list", node, path, hint)
             return None

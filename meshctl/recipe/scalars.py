@@ -9,6 +9,7 @@ from typing import Any
 from meshctl.diagnostics import Fix
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
 
+CURLY_QUOTES = "\u201c\u201d\u2018\u2019\u201e"
 MAX_QUOTED = 60
 """Maximum number of characters of a wrong value that a message quotes."""
 
@@ -103,7 +104,7 @@ def yaml_hint(node: Node, wanted: str) -> str:
         return help
     if not isinstance(value, str) or not value:
         return ""
-    return "use straight quotes" if value[0] in "\u201c\u201d\u2018\u2019\u201e" else ""
+    return "use straight quotes" if value[0] in CURLY_QUOTES else ""
 
 
 def reference_hint(node: Node) -> str:

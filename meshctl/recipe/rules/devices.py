@@ -15,6 +15,7 @@ from itertools import combinations
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import DeviceGroup
 from meshctl.recipe.rules.facts import Facts, node_counts
+from meshctl.recipe.scalars import CURLY_QUOTES
 from meshctl.text.english import counted
 from meshctl.topology.allocation import (
     Allocation,
@@ -259,7 +260,10 @@ def device_names_are_known(facts: Facts) -> Iterator[Diagnostic]:
             span = facts.value(*(path if facts.is_named(*path) else path[:-1]))
             if not re.fullmatch(NAME_PATTERNS[kind], device):
                 help = 'write indices, "0,1"' + (", or UUIDs: GPU-..., MIG-..." if kind == "cuda" else "")
+                if any(quote in device for quote in CURLY_QUOTES):
+                    help = "use straight quotes"
                 yield Diagnostic("MC316", f"`{device}` is not a valid {kind} device", span, help=help)
+                break
             elif device in visible[:index]:
                 message = f"`visible_devices` of group `{name}` lists device {device} twice"
                 yield Diagnostic("MC316", message, span)

@@ -37,8 +37,7 @@ def components_are_used(facts: Facts) -> Iterator[Diagnostic]:
         found = facts.class_of(name)
         if name not in used and name in facts.meshes and (found is None or found.is_component):
             message = f"component `{name}` is not called by any stage"
-            help = "call it in a stage, or remove it"
-            yield Diagnostic("MC517", message, facts.key("components", name), (), help, "warning")
+            yield Diagnostic("MC517", message, facts.key("components", name), severity="warning")
 
 
 def inputs_are_calls(facts: Facts) -> Iterator[Diagnostic]:
