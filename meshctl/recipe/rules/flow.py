@@ -37,8 +37,7 @@ def batches_are_taken(facts: Facts) -> Iterator[Diagnostic]:
     for name, stage in pipeline.items():
         if stage.is_source and name not in facts.taken:
             message = f"the batches of `{name}` are not used by any stage"
-            help = "write `in` in a stage that needs them, if one is missing"
-            yield Diagnostic("MC539", message, facts.key("pipeline", name), (), help, "note")
+            yield Diagnostic("MC539", message, facts.key("pipeline", name), severity="note")
 
 
 # Peers with different samples
