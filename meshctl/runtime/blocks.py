@@ -78,18 +78,24 @@ class BlockRun:
 
     def run(self, step: int) -> None:
         """Runs all passes of a step."""
-        if not all(held.begin(step) for stage in self._stages for held in stage.call.held):
-            self._state.ended = self._state.ended or self._block.name  # the step is dropped
-            return
+        held = [one for stage in self._stages for one in stage.call.held]
+        try:
+            if all(one.begin(step) for one in held):
+                self._run_rounds(step)
+            else:
+                self._state.ended = self._state.ended or self._block.name  # the step is dropped
+        finally:
+            self._state.pass_number = 0
+            for one in held:
+                one.release()
+
+    def _run_rounds(self, step: int) -> None:
         self._state.pass_number = 0
-        self._progress.begin_block()
         for number in range(1, self._block.times + 1 if self._stages else 1):
             self._run_round(step, number)
         self._state.pass_number = 0
         for stage in self._stages:
             stage.call.send_passes(stage.outer, step)
-            for held in stage.call.held:
-                held.release()
 
     def _run_round(self, step: int, number: int) -> None:
         for stage in self._stages:

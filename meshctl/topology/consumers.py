@@ -134,6 +134,16 @@ def parts_of_some(
     ]
 
 
+def parts_within(parts: Sequence[Sequence[Run]], some: Sequence[Run]) -> list[list[Run]]:
+    """Some samples of the parts, each in the part that has it."""
+    chosen = {(producer, row) for producer, start, stop in some for row in range(start, stop)}
+    return [merge_runs([row for run in part for row in _rows_in(run) if row in chosen]) for part in parts]
+
+
+def _rows_in(run: Run) -> list[tuple[int, int]]:
+    return [(run.producer, row) for row in range(run.start, run.stop)]
+
+
 def _rows_of(columns: Sequence[Sequence[Any]], rows: Sequence[Sequence[int]]) -> tuple[list[Any], ...]:
     """Returns, for each producer, these rows of what it has for each of its samples."""
     return tuple([column[row] for row in some] for column, some in zip(columns, rows, strict=True))

@@ -307,6 +307,20 @@ def test_an_unannounced_end_in_a_step_with_a_block_drops_it() -> None:
     assert {step for step, *_ in seen} == {1, 2}
 
 
+def test_an_unannounced_end_does_not_disturb_a_block_of_its_own_data() -> None:
+    last = call("last", "exam.note", "train", when="end")
+    job = evaluation(
+        inside("exam", "exam.score", "eval.questions", collect="mean"),
+        last,
+        workers={"a": 2, "b": 2},
+        steps=0,
+    )
+    outcome, seen = execute(job, data=Ends)
+    assert not outcome.faults and set(outcome.last.values()) == {2}
+    assert [step for step, *_ in seen if step == 2]
+    assert all(mean(parts) == pytest.approx(4.5) for parts in values(outcome, "eval.exam", "x").values())
+
+
 @pytest.mark.parametrize("data", [Source, Ends])
 def test_a_block_at_the_end_of_a_run(data: type[Source]) -> None:
     stages = [inside("exam", "exam.score", "eval.questions", collect="mean", when="end")]
@@ -533,6 +547,7 @@ def test_a_value_that_is_no_batch_cannot_be_cut() -> None:
         (Dispatch("slice", allow_empty=True), {}),
         (Dispatch("all", allow_empty=True), {}),
         (SHARED, {"execute": "first"}),
+        (SHARED, {"execute": "peer"}),
     ],
 )
 @pytest.mark.parametrize("workers", [{"a": 1, "b": 1}, {"a": 2, "b": 3}, {"a": 3, "b": 2}])
@@ -543,7 +558,7 @@ def test_minibatches_reach_ranks_by_any_mode(
     job = epochs(minibatch("keep", "actor.values", whole, **more), workers=workers)
     outcome, seen = learn(job)
     assert not outcome.faults
-    ranks = 1 if more else workers["b"]
+    ranks = 1 if more == {"execute": "first"} else workers["b"]
     for step in (1, 2):
         got = [sorted(set(some)) for some in passes(seen, "values", step, ranks)]
         assert [len(some) for some in got] == [4, 4, 2] * 3

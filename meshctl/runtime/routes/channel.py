@@ -61,7 +61,7 @@ from meshctl.runtime.transports.buffers.mapped_concat import fits_pages
 from meshctl.runtime.transports.errors import BuffersHeld, PeerLost
 from meshctl.runtime.transports.transport import Delivery, flat, tensor_of
 from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
-from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_for, parts_of_some
+from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_for, parts_of_some, parts_within
 from meshctl.topology.modes import producer_set
 from meshctl.topology.samples import RouteError, Run
 
@@ -471,13 +471,16 @@ class Channel:
 
     def selected(self, received: Received, positions: Sequence[int]) -> Received:
         """Returns the samples of a received batch that are at some positions of its sample order, partitioned
-        anew over the ranks of the called component. All of these ranks call it together. Raises
-        `RouteError` where the samples must move and cannot."""
+        anew over the ranks of the called component; with `execute: peer` each sample stays on its ranks. All
+        of these ranks call it together."""
         header = received.header
         runs = header.table.select(positions)
-        parts = parts_of_some(
-            self._execute, self._dispatch, self.route.dispatch, self._consumer.mesh, header.table, runs
-        )
+        parts: Sequence[Sequence[Run]]
+        if self._execute.is_per_producer:
+            parts = parts_within(header.partition.parts, runs)
+        else:
+            modes = self._execute, self._dispatch, self.route.dispatch
+            parts = parts_of_some(*modes, self._consumer.mesh, header.table, runs)
         some = StepHeader(header.headers, Partition(parts), header.digest)
         held, wanted = Assignment(self.consumers, header).ids, Assignment(self.consumers, some).ids
         rank = self._context.consumer_rank

@@ -87,6 +87,10 @@ class MinibatchInput(HeldInput):
             )
         return has_value
 
+    def release(self) -> None:
+        super().release()
+        self._left.clear()
+
     def begin_round(self, number: int) -> None:
         table = super().receive(self._step).header.table
         bounds = group_bounds(table, table.group_depth)
