@@ -54,10 +54,10 @@ def keys_below(path: KeyPath, root: Node) -> tuple[str, ...]:
         return ACCELERATORS
     if path[0] in ("groups", "components", "pipeline") and root.at(path[:2]) is None:
         return ()
-    if path[0] == "pipeline":
-        inner = path[2:] if path[2:3] != ("stages",) else path[4:]
-        return STAGE.keys if len(path) == 2 else () if "in" in inner[:1] else _keys(path, root)
-    return _keys(path, root)
+    if path[0] == "pipeline" and len(path) == 2:
+        return STAGE.keys
+    inner = path[4:] if path[2:3] == ("stages",) else path[2:]
+    return () if path[0] == "pipeline" and inner[:1] == ("in",) else _keys(path, root)
 
 
 def _keys(path: KeyPath, root: Node) -> tuple[str, ...]:

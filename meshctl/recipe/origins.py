@@ -123,7 +123,9 @@ def _written(loaded: Loaded, path: KeyPath, leaf: Node) -> Origin:
 
 
 def kind_of(span: Span, tree: Node) -> Kind:
-    return "override" if is_override(span.file) else "recipe" if span.file == tree.span.file else "file"
+    if is_override(span.file):
+        return "override"
+    return "recipe" if span.file == tree.span.file else "file"
 
 
 def _plain(node: Node, path: KeyPath, secrets: Secrets) -> Any:

@@ -193,15 +193,7 @@ class _Walk:
             near = called(key, known)
         elif not location:
             near = key if key in known else nearest_key(key, known)
-        help = location.help if location else f"did you mean `{near}`?" if near else ""
-        if not path and f"/{key}/" in f"/{span.file}":
-            help = (
-                f"to set values of the recipe, write `# @package _global_` in the first line of `{span.file}`"
-            )
-        if key.isdigit() and item.value is None and (number := _split_number(key, node)):
-            help = f"write {number}, without separators"
-        help = odd or help or help_without_alternative(section, key)
-        help = help or f"its {'key is' if len(known) == 1 else 'keys are'} {listed(known)}"
+        help = odd or self.help_for(key, item, path, section, node, near, location)
         message = f"{section.title} has no key `{key[:MAX_LETTERS]}`"
         fixes = meant.get(key, ()) if near else ()
         self.wrong.add(here)
@@ -218,6 +210,31 @@ class _Walk:
                 self.wrong.add((*path, near))
         elif location:
             self.wrong |= {place for place in location.candidates if self.root.at(place) is None}
+
+    def help_for(
+        self,
+        key: str,
+        item: Node,
+        path: KeyPath,
+        section: Section,
+        node: Node,
+        near: str,
+        location: Location | None,
+    ) -> str:
+        """Returns the help for an unknown key. `near` is the key that was probably meant. `location` is the
+        place to which the key belongs, if there is one."""
+        if key.isdigit() and item.value is None and (number := _split_number(key, node)):
+            return f"write {number}, without separators"
+        file = item.key.file if item.key else item.span.file
+        if not path and f"/{key}/" in f"/{file}":
+            return f"to set values of the recipe, write `# @package _global_` in the first line of `{file}`"
+        if location and location.help:
+            return location.help
+        if near and not location:
+            return f"did you mean `{near}`?"
+        known = section.keys
+        listing = f"its {'key is' if len(known) == 1 else 'keys are'} {listed(known)}"
+        return help_without_alternative(section, key) or listing
 
     def moved(self, item: Node, location: Location) -> Node:
         top = location.path[0]
@@ -271,8 +288,8 @@ class _Walk:
             found[last] = self.adopted(found[last], (*path, last), {key: item})
             return
         lacking = [name for name, other in found.items() if other.is_mapping and other.get(key) is None]
-        owner = last if last in lacking else lacking[0] if len(lacking) == 1 else ""
-        if section.by_key[key].required and len(lacking) == 1:
+        owner = last if last in lacking else ""
+        if len(lacking) == 1:
             owner = lacking[0]
         place = f"`{'.'.join((*path, owner))}`" if owner else section.title
         message = f"`{key}` is a key of {section.title}, not a name"

@@ -129,7 +129,8 @@ class _Resolver:
             return values[0]
         for value, (text, _) in zip(values, parts, strict=True):
             if value.is_mapping or value.is_list or value.value is None:
-                what = "a mapping" if value.is_mapping else "a list" if value.is_list else "nothing"
+                collection = "a mapping" if value.is_mapping else "a list"
+                what = "nothing" if value.value is None else collection
                 message = f"`${{{text}}}` is {what}, which cannot be part of a text"
                 raise InvalidInterpolation("MC218", message, "refer to one of its values")
         joined = "".join(str(value.value) for value in values)

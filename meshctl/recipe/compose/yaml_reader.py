@@ -233,9 +233,10 @@ class _Builder:
         for alias in anchor.inside:
             inside = span.with_word("the anchor")
             self.report("MC007", "this alias is inside its own anchor", alias, inside)
-        tag = event.tag if event.tag not in (None, "!") else CORE + ("map" if is_mapping else "seq")
+        kind = "map" if is_mapping else "seq"
+        tag = CORE + kind if event.tag in (None, "!") else event.tag
         is_template, self.is_template = self.is_template, False
-        if is_template or self.is_refused_tag(tag, {"map"} if is_mapping else {"seq"}, span):
+        if is_template or self.is_refused_tag(tag, {kind}, span):
             return self.broken(Node(value, span, key))
         return Node(value, span, key)
 
