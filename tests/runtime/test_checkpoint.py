@@ -306,7 +306,9 @@ def random_case(rank: int, case: int) -> None:
         absent = chance.choice([[], [], dims, chosen])
         missing = Random(f"{case} {number} {place(absent)}").random() < 0.4 if absent else False
         leaves[number] = LEAVES[kind](Random(f"{case} {number} {place(chosen)}"))
-        possible.update(chosen)
+        possible.update(
+            dims if absent else chosen
+        )  # several dims may explain values that are absent elsewhere
         certain.update([] if absent else chosen)
         if missing:
             del leaves[number]
@@ -339,6 +341,35 @@ def a_second_save_of_a_step_replaces_the_first(rank: int) -> None:
 def random_states_come_back_on_the_same_mesh(rank: int) -> None:
     for case in range(CASES):
         random_case(rank, case)
+
+
+def moved_case(rank: int, case: int) -> None:
+    """Saves a random state on one mesh and loads it on another one, where it is refused or has the values of
+    the same coordinates."""
+    chance = Random(case)
+    mesh, moved = chance.choice(MESHES).at(rank), chance.choice(MESHES).at(rank)
+    dims = [dim for dim in mesh.mesh_dim_names if mesh.size(dim) > 1]
+    kinds = [chance.choice(sorted(LEAVES)) for _ in range(chance.randrange(1, 5))]
+    along = [[dim for dim in dims if chance.random() < 0.25] for _ in kinds]
+
+    def state_at(coordinate: dict[str, int]) -> dict[Any, Any]:
+        places = [str([coordinate[dim] for dim in chosen]) for chosen in along]
+        seeds = [f"{case} {number} {place}" for number, place in enumerate(places)]
+        return nested(case, {n: LEAVES[kinds[n]](Random(seed)) for n, seed in enumerate(seeds)})
+
+    save(folder(f"moved-{case}"), "actor", state_at(mesh.coordinate()), mesh)
+    changed = [dim for dim in dims if moved.size(dim) != mesh.size(dim)]
+    if any({*chosen} & {*changed} for chosen in along):
+        assert "cannot be loaded with" in refusal(f"moved-{case}", {}, moved), f"case {case}"
+    else:
+        found = load(folder(f"moved-{case}"), "actor", {}, moved)
+        assert same(found, state_at(moved.coordinate())), f"case {case}"
+
+
+@check
+def random_states_are_loaded_on_another_mesh_or_refused(rank: int) -> None:
+    for case in range(CASES):
+        moved_case(rank, case)
 
 
 @pytest.fixture(scope="module")
