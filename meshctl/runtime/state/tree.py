@@ -183,7 +183,10 @@ def decode(document: Document, tensors: Mapping[str, Tensor]) -> Any:
     if tag == "deque":
         return deque((decode(item, tensors) for item in rest[1]), rest[0])
     if tag in MAPPINGS.values():
-        return READERS[tag]({decode(key, tensors): decode(value, tensors) for key, value in rest[0]})
+        found = READERS[tag]({decode(key, tensors): decode(value, tensors) for key, value in rest[0]})
+        if len(rest) > 1:
+            found._metadata = decode(rest[1], tensors)
+        return found
     if tag == "defaultdict":
         pairs = {decode(key, tensors): decode(value, tensors) for key, value in rest[1]}
         return defaultdict(FACTORIES.get(rest[0]), pairs)
@@ -229,7 +232,10 @@ class _Encoder:
         if kind is defaultdict:
             return self._defaultdict(value, path)
         if isinstance(value, Mapping):
-            return [MAPPINGS.get(kind, "dict"), self._pairs(value, path)]
+            # torch.nn.Module.state_dict() returns an OrderedDict with this attribute.
+            metadata = getattr(value, "_metadata", None) if kind is OrderedDict else None
+            versions = [] if metadata is None else [self.part(metadata, (*path, "_metadata"))]
+            return [MAPPINGS.get(kind, "dict"), self._pairs(value, path), *versions]
         raise self._refused(value, path)
 
     def _items(self, values: Iterable[Any], path: Path) -> list[Document]:
@@ -313,7 +319,8 @@ def _type_name(value: object) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-# Tag -> the position of the items in a container's list. Items of mappings are pairs of key and value.
+# Tag -> the position of the items in a container's list. Items of mappings are pairs of key and value; after
+# them is torch's `_metadata` of an OrderedDict that has it.
 _PAIRS = {**dict.fromkeys(MAPPINGS.values(), 1), "defaultdict": 2}
 _ITEMS = {**_PAIRS, **dict.fromkeys(SEQUENCES.values(), 1), "deque": 2}
 
@@ -363,5 +370,6 @@ def _with_leaves(part: Document, leaves: Mapping[str, Document], path: Path) -> 
     values = [_with_leaves(value, leaves, (*path, key)) for key, value in _children(part)]
     if part[0] in _PAIRS:
         keys = [key for key, _ in part[position]]
-        return [*part[:position], [[key, value] for key, value in zip(keys, values, strict=True)]]
+        pairs = [[key, value] for key, value in zip(keys, values, strict=True)]
+        return [*part[:position], pairs, *part[position + 1 :]]
     return [*part[:position], values]

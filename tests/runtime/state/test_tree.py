@@ -69,6 +69,14 @@ def test_a_default_dict_keeps_its_factory() -> None:
     assert found["none"].default_factory is None
 
 
+def test_the_versions_of_modules_are_kept() -> None:
+    """`load_state_dict` of a module converts the state of an older version of its class."""
+    state = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)).state_dict()
+    assert state._metadata["0"] == {"version": 2}
+    found = back({"model": state})["model"]
+    assert same(found, state) and same(found._metadata, state._metadata)
+
+
 def test_other_mappings_come_back_as_dicts() -> None:
     class Settings(dict[str, int]):
         pass
