@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import lcm
+from typing import Any
 
-from meshctl.plan.model import Plan, Stage
+from meshctl.plan.model import Plan, Run, Stage
 from meshctl.run.bounds import bounding_sources
 from meshctl.topology.modes import Route
 
@@ -86,6 +87,7 @@ def only(plan: Plan, group: str, replayed: Collection[str]) -> Alone:
             plan.run,
             epochs=plan.run.epochs if bounding else 0,
             record=tuple(name for name in plan.run.record if name in kept),
+            **_without_metrics_of_others(plan.run, names),
         ),
         replayed=tuple(route for route in taken if route.name in replayed),
         blocks=tuple(block for block in plan.blocks if any(stage.block == block.name for stage in stages)),
@@ -93,6 +95,19 @@ def only(plan: Plan, group: str, replayed: Collection[str]) -> Alone:
     missing = tuple(route for route in taken if route.name not in replayed)
     skipped = tuple(name for name, groups in syncs.items() if group in groups and len(groups) > 1)
     return Alone(alone, missing, skipped, tuple(dict.fromkeys(away.values())))
+
+
+def _without_metrics_of_others(run: Run, stages: Collection[str]) -> dict[str, Any]:
+    """Returns the fields of `run` that name metrics, without the metrics of other stages than these."""
+
+    def is_here(metric: str) -> bool:
+        return any(metric.startswith(f"{stage}.") for stage in stages)
+
+    checkpoint = run.checkpoint
+    if checkpoint and checkpoint.best and not is_here(checkpoint.best.on):
+        checkpoint = replace(checkpoint, best=None)
+    stop = run.stop if run.stop and is_here(run.stop.on) else None
+    return {"show": tuple(filter(is_here, run.show)), "stop": stop, "checkpoint": checkpoint}
 
 
 def _as_bounding(stage: Stage, bounding: Collection[str]) -> Stage:
