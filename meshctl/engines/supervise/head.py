@@ -337,8 +337,9 @@ class Head:
     @property
     def _reason(self) -> str:
         """The reason for the end of a successful run. It is a metric if the agreed last step is earlier than
-        the planned one."""
-        is_early = self._agreed is not None and (self._planned is None or self._agreed < self._planned)
+        the planned one and than the end of every stream."""
+        planned = math.inf if self._planned is None else self._planned
+        is_early = self._agreed is not None and self._agreed < min(planned, self._first_end - 1)
         return self._judge.stop if self._judge.stop and is_early else self._ended_by
 
     def _warn(self, texts: Iterable[str]) -> None:
