@@ -111,5 +111,7 @@ def _in_checkpoints(expected: Expected, saved: Sequence[Saved]) -> Iterator[str]
         # Who has begun the step of an unannounced end may have been called once more for each of its stages.
         is_late = expected.before_end is not None and have.step == expected.last
         wrong = {name for name in want.calls if have.calls.get(name, -1) != want.calls[name]}
+        if not have.calls:
+            continue  # in a run of processes, states are compared when they are loaded
         if have.calls.keys() != want.calls.keys() or (wrong and not is_late):
             yield f"step-{have.step} has the state {have.calls}, in the model {want.calls}"

@@ -335,3 +335,13 @@ def resumed(scenario: Scenario, step: int) -> dict[str, Any]:
     if "steps" in run:
         run["steps"] = max(run["steps"], step + scenario.resume.more)
     return {**recipe, "groups": groups, "components": components, "run": run}
+
+
+def overrides(scenario: Scenario, recipe: dict[str, Any]) -> list[str]:
+    """The same change of the recipe, as overrides of a command line."""
+    assert scenario.resume
+    words = [f"groups.{name}.ranks={count}" for name, count in scenario.resume.ranks.items()]
+    for name, component in scenario.recipe["components"].items():
+        if "parallel" in component and "parallel" not in recipe["components"][name]:
+            words.append(f"components.{name}.parallel={{dp_size: auto}}")
+    return words + ([f"run.steps={recipe['run']['steps']}"] if "steps" in recipe["run"] else [])

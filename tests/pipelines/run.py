@@ -39,6 +39,10 @@ class Ran:
     seen: Mapping[Worker, Sequence[Called]] = field(default_factory=dict)
     metrics: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
     saved: Sequence[Saved] = ()
+    keeps: int = 0
+    """The number of newest checkpoints that are kept; 0 for all of them."""
+    folder: Path | None = None
+    """The folder of a run in processes."""
 
 
 def read(recipe: Mapping[str, Any], file: Path) -> tuple[Plan | None, Report]:

@@ -1,0 +1,90 @@
+"""The property of random pipelines, for one scenario: what happens in a run is what the model of its recipe
+does, also in a second run that continues from a checkpoint of the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import event, note
+
+from meshctl.recipe.compose.yaml_reader import dump
+from tests.pipelines.compare import first_difference
+from tests.pipelines.generate import Scenario, overrides, resumed
+from tests.pipelines.launcher import Launcher
+from tests.pipelines.model import Expected, Model, Saved
+from tests.pipelines.run import Ran, in_memory, read
+from tests.pipelines.shares import Fault
+from tests.pipelines.sources import ENDLESS
+
+TOO_FAR = "steps ahead, so its value for the end is gone"
+"""A fault that a recipe has in some runs: a group that takes nothing of a stream does not wait for its end."""
+
+
+def check_in_memory(scenario: Scenario, file: Path) -> None:
+    first = _in_memory(scenario, scenario.recipe, file, None)
+    if first and scenario.resume and first.saved:
+        start = first.saved[len(first.saved) // 2]
+        event("continues from a checkpoint")
+        _in_memory(scenario, resumed(scenario, start.step), file, start)
+
+
+def _in_memory(scenario: Scenario, recipe: Mapping[str, Any], file: Path, start: Saved | None) -> Ran | None:
+    note(f"{dump(recipe)}\n{start or ''}")
+    plan, report = read(recipe, file)
+    errors = [f"{one.code} {one.message}" for one in report.errors]
+    ran = in_memory(plan, start) if plan else Ran(fault="; ".join(errors))
+    return ran if compared(scenario, recipe, ran, start) else None
+
+
+def check_in_processes(scenario: Scenario, launcher: Launcher, file: Path) -> None:
+    recipe = scenario.recipe
+    note(dump(recipe))
+    file.write_text(dump(recipe), encoding="utf-8")
+    ran = launcher.launch(file)
+    expected = compared(scenario, recipe, ran, None)
+    if not expected or not scenario.resume or not ran.saved or not ran.folder:
+        return
+    second = resumed(scenario, ran.last)
+    if second["run"].get("steps", ENDLESS) <= ran.last:
+        return
+    event("continues from a checkpoint")
+    note(" ".join(overrides(scenario, second)))
+    again = launcher.launch(ran.folder, overrides(scenario, second))
+    start = replace(ran.saved[-1], calls=loaded_states(again))
+    if not again.fault and expected.before_end is None:
+        assert start.calls == expected.saved[-1].calls, f"the states {start.calls} were loaded"
+    rows = {step: row for step, row in again.metrics.items() if step > start.step}
+    compared(scenario, second, replace(again, metrics=rows), start, before=ran.saved)
+
+
+def loaded_states(ran: Ran) -> dict[str, int]:
+    """Component -> the state that it loaded."""
+    calls = [called for some in ran.seen.values() for called in some if called.method == "resume"]
+    return {called.component: called.arguments[0] for called in calls}
+
+
+def compared(
+    scenario: Scenario, recipe: Mapping[str, Any], ran: Ran, start: Saved | None, before: Sequence[Saved] = ()
+) -> Expected | None:
+    """Compares a run with the model; None for a run that had to fail. `before` are earlier checkpoints that
+    are still there."""
+    stopped = ran.last if scenario.stop_at and not ran.fault else ENDLESS
+    try:
+        expected = Model(recipe, ran.seen, stopped).run(start)
+    except Fault as fault:
+        event("has to fail")
+        assert ran.fault, f"the run did not fail, the model: {fault}"
+        return None
+    if TOO_FAR in ran.fault:
+        event("is too far ahead")
+        return None
+    assert not ran.fault, f"the run failed: {ran.fault}"
+    if ran.keeps:
+        expected.saved = [*before, *expected.saved][-ran.keeps :]
+    difference = first_difference(expected, ran)
+    assert not difference, difference
+    event("runs")
+    return expected
