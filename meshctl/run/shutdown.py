@@ -25,6 +25,8 @@ from itertools import count
 from typing import Protocol
 
 FOREVER = timedelta(days=100)
+POLL_S = 0.001
+"""Seconds between two looks at whether other workers have completed a step."""
 ENDLESS = 2**62
 """The last step of a run that only a stop ends."""
 
@@ -37,6 +39,7 @@ class Store(Protocol):
     def add(self, key: str, amount: int, /) -> int: ...
     def check(self, keys: list[str], /) -> bool: ...
     def wait(self, keys: list[str], timeout: timedelta, /) -> None: ...
+    def compare_set(self, key: str, expected: str, value: str, /) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,22 @@ class StopAgreement:
         keys = [f"reached/{job_rank}" for job_rank in self._job_ranks]
         self._store.wait(keys, FOREVER)
         return min(int(self._store.get(key)) for key in keys)
+
+    def is_completed(self, step: int, job_ranks: Sequence[int]) -> bool:
+        """Returns whether all of these workers have completed a step; False where it is cancelled before. All
+        of them call it and get the same answer, except those for which the data have ended in this step: they
+        know that it is cancelled."""
+        self._store.set(f"completed/{step}/{self._job_rank}", "")
+        keys = [f"completed/{step}/{job_rank}" for job_rank in job_ranks]
+        is_known = False
+        while not (is_known or self.dropped(step)):
+            is_known = self._store.check(keys)
+            if not is_known:
+                with self._changed:
+                    self._changed.wait(POLL_S)
+        # Others may have seen the last one complete the step just before it was cancelled.
+        answer = "completed" if is_known else "cancelled"
+        return self._store.compare_set(f"completed/{step}/by {job_ranks[0]}", "", answer) == b"completed"
 
     def leave(self) -> None:
         """Publishes the last step as this worker's answer to all later stop requests."""

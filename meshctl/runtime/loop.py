@@ -289,6 +289,8 @@ class Loop:
             if stage.kind == "sync":
                 self._state.at = (stage.name, step)
                 self._cut(stage, step, stage.name in outdated)
+        if self._is_open_ended and not self._agreement.is_completed(step, self._context.group_job_ranks):
+            raise StepCancelled  # a worker of the group knows that the data have ended, and does not save
         self._saved = step
         self._state.at = ("checkpoint", step)
         self._context.progress.enter(Activity.SAVING, -1, perf_counter())

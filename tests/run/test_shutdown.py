@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -81,6 +82,19 @@ def test_a_stream_that_ends_drops_what_was_begun(store: HashStore) -> None:
     assert informed.wait(5)
     assert ending.last == 4 and ending.dropped(7) and not ending.dropped(4)
     assert ending.agree(4) == 4
+
+
+def test_workers_complete_a_step_together_or_not_at_all(store: HashStore) -> None:
+    """The data end in step 5 for worker 0 alone: the others of its group do not wait for it in a collective."""
+    workers, proposer = (
+        [StopAgreement(store, store, rank, range(3)) for rank in range(3)],
+        Proposer(store, range(3)),
+    )
+    with ThreadPoolExecutor() as pool:
+        assert all(pool.map(lambda worker: worker.is_completed(4, range(3)), workers))
+        waiting = [pool.submit(worker.is_completed, 5, range(3)) for worker in workers[1:]]
+        proposer.propose(StopRequest("the data ended", 5))
+        assert [one.result(10) for one in waiting] == [False, False]
 
 
 def test_a_stop_after_a_streams_end_changes_nothing(store: HashStore) -> None:
