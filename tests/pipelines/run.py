@@ -57,6 +57,8 @@ def in_memory(plan: Plan, start: Saved | None = None) -> Ran:
     """The components of a worker, in its thread."""
     records: list[Any] = []
     saved: dict[int, Saved] = {}
+    together: dict[tuple[str, int], threading.Barrier] = {}
+    """Group and step -> where its workers meet, as in the collective call that saves."""
     workers: Counter[int] = Counter()
     """Step -> how many workers have saved it."""
 
@@ -68,6 +70,8 @@ def in_memory(plan: Plan, start: Saved | None = None) -> Ran:
         return component
 
     def save(step: int, given: Mapping[str, int]) -> None:
+        group = plan.component(next(iter(own.components))).group
+        together.setdefault((group, step), threading.Barrier(plan.group(group).workers)).wait(TIMEOUT_S / 2)
         checkpoint = saved.setdefault(step, Saved(step))
         workers[step] += 1
         for name, component in own.components.items():
@@ -87,7 +91,7 @@ def in_memory(plan: Plan, start: Saved | None = None) -> Ran:
         plan, made, save=save, start=position[0], given=position[1], on_setup=resume, timeout=TIMEOUT_S
     )
     if outcome.faults:
-        return Ran(fault=" | ".join(dict.fromkeys(map(str, outcome.faults.values()))))
+        return Ran(fault=" | ".join(dict.fromkeys(map(repr, outcome.faults.values()))))
     [last] = set(outcome.last.values())
     [source] = {event.value["source"] for event in outcome.events if event.name == "ready"}
     reason = outcome.reason or (end_of_data(source) if source else "")
