@@ -31,7 +31,7 @@ class Sources:
         self._start, self._given_at_start = start, dict(self._given)
 
     def total(self, stage: Stage) -> int | None:
-        """Returns how many samples a source produces in the whole run, or None if it has no length."""
+        """Returns how many samples a source produces in the whole run, or None where it has no length."""
         return self._totals[stage.name]
 
     def _count(self, stage: Stage) -> int | None:
@@ -54,7 +54,7 @@ class Sources:
         return range(start, stop)
 
     def last_steps(self, stages: Sequence[Stage]) -> dict[str, int | None]:
-        """Returns the last step for which each bounding source has data, or None if it has no length."""
+        """Returns the last step for which each bounding source has data, or None where it has no length."""
         return {stage.name: self._last_step(stage) for stage in stages if self.bounds_run(stage)}
 
     def _last_step(self, stage: Stage) -> int | None:
@@ -63,17 +63,20 @@ class Sources:
             return None
         left = max(0, total - self._given[stage.name])
         calls = -(-left // stage.samples)
-        self._check_tail(stage, (total - self._given[stage.name]) % stage.samples, calls)
         return (self._start // stage.every + calls) * stage.every
 
-    def _check_tail(self, stage: Stage, tail: int, calls: int) -> None:
-        """Raises `StageError` if the last call has too few samples for one each of its consumers. The run
-        thus fails at its start and not hours later."""
-        if not tail or (self._plan.run.steps and calls * stage.every > self._plan.run.steps):
-            return
-        for route in self._plan.routes:
+    def check_tails(self, stages: Sequence[Stage], last: int) -> None:
+        """Raises `StageError` if a source of `stages` has too few samples left in the planned last step
+        for one each of its consumers. The run thus fails at its start and not hours later."""
+        for stage in stages:
+            if self.bounds_run(stage) and (total := self.total(stage)) and self._last_step(stage) == last:
+                self._check_tail(stage, max(0, total - self._given[stage.name]) % stage.samples, last)
+
+    def _check_tail(self, stage: Stage, tail: int, last: int) -> None:
+        for route in self._plan.routes if tail else ():
             target = self._plan.stage(route.target)
-            if route.source != stage.name or route.dispatch.allow_empty:
+            is_called = target.when != "start" and last % target.every == 0
+            if route.source != stage.name or route.dispatch.allow_empty or not is_called:
                 continue
             mesh = self._plan.component(target.component).mesh
             shares = dispatch_mode(route.dispatch.mode).share_count(mesh)

@@ -602,6 +602,21 @@ def test_weights_of_another_shape_are_refused() -> None:
     assert any(message in str(fault) for fault in outcome.faults.values())
 
 
+@pytest.mark.parametrize(("length", "is_refused"), [(9, True), (5, False)])
+def test_a_short_last_batch_is_refused_only_where_the_run_comes_to_it(length: int, is_refused: bool) -> None:
+    """The source has 9 samples, the last of which is alone in step 3; the other one ends the run with `length`."""
+    stages = [
+        call("batch", "source.next", samples=4),
+        call("taken", "echo.take", "batch"),
+        call("other", "second.next", samples=4),
+    ]
+    job = plan({"a": 2}, {"source": ("a", {}), "echo": ("a", {}), "second": ("a", {})}, stages, steps=0)
+    lengths = {"source": 9, "second": length}
+    outcome = in_process.run(job, lambda name, rank: Echo([]) if name == "echo" else sized(lengths[name]))
+    assert any("end with a batch of 1" in str(error) for error in outcome.faults.values()) == is_refused
+    assert is_refused or set(outcome.last.values()) == {2}
+
+
 def test_a_stop_is_a_last_step_that_all_agree_on() -> None:
     class Stopper(Echo):
         @endpoint
