@@ -112,7 +112,8 @@ class Loop:
                 f"run.epochs needs a source that knows its length, and none of {', '.join(names)} has a "
                 "__len__"
             )
-        self._sources.check_tails(own, self._agreement.last)
+        if None not in known:  # a stream may end the run earlier
+            self._sources.check_tails(own, self._agreement.last)
         lasts = {name: last for name, last in zip(names, known, strict=True) if last is not None}
         shortest = min(lasts, key=lambda name: lasts[name], default="")
         is_longer = bool(steps) and bool(shortest) and lasts[shortest] >= steps

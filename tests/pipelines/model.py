@@ -10,11 +10,13 @@ called with which samples. It uses nothing of meshctl. Two things are open to a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.pipelines.calls import Called, Calls, Job, Worker
 from tests.pipelines.flow import inputs_of
+from tests.pipelines.shares import Fault
 from tests.pipelines.sources import ENDLESS, Sources, Stages
 
 
@@ -42,6 +44,8 @@ class Expected:
     have begun."""
     metrics: Mapping[int, Mapping[str, float | None]]
     saved: Sequence[Saved]
+    may_fail: bool = False
+    """Whether other stages fail in the step in which a stream ended: which of the two is seen first is open."""
 
 
 class Model:
@@ -76,10 +80,11 @@ class Model:
         for name in self._sent:
             self._catch_up(name, step)
         last, reasons = self._planned_end(step)
-        before_end = None
+        before_end, may_fail = None, False
         while step < last:
             if ended := self._sources.ended(step + 1):
                 reasons = frozenset(map(data_ended, ended))
+                may_fail = self._fails_without(set(ended), step + 1)
                 before_end = {worker: len(calls) for worker, calls in self._job.called.items()}
                 break
             step += 1
@@ -87,7 +92,7 @@ class Model:
         if self._sources.are_open_ended:
             self._close(step, has_saved=self._saves or step == first)
         metrics = {step: row for step, row in self._job.metrics.items() if step > first}
-        return Expected(step, reasons, self._job.called, before_end, metrics, self._saved)
+        return Expected(step, reasons, self._job.called, before_end, metrics, self._saved, may_fail)
 
     def _planned_end(self, step: int) -> tuple[int, frozenset[str]]:
         """The last step as far as it is known before the first, and the possible reasons."""
@@ -117,6 +122,19 @@ class Model:
                 self._load(name, step - lag(stage))
         if self._saves:
             self._save(step)
+
+    def _fails_without(self, ended: set[str], step: int) -> bool:
+        """Whether a stage fails that takes nothing of the streams that ended."""
+        copy, gone = deepcopy(self), set(ended)
+        for name, stage in self._stages.items():
+            if name in gone or taken(stage) & gone:
+                gone.add(name)
+                del copy._stages[name]
+        try:
+            copy._step(step, is_last=False)
+        except Fault:
+            return True
+        return False
 
     def _close(self, step: int, has_saved: bool) -> None:
         """Runs the stages that wait for an end that was not announced, with the values of the last step."""
