@@ -31,7 +31,7 @@ class Sources:
         self._start, self._given_at_start = start, dict(self._given)
 
     def total(self, stage: Stage) -> int | None:
-        """Returns how many samples a source produces in the whole run, or None where it has no length."""
+        """Returns how many samples a source produces in the whole run, or None if it has no length."""
         return self._totals[stage.name]
 
     def _count(self, stage: Stage) -> int | None:
@@ -54,7 +54,7 @@ class Sources:
         return range(start, stop)
 
     def last_steps(self, stages: Sequence[Stage]) -> dict[str, int | None]:
-        """Returns the last step for which each bounding source has data, or None where it has no length."""
+        """Returns the last step for which each bounding source has data, or None if it has no length."""
         return {stage.name: self._last_step(stage) for stage in stages if self.bounds_run(stage)}
 
     def _last_step(self, stage: Stage) -> int | None:

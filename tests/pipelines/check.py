@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import event, note
 
-from meshctl.recipe.compose.yaml_reader import dump
+from meshctl.recipe.compose.yaml_scalars import dump
 from tests.pipelines.compare import first_difference
 from tests.pipelines.generate import Scenario, overrides, resumed
 from tests.pipelines.launcher import Launcher
