@@ -304,7 +304,7 @@ AFTER = Field("after", Texts("pipeline"),
     doc="Stages that run before this one in a step, although it takes no value from them.",
     aliases="depends_on")
 
-CALL = Section("call", "a stage that calls", (
+CALL = Section("call", "a stage with `call`", (
     Field("call", types.Endpoint(),
         doc="COMPONENT.METHOD: the endpoint that computes the stage's value.",
         related="method endpoint function component"),

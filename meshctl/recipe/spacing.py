@@ -61,7 +61,8 @@ class Spacing:
         parts = JOINED.fullmatch(node.value) if isinstance(node.value, str) else None
         if parts is None or not re.fullmatch(r"[=:\s]+", parts[2]):
             return None
-        self.report("MC102", parts, node.span)
+        is_own_line = node.key is None or node.key.line != node.span.line  # `a: b: c` would not be YAML
+        self.report("MC102", parts, node.span, is_fixable=is_own_line)
         return replace(node, value={parts[1]: self.node(parts, node.span)})
 
     def items(self, node: Node) -> Node | None:
@@ -75,12 +76,12 @@ class Spacing:
         self.found.append(Diagnostic("MC102", message, node.span, (), help, fixes=(fix,)))
         return replace(node, value=[Node(text, node.span, written=text) for text in texts])
 
-    def report(self, code: str, parts: re.Match[str], span: Span) -> None:
+    def report(self, code: str, parts: re.Match[str], span: Span, is_fixable: bool = True) -> None:
         key, sign, value = parts.groups()
         written = f"{key}: {value}"
         what = "a space is missing after the `:`" if sign == ":" else f"a `:` is missing after `{key}`"
         help = invisible_character(parts[0]) or f"write `{key}: ...`"
-        is_safe = span.width == len(parts[0]) and PLAIN_VALUE.fullmatch(value) is not None
+        is_safe = is_fixable and span.width == len(parts[0]) and PLAIN_VALUE.fullmatch(value) is not None
         fixes = (Fix(span, parts[0], written),) if is_safe else ()
         self.found.append(Diagnostic(code, what, span, (), help, fixes=fixes))
 
