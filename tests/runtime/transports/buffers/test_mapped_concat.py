@@ -17,7 +17,8 @@ from torch import Tensor
 
 from meshctl.runtime.transports.buffers import libc, mapped_concat
 from meshctl.runtime.transports.buffers.arena import GRAIN, Mapped, Sealed
-from meshctl.runtime.transports.buffers.mapped_concat import MAX_TIMES_MAPPED, MIN_BYTES, PAGE, MappedConcat
+from meshctl.runtime.transports.buffers.mapped_concat import MAX_TIMES_MAPPED, PAGE, MappedConcat
+from tests.runtime.transports.buffers.conftest import MAPPED_MIN_BYTES
 
 
 class Blocks:
@@ -179,7 +180,9 @@ def test_the_result_is_that_of_cat_or_none(parts: Sequence[Part], wide: bool) ->
     joined = blocks.mapped_concat.concat(tensors)
     ends = [nbytes % PAGE == 0 for _, _, nbytes in parts[:-1]]
     assert (joined is not None) == (
-        all(ends) and all(at % PAGE == 0 for _, at, _ in parts) and sum(n for *_, n in parts) >= MIN_BYTES
+        all(ends)
+        and all(at % PAGE == 0 for _, at, _ in parts)
+        and sum(n for *_, n in parts) >= MAPPED_MIN_BYTES
     )
     assert joined is None or torch.equal(joined, torch.cat(tensors))
 
