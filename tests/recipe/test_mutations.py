@@ -42,5 +42,6 @@ def test_a_mistake_is_reported_where_it_is_with_what_mends_it() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 def test_ten_thousand_mistakes_are_reported_where_they_are() -> None:
     check([judge(one) for one in mutations(10_000, seed=1)])

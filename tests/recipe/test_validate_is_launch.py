@@ -261,6 +261,7 @@ def test_what_is_accepted_runs_and_what_is_rejected_starts_nothing(
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(7200)
 @settings(max_examples=20_000, suppress_health_check=[HealthCheck.too_slow])
 @given(recipes())
 def test_the_same_for_thousands(file: Path, recipe: dict[str, Any]) -> None:
