@@ -173,7 +173,12 @@ class Component:
         meshes: `self.torch_mesh["ep"]`, `["ulysses"]`. It is made at the first use, which all ranks reach
         together.
         """
-        return self._torch_mesh("own", lambda: torch_mesh.mesh_with_views(self.mesh))
+        return self._torch_mesh("own", self._new_torch_mesh)
+
+    def _new_torch_mesh(self) -> TorchDeviceMesh:
+        made, context = torch_mesh.mesh_with_views(self.mesh), context_of(self)
+        context.progress.torch_meshes.add(context.name, made)
+        return made
 
     @property
     def node_mesh(self) -> TorchDeviceMesh:

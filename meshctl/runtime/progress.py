@@ -18,15 +18,12 @@ import mmap
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from time import perf_counter  # CLOCK_MONOTONIC on Linux, which all processes of a node share
-from types import FrameType
 from typing import Any, Self
 from zlib import crc32
 
 import torch
 
-from meshctl.package import PACKAGE_DIR
 from meshctl.run.progress import (
     ACTIVITY,
     ATTEMPT,
@@ -51,11 +48,11 @@ from meshctl.run.progress import (
     decode,
     padded,
 )
+from meshctl.runtime.call_site import call_site
+from meshctl.runtime.torch_calls import TorchMeshes
 
 FORMS_MAX = 4096
-"""Maximum number of cached texts of operations, and of call sites."""
-_LIBRARIES = (str(PACKAGE_DIR / "runtime") + os.sep, str(Path(torch.__file__).parent) + os.sep)
-"""Folders of library code, which is not the user's code."""
+"""Maximum number of cached texts of operations."""
 
 Form = tuple[object, ...]
 """An operation with the properties that must be equal on all ranks: its dtype, shape and options."""
@@ -72,6 +69,10 @@ class Progress:
         self._words, self._seconds = self._bytes.cast("q"), self._bytes.cast("d")
         self._words[ATTEMPT] = attempt
         self._calls: dict[str, CollectiveCalls] = {}
+        self.torch_meshes = TorchMeshes(self)
+        self.has_torch_meshes = False
+        self._rows: dict[str, int] = {}
+        """Key -> the number of its row in the table."""
         self.called: list[CollectiveCalls] = []
         """The counters with calls in the running step."""
 
@@ -100,6 +101,8 @@ class Progress:
 
     def enter(self, activity: Activity, stage: int, now: float) -> None:
         """Begins an activity in a stage, by its index in the plan, at `now` in seconds of `perf_counter`."""
+        if self.has_torch_meshes:
+            self.torch_meshes.sample()
         words = self._words
         words[STAGE] = stage + 1
         words[ACTIVITY] = activity
@@ -119,15 +122,18 @@ class Progress:
         words[STAGE] = 0
         words[ACTIVITY] = Activity.BETWEEN_STEPS
         self._seconds[SINCE] = perf_counter()
-        if not self.called:
-            return NOTHING
-        found = {calls.key: calls.end_step() for calls in self.called}
-        self.called.clear()
+        words[COLLECTIVE] = 0
+        found = self.torch_meshes.end_step() if self.has_torch_meshes else NOTHING
+        if self.called:
+            found = {**found, **{calls.key: calls.end_step() for calls in self.called}}
+            self.called.clear()
         return found
 
     def begin_end(self, step: int, visit: int) -> None:
         """Continues after an unannounced end, with the stages that run after the last step. Counts of a
         dropped step are discarded. `visit` is the number of `step` events for `step`."""
+        if self.has_torch_meshes:
+            self.torch_meshes.end_step()
         for calls in self.called:
             calls.forget()
         self.called.clear()
@@ -138,17 +144,33 @@ class Progress:
     def calls_of(self, key: str) -> CollectiveCalls:
         """Returns the counter of one process group. `key` is `COMPONENT:DIM,DIM`, equal on all its ranks."""
         if key not in self._calls:
-            self._calls[key] = CollectiveCalls(key, self, len(self._calls))
+            self._calls[key] = CollectiveCalls(key, self)
         return self._calls[key]
 
-    def row(self, number: int, key: str) -> tuple[memoryview, int]:
-        """Returns the words of the record, and the index of the first word of the row `number` of its table.
-        A row that does not fit into the record gets memory that is not read."""
+    def new_row(self, key: str) -> tuple[memoryview, int]:
+        """Returns the words of the record, and the index of the first word of a new row of its table. A row
+        that does not fit into the record gets memory that is not read."""
+        number = self._rows[key] = len(self._rows)
         if number >= ROWS or len(key.encode()) > KEY_BYTES:
             return memoryview(bytearray(RECORD_BYTES)).cast("q"), 0
         start = TABLE + number * ROW_BYTES
         self._bytes[start : start + KEY_BYTES] = padded(key, KEY_BYTES)
         return self._words, (start + KEY_BYTES) // 8
+
+    def number_of(self, key: str) -> int:
+        """Returns the number of the row of a key."""
+        return self._rows[key]
+
+    @property
+    def position(self) -> tuple[int, float]:
+        """Differs between any two activities."""
+        return self._words[STEP], self._seconds[SINCE]
+
+    def describe(self, key: str, operation: str, site: bytes) -> None:
+        """Writes the operation that runs in a process group, as another thread has found it."""
+        if not self._words[COLLECTIVE]:
+            self._bytes[SITE], self._bytes[OPERATION] = site, padded(operation[:64], 64)
+            self._words[COLLECTIVE] = self._rows[key] + 1
 
     def begin_call(self, number: int, operation: bytes, site: bytes) -> None:
         data, words = self._bytes, self._words
@@ -164,11 +186,12 @@ class Progress:
 class CollectiveCalls:
     """Counts this rank's collective operations in one process group, from `step` event to `step` event."""
 
-    def __init__(self, key: str, progress: Progress, number: int) -> None:
+    def __init__(self, key: str, progress: Progress) -> None:
         self.key = key
         self.count = self.digest = 0
-        self._progress, self._number = progress, number
-        self._words, self._first = progress.row(number, key)
+        self._progress = progress
+        self._words, self._first = progress.new_row(key)
+        self._number = progress.number_of(key)
         self._sites: dict[str, int] = {}
         """Call site -> number of calls in the running step."""
         self._sent: dict[str, int] = {}
@@ -195,7 +218,7 @@ class CollectiveCalls:
         if not self.count:
             self._progress.called.append(self)
         text, operation = _form(form)
-        name, site = call_site()
+        name, site = call_site(sys._getframe(1))
         self.count += 1
         self.digest = crc32(text, self.digest)
         self._sites[name] = self._sites.get(name, 0) + 1
@@ -219,8 +242,6 @@ class CollectiveCalls:
 
 
 _forms: dict[Form, tuple[bytes, bytes]] = {}
-_sites: dict[tuple[str, int], tuple[str, bytes]] = {}
-_is_library: dict[str, bool] = {}
 
 
 def _form(form: Form) -> tuple[bytes, bytes]:
@@ -238,28 +259,3 @@ def _word(part: object) -> str:
     if isinstance(part, torch.dtype):
         return str(part).removeprefix("torch.")
     return str(list(part)) if isinstance(part, tuple) else str(part)
-
-
-def call_site() -> tuple[str, bytes]:
-    """Returns `FILE:LINE` of the innermost frame in the user's code, as text and as in the record; empty
-    texts where there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        library = _is_library.get(name)
-        if library is None:
-            library = _is_library[name] = name.startswith(_LIBRARIES)
-        if not library:
-            return _site(name, frame.f_lineno)
-        frame = frame.f_back
-    return _site("", 0)
-
-
-def _site(name: str, line: int) -> tuple[str, bytes]:
-    found = _sites.get((name, line))
-    if found is None:
-        if len(_sites) >= FORMS_MAX:
-            _sites.clear()
-        text = f"{name.removeprefix(os.getcwd() + os.sep)}:{line}" if name else ""
-        found = _sites[name, line] = text, padded(text, SITE.stop - SITE.start)
-    return found

@@ -14,6 +14,7 @@ from tests.cli.commands import meshctl
 
 PARTS = """
 import torch
+import torch.distributed as dist
 from meshctl import Batch, Component, endpoint
 
 class Actor(Component):
@@ -40,6 +41,25 @@ class Actor(Component):
         if mood != "last":
             dp.all_gather(torch.ones(3))  # LAST
         return {"sum": float(total)}
+
+class Sharded(Actor):
+    def setup(self) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        self.model = torch.nn.Linear(4, 4)
+        fully_shard(self.model, mesh=self.torch_mesh["fsdp"])
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        self.model(torch.ones(len(batch), 4)).sum().backward()
+        if self.mood == "p2p" and self.rank == 0:
+            dist.send(torch.ones(1), 1, group=self.torch_mesh["fsdp"].get_group())
+        if self.mood == "p2p" and self.rank == 1:
+            dist.recv(torch.ones(1), 0, group=self.torch_mesh["fsdp"].get_group())
+        if self.mood != "forward" or self.rank == 0 or self.step < 3:
+            with torch.no_grad():
+                self.model(torch.ones(2, 4))  # FORWARD
+        return {"sum": 1.0}
 """
 
 RECIPE = """
@@ -73,7 +93,7 @@ def failed(folder: Path, mood: str, *words: str) -> str:
     assert [row["step"] for row in rows(folder)] == [1, 2]
     assert not children(), "the command has left processes behind"
     [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert error.startswith("error: train: the collectives of ") and "differ in step 3: " in error
+    assert error.startswith("error: train: ") and "differ in step 3: " in error
     return error
 
 
@@ -116,5 +136,28 @@ def test_another_shape(folder: Path) -> None:
 def test_process_groups_with_different_numbers_of_collectives(folder: Path) -> None:
     words = "components.actor.args.mood=uneven", "groups.train.ranks=4", "components.actor.parallel.tp_size=2"
     done = meshctl(folder, "launch", "recipe.yaml", *words)
+    assert done.returncode == 0, done.stderr
+    assert len(rows(folder)) == 5
+
+
+def sharded(ranks: int) -> tuple[str, ...]:
+    return (
+        "components.actor._target_=parts.Sharded",
+        f"groups.train.ranks={ranks}",
+        f"components.actor.parallel={{fsdp_size: {ranks}}}",
+        f"pipeline.batch.samples={4 * ranks}",
+    )
+
+
+@pytest.mark.slow
+def test_a_forward_of_a_sharded_model_that_one_rank_skips(folder: Path) -> None:
+    error = failed(folder, "forward", *sharded(2))
+    assert "torch's collectives of `fsdp` of `actor` (ranks 0, 1)" in error
+    assert "all_gather" in error and f"parts.py:{line_of('FORWARD')}" in error
+
+
+@pytest.mark.slow
+def test_sends_and_receives_of_torch_are_not_counted(folder: Path) -> None:
+    done = meshctl(folder, "launch", "recipe.yaml", "components.actor.args.mood=p2p", *sharded(3))
     assert done.returncode == 0, done.stderr
     assert len(rows(folder)) == 5

@@ -13,7 +13,8 @@ import torch
 from meshctl.engines.node.progress import LOOK_S, Records, recorded_workers
 from meshctl.plan.model import Plan
 from meshctl.run.progress import DIGESTS, RECORD_BYTES, ROWS, VARIABLE, Activity, Calls, Record
-from meshctl.runtime.progress import Progress, call_site
+from meshctl.runtime.call_site import call_site
+from meshctl.runtime.progress import Progress
 from tests.runtime.plans import call, plan
 
 SUM = ("all_reduce", "sum", torch.float32, 4)
@@ -138,7 +139,7 @@ def test_process_groups_without_room_are_counted_and_not_recorded() -> None:
 
 
 def test_the_call_site_is_in_the_users_code() -> None:
-    name, data = call_site()
+    name, data = call_site(sys._getframe())
     assert name.rpartition(":")[0].endswith("test_progress.py")
     assert data.rstrip(b"\0").decode() == name
 

@@ -217,8 +217,7 @@ class CollectiveCheck:
         return found
 
     def _ranks(self, name: str, key: str, rank: int) -> Sequence[int]:
-        component, _, text = key.partition(":")
-        dims = tuple(text.split(","))
+        component, dims, _ = _parts(key)
         if dims == ("world",):
             return range(self._plan.group(name).workers)
         if dims == ("local",):
@@ -229,12 +228,18 @@ class CollectiveCheck:
     def _find(self, name: str, key: str, visit: Visit, members: Mapping[int, Report], detail: str) -> None:
         if self.found:
             return
-        component, _, text = key.partition(":")
-        dims = listed(text.split(","))
+        component, dims, is_of_torch = _parts(key)
         ranks = self._ranks(name, key, min(members))
-        what = f"the collectives of {dims} of `{component}` ({_ranks_text(ranks)}) differ"
+        kind = "torch's collectives" if is_of_torch else "the collectives"
+        what = f"{kind} of {listed(dims)} of `{component}` ({_ranks_text(ranks)}) differ"
         text = f"{name}: {what} in step {visit.step}: {_counts_text(members)}; {detail}"
         self.found = Disagreement(visit.step, text)
+
+
+def _parts(key: str) -> tuple[str, tuple[str, ...], bool]:
+    """Returns the component and the dims of a process group, and whether torch counts its collectives."""
+    component, dims, *kind = key.split(":")
+    return component, tuple(dims.split(",")), bool(kind)
 
 
 def _report(group: _Group, rank: int, key: str, value: Mapping[str, Any]) -> Report:
