@@ -15,7 +15,8 @@ written. Readers follow all files of the folder and fold the events.
                                         "routes": {ROUTE: bytes sent}} at the end of a step, and where
                                         there were collectives {"collectives": {COMPONENT:DIM,DIM:
                                         {"count": n, "digest": n, "sites": {FILE:LINE: calls}}}}: this
-                                        rank's calls since its last `step`, `sites` where they changed
+                                        rank's calls since its last `step`, `sites` where they changed,
+                                        and "operations" with all calls for `run.checks: all`
     metric              worker          {"values": {NAME: number}, "weight": w,
                                         "collect": "mean" | "sum" | "first"} of the stage in `stage`
     uncounted           worker          {"names": [NAME], "counted": rank} of numbers that this rank logs for

@@ -71,6 +71,8 @@ class Progress:
         self._calls: dict[str, CollectiveCalls] = {}
         self.torch_meshes = TorchMeshes(self)
         self.has_torch_meshes = False
+        self.has_all_checks = False
+        """Whether the `step` event contains every operation (`run.checks: all`)."""
         self._rows: dict[str, int] = {}
         """Key -> the number of its row in the table."""
         self.called: list[CollectiveCalls] = []
@@ -196,6 +198,8 @@ class CollectiveCalls:
         """Call site -> number of calls in the running step."""
         self._sent: dict[str, int] = {}
         """The call sites in the last event that had them."""
+        self._operations: list[str] = []
+        """All operations of the running step, for `run.checks: all`."""
         self._depth = 0
 
     def call(self, form: Form) -> Self:
@@ -222,6 +226,8 @@ class CollectiveCalls:
         self.count += 1
         self.digest = crc32(text, self.digest)
         self._sites[name] = self._sites.get(name, 0) + 1
+        if self._progress.has_all_checks:
+            self._operations.append(f"`{text[:-1].decode()}` at {name}")
         words, first = self._words, self._first
         words[first] = self.count
         words[first + 1 + self.count % DIGESTS] = self.digest
@@ -232,12 +238,14 @@ class CollectiveCalls:
         found: dict[str, Any] = {"count": self.count, "digest": self.digest}
         if self._sites != self._sent:
             found["sites"] = self._sent = self._sites
+        if self._operations:
+            found["operations"] = self._operations
         self.forget()
         return found
 
     def forget(self) -> None:
         self.count = self.digest = 0
-        self._sites = {}
+        self._sites, self._operations = {}, []
         self._words[self._first] = 0
 
 

@@ -106,6 +106,7 @@ class Worker:
         env, run = self._env, self._run
         plan, start = Plan.read(env.plan), run.read_start()
         self._plan = plan
+        self._progress.has_all_checks = plan.run.has_all_checks
         group = plan.group(env.group)
         job_rank = group.first_job_rank + env.rank
         set_log_level(plan.run.log_level)

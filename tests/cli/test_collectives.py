@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from meshctl.engines.node.guard import children
 from tests.cli.commands import meshctl
 
 PARTS = """
@@ -34,7 +34,7 @@ class Actor(Component):
             dp.all_reduce(torch.ones(4))  # MIDDLE
         dp.all_reduce(torch.ones(4, dtype=torch.int32 if mood == "dtype" else torch.float32))  # DTYPE
         dp.all_reduce(torch.ones(4), "max" if mood == "op" else "sum")
-        dp.broadcast(torch.ones(1 if mood == "shape" else 4))  # SHAPE
+        dp.broadcast(torch.ones(100 if mood == "shape" else 4))  # SHAPE
         if self.mood == "uneven":
             for _ in range(self.rank // 2):  # the dp rank
                 self.collective("tp").all_reduce(torch.ones(3))
@@ -91,10 +91,20 @@ def failed(folder: Path, mood: str, *words: str) -> str:
     done = meshctl(folder, "launch", "recipe.yaml", f"components.actor.args.mood={mood}", *words)
     assert done.returncode == 5, done.stderr
     assert [row["step"] for row in rows(folder)] == [1, 2]
-    assert not children(), "the command has left processes behind"
+    assert not processes_in(folder), "the command has left processes behind"
     [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert error.startswith("error: train: ") and "differ in step 3: " in error
     return error
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Returns the processes with this working directory, as every process of a run has it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "cwd").readlink() == folder:
+                found.append((process / "comm").read_text())
+    return found
 
 
 def rows(folder: Path) -> list[Mapping[str, float]]:
@@ -126,10 +136,16 @@ def test_another_operation(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_all_checks_name_the_first_operation_that_differs(folder: Path) -> None:
+    error = failed(folder, "op", "run.checks=all")
+    assert "number 4 differs: rank 0 called `all_reduce sum float32 4` at parts.py:" in error
+    assert "rank 1 called `all_reduce max float32 4` at parts.py:" in error
+
+
+@pytest.mark.slow
 def test_another_shape(folder: Path) -> None:
     error = failed(folder, "shape")
-    assert "number 5 differs" in error and f"parts.py:{line_of('SHAPE')}" in error
-    assert "rank 1 is in `broadcast 0 float32 1`" in error
+    assert "`dp` of `actor` (ranks 0, 1)" in error and "parts.py:" in error
 
 
 @pytest.mark.slow

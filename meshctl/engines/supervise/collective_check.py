@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from meshctl.plan.model import Plan
@@ -65,6 +66,8 @@ class Report:
     calls: Calls
     sites: Mapping[str, int]
     """Call site -> number of calls."""
+    operations: Sequence[str] = ()
+    """All operations in order, where `run.checks` is `all`."""
 
 
 NONE = Report(Calls(), {})
@@ -101,6 +104,12 @@ class CollectiveCheck:
     def allows(self, step: int) -> bool:
         """Whether the metrics of a step may be written: all ranks have agreed in it and in earlier steps."""
         return self.found is None or step < self.found.step
+
+    def is_inside(self, name: str, rank: int) -> bool:
+        """Whether the last known record of a rank stands in a collective."""
+        group = self._groups.get(name)
+        record = group.standing.get(rank) if group else None
+        return record is not None and bool(record.collective)
 
     def add(self, event: Event) -> None:
         """Processes an event of a worker. Other events are ignored."""
@@ -144,7 +153,8 @@ class CollectiveCheck:
                 members[rank] = reports[rank].get(key, NONE)
             for members in process_groups.values():
                 if len({report.calls for report in members.values()}) > 1:
-                    self._find(name, key, visit, members, _by_sites(members))
+                    detail = _by_operations(members) or _by_sites(members)
+                    self._find(name, key, visit, members, detail)
 
     # Workers that stand
 
@@ -245,7 +255,8 @@ def _parts(key: str) -> tuple[str, tuple[str, ...], bool]:
 def _report(group: _Group, rank: int, key: str, value: Mapping[str, Any]) -> Report:
     if "sites" in value:
         group.sites[rank, key] = value["sites"]
-    return Report(Calls(value["count"], (value["digest"],)), group.sites.get((rank, key), {}))
+    sites = group.sites.get((rank, key), {})
+    return Report(Calls(value["count"], (value["digest"],)), sites, value.get("operations", ()))
 
 
 def _reported(group: _Group, rank: int, other: int) -> Mapping[str, Report] | None:
@@ -260,6 +271,17 @@ def _reported(group: _Group, rank: int, other: int) -> Mapping[str, Report] | No
 
 def _visit(record: Record) -> Visit:
     return Visit(record.step, record.visit)
+
+
+def _by_operations(members: Mapping[int, Report]) -> str:
+    """Returns the first operation in which two ranks differ; empty where their operations are not known."""
+    one = min(members)
+    other = next(rank for rank in members if members[rank].calls != members[one].calls)
+    pairs = zip_longest(members[one].operations, members[other].operations, fillvalue="none")
+    for number, (own, theirs) in enumerate(pairs, 1):
+        if own.partition(" at ")[0] != theirs.partition(" at ")[0]:
+            return f"number {number} differs: rank {one} called {own}, rank {other} called {theirs}"
+    return ""
 
 
 def _by_sites(members: Mapping[int, Report]) -> str:

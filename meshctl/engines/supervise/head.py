@@ -51,6 +51,8 @@ from meshctl.run.events import Event, Journal
 from meshctl.run.shutdown import Proposer, StopRequest, Store
 
 FAILED = 5
+RECORDS_S = 2.5
+"""Seconds in which the progress records of workers that stand have certainly arrived."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class Head:
         self._services = frozenset(services) if len(services) < len(plan.groups) else frozenset[str]()
         self._causes = Causes(frozenset(components), attempt.run.log, self._services)
         self._collectives = CollectiveCheck(plan)
+        self._abort_seen = math.inf
+        """When a worker was first known to have aborted inside a collective."""
         self._workers = sum(components.values())
         self._serving = {
             group.name: group.workers for group in plan.groups if group.name not in self._services
@@ -305,7 +309,7 @@ class Head:
 
     def _end_by_force(self) -> None:
         now = time.monotonic()
-        if self._cause is None and not self._phase and (cause := self._causes.settled):
+        if self._cause is None and not self._phase and (cause := self._settled(now)):
             self._cause = cause
             self._write("stopping", reason=cause.line)
             self._deadline = now
@@ -324,6 +328,17 @@ class Head:
         else:
             self._session.handle.kill()
             self._deadline = now + GRACE_S
+
+    def _settled(self, now: float) -> Cause | None:
+        """Returns the first cause once it is known. The abort of a worker inside a collective, by which gloo
+        reports a message of another size, waits for the records of its peers."""
+        cause = self._causes.settled
+        if cause is None or cause.priority is not Priority.CODE or cause.rank is None:
+            return cause
+        if not self._collectives.is_inside(cause.group, cause.rank):
+            return cause
+        self._abort_seen = min(self._abort_seen, now)
+        return cause if now - self._abort_seen > RECORDS_S else None
 
     def _outcome(self) -> Outcome:
         first = self._signals.first

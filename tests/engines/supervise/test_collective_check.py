@@ -96,6 +96,15 @@ def test_call_sites_are_those_of_the_step(check: CollectiveCheck) -> None:
     assert "a.py:9" in message(check) and "b.py" not in message(check)
 
 
+def test_the_first_operation_that_differs_is_named_where_all_are_reported(check: CollectiveCheck) -> None:
+    for rank in range(4):
+        names = ["`a` at x.py:1", "`b` at x.py:2", "`c` at x.py:3"]
+        if rank == 2:
+            names = ["`a` at x.py:9", "`c` at x.py:3"]
+        check.add(step(rank, 1, dp={**counts(len(names), digest=rank % 2 or rank), "operations": names}))
+    assert "number 2 differs: rank 0 called `b` at x.py:2, rank 2 called `c` at x.py:3" in message(check)
+
+
 def test_a_step_that_ends_twice_is_compared_twice(check: CollectiveCheck) -> None:
     for number, count in ((1, 3), (1, 1)):
         for rank in range(4):
