@@ -19,7 +19,6 @@ from tests.pipelines.flow import inputs_of
 from tests.pipelines.shares import Fault
 from tests.pipelines.sources import ENDLESS, Sources, Stages
 
-
 STEPS_AHEAD = 4
 """How many steps workers that do not wait for a stream may begin after its end, as far as faults are concerned."""
 
