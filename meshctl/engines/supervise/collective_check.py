@@ -137,7 +137,8 @@ class CollectiveCheck:
         before = group.visits.get(rank, Visit(-1, 0))
         visit = before if before.step == step else Visit(step, 0)
         group.visits[rank] = Visit(step, visit.number + 1)
-        group.standing.pop(rank, None)
+        if rank in group.standing and _visit(group.standing[rank]) <= visit:
+            del group.standing[rank]
         reports = group.reports.setdefault(visit, {})
         reports[rank] = {key: _report(group, rank, key, value) for key, value in collectives.items()}
         for other in group.standing:

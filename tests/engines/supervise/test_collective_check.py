@@ -172,6 +172,15 @@ def test_ranks_in_different_collectives_of_one_process_group(check: CollectiveCh
     assert "number 3 differs" in message(check)
 
 
+def test_a_record_may_arrive_before_the_reports_of_earlier_steps(check: CollectiveCheck) -> None:
+    check.stand("train", 2, record(3, 1, dp=calls(1, 9)))
+    for rank in range(4):
+        check.add(step(rank, 1, dp=counts(2)))
+        check.add(step(rank, 2, dp=counts(2)))
+    check.stand("train", 0, record(3, 1, dp=calls(1, 8)))
+    assert "number 1 differs" in message(check)
+
+
 def test_a_fault_is_compared_too(check: CollectiveCheck) -> None:
     for rank, digest in ((0, 5), (2, 6)):
         value = {"progress": record(1, 1, dp=calls(1, digest)).to_message()}
