@@ -73,8 +73,8 @@ class Loop:
 
     def run(self, start: int = 0, given: Mapping[str, int] | None = None) -> int:
         """Runs the steps after `start` and returns the last one. `given` is source -> the number of samples
-        that it has produced by then. Raises `StageError` for a user's mistake, and what a component's own
-        code raises."""
+        that it has produced up to the end of step `start`. Raises `StageError` for a user's mistake, and what
+        a component's own code raises."""
         try:
             return self._run_after(start, given or {})
         except USER_ERRORS as error:
@@ -373,9 +373,15 @@ def _sync_ends(context: LoopContext) -> dict[str, WeightChannel]:
             sides = context.side(stage.component), context.side(stage.to)
             made = RouteContext(route, *sides, context.transport, number * TAGS_PER_ROUTE)
             produced = _weights_of(context, stage.component, stage.method)
-            wanted = _weights_of(context, stage.to, stage.to_method.removeprefix("load_"))
+            wanted = _weights_of(context, stage.to, _part_of(stage.to_method))
             found[stage.name] = WeightChannel(made, produced, wanted, lag=stage.lag, checksum=stage.checksum)
     return found
+
+
+def _part_of(loader: str) -> str:
+    """Returns the method that yields the weights which `loader` loads: `adapter` for `load_adapter`, and
+    `weights` for a name without `load_`."""
+    return loader.removeprefix("load_") if loader.startswith("load_") else "weights"
 
 
 def _weights_of(context: LoopContext, component: str, method: str) -> WeightsOf | None:

@@ -17,7 +17,7 @@ def call(name: str, what: str, *inputs: str | Input, **more: Any) -> Stage:
 
 
 def sync(name: str, source: str, target: str, **more: Any) -> Stage:
-    return Stage(name, "sync", source, "weights", to=target, to_method="load_weights", **more)
+    return Stage(name, "sync", source, "weights", to=target, **{"to_method": "load_weights", **more})
 
 
 def plan(

@@ -181,12 +181,12 @@ def test_the_result_of_an_endpoint_is_checked_on_its_producer(
     assert type(outcome.faults[0]) is kind and message in str(outcome.faults[0])
 
 
-def published_to(sampler: Weights) -> in_process.Outcome:
+def published_to(sampler: Weights, loader: str = "load_weights") -> in_process.Outcome:
     """Runs a plan in which `sampler` loads the weights of an actor in another group."""
     job = plan(
         {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
         [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
-         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler")],
+         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", to_method=loader)],
     )  # fmt: skip
     made = {"source": Source(), "sampler": sampler, "actor": Weights([])}
     return in_process.run(job, lambda name, rank: made[name])
@@ -199,6 +199,16 @@ def test_weights_that_are_left_unread_are_an_error() -> None:
 
     outcome = published_to(Lazy([]))
     assert "`sampler.load_weights` left `b` of its stream unread" in str(outcome.faults[0])
+
+
+def test_the_method_that_loads_weights_may_have_any_name() -> None:
+    class Other(Weights):
+        def update(self, stream: Any) -> None:
+            self.load_weights(stream)
+
+    sampler = Other([])
+    outcome = published_to(sampler, "update")
+    assert not outcome.faults and sampler.seen
 
 
 def test_inputs_are_aligned_by_id_even_when_the_first_was_balanced() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
 from meshctl.diagnostics import Diagnostic
+from meshctl.recipe.code.classes import Endpoint
 from meshctl.recipe.rules.facts import Facts, input_path
 from meshctl.recipe.rules.names import named_stages
 from meshctl.text.english import counted
@@ -151,11 +152,25 @@ def _method_exists(
     facts: Facts, stage: str, key: str, component: str, method: str, does: str
 ) -> Iterator[Diagnostic]:
     found = facts.class_of(component)
-    if found is not None and found.is_complete and found.is_component and method not in found.methods:
+    if found is None or not found.is_complete or not found.is_component:
+        return
+    if method not in found.methods:
         message = f"`{found.target}` has no method `{method}`"
-        yield Diagnostic(
-            "MC553", message, facts.value("pipeline", stage, key), help=f"define a method that {does}"
-        )
+    elif _is_for_batches(method, found.endpoints.get(method), key):
+        message = f"`{found.target}.{method}` is an endpoint, which a sync does not call"
+    else:
+        return
+    yield Diagnostic(
+        "MC553", message, facts.value("pipeline", stage, key), help=f"define a method that {does}"
+    )
+
+
+def _is_for_batches(method: str, endpoint: Endpoint | None, key: str) -> bool:
+    """Whether a method is an endpoint that a sync cannot call. A sync passes no argument to the method that
+    yields weights, and a stream to the one that loads them."""
+    if endpoint is None:
+        return False
+    return bool(endpoint.signature.required) if key == "sync" else not method.startswith("load_")
 
 
 RULES = (
