@@ -33,7 +33,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Fix:
-    """An edit of the text that is safe because only one answer is possible."""
+    """An edit that corrects the text. It exists only where exactly one correction is safe."""
 
     span: Span
     was: str

@@ -210,7 +210,8 @@ class Run:
     log_level: str = field(default="warning", metadata=SPARSE)
     """The least level of the log records that workers of components write."""
     checks: str = field(default="basic", metadata=SPARSE)
-    """The checks that workers make: `basic`, or `all`, which take time."""
+    """The checks that workers make during the run. `basic` are those that cost next to nothing, and `all`
+    adds those that cost time."""
     stop: Stop | None = field(default=None, metadata=SPARSE)
     """None for a run that no metric ends."""
     on_nan: Literal["stop", "ignore"] = field(default="stop", metadata=SPARSE)

@@ -71,7 +71,8 @@ class DeviceGroup:
 
     @property
     def workers(self) -> int:
-        """Number of processes; 0 if it is unknown or does not divide the devices evenly."""
+        """The number of processes. It is 0 if the number of devices is unknown, or if `gpus_per_worker` does
+        not divide it."""
         each = 1 if self.device_type == "cpu" else self.gpus_per_worker
         return self.devices // each if each and self.devices % each == 0 else 0
 
@@ -220,7 +221,7 @@ class Best:
     """The checkpoints that are kept for the value of a metric."""
 
     on: str
-    """STAGE.NAME"""
+    """The metric by which the best checkpoints are chosen, as STAGE.NAME."""
     keep: int = BEST.default("keep")
     mode: str = BEST.default("mode")
 
@@ -230,7 +231,7 @@ class Stop:
     """The metric without whose improvement a run ends."""
 
     on: str
-    """STAGE.NAME"""
+    """The metric that has to improve, as STAGE.NAME."""
     mode: str = STOP.default("mode")
     patience: int = STOP.default("patience")
 
@@ -280,7 +281,8 @@ class Recipe:
         )
 
     def metric(self, text: str) -> tuple[str, str]:
-        """Returns the stage and the name of a metric: STAGE.NAME, or BLOCK.STAGE.NAME."""
+        """Splits the name of a metric into the stage and the metric's own name. The stage of `STAGE.NAME` is
+        `STAGE`, and that of `BLOCK.STAGE.NAME` is `BLOCK.STAGE`."""
         stage, _, name = text.partition(".")
         if stage in self.blocks:
             inner, _, name = name.partition(".")

@@ -59,7 +59,7 @@ class Section:
 
     name: str
     title: str
-    """Name of such a mapping in messages."""
+    """The words by which messages name the section, such as `a stage of a block`."""
     fields: tuple[Field, ...]
 
     @cached_property

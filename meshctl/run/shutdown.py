@@ -71,8 +71,8 @@ class Proposer:
         return StopRequest(request["reason"], request["ended"])
 
     def propose(self, asked: StopRequest) -> None:
-        """Asks every worker which step it has begun, or announces the last step where a stream has ended. It
-        does not wait."""
+        """Begins the decision about the last step, and does not wait. If a stream has ended in a step, it
+        announces the step before as the last one. Otherwise it asks every worker which step it has begun."""
         self._has_failed = self._has_failed or asked.has_failed
         if asked.ended is not None:
             self._decide("ended", asked.ended - 1)

@@ -234,7 +234,8 @@ class CollectiveCalls:
         self._progress.begin_call(self._number, operation, site)
 
     def end_step(self) -> dict[str, Any]:
-        """Returns the count and the digest since the last event, and the call sites if they have changed."""
+        """Returns the number and the digest of the operations since the last `step` event, and their call
+        sites if these have changed. Resets the counter."""
         found: dict[str, Any] = {"count": self.count, "digest": self.digest}
         if self._sites != self._sent:
             found["sites"] = self._sent = self._sites

@@ -56,7 +56,8 @@ _ABOUT = (
     r"_(?:file|path|dir|folder|names?|ids?|env|var|variable|type|kind|length|len|size|ref|field|column"
     r"|source|store)$"
 )
-"""The words after a secret's word in keys whose value only describes the secret, such as `token_file`."""
+"""The last words of keys that contain a word of `_STRONG` but name no secret. The value of such a key only
+describes the secret, as in `password_file`."""
 _SUSPECT = {
     "token": r"token(?![a-z])",
     "auth": r"auth(?:orization)?(?![a-z])",

@@ -39,7 +39,8 @@ def dim_names(dims: object) -> tuple[str, ...]:
 
 
 def dim_order(dims: object) -> tuple[str, ...]:
-    """Returns an order of dims, outermost first, as a tuple. It must contain each of `DIMS` once."""
+    """Returns `dims`, an order of the dims, as a tuple with the outermost first. Raises `MeshError` if it
+    does not contain each of `DIMS` once."""
     order = _as_tuple(dims)
     if len(order) != len(DIMS) or any(dim not in order for dim in DIMS):
         raise MeshError(

@@ -22,7 +22,8 @@ DIMS = ("pp", "dp", "fsdp", "cp", "tp")
 EXPERT_DIMS = ("ep_fsdp", "ep", "etp")
 """The dims of a pipeline stage for experts, outermost first."""
 CARVED = ("ulysses", "vpp", *EXPERT_DIMS)
-"""Sizes that are no dims of their own but restrict the dims."""
+"""Sizes that do not multiply the number of ranks. They divide the ranks of `DIMS` again, and `vpp` divides
+the layers of a pp rank."""
 SIZES = (*(f"{dim}_size" for dim in DIMS), "ulysses_size", "ep_size", "etp_size", "ep_fsdp_size", "vpp_size")
 """The keys of all sizes."""
 MAY_BE_AUTO = (*(f"{dim}_size" for dim in DIMS), *(f"{dim}_size" for dim in EXPERT_DIMS))

@@ -3,11 +3,13 @@
 When one worker dies, its peers fail a moment later, and often report more. Faults therefore have priorities,
 in this order:
 
-1. a worker's own fault: an exception, or a death by a signal 2. an exit code without a report, or an abort,
-by which NCCL ends its process when it loses a peer 3. the reported loss of a peer 4. the loss of a peer that
-has itself lost a peer
+1. a worker's own fault: an exception, or a death by a signal
+2. an exit code without a report, or an abort, by which NCCL ends its process when it loses a peer
+3. the reported loss of a peer
+4. the exit of an agent
 
-Among faults of equal priority, the first that was received is the cause. If only faults of low priority are
+Among faults of equal priority, the first that was received is the cause; the loss of a peer that has itself
+lost a peer comes after the other losses. If only faults of low priority are
 known, a fault of higher priority may still be unread, so the decision waits for a number of looks. A look is
 one reading of the new events by the head. Looks are counted instead of seconds, because on a busy machine the
 head itself may not run for seconds while the report is already written.
@@ -156,8 +158,9 @@ class Causes:
         self._are_services_released = True
 
     def end_look(self, now: float) -> None:
-        """Ends a look that began at `now`, in seconds. Decides which exits of the previous look are faults,
-        as the last events of those workers have been read by now."""
+        """Ends the look that began at `now`, in seconds; a look is one reading of the new events. Decides
+        which exits of the previous look are faults. By this time the last events of those workers have been
+        read."""
         for event, look in self._pending:
             if cause := self._exit(event, look):
                 self._found.append(cause)

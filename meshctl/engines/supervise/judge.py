@@ -39,7 +39,8 @@ class Judge:
         self._uncounted: dict[str, Event] = {}
         """Metric -> the report of a rank that has logged it without being counted."""
         self._warned: set[str] = set()
-        """The metrics whose first value that is not finite was reported."""
+        """The metrics for which a warning has reported a value that is not finite. Their later values are not
+        reported."""
         self.fault = ""
         """The reason why the run fails, a metric that is not finite, in one line; empty if the run goes
         on."""

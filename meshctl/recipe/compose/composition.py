@@ -113,7 +113,8 @@ def _merged(root: Node, store: ConfigStore, entries: Iterable[DefaultsEntry]) ->
 def _without_layouts_of_nobody(
     root: Node, store: ConfigStore, entries: Sequence[DefaultsEntry], found: list[Diagnostic]
 ) -> Node:
-    """Removes and reports the layouts that defaults lists assign to components that no file defines."""
+    """Removes layouts that a defaults list assigns to components which no file defines, and reports them. A
+    layout stays if no defined component has a similar name."""
     components = root.get("components") or Node({}, root.span)
     layouts = {entry.package: entry.path[1] for entry in entries if is_layout(entry.package)}
     wrong = {package: name for package, name in layouts.items() if _has_layout_only(components.get(name))}

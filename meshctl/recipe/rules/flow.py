@@ -94,9 +94,10 @@ def _split_peers(facts: Facts, stage: Stage) -> tuple[int, int] | None:
 
 
 def _ranks_to_check(mesh: DeviceMesh, execute: ExecuteMode, producers: int) -> Iterator[int]:
-    """Yields the ranks to compare: one of each of the first data ranks, and the first and the last worker of
-    the first producers. If a producer's workers split a data rank, this happens at the first or last worker
-    of a producer."""
+    """Yields the ranks that `_split_peers` compares with their peers. These are one rank of each of the first
+    `MAX_CHECKED` data ranks, and the first and the last worker of each of the first `MAX_CHECKED` producers.
+    If workers of different producers belong to one data rank, a first or last worker of a producer is among
+    them."""
     for data_rank in range(min(mesh.data_size if producers else 0, MAX_CHECKED)):
         yield mesh.representative(data_rank)
     for producer in range(min(producers, MAX_CHECKED)):

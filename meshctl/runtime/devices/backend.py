@@ -173,8 +173,8 @@ def handshake(
 
 
 def devices_at(job_ranks: Collection[int], store: Store, wait: Wait) -> frozenset[int]:
-    """Returns the members of `job_ranks` that have a device which peers can use. They may be on other nodes;
-    each publishes this in the `handshake` of its own node."""
+    """Returns the members of `job_ranks` that have a device which peers can use. The members may be on other
+    nodes, because each worker publishes its device in the `handshake` of its own node."""
     offers = _values(store, _OFFERS, job_ranks, wait)
     return frozenset(other for other, (name, _) in offers.items() if name)
 

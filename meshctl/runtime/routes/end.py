@@ -127,7 +127,8 @@ class RouteEnd(Protocol):
         """Returns the next value for this rank. Raises `RouteError` and `PeerLost`."""
 
     def reopen(self, generation: int) -> None:
-        """Continues with a side that was restarted: what its earlier generations sent is dropped."""
+        """Adapts to a restart of the ranks at the route's other end. Frames of generations before
+        `generation` are dropped from now on."""
 
     def close(self, last: int) -> None:
         """Forgets what was sent, or is still expected, for steps after `last`."""

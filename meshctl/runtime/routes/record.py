@@ -52,7 +52,8 @@ DTYPES = {
     "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16,
     "F32": torch.float32, "F64": torch.float64,
 }  # fmt: skip
-"""The names of safetensors; a column of another dtype is kept in `rest`."""
+"""Name of a dtype in the safetensors format -> the dtype of torch. A column of any other dtype is stored in
+`rest`."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ALIGN = 64
 _LENGTH = struct.Struct("<Q")

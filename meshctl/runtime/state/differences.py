@@ -52,7 +52,8 @@ def differences(tree: StateTree, mesh: DeviceMesh) -> Differences:
 
 
 def world_of(mesh: DeviceMesh) -> Collective:
-    """Returns the collective of all ranks of a mesh that knows its own rank."""
+    """Returns the collective of all ranks of a mesh. The mesh must have `own_rank`, the rank of this
+    process."""
     rank = mesh.own_rank
     assert rank is not None, "the mesh has no rank of its own"
     return Collective.of([sorted(mesh.ranks())], rank)

@@ -91,7 +91,7 @@ ADVICE = {
     "Random": "store its `getstate()`",
     "defaultdict": "its factory is a function: store `dict(...)` of it",
 }
-"""Name of a type -> how a component stores such a value."""
+"""Name of a type -> advice for the error about a value of this type that cannot be stored."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
 
 MAX_DIRECT = 4
-"""The most ranks that send their rows to each other in a single round. The messages of a round overlap, but a
-further round waits for the one before it."""
+"""The largest number of ranks among which each rank sends its row directly to all others, in one round. More
+ranks need several rounds, and each round waits for the one before it."""
 
 
 def allgather(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int, row: bytes) -> list[bytes]:

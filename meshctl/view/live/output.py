@@ -64,7 +64,8 @@ class RankOutput:
     tail: LogTail
     is_followed: bool
     first_left: int = MAX_FIRST_LINES
-    """For rank 0: the number of first lines that may still be shown."""
+    """The number of first lines that may still be shown, for rank 0. The other ranks share the number of
+    their `GroupOutput`."""
     has_raised: bool = False
     """Whether it has written a traceback."""
     has_warned: bool = False

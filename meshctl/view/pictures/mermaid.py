@@ -151,8 +151,8 @@ def _name(text: str) -> str:
 
 
 def _words(text: str) -> str:
-    """Returns a name with spaces for characters that need a code, for places in which Mermaid reads no
-    codes."""
+    """Returns a name in which spaces replace the characters that `_name` writes as codes such as `#35;`. It
+    is for places in which Mermaid does not read codes."""
     return " ".join(
         "".join(each if each.isalnum() or each in PLAIN else " " for each in cut(text, MAX_NAME)).split()
     )

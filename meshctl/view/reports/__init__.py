@@ -58,7 +58,7 @@ class Findings:
 
     @property
     def code(self) -> int:
-        """The highest exit code."""
+        """The highest exit code of the checked recipes, and 0 if there are none."""
         return max((one.code for one in self.checked), default=0)
 
 

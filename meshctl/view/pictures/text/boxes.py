@@ -29,7 +29,7 @@ class Box:
 
     @classmethod
     def titled(cls, title: str, inside: Line) -> Box:
-        """Returns a box as wide as its title and its inside need."""
+        """Returns a box that is just wide enough for its title and for its inside."""
         return cls(max(inside.width, width_of(title) + 2), title, inside)
 
 

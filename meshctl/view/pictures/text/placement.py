@@ -94,7 +94,8 @@ class Table:
 
 
 def tables(topology: Topology, together: bool) -> list[Table]:
-    """Returns one table for all device types, or one for each type with its own kinds of nodes."""
+    """Returns one table for all device types if `together`, otherwise one table for each type. A row of a
+    table stands for the nodes that are equal in the types of that table."""
     types = list(dict.fromkeys(cell.device_type for kind in topology.nodes for cell in kind.cells))
     if any(kind.processes for kind in topology.nodes):
         types.append("cpu")
