@@ -40,9 +40,7 @@ class Launcher:
         )
 
     def close(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait(60)
+        self._process.communicate(timeout=60)  # the end of its input ends the process
 
     def launch(self, recipe: Path, overrides: Sequence[str] = ()) -> Ran:
         """Runs a recipe, or continues a run, to its end."""
