@@ -166,7 +166,8 @@ class Call:
             value, first = self._call(step, arguments.positional, arguments.named), arguments.first
             self._borrowed.end(arguments)
             if isinstance(value, Batch):
-                self._check_has_data()
+                if self.stage.is_without_data:
+                    raise self._no_data_expected()
                 value = self._marked(identify(value, first))
                 weight = float(len(value))
             if self._peer_check:
@@ -175,14 +176,14 @@ class Call:
                 weight = float(len(first))
         called = perf_counter()
         state.report.add_times(self.stage.name, ready - begin, called - ready)
-        self._progress.enter(Activity.SENDING, self._number, called)
+        if outputs:
+            self._progress.enter(Activity.SENDING, self._number, called)
         return self._send(outputs, value, step, weight)
 
-    def _check_has_data(self) -> None:
-        """Raises `StageError` if a stage without data returns a batch: its samples would have no ids."""
-        if self.stage.is_without_data:
-            called = f"`{self.stage.component}.{self.stage.method}`"
-            raise StageError(f"{called} gave a Batch, and `{self.stage.name}` is a stage without data")
+    def _no_data_expected(self) -> StageError:
+        """Returns the error for a stage without data that returns a batch: its samples would have no ids."""
+        called = f"`{self.stage.component}.{self.stage.method}`"
+        return StageError(f"{called} gave a Batch, and `{self.stage.name}` is a stage without data")
 
     def _call(self, step: int, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Calls the endpoint, with seeded generators; a TensorDict that it returns becomes a batch."""
@@ -264,7 +265,8 @@ class SourceCall(Call):
         value = self._next_samples(step)
         called = perf_counter()
         state.report.add_times(self.stage.name, 0.0, called - begin)
-        self._progress.enter(Activity.SENDING, self._number, called)
+        if outputs:
+            self._progress.enter(Activity.SENDING, self._number, called)
         weight = float(len(value)) if isinstance(value, Batch) else 1.0
         has_ended = self._send(outputs, value, step, weight)
         self._had_no_data = value is END
