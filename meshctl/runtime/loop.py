@@ -113,7 +113,9 @@ class Loop:
                 "__len__"
             )
         if None not in known:  # a stream may end the run earlier
-            self._sources.check_tails(own, self._agreement.last)
+            last = self._agreement.last
+            running = self._schedule.at(last, last, is_open_ended=False, replayed=NOTHING).stages
+            self._sources.check_tails(own, last, running)
         lasts = {name: last for name, last in zip(names, known, strict=True) if last is not None}
         shortest = min(lasts, key=lambda name: lasts[name], default="")
         is_longer = bool(steps) and bool(shortest) and lasts[shortest] >= steps

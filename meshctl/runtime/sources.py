@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from meshctl.plan.model import Plan, Stage
 from meshctl.runtime.component import Component
@@ -65,18 +65,18 @@ class Sources:
         calls = -(-left // stage.samples)
         return (self._start // stage.every + calls) * stage.every
 
-    def check_tails(self, stages: Sequence[Stage], last: int) -> None:
-        """Raises `StageError` if a source of `stages` has too few samples left in the planned last step
-        for one each of its consumers. The run thus fails at its start and not hours later."""
+    def check_tails(self, stages: Sequence[Stage], last: int, running: Set[str]) -> None:
+        """Raises `StageError` if a source of `stages` has too few samples left in the planned last step, in
+        which the stages `running` run, for one each of its consumers. The run thus fails at its start and not
+        hours later."""
         for stage in stages:
             if self.bounds_run(stage) and (total := self.total(stage)) and self._last_step(stage) == last:
-                self._check_tail(stage, max(0, total - self._given[stage.name]) % stage.samples, last)
+                self._check_tail(stage, max(0, total - self._given[stage.name]) % stage.samples, running)
 
-    def _check_tail(self, stage: Stage, tail: int, last: int) -> None:
+    def _check_tail(self, stage: Stage, tail: int, running: Set[str]) -> None:
         for route in self._plan.routes if tail else ():
             target = self._plan.stage(route.target)
-            is_called = target.when != "start" and last % target.every == 0
-            if route.source != stage.name or route.dispatch.allow_empty or not is_called:
+            if route.source != stage.name or route.dispatch.allow_empty or route.target not in running:
                 continue
             mesh = self._plan.component(target.component).mesh
             shares = dispatch_mode(route.dispatch.mode).share_count(mesh)

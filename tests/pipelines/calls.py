@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from tests.pipelines.behaviours import DEFAULT_COLLECT, Result, call
-from tests.pipelines.flow import Consumer, Part, aligned, inputs_of, joined, producers, reduced
+from tests.pipelines.flow import Consumer, Part, aligned, inputs_of, is_batch, joined, producers, reduced
 from tests.pipelines.shares import Id, Mesh, Rows, Sample
 from tests.pipelines.sources import Sources, Stages, is_source
 
@@ -152,22 +152,19 @@ class Calls:
             cuts = consumer.execute != "first" and given.dispatch["mode"] != "all"
             columns: list[dict[int, Any]] = []
             for source in given.stages:
-                every = self._values[source]
-                value = joined(self._collect(source), every)
-                if not isinstance(value, Rows):
+                collect, every = self._collect(source), self._values[source]
+                if not is_batch(collect, every):
                     senders = {rank: consumer.senders(rank, len(every)) for rank in consumer.ranks}
-                    columns.append(
-                        {r: joined(self._collect(source), [every[i] for i in senders[r]]) for r in senders}
-                    )
-                elif lead is not None and is_cut and not cuts:
-                    columns.append(dict.fromkeys(consumer.ranks, value))
+                    columns.append({r: joined(collect, [every[i] for i in senders[r]]) for r in senders})
                 elif lead is None:
                     homes = self._homes.get(given.dispatch.get("home", ""), {})
                     parts = [part.value for part in self._values[source]]
                     lead, is_cut = consumer.receive(number, parts, given.dispatch, homes), cuts
                     columns.append(dict(lead))
+                elif is_cut and not cuts:
+                    columns.append(dict.fromkeys(consumer.ranks, joined(collect, every)))
                 else:
-                    columns.append(dict(aligned(value, lead)))
+                    columns.append(dict(aligned(joined(collect, every), lead)))
             for rank in consumer.ranks:
                 received[rank].append(with_columns([column[rank] for column in columns]))
         return received

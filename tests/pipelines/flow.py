@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from tests.pipelines.shares import Fault, Id, Mesh, Rows, Sample, even, shares
+from tests.pipelines.shares import Fault, Id, Mesh, Rows, even, shares
 
 Dispatch = Mapping[str, Any]
 
@@ -62,6 +62,11 @@ def producers(mesh: Mesh, collect: str, execute: str) -> list[int]:
         "last_pp": mesh.last_stage,
     }
     return by_mode.get(collect, mesh.representatives)
+
+
+def is_batch(collect: str, parts: Sequence[Part]) -> bool:
+    """Whether the value of a stage is one batch."""
+    return collect not in ("none", "last_pp") and isinstance(parts[0].value, Rows)
 
 
 def joined(collect: str, parts: Sequence[Part]) -> Any:
@@ -128,11 +133,11 @@ class Consumer:
         self, number: int, parts: Sequence[Rows], dispatch: Dispatch, homes: Mapping[Id, int]
     ) -> dict[int, Rows]:
         """Rank -> its samples of a batch that these producers hold together. `number` is the parameter's."""
+        if self.execute == "peer":
+            return self._receive_from_peers(number, parts, dispatch)
         whole = flattened(parts)
         if self.execute == "first":
             return {0: whole}
-        if self.execute == "peer":
-            return self._receive_from_peers(number, parts, dispatch)
         return self._divided(number, whole, self.ranks, dispatch, homes)
 
     def _divided(
@@ -149,13 +154,12 @@ class Consumer:
 
     def _receive_from_peers(self, number: int, parts: Sequence[Rows], dispatch: Dispatch) -> dict[int, Rows]:
         """Each producer sends to its even share of the workers, or to one where there are fewer workers."""
-        received: dict[int, list[Sample]] = {}
-        whole = flattened(parts)
+        received: dict[int, list[Rows]] = {}
         for producer, part in enumerate(parts):
             ranks = [rank for rank in self.ranks if producer in self.senders(rank, len(parts))]
-            for rank, rows in self._divided(number, whole.of(part.samples), ranks, dispatch, {}).items():
-                received.setdefault(rank, []).extend(rows.samples)
-        return {rank: whole.of(sorted(received[rank])) for rank in self.ranks}
+            for rank, rows in self._divided(number, part, ranks, dispatch, {}).items():
+                received.setdefault(rank, []).append(rows)
+        return {rank: flattened(received[rank]) for rank in self.ranks}
 
 
 def aligned(rows: Rows, lead: Mapping[int, Rows]) -> dict[int, Rows]:

@@ -36,6 +36,8 @@ Make = Callable[[str, int], Component]
 
 FAULT_S = 0.5
 """How long the other workers may take to end after a fault, in seconds."""
+JOIN_S = 0.05
+"""How long each of them may then take to end its step, in seconds."""
 POLL_S = 0.005
 """Seconds between two reads of the requests of workers."""
 
@@ -158,6 +160,9 @@ def _attend(
     waited_s = faulty_s = 0.0
     while any(thread.is_alive() for thread in threads):
         if outcome.faults and waited_s > faulty_s + FAULT_S:
+            proposer.propose(StopRequest("a fault", ended=1))  # nobody begins a further step
+            for thread in threads:
+                thread.join(JOIN_S)
             return  # who has not reached the data plane yet waits for workers that are gone
         if not outcome.faults:
             faulty_s = waited_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -625,6 +626,19 @@ def test_a_short_last_batch_is_refused_only_where_the_run_comes_to_it(length: in
     outcome = in_process.run(job, lambda name, rank: Echo([]) if name == "echo" else sized(lengths[name]))
     assert any("end with a batch of 1" in str(error) for error in outcome.faults.values()) == is_refused
     assert is_refused or set(outcome.last.values()) == {2}
+
+
+def test_a_short_last_batch_of_a_stage_that_does_not_run_then_is_no_fault() -> None:
+    """`pairs` runs in even steps only, as its second input does, and the sample that is alone comes in step 3."""
+    stages = [
+        call("batch", "source.next", samples=4),
+        call("loss", "echo.loss", "batch", collect="mean", every=2),
+        call("pairs", "echo.pair", Input(("batch",), "first"), Input(("loss",), "second")),
+    ]
+    stages[1] = replace(stages[1], inputs=(Input(("batch",), dispatch=Dispatch(allow_empty=True)),))
+    job = plan({"a": 2}, {"source": ("a", {}), "echo": ("a", {})}, stages, steps=0)
+    outcome = in_process.run(job, lambda name, rank: Echo([]) if name == "echo" else sized(9))
+    assert not outcome.faults and set(outcome.last.values()) == {3}
 
 
 def test_a_stop_is_a_last_step_that_all_agree_on() -> None:
