@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -36,6 +37,9 @@ Make = Callable[[str, int], Component]
 
 FAULT_S = 0.5
 """How long the other workers may take to end after a fault, in seconds."""
+YIELD_S = 0.0005
+"""How long a worker leaves the interpreter to others after a step, in seconds. One that waits for nobody would
+keep it."""
 JOIN_S = 0.05
 """How long each of them may then take to end its step, in seconds."""
 POLL_S = 0.005
@@ -75,6 +79,8 @@ class KeptEvents(EventLog):
         self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any
     ) -> None:
         self._events.append(Event(name, self._group, self._rank, step, stage, value))
+        if name == "step":
+            time.sleep(YIELD_S)
 
 
 def run(
