@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from tests.pipelines.behaviours import DEFAULT_COLLECT, Result, call
@@ -26,6 +27,10 @@ class Called:
     component: str
     method: str
     arguments: list[Any]
+
+    @property
+    def key(self) -> tuple[int, str, str]:
+        return self.step, self.component, self.method
 
 
 @dataclass
@@ -172,8 +177,11 @@ class Calls:
     def _found(self, step: int, component: str, method: str, rank: int, number: int) -> list[Id] | None:
         """The ids that a call received in the run as the parameter `number`."""
         worker = self._job.components[component]["group"], rank
-        key, left = (step, component, method), self._seen.get(worker, ())[len(self._job.called[worker]) :]
-        called = next((one for one in left if (one.step, one.component, one.method) == key), None)
+        key = step, component, method
+        number_of_call = sum(one.key == key for one in self._job.called[worker])
+        called = next(
+            islice((one for one in self._seen.get(worker, ()) if one.key == key), number_of_call, None), None
+        )
         batch = called.arguments[number] if called and number < len(called.arguments) else None
         return list(map(tuple, batch["ids"])) if isinstance(batch, dict) and "ids" in batch else None
 
