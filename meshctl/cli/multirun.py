@@ -25,7 +25,7 @@ from meshctl.cli.load import Launchable
 from meshctl.cli.output import refuse, write
 from meshctl.cli.parallel_start import run_and_exit
 from meshctl.engines.node.forkserver import flush
-from meshctl.engines.node.guard import die_with, name_of
+from meshctl.engines.node.termination import die_with, name_of
 from meshctl.recipe.compose.folders import config_folders, is_dir, list_options
 from meshctl.recipe.compose.sweeps import CannotSweep, Job, expand
 from meshctl.recipe.compose.yaml_reader import MAX_BYTES

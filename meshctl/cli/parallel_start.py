@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from meshctl.cli.crash import bug
 from meshctl.engines.node.forkserver import flush
-from meshctl.engines.node.guard import name_of
+from meshctl.engines.node.termination import name_of
 
 
 def run_in_fork(work: Callable[[], tuple[int, str]], meanwhile: Callable[[], None]) -> str:

@@ -23,7 +23,7 @@ from typing import Literal
 from meshctl.engines.checks.device_files import check_devices
 from meshctl.engines.connection import TOKEN_VARIABLE
 from meshctl.engines.engine import CannotStart, Exited, Handle, Job, Rendered, agent_commands, nodes_of
-from meshctl.engines.node import guard
+from meshctl.engines.node import termination
 from meshctl.engines.node.worker_env import missing, resolve
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start
@@ -61,7 +61,7 @@ class LocalEngine:
         other thread exists."""
         from meshctl.engines.node.node_process import NodeJob, fork
 
-        guard.adopt_orphans()
+        termination.adopt_orphans()
         handle = LocalHandle(job)
         for node in nodes_of(job.plan):
             node_job = NodeJob(job.run, node, job.head, job.token, job.worker, keep=job.keep)
@@ -108,7 +108,7 @@ class LocalHandle:
                 self._forget(process, code)
                 name = "the fork server" if self._is_single else f"the node process of node {process.node}"
                 exited.append(Exited(name, code, node=process.node))
-        guard.reap_adopted(self._processes)
+        termination.reap_adopted(self._processes)
         return exited
 
     def terminate(self) -> None:
@@ -124,7 +124,7 @@ class LocalHandle:
         for process in old:
             code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
             self._forget(process, code)
-        guard.kill_children(spare=self._processes)
+        termination.kill_children(spare=self._processes)
         environ = {**os.environ, TOKEN_VARIABLE: self._job.token}
         for command in agent_commands(self._job.plan, self._job.run, self._job.head):
             if command.node in nodes:
@@ -141,11 +141,11 @@ class LocalHandle:
         return True
 
     def close(self) -> None:
-        end = time.monotonic() + guard.GRACE_S
+        end = time.monotonic() + termination.GRACE_S
         while self.running and time.monotonic() < end:
             self.poll()
             time.sleep(0.002)
-        guard.kill_children()
+        termination.kill_children()
         for process in list(self._processes.values()):
             self._forget(process, -signal.SIGKILL)
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NoReturn
 
-from meshctl.engines.node import guard
+from meshctl.engines.node import termination
 from meshctl.package import PACKAGE_DIR
 
 ROOT = str(PACKAGE_DIR.parent)
@@ -109,7 +109,7 @@ class Probe:
         assert self._process is not None
         last_line = [line.strip() for line in errors.splitlines() if line.strip()][-1:]
         with suppress(subprocess.TimeoutExpired):
-            return ": ".join([guard.name_of(self._process.wait(EXIT_S)), *last_line])
+            return ": ".join([termination.name_of(self._process.wait(EXIT_S)), *last_line])
         return "it closed its pipes and did not exit"
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class Probe:
 def child(function: str, arguments: str, writer: str) -> NoReturn:
     """Runs in the child: calls the function, writes its value or its error, and exits."""
     with suppress(Exception):  # the check also runs on a kernel without this feature
-        guard.die_with(os.getppid(), signal.SIGKILL)
+        termination.die_with(os.getppid(), signal.SIGKILL)
     module, _, name = function.partition(":")
     try:
         answer: list[Any] = [getattr(import_module(module), name)(*json.loads(arguments)), ""]

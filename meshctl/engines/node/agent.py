@@ -40,10 +40,10 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from meshctl.engines.engine import STOP_KEY, CannotStart
-from meshctl.engines.node import guard
 from meshctl.engines.node.forkserver import Client, Ended, ServerGone, SpawnRequest, Started
 from meshctl.engines.node.progress import recorded_workers
 from meshctl.engines.node.rendezvous import Meeting, PlannedRendezvous, connect
+from meshctl.engines.node.termination import GRACE_S
 from meshctl.engines.node.worker_env import WorkerEnv
 from meshctl.plan.model import Group, Plan, Worker
 from meshctl.run.directory import RunDir, Start
@@ -181,11 +181,11 @@ class GroupAgent(SimpleElasticAgent):
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._shutdown()
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = guard.GRACE_S) -> None:
-        """Sends SIGTERM to the workers, and SIGKILL after the guard's grace period instead of torchelastic's
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = GRACE_S) -> None:
+        """Sends SIGTERM to the workers, and SIGKILL after the grace period instead of torchelastic's
         30 s."""
         try:
-            for number, grace in ((signal.SIGTERM, guard.GRACE_S), (signal.SIGKILL, guard.GRACE_S)):
+            for number, grace in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
                 if self._running:
                     self._signal(number)
                 end = time.monotonic() + grace

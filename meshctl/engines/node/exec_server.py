@@ -22,7 +22,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from meshctl.engines.node import forkserver, guard
+from meshctl.engines.node import forkserver, process_setup, termination
 
 MODULE = "meshctl.engines.node.exec_server"
 WORKER_FUNCTION = "meshctl.runtime.worker:main"
@@ -72,9 +72,9 @@ class ExecServer:
 def _exec_server(python: str, control: int, parent: int, log: str, records: int) -> NoReturn:
     try:
         forkserver.default_signals()
-        guard.die_with(parent, signal.SIGTERM)
+        termination.die_with(parent, signal.SIGTERM)
         forkserver.redirect(log)
-        guard.close_files([control, records])
+        process_setup.close_files([control, records])
         for descriptor in (control, records):
             os.set_inheritable(descriptor, True)
         os.execvp(python, [python, "-m", MODULE, str(control), str(parent), str(records)])
@@ -86,9 +86,9 @@ def _exec_server(python: str, control: int, parent: int, log: str, records: int)
 
 def main(control: int, parent: int, records: int) -> NoReturn:
     """Serves the agents whose sockets arrive over `control`, until `control` closes or the parent dies."""
-    guard.die_with(parent, signal.SIGTERM)
-    guard.adopt_orphans()
-    guard.rename(forkserver.TITLE)
+    termination.die_with(parent, signal.SIGTERM)
+    termination.adopt_orphans()
+    process_setup.set_title(forkserver.TITLE)
     module, _, name = WORKER_FUNCTION.partition(":")
     os.set_inheritable(records, False)
     server = forkserver.ForkServer(getattr(import_module(module), name), records)
@@ -109,10 +109,10 @@ def main(control: int, parent: int, records: int) -> NoReturn:
             server.add_agent(socket.socket(fileno=descriptors[0]))
             agents += 1
         elif server.is_idle and agents > reported:
-            guard.kill_children()
+            termination.kill_children()
             sock.send(str(agents).encode())
             reported = agents
-    guard.kill_children()
+    termination.kill_children()
     os._exit(0)
 
 

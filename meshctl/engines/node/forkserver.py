@@ -35,7 +35,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from meshctl.engines.engine import WorkerMain
-from meshctl.engines.node import guard
+from meshctl.engines.node import process_setup, termination
 from meshctl.run.progress import VARIABLE
 
 PACKET_BYTES_MAX = 1 << 20
@@ -174,7 +174,7 @@ class ForkServer:
         """Reports workers that have ended to their agents, and kills the rest of their process groups.
         Returns (pid, exit status) of other children that have ended."""
         others = []
-        while (pid := guard.ended_child()) is not None:
+        while (pid := termination.ended_child()) is not None:
             child = self._children.pop(pid, None)
             if child is not None:
                 with suppress(ProcessLookupError):
@@ -299,11 +299,11 @@ def _become(request: SpawnRequest, worker: WorkerMain, server: int, records: int
     try:
         os.setsid()  # a Ctrl-C in the terminal does not reach a session of its own
         default_signals()
-        guard.die_with(server, signal.SIGKILL)
+        termination.die_with(server, signal.SIGKILL)
         redirect(request.log, request.terminal)
         has_record = request.record >= 0
-        guard.close_files([records] if has_record else [])
-        guard.rename(request.name)
+        process_setup.close_files([records] if has_record else [])
+        process_setup.set_title(request.name)
         os.environ.update(request.env)
         if has_record:
             os.environ[VARIABLE] = f"{records}:{request.record}"

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from meshctl.engines.connection import BEAT_S, Connection, Message, ProtocolError, join
 from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
-from meshctl.engines.node import forkserver, guard
+from meshctl.engines.node import forkserver, process_setup, termination
 from meshctl.engines.node.agent import AgentJob, run_agent
 from meshctl.engines.node.exec_server import ExecServer
 from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets, leave
@@ -101,7 +101,7 @@ class NodeProcess:
                 self._receive()
             self._report_progress()
             self._end_attempt()
-        guard.kill_children()
+        termination.kill_children()
         return self._code if self._is_leaving else FAILED
 
     def _keep_lease(self, before: float) -> None:
@@ -192,7 +192,7 @@ class NodeProcess:
     def _kill_leftovers(self) -> None:
         """Kills all workers and orphans: every child except agents and fork servers."""
         agents = self._attempt.agents if self._attempt else {}
-        guard.kill_children(spare=[*agents, *(server.pid for server in self._others.values())])
+        termination.kill_children(spare=[*agents, *(server.pid for server in self._others.values())])
 
     def _reap(self) -> None:
         for pid, code in self._server.reap():
@@ -229,10 +229,10 @@ def _become_agent(job: AgentJob, client: Client, parent: int, keep: Sequence[int
         os.setsid()
         forkserver.default_signals()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        guard.die_with(parent, signal.SIGKILL)
-        guard.rename(f"mesh {job.group}/{job.node}")
+        termination.die_with(parent, signal.SIGKILL)
+        process_setup.set_title(f"mesh {job.group}/{job.node}")
         forkserver.redirect(str(job.log))
-        guard.close_files(keep)
+        process_setup.close_files(keep)
         code = run_agent(job, client)
     except BaseException:
         traceback.print_exc()
@@ -253,8 +253,8 @@ def serve(job: NodeJob, ends: Sequence[signal.Signals] = (signal.SIGTERM,)) -> i
 
     To be called from the main thread, after the heavy imports and before any other thread exists.
     """
-    guard.adopt_orphans()
-    guard.rename(forkserver.TITLE)
+    termination.adopt_orphans()
+    process_setup.set_title(forkserver.TITLE)
     try:
         connection, lease_s = join(job.head, job.node, job.token)
     except CannotStart as error:
@@ -280,9 +280,9 @@ def fork(job: NodeJob) -> int:
     try:
         os.setsid()
         forkserver.default_signals()
-        guard.die_with(parent, signal.SIGTERM)
+        termination.die_with(parent, signal.SIGTERM)
         forkserver.redirect(str(log))
-        guard.close_files(job.keep)
+        process_setup.close_files(job.keep)
         code = serve(job)
     except BaseException:
         traceback.print_exc()

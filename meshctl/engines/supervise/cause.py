@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from meshctl.engines.node.guard import name_of
+from meshctl.engines.node.termination import name_of
 from meshctl.run.events import Event
 
 TAIL_BYTES = 64 * 1024

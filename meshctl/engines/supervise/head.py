@@ -17,7 +17,7 @@ The head writes these events to `events/launcher.jsonl`:
 
 At an orderly end (a signal, a component's `stop`, `run.stop`), every worker finishes the agreed last step and
 saves. A second signal ends the attempt at once, and so does the end of `plan.run.grace` seconds after the
-first one. After a failure, all processes get SIGTERM, and SIGKILL after the guard's grace period. Services
+first one. After a failure, all processes get SIGTERM, and SIGKILL `GRACE_S` seconds later. Services
 get SIGTERM when all other groups have ended.
 
 A metric that is not finite (`run.on_nan: stop`) also ends the attempt after an agreed step, but as failed:
@@ -38,7 +38,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from meshctl.engines.engine import STOP_KEY, Exited, Handle, Job, groups_on, nodes_of
-from meshctl.engines.node.guard import GRACE_S, name_of
+from meshctl.engines.node.termination import GRACE_S, name_of
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.cause import LOOK_S, Cause, Causes, Priority
 from meshctl.engines.supervise.collective_check import CollectiveCheck

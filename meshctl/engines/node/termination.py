@@ -1,4 +1,5 @@
-"""The guard: if a process of the run dies, all processes below it are killed within seconds, by their pids.
+"""What kills workers: if a process of the run dies, all processes below it are killed by their pids, within
+seconds.
 
     launcher            subreaper: adopts the orphans of a node process that dies
       node process      dies with the launcher (SIGTERM), on another node with its connection to the head;
@@ -14,7 +15,6 @@ parent that died before it was set, so `die_with` checks the parent afterwards.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import time
@@ -22,37 +22,24 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from meshctl.engines.node.process_setup import SET_CHILD_SUBREAPER, SET_PDEATHSIG, prctl
+
 GRACE_S = 2.0
 """Seconds between SIGTERM and SIGKILL at a forced end. The recipe's `grace` is the time for an orderly
 end."""
 
-_SET_PDEATHSIG, _SET_NAME, _SET_CHILD_SUBREAPER = 1, 15, 36
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _prctl(option: int, value: int | bytes) -> None:
-    argument = value if isinstance(value, bytes) else ctypes.c_ulong(value)
-    if _libc.prctl(option, argument, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
-
 
 def adopt_orphans() -> None:
     """Makes this process, in place of init, the parent of its orphaned descendants."""
-    _prctl(_SET_CHILD_SUBREAPER, 1)
+    prctl(SET_CHILD_SUBREAPER, 1)
 
 
 def die_with(parent: int, by: signal.Signals) -> None:
     """Makes the kernel send signal `by` to this process when its parent dies. Sends it at once if the parent
     has died."""
-    _prctl(_SET_PDEATHSIG, int(by))
+    prctl(SET_PDEATHSIG, int(by))
     if os.getppid() != parent:
         os.kill(os.getpid(), by)
-
-
-def rename(title: str) -> None:
-    """Sets the name that `ps` and `top` show. The kernel cuts it to 15 bytes."""
-    _prctl(_SET_NAME, title.encode() + b"\0")
 
 
 def name_of(code: int) -> str:
@@ -122,12 +109,3 @@ def ended_child() -> int | None:
     except ChildProcessError:
         return None
     return ended.si_pid if ended else None
-
-
-def close_files(but: Collection[int] = ()) -> None:
-    """Closes every descriptor from 3 on, except those in `but`."""
-    start = 3
-    for number in sorted(fd for fd in but if fd >= start):
-        os.closerange(start, number)
-        start = number + 1
-    os.closerange(start, os.sysconf("SC_OPEN_MAX"))
