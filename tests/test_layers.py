@@ -16,12 +16,13 @@ from tests.paths import PACKAGE, ROOT
 
 LAYERS = {"topology": 0, "run": 0, "text": 0, "diagnostics": 0, "recipe": 1, "plan": 2}
 LAYERS |= {"engines": 3, "view": 3, "trackers": 3, "runtime": 3, "components": 3, "cli": 4}
+LAYERS |= {"losses": 3, "data": 3}
 """Folder -> layer; the modules at the top of the package are below layer 0."""
 GROUND = ("text", "topology", "run", "diagnostics")
 """Layer 0 has an order of its own: each of these folders may import those before it."""
-SIBLINGS = {("components", "runtime")}
+SIBLINGS = {("components", "runtime"), ("losses", "runtime"), ("data", "runtime"), ("data", "components")}
 """Pairs (importer, imported) that are allowed within layer 3."""
-NEVER = {("runtime", "recipe"), ("components", "recipe")}
+NEVER = {(worker, "recipe") for worker in ("runtime", "components", "losses", "data")}
 """A worker knows the plan, not the YAML."""
 
 HOMES = {
@@ -30,11 +31,12 @@ HOMES = {
     "yaml": {"recipe"},
     "rich": {"view"},
     "typer": {"cli"},
-    "torch": {"runtime", "components", "engines"},
+    "torch": {"runtime", "components", "engines", "losses", "data"},
     "numpy": {"topology", "runtime", "components"},
     "msgpack": {"runtime"},
 }
 INSIDE_FUNCTIONS = {("cli", "torch"), ("topology", "torch"), ("runtime", "tensordict")}
+INSIDE_FUNCTIONS |= {("data", library) for library in ("transformers", "datasets", "pyarrow")}
 """Where a library may be loaded on use: by a command that starts something, where torch's mesh is made, and
 if it need not be there."""
 

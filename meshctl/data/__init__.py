@@ -1,0 +1,23 @@
+"""Sources of text for language models: chats, plain text and pairs of answers, from jsonl, parquet or
+`datasets`; and one-line wrappers of a user's torch `Dataset` or `DataLoader`.
+
+    components:
+      chats: {_target_: meshctl.data.Chat, group: train, args: {path: chats.jsonl, tokenizer: byte}}
+    pipeline:
+      batch: {call: chats.next, samples: 64}
+
+A sample's row follows from its number, `seed` and the file alone. A run therefore resumes exactly, on any
+mesh, and the number of samples is the only position to save. All token columns are `Ragged`, never padded.
+
+    column, int64                         source              content of a row
+    input_ids                             Chat, Text          tokens
+    labels                                Chat, Text          `input_ids`, with -100 where nothing is learned
+    position_ids                          Chat, Text, packed  position in its text; restarts in each segment
+    segment_ids                           Chat, Text, packed  number of its text in the row, from 0
+    chosen_input_ids, chosen_labels       Pairs               prompt and preferred answer
+    rejected_input_ids, rejected_labels   Pairs               prompt and other answer
+
+`labels` is aligned with `input_ids` and not shifted: the prediction at position t is compared with
+`labels[t + 1]`. The first label of each text is -100, so rows and segments may be concatenated and shifted as
+one sequence. The keys of `keep` are further columns, such as `desirable` for `kto`.
+"""

@@ -1,0 +1,22 @@
+"""Cross entropy of the next token: the loss of pre-training and supervised fine-tuning.
+
+    sum over tokens of -mask[t] log p(label[t])
+
+`logprobs.token_logprobs` computes its input from logits, and `logprobs.chunked_token_logprobs` from hidden
+states and the head, in parts of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from meshctl.losses.loss import LossSum
+
+
+def cross_entropy(logprobs: Tensor, mask: Tensor) -> LossSum:
+    """`logprobs` and `mask` have one shape, and the unit is a token. `mask` is boolean or holds weights; the
+    log-probability of a token with weight 0 is not used, so it may be anything."""
+    weights = mask.to(logprobs.dtype)
+    used = torch.where(mask != 0, logprobs, 0.0)
+    return LossSum(-(used * weights).sum(), weights.sum().detach())
