@@ -90,7 +90,7 @@ class Call:
         self._progress, self._number = context.progress, context.plan.stages.index(stage)
         has_all_checks = context.plan.run.has_all_checks
         borrowed = Digested if has_all_checks else Borrowed
-        self._borrowed = borrowed(f"{stage.component}.{stage.method}")
+        self._borrowed = borrowed(f"{stage.component}.{stage.method}", context.transport.is_read_only)
         self._peer_check = PeerCheck.of(stage, context) if has_all_checks else None
         self.passes: PassValues | None = None
         """The values of the passes of a block, where a stage outside of it takes them."""

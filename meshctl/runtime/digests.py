@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.borrowed import Borrowed
+from meshctl.runtime.borrowed import Borrowed, IsReadOnly, never
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.routes.inputs import Arguments
 from meshctl.runtime.routes.weights import checksum
@@ -25,8 +25,8 @@ Digest = tuple[Any, ...]
 class Digested(Borrowed):
     """The arguments of a call and their digests before it."""
 
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(endpoint)
+    def __init__(self, endpoint: str, is_read_only: IsReadOnly = never) -> None:
+        super().__init__(endpoint, is_read_only)
         self._digests: list[tuple[str, Digest]] = []
 
     def begin(self, arguments: Arguments) -> None:

@@ -153,6 +153,10 @@ class DataPlane:
         """Whether receivers can `concat` the tensor, and others behind it, without a copy."""
         return any(transport.is_mappable(tensor) for transport in self._transports)
 
+    def is_read_only(self, tensor: Tensor) -> bool:
+        """Whether a received tensor is in memory of its producer, which this process cannot write."""
+        return any(transport.is_read_only(tensor) for transport in self._transports)
+
     # Sending
 
     def frame(self, to: Sequence[int], value: Any, *, is_final: bool = False) -> Frame:

@@ -90,6 +90,10 @@ class Transport:
         """Whether receivers of the tensor can map other tensors behind it (`concat`)."""
         return False
 
+    def is_read_only(self, tensor: Tensor) -> bool:
+        """Whether a received tensor is in memory of its producer, which this process cannot write."""
+        return False
+
     def concat(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """Returns received tensors as one, along dim 0, without a copy; None if that is impossible."""
         return None

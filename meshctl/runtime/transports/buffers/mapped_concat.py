@@ -48,7 +48,7 @@ class PageMapping:
     def __init__(self, spans: _Spans) -> None:
         """Raises `OSError`."""
         sizes = [_whole_pages(nbytes) for _, _, nbytes in spans]
-        total = sum(sizes)
+        total = self.nbytes = sum(sizes)
         self.address = libc.mapped(
             libc.mmap(None, total, _NO_ACCESS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         )
@@ -74,6 +74,10 @@ class MappedConcat:
     def addresses(self) -> list[int]:
         """Addresses of the mappings that are kept."""
         return [mapping.address for mapping in self._kept.values()]
+
+    def contains(self, address: int) -> bool:
+        """Whether an address is in a mapping that is kept."""
+        return any(0 <= address - mapping.address < mapping.nbytes for mapping in self._kept.values())
 
     def concat(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """Returns the tensors as one, along dim 0; None if they cannot be mapped."""

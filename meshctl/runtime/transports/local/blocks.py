@@ -36,6 +36,11 @@ class PeerBlocks:
     def drop_peers(self, peers: Collection[int]) -> list[Mapped]:
         return [self._mapped.pop(key) for key in [*self._mapped] if key[0] in peers]
 
+    @property
+    def read_only(self) -> list[Mapped]:
+        """The blocks that this process cannot write."""
+        return [mapped for (_, _, write), mapped in self._mapped.items() if not write]
+
     def __iter__(self) -> Iterator[Mapped]:
         return iter([*self._mapped.values()])
 

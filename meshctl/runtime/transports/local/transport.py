@@ -119,6 +119,11 @@ class LocalTransport(Transport):
     def is_mappable(self, tensor: Tensor) -> bool:
         return self.pool.is_mappable(tensor)
 
+    def is_read_only(self, tensor: Tensor) -> bool:
+        address, nbytes = tensor.data_ptr(), tensor.nbytes
+        is_in_block = any(memory.contains(address, nbytes) for memory in self.peer_blocks.read_only)
+        return is_in_block or self.mapped_concat.contains(address)
+
     def concat(self, tensors: Sequence[Tensor]) -> Tensor | None:
         return self.mapped_concat.concat(tensors)
 
