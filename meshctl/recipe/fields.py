@@ -79,7 +79,7 @@ LOG_LEVELS = {
 }
 CHECKS = {
     "basic": "checks that cost nothing that can be measured",
-    "all": "also checks that cost time: writes into borrowed memory, equal values of peers, collectives",
+    "all": "also checks that take time: all borrowed memory, equal values of peers, the calls of collectives",
 }
 BALANCE = {"tokens": "even out the tokens of the shares"}
 ON_NAN = {
@@ -480,8 +480,8 @@ RUN = Section("run", "`run`", (
     Field("log_level", Word(LOG_LEVELS, "a log level", "MC102"), default="warning",
         doc="The least level of Python's log records that workers of components write."),
     Field("checks", Word(CHECKS, "a set of checks", "MC102"), default="basic",
-        doc="Checks while the run goes on: `all` also compares what peers return, the order and shapes "
-            "of collectives, and all borrowed memory before and after each call."),
+        doc="Checks while the run goes on: `all` also compares what peers return and log, and all "
+            "borrowed memory before and after each call, and names the collectives that differ."),
     Field("show", Texts("pipeline", is_prefix=True),
         doc="Metrics that the display shows, as STAGE.NAME."),
     Field("record", Texts("pipeline"),

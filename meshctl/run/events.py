@@ -21,6 +21,8 @@ written. Readers follow all files of the folder and fold the events.
                                         "collect": "mean" | "sum" | "first"} of the stage in `stage`
     uncounted           worker          {"names": [NAME], "counted": rank} of numbers that this rank logs for
                                         the first time; `counted` is the rank whose numbers count
+    differs             worker          {"metric": NAME, "counted": GROUP:RANK, "values": [TEXT, TEXT]}
+                                        where this rank logs another number than the rank that counts
     saved               worker          {"seconds": s}: its part of the checkpoint of `step` is on disk
     done                worker          nothing; after its last step
     fault               worker, agent,  {"error": line, "traceback": text, "lost": bool,

@@ -78,8 +78,8 @@ class Borrowed:
             )
         if name := self._changed_by_producer:
             raise StageError(
-                f"the producer of column `{name}` wrote into it while `{self._endpoint}` read it: memory that "
-                "an endpoint has returned belongs to its consumers"
+                f"the producer of column `{name}` wrote into it while `{self._endpoint}` read it: memory "
+                "that an endpoint has returned belongs to its consumers"
             )
 
     def _written(self, arguments: Arguments) -> str:

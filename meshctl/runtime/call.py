@@ -171,7 +171,7 @@ class Call:
                 value = self._marked(identify(value, first))
                 weight = float(len(value))
             if self._peer_check:
-                self._peer_check.compare(value, step, is_sent=bool(outputs))
+                self._peer_check.compare(value, self._metrics.logged, step, is_sent=bool(outputs))
             if first is not None:
                 weight = float(len(first))
         called = perf_counter()

@@ -129,7 +129,7 @@ class Collective:
         self._check_op(tensor, op)
         if self._group is None:
             return tensor
-        with self._calls.call(("all_reduce", op, tensor.dtype, tensor.numel())):
+        with self._calls.call(("all_reduce", op, tensor.dtype, _extent(tensor))):
             data = tensor.detach()
             result = self._reduced(data, op)
             if result is not data:
@@ -144,7 +144,7 @@ class Collective:
         data = tensor.detach()
         if self._group is None:
             return data.clone() if self.rank == destination else None
-        with self._calls.call(("reduce", op, destination, data.dtype, data.numel())):
+        with self._calls.call(("reduce", op, destination, data.dtype, _extent(data))):
             result = self._reduced_on(destination, data, op)
         return result.to(tensor.device, tensor.dtype) if self.rank == destination else None
 
@@ -240,7 +240,7 @@ class Collective:
         self._check("gather", tensor)
         destination = self._peer("gather", destination)
         data = tensor.detach()
-        with self._calls.call(("gather", destination, data.dtype, data.numel())):
+        with self._calls.call(("gather", destination, data.dtype, _extent(data))):
             return self._gathered_on(destination, data)
 
     def _gathered_on(self, destination: int, data: Tensor) -> list[Tensor] | None:
@@ -292,7 +292,7 @@ class Collective:
         first = tensors[0].detach()
         if self._group is None:
             return [first.clone()]
-        equal = ("uneven", *first.shape[1:]) if uneven else (first.numel(),)
+        equal = ("uneven", *first.shape[1:]) if uneven else (_extent(first),)
         with self._calls.call(("all_to_all", first.dtype, *equal)):
             return self._all_to_all(tensors, first, uneven)
 
@@ -543,8 +543,13 @@ def _reordered(flat: Tensor, lengths: list[int], order: list[int]) -> Tensor:
     return torch.cat([parts[index] for index in order])
 
 
+def _extent(tensor: Tensor) -> tuple[int, ...]:
+    """Returns the part of a shape that must be equal on all ranks: all sizes other than 1."""
+    return tuple([size for size in tensor.shape if size != 1])
+
+
 def _gather_form(operation: str, tensor: Tensor, uneven: bool) -> Form:
-    equal = ("uneven", *tensor.shape[1:]) if uneven else (tensor.numel(),)
+    equal = ("uneven", *tensor.shape[1:]) if uneven else (_extent(tensor),)
     return operation, tensor.dtype, *equal
 
 

@@ -1,22 +1,23 @@
-"""`run.checks: all`: whether the ranks of a data rank return the same value.
+"""`run.checks: all`: whether the ranks of a data rank return the same value and log the same numbers.
 
 Where one rank represents the others of its data rank (`collect`), the values of its tp, cp and ulysses peers
 are dropped. They must be equal, so the representative sends its own to each peer, and the peer compares. The
 ranks of earlier pipeline stages are left out, because they often have no value. Numbers may differ by as much
-as in `torch.testing.assert_close`.
+as in `torch.testing.assert_close`. A logged number that differs, such as a time, causes only a warning.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from meshctl.plan.model import Plan, Stage
+from meshctl.run.events import EventLog
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import LoopContext
@@ -64,6 +65,9 @@ class PeerCheck:
     """The job rank whose value is taken."""
     peers: Sequence[int]
     """The job ranks that compare their values with it."""
+    events: EventLog
+    _warned: set[str] = field(default_factory=set)
+    """The logged names for which a difference has been reported."""
 
     @classmethod
     def of(cls, stage: Stage, context: LoopContext) -> PeerCheck | None:
@@ -85,19 +89,21 @@ class PeerCheck:
             return None
         first = context.plan.group(placed.group).first_job_rank
         tag = first_tag(context.plan) + context.plan.stages.index(stage)
-        return cls(
-            stage.name, context.transport, tag, first + representative, [first + peer for peer in peers]
-        )
+        job_ranks = [first + peer for peer in peers]
+        return cls(stage.name, context.transport, tag, first + representative, job_ranks, context.events)
 
-    def compare(self, value: Any, step: int, *, is_sent: bool) -> None:
+    def compare(self, value: Any, logged: Mapping[str, list[float]], step: int, *, is_sent: bool) -> None:
         """Compares this rank's value of a step. Where it is sent to no stage, only its numbers count. Raises
-        `StageError` for values that differ, `PeerLost` and `StepCancelled`."""
+        `StageError` for values that differ, `PeerLost` and `StepCancelled`. Numbers in `logged` that differ
+        are reported as an event."""
         shown = _plain(value) if is_sent else scalars(value)
         if self.representative == self.transport.job_rank:
             for peer in self.peers:
-                self.transport.send(peer, self.tag, self.transport.frame((peer,), [step, shown]))
+                frame = self.transport.frame((peer,), [step, shown, dict(logged)])
+                self.transport.send(peer, self.tag, frame)
             return
-        _, theirs = self.transport.receive_value(self.representative, self.tag)
+        _, theirs, their_log = self.transport.receive_value(self.representative, self.tag)
+        self._compare_logged(their_log, logged, step)
         if difference := difference_of(theirs, shown):
             name, own = map(self.transport.name_of, (self.representative, self.transport.job_rank))
             what, first, second = difference
@@ -105,6 +111,18 @@ class PeerCheck:
                 f"the peers of a data rank must return the same value: {what} is {first} on {name} and "
                 f"{second} on {own}"
             )
+
+    def _compare_logged(
+        self, theirs: Mapping[str, list[float]], own: Mapping[str, list[float]], step: int
+    ) -> None:
+        for name in sorted((theirs.keys() & own.keys()) - self._warned):
+            if not _are_equal(theirs[name], own[name]):
+                self._warned.add(name)
+                shown = [_shown(each[0] if len(each) == 1 else each) for each in (theirs[name], own[name])]
+                counted = self.transport.name_of(self.representative)
+                self.events.write(
+                    "differs", step=step, stage=self.stage, metric=name, counted=counted, values=shown
+                )
 
 
 def _are_compared(stage: Stage) -> bool:

@@ -39,6 +39,8 @@ class StageMetrics:
         """The names that this rank has logged without being counted."""
         self._before = 0
         """The number of metrics in the step's report before the running call."""
+        self.logged: dict[str, list[float]] = {}
+        """The numbers that the running call has logged on this rank, counted or not."""
         self._reduction: str = "mean"
         """The reduction of the returned numbers to one metric: `mean`, `sum` or `first`."""
         if collect.join == "sum" or (collect.join == "first" and not stage.block):
@@ -46,6 +48,7 @@ class StageMetrics:
 
     def begin_call(self) -> None:
         self._before = len(self._state.report.metrics)
+        self.logged.clear()
 
     def log(self, values: Mapping[str, float], weight: float) -> None:
         """Implements `Component.log`. Raises `TypeError` for what is not a number and `ValueError` for a
@@ -53,8 +56,10 @@ class StageMetrics:
         logged, weight = logged_numbers(values), float(weight)
         if not 0 <= weight < math.inf:
             raise ValueError(f"the weight of self.log must be a finite number from 0, not {weight:g}")
+        numbers = {name: float(value) for name, value in logged.items()}
+        for name, number in numbers.items():
+            self.logged.setdefault(name, []).append(number)
         if self._is_counted:
-            numbers = {name: float(value) for name, value in logged.items()}
             self._state.report.add_metric(self._stage.name, numbers, weight, "mean")
         elif new := sorted(logged.keys() - self._uncounted):
             self._uncounted.update(new)

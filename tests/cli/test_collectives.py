@@ -35,6 +35,7 @@ class Actor(Component):
         dp.all_reduce(torch.ones(4, dtype=torch.int32 if mood == "dtype" else torch.float32))  # DTYPE
         dp.all_reduce(torch.ones(4), "max" if mood == "op" else "sum")
         dp.broadcast(torch.ones(100 if mood == "shape" else 4))  # SHAPE
+        dp.all_reduce(torch.ones((3, 2) if mood == "transposed" else (2, 3)))  # TRANSPOSED
         if self.mood == "uneven":
             for _ in range(self.rank // 2):  # the dp rank
                 self.collective("tp").all_reduce(torch.ones(3))
@@ -122,30 +123,35 @@ def test_a_skipped_collective_in_the_middle(folder: Path) -> None:
 def test_a_skipped_last_collective(folder: Path) -> None:
     error = failed(folder, "last")
     assert "`dp` of `actor` (ranks 0, 1)" in error and f"parts.py:{line_of('LAST')}" in error
-    assert "rank 0 called 6, rank 1 called 5" in error
+    assert "rank 0 called 7, rank 1 called 6" in error
 
 
 @pytest.mark.slow
 def test_another_dtype(folder: Path) -> None:
-    assert "ranks 0, 1 called 6" in failed(folder, "dtype")
+    assert "ranks 0, 1 called 7" in failed(folder, "dtype")
 
 
 @pytest.mark.slow
 def test_another_operation(folder: Path) -> None:
-    assert "ranks 0, 1 called 6" in failed(folder, "op")
+    assert "ranks 0, 1 called 7" in failed(folder, "op")
 
 
 @pytest.mark.slow
 def test_all_checks_name_the_first_operation_that_differs(folder: Path) -> None:
     error = failed(folder, "op", "run.checks=all")
-    assert "number 4 differs: rank 0 called `all_reduce sum float32 4` at parts.py:" in error
-    assert "rank 1 called `all_reduce max float32 4` at parts.py:" in error
+    assert "number 4 differs: rank 0 called `all_reduce sum float32 [4]` at parts.py:" in error
+    assert "rank 1 called `all_reduce max float32 [4]` at parts.py:" in error
 
 
 @pytest.mark.slow
 def test_another_shape(folder: Path) -> None:
     error = failed(folder, "shape")
     assert "`dp` of `actor` (ranks 0, 1)" in error and "parts.py:" in error
+
+
+@pytest.mark.slow
+def test_another_shape_of_as_many_elements(folder: Path) -> None:
+    assert "ranks 0, 1 called 7" in failed(folder, "transposed")
 
 
 @pytest.mark.slow

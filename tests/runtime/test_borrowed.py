@@ -159,7 +159,7 @@ def test_a_write_into_read_only_memory_is_one_of_the_producer() -> None:
     borrowed = Borrowed("user.take", lambda tensor: True)
     borrowed.begin(arguments)
     batch["x"].numpy()[0] = 1.0
-    with pytest.raises(StageError, match="the producer of column `x` wrote into it while `user.take` read"):
+    with pytest.raises(StageError, match=r"the producer of column `x` wrote into it while `user.take` read"):
         borrowed.end(arguments)
 
 

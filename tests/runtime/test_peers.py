@@ -39,6 +39,11 @@ class User(Component):
         pass
 
     @endpoint(collect="mean")
+    def logs(self, batch: Batch) -> Any:
+        self.log(self.make(batch, self.rank))
+        return {"loss": 1.0}
+
+    @endpoint(collect="mean")
     def loss(self, batch: Batch) -> Any:
         return self.make(batch, self.rank) if self.step == 2 else {}
 
@@ -109,6 +114,14 @@ def test_every_kind_of_difference_is_found(make: Make, text: str) -> None:
 def test_metrics_are_compared_whether_or_not_a_stage_takes_them(is_sent: bool, collect: str) -> None:
     outcome = outcome_of(lambda batch, rank: {"loss": 0.5 + rank}, "loss", collect=collect, is_sent=is_sent)
     assert "`loss` is 0.5 on job rank 1 and 1.5 on job rank 2" in text_of(outcome)
+
+
+def test_a_logged_number_that_differs_is_reported_once_with_both_values() -> None:
+    outcome = outcome_of(lambda batch, rank: {"seconds": 0.5 + rank, "x": 1.0}, "logs", is_sent=False)
+    assert not outcome.faults
+    [event] = [event for event in outcome.events if event.name == "differs"]
+    assert (event.rank, event.step, event.stage) == (1, 1, "used")
+    assert event.value == {"metric": "seconds", "counted": "job rank 1", "values": ["0.5", "1.5"]}
 
 
 @pytest.mark.parametrize(

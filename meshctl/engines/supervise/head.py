@@ -228,6 +228,8 @@ class Head:
             self._saved[event.step] += 1
         elif event.name == "uncounted":
             self._judge.note_uncounted(event)
+        elif event.name == "differs":
+            self._judge.note_difference(event)
         elif event.name == "exited" and event.group in self._serving:
             self._serving[event.group] -= 1
             if not any(self._serving.values()):

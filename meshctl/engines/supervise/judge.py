@@ -41,6 +41,8 @@ class Judge:
         self._warned: set[str] = set()
         """The metrics for which a warning has reported a value that is not finite. Their later values are not
         reported."""
+        self._differing: set[str] = set()
+        """The metrics that differ between the ranks of a data rank."""
         self.fault = ""
         """The reason why the run fails, a metric that is not finite, in one line; empty if the run goes
         on."""
@@ -74,6 +76,18 @@ class Judge:
         counted rank has logged them, too."""
         for name in event.value.get("names", ()):
             self._uncounted.setdefault(f"{event.stage}.{name}", event)
+
+    def note_difference(self, event: Event) -> None:
+        """Warns of a number that a rank logs and that differs from the one that counts, once for a metric."""
+        value, who = event.value, f"{event.group}:{event.rank}"
+        metric, (counts, differs) = f"{event.stage}.{value['metric']}", value["values"]
+        if metric in self._differing:
+            return
+        self._differing.add(metric)
+        self._warnings.append(
+            f"in step {event.step}, `{metric}` is {counts} on {value['counted']}, which "
+            f"counts for its data rank, and {differs} on {who}; later differences are not reported"
+        )
 
     def _warn_of_uncounted(self, row: Mapping[str, Any]) -> None:
         noted = [metric for metric, event in self._uncounted.items() if (event.step or 0) <= row["step"]]

@@ -74,6 +74,17 @@ def test_a_metric_that_only_an_uncounted_rank_logs_is_a_warning() -> None:
     ]
 
 
+def test_a_number_that_differs_between_peers_is_one_warning() -> None:
+    judge = Judge(Run(), [])
+    for rank in (1, 2):
+        value = {"metric": "seconds", "counted": "train:0", "values": ["0.5", f"{rank}.5"]}
+        judge.note_difference(Event("differs", "train", rank, 3, "metrics", value))
+    assert judge.warnings() == [
+        "in step 3, `metrics.seconds` is 0.5 on train:0, which counts for its data rank, and 1.5 on train:1; "
+        "later differences are not reported"
+    ]
+
+
 # Real processes. The workers report `eval.loss` as their MODE lists it.
 
 
