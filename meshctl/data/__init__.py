@@ -21,3 +21,11 @@ mesh, and the number of samples is the only position to save. All token columns 
 `labels[t + 1]`. The first label of each text is -100, so rows and segments may be concatenated and shifted as
 one sequence. The keys of `keep` are further columns, such as `desirable` for `kto`.
 """
+
+from meshctl.data.chat import Chat as Chat
+from meshctl.data.errors import DataError as DataError
+from meshctl.data.errors import RowError as RowError
+from meshctl.data.pairs import Pairs as Pairs
+from meshctl.data.text import Text as Text
+
+__all__ = ["Chat", "DataError", "Pairs", "RowError", "Text"]

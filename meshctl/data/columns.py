@@ -1,0 +1,80 @@
+"""Examples and kept values of rows as columns of a batch.
+
+The dtype of a kept column is that of the first row's value. It does not depend on the samples of a rank,
+since all ranks must send one dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from meshctl.data.encoders import Example
+from meshctl.data.errors import DataError
+from meshctl.data.rows import Row
+from meshctl.runtime.batch.batch import Column, Ragged
+
+DTYPES: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float32}
+ACCEPTED: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float)}
+"""Type of a column -> the types of its values."""
+
+
+def ragged(examples: Sequence[Example], names: Sequence[str]) -> dict[str, Column]:
+    """Returns the columns of the examples, int64."""
+    rows = {name: [torch.tensor(one[name], dtype=torch.int64) for one in examples] for name in names}
+    empty = Ragged(torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    return {name: Ragged.of(column) if column else empty for name, column in rows.items()}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A key of the rows that becomes a column."""
+
+    name: str
+    kind: type
+    """`bool`, `int` or `float` for numbers; `object` for anything else."""
+    is_list: bool
+    """Whether each value is a list of such numbers."""
+
+    @classmethod
+    def of(cls, name: str, row: Row) -> Kept:
+        """Returns the column of a key, by the first row. Raises `DataError` if the row has no such key."""
+        value = _value(row, name)
+        is_list = isinstance(value, list) and bool(value)
+        kinds = {type(one) for one in value} if is_list else {type(value)}
+        if kinds == {int, float}:
+            kinds = {float}
+        kind = kinds.pop() if len(kinds) == 1 else object
+        return cls(name, kind, is_list) if kind in DTYPES else cls(name, object, False)
+
+    def value(self, row: Row) -> Any:
+        """Returns the row's value. Raises `DataError` if it is not of this column's type."""
+        value = _value(row, self.name)
+        if self.kind is object:
+            return value
+        is_list = isinstance(value, list)
+        accepted = ACCEPTED[self.kind]
+        if is_list != self.is_list or any(
+            type(one) not in accepted for one in (value if is_list else [value])
+        ):
+            expected = f"list of {self.kind.__name__}" if self.is_list else self.kind.__name__
+            raise DataError(f"`{self.name}` is {value!r:.40}, the first row has a value of type {expected}")
+        return value
+
+    def column(self, values: Sequence[Any]) -> Column:
+        if self.kind is object:
+            return list(values)
+        dtype = DTYPES[self.kind]
+        if not self.is_list:
+            return torch.tensor(values, dtype=dtype)
+        empty = Ragged(torch.empty(0, dtype=dtype), torch.zeros(1, dtype=torch.int64))
+        return Ragged.of([torch.tensor(value, dtype=dtype) for value in values]) if values else empty
+
+
+def _value(row: Row, name: str) -> Any:
+    if name not in row:
+        raise DataError(f"the row has no `{name}`, which `keep` names")
+    return row[name]

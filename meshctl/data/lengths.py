@@ -1,0 +1,55 @@
+"""What happens to an example that is longer than `max_length`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshctl.data.encoders import IGNORED, Example
+from meshctl.data.errors import DataError
+
+OVER_LENGTH = ("error", "truncate", "drop", "split")
+"""The values of `over_length`: an error with the row's place; its first tokens; no row; several rows."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most tokens of an example, and what becomes of a longer one."""
+
+    size: int | None
+    over_length: str
+
+    @property
+    def changes_count(self) -> bool:
+        """Whether the number of examples depends on their lengths."""
+        return self.size is not None and self.over_length in ("drop", "split")
+
+    def pieces(self, length: int) -> list[range]:
+        """Returns the tokens that are used of an example of this length, one range for each part. Raises
+        `DataError` where it must not be longer than the limit."""
+        if self.size is None or length <= self.size:
+            return [range(length)]
+        if self.over_length == "error":
+            raise DataError(
+                f"the row has {length} tokens, `max_length` is {self.size}: write `over_length: truncate` or "
+                "`drop`, or a greater length"
+            )
+        if self.over_length == "drop":
+            return []
+        count = length if self.over_length == "split" else self.size
+        return [range(start, min(start + self.size, length)) for start in range(0, count, self.size)]
+
+
+def length_of(example: Example) -> int:
+    """Returns the number of tokens of an example's longest column."""
+    return max(map(len, example.values()))
+
+
+def cut(example: Example, tokens: range) -> Example:
+    """Returns these tokens of an example. The first label of a part is -100, as that of a row."""
+    if tokens == range(length_of(example)):
+        return example
+    part = {name: column[tokens.start : tokens.stop] for name, column in example.items()}
+    for name, column in part.items():
+        if name.endswith("labels") and column:
+            part[name] = [IGNORED, *column[1:]]
+    return part

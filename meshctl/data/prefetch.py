@@ -1,0 +1,120 @@
+"""Calls of a pure function in worker processes, ahead of their use.
+
+The processes are those of torch's `DataLoader`. They are forked, so they share the memory of this process,
+and they die with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from meshctl.data.errors import DataError
+
+Result = TypeVar("Result")
+AHEAD = 2
+"""Number of calls that each process computes ahead."""
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class _Failure:
+    message: str
+
+
+class _Calls(Dataset[object]):
+    """A function as a data set: its items are its results."""
+
+    def __init__(self, function: Callable[[range], object]) -> None:
+        self._function = function
+
+    def __getitem__(self, numbers: range) -> object:
+        try:
+            return self._function(numbers)
+        except DataError as error:  # as a value, because a DataLoader adds a traceback to the message
+            return _Failure(str(error))
+
+
+def results(function: Callable[[range], Result], calls: Iterable[range], workers: int) -> Iterator[Result]:
+    """Yields the function's result of each call, in order. With `workers` they are computed by so many
+    processes, and ahead; `calls` may be endless. Raises `DataError`, as the function does."""
+    if not workers:
+        yield from map(function, calls)
+        return
+    loader: DataLoader[object] = DataLoader(
+        _Calls(function),
+        batch_size=None,
+        sampler=calls,
+        num_workers=workers,
+        prefetch_factor=AHEAD,
+        collate_fn=_unchanged,
+        worker_init_fn=_die_with_parent,
+        multiprocessing_context="fork",
+        generator=torch.Generator(),  # the seeds of the processes are not drawn from the run's generator
+    )
+    for result in loader:
+        if isinstance(result, _Failure):
+            raise DataError(result.message)
+        yield result
+
+
+class Prefetch(Generic[Result]):
+    """Calls a pure function of sample numbers, and from the second call on ahead in worker processes.
+
+    Consecutive calls for equally many samples are equally far apart, so the numbers of later calls are known.
+    Another call is computed here.
+    """
+
+    def __init__(self, function: Callable[[range], Result], workers: int) -> None:
+        self._function, self._workers = function, workers
+        self._last: range | None = None
+        self._ahead: Iterator[tuple[range, Result]] | None = None
+
+    def __call__(self, samples: range) -> Result:
+        if not self._workers:
+            return self._function(samples)
+        last, self._last = self._last, samples
+        if self._ahead is None and last is not None and _follows(samples, last):
+            self._ahead = self._from(samples, samples.start - last.start)
+        if self._ahead is not None:
+            expected, result = next(self._ahead)
+            if expected == samples:
+                return result
+            self.close()
+        return self._function(samples)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._ahead = None
+
+    def _from(self, samples: range, stride: int) -> Iterator[tuple[range, Result]]:
+        def calls() -> Iterator[range]:
+            return (range(samples.start + n * stride, samples.stop + n * stride) for n in count())
+
+        return zip(calls(), results(self._function, calls(), self._workers), strict=False)
+
+
+def _follows(samples: range, last: range) -> bool:
+    return len(samples) == len(last) > 0 and samples.start >= last.stop
+
+
+def _unchanged(value: object) -> object:
+    return value
+
+
+def _die_with_parent(number: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,206 @@
+"""Rows of files by number: JSON lines, and the sequences that other files and libraries provide.
+
+A row is a mapping from names to plain data, and `place(n)` names its file and line for messages. A file of
+JSON lines is split at `\\n` only, because its strings may contain the other line separators of Unicode. The
+index of a file holds the offset of each line; the lines stay on disk.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import sys
+import weakref
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+from meshctl.data import tables
+from meshctl.data.errors import DataError, RowError
+from meshctl.data.order import Permutation
+
+Row = Mapping[str, Any]
+MAX_SHOWN = 40
+"""The most characters of a row in a message."""
+
+
+class Rows(Protocol):
+    """Rows by number. Reading one raises `RowError` if it is not a row."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, number: int, /) -> Row: ...
+    def place(self, number: int) -> str:
+        """Returns where a row is, for a message: its file and line."""
+        ...
+
+
+class JsonLines:
+    """The lines of a file, each with one object. Blank lines are skipped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._starts, self._lines = array("q"), array("q")
+        try:
+            self._file = os.open(path, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._file)
+            self._find_lines()
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from None
+
+    def _find_lines(self) -> None:
+        start = 0
+        with open(self._file, "rb", closefd=False) as file:
+            for number, line in enumerate(file, 1):  # a binary file has lines that end with \n only
+                if line.strip():
+                    self._starts.append(start)
+                    self._lines.append(number)
+                start += len(line)
+        self._size = start
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, number: int) -> Row:
+        start = self._starts[number]
+        stop = self._starts[number + 1] if number + 1 < len(self._starts) else self._size
+        # A read at an offset, since processes forked from this one share the file's position.
+        line = os.pread(self._file, stop - start, start).split(b"\n", 1)[0]
+        return self._parsed(line, number)
+
+    def _parsed(self, line: bytes, number: int) -> Row:
+        try:
+            row = json.loads(line.decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise RowError(self.place(number), f"byte {error.start + 1} is not UTF-8") from None
+        except json.JSONDecodeError as error:
+            raise RowError(self.place(number), f"{error.msg} at column {error.colno}") from None
+        except RecursionError:
+            raise RowError(self.place(number), "its values are nested too deeply") from None
+        if not isinstance(row, dict):
+            raise RowError(self.place(number), f"a row is an object, not {json.dumps(row)[:MAX_SHOWN]}")
+        return row
+
+    def place(self, number: int) -> str:
+        return f"{self._path}:{self._lines[number]}"
+
+
+class Concatenated:
+    """The rows of several parts, one part after another."""
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self._parts = parts
+        self._stops = list(accumulate(map(len, parts)))
+
+    def __len__(self) -> int:
+        return self._stops[-1] if self._stops else 0
+
+    def _part(self, number: int) -> tuple[Rows, int]:
+        index = bisect_right(self._stops, number)
+        return self._parts[index], number - (self._stops[index - 1] if index else 0)
+
+    def __getitem__(self, number: int) -> Row:
+        part, inner = self._part(number)
+        return part[inner]
+
+    def place(self, number: int) -> str:
+        part, inner = self._part(number)
+        return part.place(inner)
+
+
+class Selected:
+    """Some rows of others, by their numbers."""
+
+    def __init__(self, rows: Rows, numbers: Sequence[int]) -> None:
+        self._rows, self._numbers = rows, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: int) -> Row:
+        return self._rows[self._numbers[number]]
+
+    def place(self, number: int) -> str:
+        return self._rows.place(self._numbers[number])
+
+
+def open_rows(path: str, split: str) -> Rows:
+    """Returns the rows of a file, of several, of a folder, or of a dataset of the hub.
+
+    `path` is a `.jsonl` or `.parquet` file, a pattern such as `data/*.jsonl`, a folder of such files or of
+    `datasets.save_to_disk`, or else a dataset's name, of which `split` is read. A relative path is searched
+    in the folders in which classes of `_target_` are found, the recipe's folder first. Raises `DataError`.
+    """
+    rows = _opened(path, split)
+    if not len(rows):
+        raise DataError(f"{path} has no rows")
+    return rows
+
+
+def _opened(path: str, split: str) -> Rows:
+    place = next(_existing(path), None)
+    if place is None:
+        if files := next(_matching(path), []):
+            return Concatenated([_file(file) for file in files])
+        if tables.is_hub_name(path) and not _is_file_name(path):
+            return tables.from_hub(path, split)
+        raise DataError(
+            f"no file {path!r} in the recipe's folder, the working directory, or where modules are found"
+        )
+    if place.is_file():
+        return _file(place)
+    if tables.is_saved_dataset(place):
+        return tables.from_disk(place, split)
+    if not (files := sorted(file for file in place.iterdir() if file.suffix in READERS)):
+        raise DataError(f"the folder {place} has no {' or '.join(READERS)} file, and no saved dataset")
+    return Concatenated([_file(file) for file in files])
+
+
+def _existing(path: str) -> Iterator[Path]:
+    return (place for folder in sys.path if (place := Path(folder, path)).exists())
+
+
+def _matching(path: str) -> Iterator[list[Path]]:
+    found = (sorted(map(Path, glob.glob(str(Path(folder, path))))) for folder in sys.path)
+    return (files for files in found if files)
+
+
+READERS: dict[str, Any] = {
+    ".jsonl": JsonLines,
+    ".json": JsonLines,
+    ".ndjson": JsonLines,
+    ".parquet": tables.from_parquet,
+}
+"""Ending of a file -> the function that opens it."""
+
+
+def _is_file_name(path: str) -> bool:
+    return Path(path).suffix in READERS
+
+
+def _file(path: Path) -> Rows:
+    reader = READERS.get(path.suffix)
+    if reader is None:
+        raise DataError(f"{path} is not one of {', '.join(READERS)}")
+    rows: Rows = reader(path)
+    return rows
+
+
+def split_off(rows: Rows, holdout: float, *, held_out: bool) -> Rows:
+    """Returns the held-out rows, or the others, in their order.
+
+    `holdout` is a number of rows, or below 1 their fraction. The choice depends only on the number of rows.
+    So a source with `held_out` and one without it have no row in common. Raises `DataError`.
+    """
+    count = round(holdout * len(rows)) if holdout < 1 else int(holdout)
+    if not holdout:
+        if held_out:
+            raise DataError("`held_out: true` needs `holdout`, the number or fraction of the held-out rows")
+        return rows
+    if not 0 < count < len(rows):
+        raise DataError(f"`holdout: {holdout}` takes {count} of {len(rows)} rows")
+    chosen = set(Permutation(len(rows), "holdout")[:count])
+    return Selected(rows, [number for number in range(len(rows)) if (number in chosen) == held_out])

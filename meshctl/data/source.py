@@ -1,0 +1,216 @@
+"""The base class of sources whose rows can be read by number.
+
+    sample number -> epoch and position -> (order of the epoch) -> index -> a row, a part of it, or a pack
+
+Each arrow is a function of the arguments and of the data alone, so a sample is the same on every rank and
+mesh. Where the number of samples depends on the lengths of all rows (`pack`, `over_length: drop` and
+`split`), `setup` finds these lengths. The ranks divide the rows among themselves for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from meshctl.data.columns import Kept, ragged
+from meshctl.data.encoders import Encoder, Example
+from meshctl.data.errors import DataError, RowError
+from meshctl.data.lengths import OVER_LENGTH, Limit, cut, length_of
+from meshctl.data.order import Permutation
+from meshctl.data.packing import joined, packed
+from meshctl.data.prefetch import Prefetch, results
+from meshctl.data.rows import open_rows, split_off
+from meshctl.data.tokenizer import Tokenizer
+from meshctl.runtime.batch.batch import Batch, Column
+from meshctl.runtime.component import Component, endpoint
+from meshctl.topology.even_split import even_split
+
+PACKED = ("position_ids", "segment_ids")
+ROWS_AT_ONCE = 256
+"""Number of rows whose lengths one call of a worker process finds."""
+
+
+class Part(NamedTuple):
+    """Tokens of a row."""
+
+    row: int
+    tokens: range | None
+    """None: those that the limit leaves."""
+
+
+class Source(Component):
+    """Reads examples from rows. A subclass states its encoder."""
+
+    ENCODER: ClassVar[type[Encoder]]
+
+    def __init__(
+        self,
+        path: str,
+        tokenizer: str,
+        *,
+        split: str = "train",
+        fields: Mapping[str, str] | None = None,
+        keep: Sequence[str] = (),
+        learn: str = "",
+        max_length: int | None = None,
+        over_length: str = "error",
+        pack: bool = False,
+        shuffle: bool = True,
+        seed: int = 0,
+        holdout: float = 0,
+        held_out: bool = False,
+        chat_template: str = "",
+        template_args: Mapping[str, Any] | None = None,
+        workers: int = 0,
+    ) -> None:
+        """Opens the data. Raises `DataError` for what cannot be read and for arguments that do not fit.
+
+        path: a `.jsonl` or `.parquet` file, a pattern, a folder, or a name of the hub (`rows.open_rows`).
+        tokenizer: `byte`, a folder, or a name of the hub.
+        split: of a saved dataset or one of the hub.
+        fields: name that the source reads -> key of the rows, where they differ.
+        keep: keys of the rows that become further columns.
+        learn: the tokens with a label: `assistant`, `last` (its last message) or `all`.
+        max_length, over_length: the most tokens of a row, and what happens to longer ones: `error`,
+            `truncate`, `drop`, or for plain text `split`.
+        pack: whether to put several texts in one row of at most `max_length` tokens.
+        shuffle, seed: whether each epoch has an order of its own, and of which seed.
+        holdout, held_out: the number or fraction of rows that are held out, and whether to read those.
+        chat_template, template_args: a file with a template, and variables for it.
+        workers: number of processes that prepare samples ahead; 0 prepares them in the call.
+        """
+        self._seed, self._shuffle, self._workers, self._pack = seed, shuffle, workers, pack
+        self._limit = _limit(self.ENCODER, max_length, over_length, pack)
+        self._encode = self.ENCODER(
+            Tokenizer(tokenizer, chat_template, template_args), _learn(self.ENCODER, learn), fields or {}
+        )
+        self._rows = split_off(open_rows(path, split), holdout, held_out=held_out)
+        if keep and (pack or self._limit.over_length == "split"):
+            raise DataError("`keep` needs one sample for each row: leave out `pack` and `over_length: split`")
+        self._kept = [Kept.of(name, self._rows[0]) for name in keep]
+        self._parts: Sequence[Part] | None = None
+        """The samples without `pack`, or what packs are made of; None for one sample for each row."""
+        self._packs: Sequence[Sequence[int]] | None = None
+        self._order: tuple[int, Sequence[int]] = (-1, ())
+        self._prefetch = Prefetch(self._columns, workers)
+
+    def setup(self) -> None:
+        """Finds the lengths of all rows, if the number of samples depends on them."""
+        if not (self._pack or self._limit.changes_count):
+            return
+        lengths = self._lengths()
+        self._parts = [
+            Part(row, tokens) for row, length in enumerate(lengths) for tokens in self._pieces(row, length)
+        ]
+        if not self._parts:
+            raise DataError(f"`over_length: drop` leaves no row of at most {self._limit.size} tokens")
+        if self._pack and self._limit.size is not None:
+            sizes = [len(part.tokens or ()) for part in self._parts]
+            self._packs = packed(sizes, self._limit.size)
+
+    def close(self) -> None:
+        self._prefetch.close()
+
+    def __len__(self) -> int:
+        """The number of samples of one epoch."""
+        units = self._packs or self._parts or self._rows
+        return len(units)
+
+    @endpoint
+    def next(self, samples: range) -> Batch | None:
+        """Returns the samples of these numbers, which continue across epochs."""
+        columns = self._prefetch(samples)
+        return Batch(columns, ids=torch.tensor(samples, dtype=torch.int64))
+
+    # The columns of a sample
+
+    def _columns(self, samples: range) -> dict[str, Column]:
+        indices = [self._index(number) for number in samples]
+        names = (*self.ENCODER.COLUMNS, *(PACKED if self._pack else ()))
+        columns = ragged([self._sample(index) for index in indices], names)
+        for kept in self._kept:
+            rows = [self._parts[index].row if self._parts else index for index in indices]
+            columns[kept.name] = kept.column([self._kept_value(kept, row) for row in rows])
+        return columns
+
+    def _index(self, number: int) -> int:
+        """Returns the place of a sample among those of an epoch, before they are shuffled."""
+        epoch, position = divmod(number, len(self))
+        if not self._shuffle:
+            return position
+        if self._order[0] != epoch:
+            self._order = (epoch, Permutation(len(self), self._seed, epoch))
+        return self._order[1][position]
+
+    def _sample(self, index: int) -> Example:
+        if self._packs is not None and self._parts is not None:
+            return joined([self._part(self._parts[part]) for part in self._packs[index]])
+        return self._part(self._parts[index] if self._parts else Part(index, None))
+
+    def _part(self, part: Part) -> Example:
+        example = self._example(part.row)
+        if part.tokens is not None:
+            return cut(example, part.tokens)
+        return cut(example, self._pieces(part.row, length_of(example))[0])
+
+    def _example(self, row: int) -> Example:
+        content = self._rows[row]
+        try:
+            return self._encode(content)
+        except DataError as error:
+            raise RowError(self._rows.place(row), str(error)) from None
+
+    def _kept_value(self, kept: Kept, row: int) -> Any:
+        try:
+            return kept.value(self._rows[row])
+        except DataError as error:
+            raise RowError(self._rows.place(row), str(error)) from None
+
+    def _pieces(self, row: int, length: int) -> list[range]:
+        try:
+            return self._limit.pieces(length)
+        except DataError as error:
+            raise RowError(self._rows.place(row), str(error)) from None
+
+    # The lengths of all rows
+
+    def _lengths(self) -> list[int]:
+        """Returns the number of tokens of each row. Every rank finds those of its share of the rows."""
+        count, peers = len(self._rows), self.collective("world")
+        share = even_split(count, peers.size, peers.rank)
+        lengths = torch.zeros(count, dtype=torch.int64, device=self.device)
+        for numbers, found in zip(_chunks(share), self._found_lengths(share), strict=True):
+            lengths[numbers.start : numbers.stop] = found
+        return peers.all_reduce(lengths).tolist()
+
+    def _found_lengths(self, rows: range) -> Iterator[torch.Tensor]:
+        def find(numbers: range) -> torch.Tensor:
+            return torch.tensor([length_of(self._example(row)) for row in numbers])
+
+        return results(find, _chunks(rows), self._workers)
+
+
+def _chunks(rows: range) -> list[range]:
+    return [rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE)]
+
+
+def _learn(encoder: type[Encoder], learn: str) -> str:
+    if learn and learn not in encoder.LEARN:
+        raise DataError(f"`learn: {learn}` is not one of {', '.join(encoder.LEARN)}")
+    return learn or encoder.LEARN[0]
+
+
+def _limit(encoder: type[Encoder], max_length: int | None, over_length: str, pack: bool) -> Limit:
+    """Raises `DataError` for values that the encoder does not support."""
+    known = OVER_LENGTH if encoder.CAN_SPLIT else [one for one in OVER_LENGTH if one != "split"]
+    if over_length not in known:
+        raise DataError(f"`over_length: {over_length}` is not one of {', '.join(known)}")
+    if max_length is not None and max_length < 2:
+        raise DataError(f"`max_length` is at least 2, not {max_length}")
+    if pack and max_length is None:
+        raise DataError("`pack` needs `max_length`, the number of tokens of a row")
+    if pack and not encoder.CAN_PACK:
+        raise DataError("pairs are not packed: leave out `pack`")
+    return Limit(max_length, over_length)

@@ -1,0 +1,111 @@
+"""The adapter of pyarrow and `datasets`: rows of parquet files, of saved datasets and of the hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from meshctl.data.errors import DataError
+from meshctl.runtime.extras import extra
+
+MARKERS = ("dataset_info.json", "dataset_dict.json", "state.json")
+"""The files of which each folder of `datasets.save_to_disk` has one."""
+
+
+class Table:
+    """The rows of an Arrow table or of a `datasets.Dataset`. Rows are numbered from 0 in messages."""
+
+    def __init__(self, name: str, table: Any, *, is_arrow: bool) -> None:
+        self._name, self._table, self._is_arrow = name, table, is_arrow
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, number: int) -> Mapping[str, Any]:
+        row: Mapping[str, Any]
+        row = self._table.slice(number, 1).to_pylist()[0] if self._is_arrow else self._table[number]
+        return row
+
+    def place(self, number: int) -> str:
+        return f"{self._name}, row {number}"
+
+
+class Streamed:
+    """The rows of a `datasets.IterableDataset`, which can only be read in order."""
+
+    def __init__(self, name: str, dataset: Any) -> None:
+        self._name, self._dataset = name, dataset
+
+    def epoch(self, number: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yields the place and the content of each row, in the order of this epoch."""
+        self._dataset.set_epoch(number)
+        for count, row in enumerate(self._dataset):
+            yield f"{self._name}, row {count} of epoch {number}", row
+
+
+def from_parquet(path: Path) -> Table:
+    """Maps the columns of a parquet file into memory. Raises `DataError` if it is not one."""
+    with extra("hf"):
+        import pyarrow
+        from pyarrow import parquet
+    try:
+        return Table(str(path), parquet.read_table(path, memory_map=True), is_arrow=True)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path} cannot be read: {_first_line(error)}") from None
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    return any((folder / marker).is_file() for marker in MARKERS)
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a name has the form of a dataset of the hub, NAME or OWNER/NAME."""
+    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None and not name.startswith(".")
+
+
+def from_disk(folder: Path, split: str) -> Table:
+    """Opens a folder of `datasets.save_to_disk`. Raises `DataError`."""
+    with extra("hf"):
+        import datasets
+    try:
+        found = datasets.load_from_disk(str(folder))
+    except Exception as error:  # the library raises what its readers raise
+        raise DataError(f"{folder} cannot be read: {_first_line(error)}") from None
+    if isinstance(found, Mapping):
+        if split not in found:
+            raise DataError(f"{folder} has no split `{split}`; there are {', '.join(found)}")
+        found = found[split]
+    return Table(str(folder), found, is_arrow=False)
+
+
+def from_hub(name: str, split: str) -> Table:
+    """Loads a dataset of the hub, from the local cache where it is there. Raises `DataError`."""
+    return Table(f"dataset {name}[{split}]", _loaded(name, split, streaming=False), is_arrow=False)
+
+
+def stream(path: str, files: list[str], split: str, *, seed: int, buffer: int) -> Streamed:
+    """Opens a stream of jsonl or parquet files, or where there are none of a dataset of the hub.
+
+    A `buffer` greater than 0 shuffles: each row is drawn from the next `buffer` ones. Raises `DataError`.
+    """
+    if files:
+        kind = "parquet" if files[0].endswith(".parquet") else "json"
+        dataset = _loaded(kind, "train", streaming=True, data_files=files)
+    else:
+        dataset = _loaded(path, split, streaming=True)
+    return Streamed(path, dataset.shuffle(seed=seed, buffer_size=buffer) if buffer else dataset)
+
+
+def _loaded(name: str, split: str, *, streaming: bool, **options: Any) -> Any:
+    with extra("hf"):
+        import datasets
+    try:
+        return datasets.load_dataset(name, split=split, streaming=streaming, **options)
+    except Exception as error:  # the library raises what its readers and the hub raise
+        raise DataError(f"dataset `{name}`, split `{split}`: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

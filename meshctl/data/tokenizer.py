@@ -1,0 +1,186 @@
+"""The adapter of transformers' tokenizers: texts and chats as token ids, with the tokens to learn."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from meshctl.data.errors import DataError
+from meshctl.package import PACKAGE_DIR
+from meshctl.runtime.extras import extra
+
+BYTE = "byte"
+"""The name of the tokenizer that meshctl ships: each byte is a token, and there are three special tokens."""
+SHIPPED = {BYTE: PACKAGE_DIR / "data" / "byte_tokenizer"}
+GENERATION = re.compile(r"\{%-?\s*generation\b")
+"""The block in which a chat template marks what the assistant generates."""
+Message = Mapping[str, Any]
+
+
+class ChatError(DataError):
+    """A chat that the template cannot render, or whose assistant's tokens cannot be found."""
+
+
+class Tokenizer:
+    """A tokenizer of transformers, by name or folder."""
+
+    def __init__(
+        self, name: str, chat_template: str = "", template_args: Mapping[str, Any] | None = None
+    ) -> None:
+        """`name` is `byte`, a folder, or a name of the hub. `chat_template` is a file with a template that
+        replaces the tokenizer's own; `template_args` are variables for it. Raises `DataError`."""
+        self.name, self._template_args = name, dict(template_args or {})
+        self._tokenizer = _loaded(name)
+        if chat_template:
+            self._tokenizer.chat_template = _file(chat_template).read_text(encoding="utf-8")
+
+    def __len__(self) -> int:
+        """The number of token ids, special tokens included."""
+        return len(self._tokenizer)
+
+    @property
+    def end_token(self) -> int | None:
+        """The id of the token that ends a text."""
+        found: int | None = self._tokenizer.eos_token_id
+        return found
+
+    def text(self, text: str, *, is_start: bool = True) -> list[int]:
+        """Returns the tokens of a text. One that starts a row has the tokenizer's own special tokens."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=is_start, verbose=False)["input_ids"]
+        return ids
+
+    def ended_text(self, text: str, *, is_start: bool = True) -> list[int]:
+        """Returns the tokens of a text and the token that ends it."""
+        ids, end = self.text(text, is_start=is_start), self.end_token
+        return ids if end is None or ids[-1:] == [end] else [*ids, end]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids))
+        return text
+
+    # Chats
+
+    def check_template(self) -> None:
+        """Raises `DataError` if chats cannot be rendered, or if the assistant's tokens cannot be found."""
+        if not self._tokenizer.chat_template:
+            raise DataError(
+                f"tokenizer `{self.name}` has no chat template: name a file with one in `chat_template`"
+            )
+        if not self._tokenizer.is_fast:
+            raise DataError(
+                f"tokenizer `{self.name}` does not report the positions of its tokens in a text, which the "
+                "labels need: use its fast form"
+            )
+
+    def chat(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, learn_from: int = 0
+    ) -> tuple[list[int], list[bool]]:
+        """Returns the tokens of a chat, and for each whether it is the assistant's, in the messages from
+        number `learn_from` on.
+
+        Where the template marks what the assistant generates with `{% generation %}`, that is used. Otherwise
+        it is what rendering one message more adds to the text. Raises `ChatError`.
+        """
+        if GENERATION.search(self._tokenizer.get_chat_template()):
+            return self._marked(messages, tools, learn_from)
+        text = self._rendered(messages, tools)
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        spans = self._spans(text, messages, tools, learn_from)
+        starts = [start for start, _ in encoded["offset_mapping"]]
+        learned = [any(first <= start < last for first, last in spans) for start in starts]
+        return encoded["input_ids"], learned
+
+    def _marked(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, learn_from: int
+    ) -> tuple[list[int], list[bool]]:
+        with _template_errors(self.name):
+            encoded = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=tools,
+                tokenize=True,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
+                **self._template_args,
+            )
+        learned = [bool(one) for one in encoded["assistant_masks"]]
+        earlier = sum(message["role"] == "assistant" for message in messages[:learn_from])
+        for run in _runs(learned)[:earlier]:
+            learned[run.start : run.stop] = [False] * len(run)
+        return encoded["input_ids"], learned
+
+    def _spans(
+        self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, learn_from: int
+    ) -> list[tuple[int, int]]:
+        """Returns the first and the last character of each of the assistant's messages."""
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant" and number >= learn_from:
+                before = self._rendered(messages[:number], tools, add_generation_prompt=True)
+                through = self._rendered(messages[: number + 1], tools)
+                if not (text.startswith(before) and text.startswith(through)):
+                    raise ChatError(
+                        f"the chat template of `{self.name}` renders message {number} differently once "
+                        "others follow it, so its tokens cannot be found: use a template with "
+                        "{% generation %}, or `learn: last`"
+                    )
+                spans.append((len(before), len(through)))
+        return spans
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, add_generation_prompt: bool = False
+    ) -> str:
+        with _template_errors(self.name):
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **self._template_args,
+            )
+        return text
+
+
+class _template_errors:
+    """Turns an error of a template into a `ChatError`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception):  # a template can raise what any of its expressions raises
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ChatError(f"the chat template of `{self._name}` fails: {first}") from None
+
+
+def _runs(flags: Sequence[bool]) -> list[range]:
+    """Returns the positions of each run of true flags."""
+    edges = [n for n in range(len(flags) + 1) if (n and flags[n - 1]) != (n < len(flags) and flags[n])]
+    return [range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _loaded(name: str) -> Any:
+    with extra("hf"):
+        from transformers import AutoTokenizer
+    folder = SHIPPED.get(name) or next((place for place in _places(name) if place.is_dir()), None)
+    try:
+        return AutoTokenizer.from_pretrained(folder or name)
+    except Exception as error:  # the library raises what its readers and the hub raise
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(f"tokenizer `{name}` cannot be loaded: {first}") from None
+
+
+def _file(name: str) -> Path:
+    found = next((place for place in _places(name) if place.is_file()), None)
+    if found is None:
+        raise DataError(f"no chat template {name!r} in the recipe's folder or the working directory")
+    return found
+
+
+def _places(name: str) -> list[Path]:
+    return [Path(folder, name) for folder in sys.path]

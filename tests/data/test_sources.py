@@ -1,0 +1,315 @@
+"""Chats, texts and pairs as batches: labels, lengths, packs, epochs, exact positions and bad rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from meshctl import Batch
+from meshctl.data import Chat, DataError, Pairs, RowError, Text
+from meshctl.data.source import Source
+
+END = 258
+Make = Callable[..., Source]
+
+
+def chat(n: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "u" * n}, {"role": "assistant", "content": "a" * (n + 1)}]
+    return {"messages": messages, "n": n, "score": n / 2, "good": n % 2 == 0, "name": f"row {n}"}
+
+
+def write(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def made(source: Source) -> Source:
+    source.setup()
+    return source
+
+
+def batch_of(source: Source, samples: range) -> Batch:
+    batch = source.next(samples)
+    assert batch is not None and batch.ids.flatten().tolist() == list(samples)
+    return batch
+
+
+def rows_of(batch: Batch, name: str) -> list[list[int]]:
+    return [row.tolist() for row in batch[name].rows()]
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write(tmp_path_factory.mktemp("chats") / "chats.jsonl", [chat(n) for n in range(10)])
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    rows = [{"text": chr(97 + n) * (n + 1)} for n in range(10)]
+    return write(tmp_path_factory.mktemp("texts") / "texts.jsonl", rows)
+
+
+# Columns
+
+
+def test_the_assistant_is_learned(chats: str) -> None:
+    batch = batch_of(made(Chat(chats, "byte", shuffle=False)), range(2, 4))
+    assert batch.names == ("input_ids", "labels")
+    for n, ids, labels in zip((2, 3), rows_of(batch, "input_ids"), rows_of(batch, "labels"), strict=True):
+        assert (
+            bytes(id for id in ids if id < 256).decode() == f"user\n{'u' * n}\nassistant\n{'a' * (n + 1)}\n"
+        )
+        learned = [label for label in labels if label != -100]
+        assert learned == [*(b"a" * (n + 1)), END]
+        assert [id for id, label in zip(ids, labels, strict=True) if label != -100] == learned
+
+
+def test_all_tokens_are_learned_but_the_first(texts: str) -> None:
+    batch = batch_of(made(Text(texts, "byte", shuffle=False)), range(2, 3))
+    assert rows_of(batch, "input_ids") == [[99, 99, 99, END]]
+    assert rows_of(batch, "labels") == [[-100, 99, 99, END]]
+
+
+def test_pairs_learn_the_answers(tmp_path: Path) -> None:
+    user = {"role": "user", "content": "?"}
+    good, bad = ({"role": "assistant", "content": text} for text in ("yes", "no"))
+    forms = [
+        {"prompt": "?", "chosen": "yes", "rejected": "no"},
+        {"prompt": [user], "chosen": [good], "rejected": [bad]},
+        {"chosen": [user, good], "rejected": [user, bad]},
+        {"prompt": [user, bad, user], "chosen": [good], "rejected": [bad]},
+    ]
+    batch = batch_of(made(Pairs(write(tmp_path / "pairs.jsonl", forms), "byte", shuffle=False)), range(4))
+    assert len(batch.names) == 4
+    for side, answer in (("chosen", b"yes"), ("rejected", b"no")):
+        for ids, labels in zip(
+            rows_of(batch, f"{side}_input_ids"), rows_of(batch, f"{side}_labels"), strict=True
+        ):
+            assert [label for label in labels if label != -100] == [*answer, END]
+            assert len(ids) == len(labels)
+    assert rows_of(batch, "chosen_input_ids")[0] == [*b"?yes", END]
+    assert rows_of(batch, "chosen_input_ids")[1] == rows_of(batch, "chosen_input_ids")[2]
+
+
+def test_kept_keys_are_columns_of_the_first_rows_type(chats: str) -> None:
+    source = made(Chat(chats, "byte", shuffle=False, keep=["n", "score", "good", "name"]))
+    batch = batch_of(source, range(2))
+    assert batch["n"].tolist() == [0, 1] and batch["n"].dtype == torch.int64
+    assert batch["score"].tolist() == [0.0, 0.5] and batch["score"].dtype == torch.float32
+    assert batch["good"].tolist() == [True, False] and batch["name"] == ["row 0", "row 1"]
+    empty = batch_of(source, range(3, 3))
+    assert len(empty) == 0
+    for name in batch.names:
+        whole, none = batch[name], empty[name]
+        assert type(whole) is type(none)
+        if isinstance(whole, torch.Tensor):
+            assert whole.dtype == none.dtype
+        elif name != "name":
+            assert whole.values.dtype == none.values.dtype
+
+
+def test_fields_may_have_other_names(tmp_path: Path) -> None:
+    path = write(tmp_path / "other.jsonl", [{"body": "ab"}])
+    batch = batch_of(made(Text(path, "byte", fields={"text": "body"})), range(1))
+    assert rows_of(batch, "input_ids") == [[97, 98, END]]
+    with pytest.raises(DataError, match="`fields` has no `body`; this source reads text"):
+        Text(path, "byte", fields={"body": "text"})
+
+
+# Positions
+
+
+FORMS: list[dict[str, Any]] = [
+    {},
+    {"shuffle": False},
+    {"max_length": 5, "over_length": "drop"},
+    {"max_length": 5, "over_length": "split"},
+    {"max_length": 12, "pack": True},
+    {"holdout": 3},
+    {"holdout": 3, "held_out": True},
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sample_is_the_same_wherever_the_cuts_are(texts: str, form: dict[str, Any]) -> None:
+    whole = made(Text(texts, "byte", seed=5, **form))
+    total = 2 * len(whole) + 3
+    expected = rows_of(batch_of(whole, range(total)), "input_ids")
+    fresh = made(Text(texts, "byte", seed=5, **form))
+    found: dict[int, list[int]] = {}
+    for start in (9, 0, 6, 3, *range(12, total, 3)):
+        samples = range(start, min(start + 3, total))
+        found |= dict(zip(samples, rows_of(batch_of(fresh, samples), "input_ids"), strict=True))
+    assert [found[number] for number in range(total)] == expected
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_epoch_has_every_sample_once(texts: str, form: dict[str, Any]) -> None:
+    source = made(Text(texts, "byte", **form))
+    size = len(source)
+    first, second = (
+        rows_of(batch_of(source, range(start, start + size)), "input_ids") for start in (0, size)
+    )
+    assert sorted(first) == sorted(second)
+    assert (first == second) == (form.get("shuffle") is False)
+
+
+def test_training_and_held_out_rows_differ(texts: str) -> None:
+    train, held = (made(Text(texts, "byte", holdout=0.3, held_out=one)) for one in (False, True))
+    assert (len(train), len(held)) == (7, 3)
+    rows = [rows_of(batch_of(one, range(len(one))), "input_ids") for one in (train, held)]
+    assert len({tuple(row) for part in rows for row in part}) == 10
+
+
+# Lengths
+
+
+def test_long_rows_are_cut_left_out_or_split(texts: str) -> None:
+    def rows(over_length: str) -> list[list[int]]:
+        source = made(Text(texts, "byte", shuffle=False, max_length=4, over_length=over_length))
+        return rows_of(batch_of(source, range(len(source))), "input_ids")
+
+    whole = [[97 + n] * (n + 1) + [END] for n in range(10)]
+    assert rows("truncate") == [row[:4] for row in whole]
+    assert rows("drop") == [row for row in whole if len(row) <= 4]
+    assert rows("split") == [row[start : start + 4] for row in whole for start in range(0, len(row), 4)]
+
+
+def test_the_first_label_of_each_part_is_ignored(texts: str) -> None:
+    source = made(Text(texts, "byte", shuffle=False, max_length=4, over_length="split"))
+    batch = batch_of(source, range(len(source)))
+    for ids, labels in zip(rows_of(batch, "input_ids"), rows_of(batch, "labels"), strict=True):
+        assert labels == [-100, *ids[1:]]
+
+
+def test_a_long_row_is_an_error_that_names_it(texts: str) -> None:
+    source = made(Text(texts, "byte", shuffle=False, max_length=5))
+    batch_of(source, range(4))
+    with pytest.raises(RowError, match=r"texts\.jsonl:5: the row has 6 tokens, `max_length` is 5: write"):
+        source.next(range(4, 5))
+
+
+# Packs
+
+
+def test_packs_hold_whole_texts(texts: str) -> None:
+    source = made(Text(texts, "byte", max_length=12, pack=True))
+    batch = batch_of(source, range(len(source)))
+    assert batch.names == ("input_ids", "labels", "position_ids", "segment_ids")
+    assert len(source) == 6, "65 tokens need at least six rows of twelve"
+    texts_found = []
+    for row in zip(*(rows_of(batch, name) for name in batch.names), strict=True):
+        for segment in range(row[3][-1] + 1):
+            part = [token for token in zip(*row, strict=True) if token[3] == segment]
+            ids, labels, positions, _ = map(list, zip(*part, strict=True))
+            assert positions == list(range(len(ids))) and labels == [-100, *ids[1:]]
+            texts_found.append(ids)
+    assert sorted(texts_found) == [[97 + n] * (n + 1) + [END] for n in range(10)]
+
+
+def test_packed_chats_keep_their_labels(chats: str) -> None:
+    alone = made(Chat(chats, "byte", shuffle=False))
+    rows = rows_of(batch_of(alone, range(10)), "labels")
+    packs = made(Chat(chats, "byte", max_length=100, pack=True))
+    packed = rows_of(batch_of(packs, range(len(packs))), "labels")
+    assert len(packed) < 10
+    assert sorted(label for row in packed for label in row) == sorted(label for row in rows for label in row)
+
+
+# Processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [{}, {"max_length": 12, "pack": True}])
+def test_worker_processes_give_the_same_samples(texts: str, form: dict[str, Any]) -> None:
+    here, ahead = made(Text(texts, "byte", **form)), made(Text(texts, "byte", workers=2, **form))
+    for start in (0, 4, 8, 12, 16, 3, 7, 11):  # a stride of 4, and once another start
+        samples = range(start, start + 2)
+        assert rows_of(batch_of(ahead, samples), "labels") == rows_of(batch_of(here, samples), "labels")
+    ahead.close()
+
+
+@pytest.mark.slow
+def test_a_worker_process_names_the_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"text": "a"}\n' * 7 + '{"text": 3}\n')
+    source = made(Text(str(path), "byte", shuffle=False, workers=1))
+    for start in (0, 2, 4):
+        batch_of(source, range(start, start + 2))
+    with pytest.raises(DataError, match=r"^\S*bad\.jsonl:8: `text` is 3, not a text$"):
+        source.next(range(6, 8))
+    source.close()
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "expected"),
+    [
+        (Text, {"body": "a"}, "the row has no `text`; its keys are body"),
+        (Text, {"text": None}, "`text` is None, not a text"),
+        (Chat, {"text": "a"}, "the row has no `messages`; its keys are text"),
+        (Chat, {"messages": []}, "`messages` is not a list of messages"),
+        (
+            Chat,
+            {"messages": [{"content": "a"}]},
+            r"`messages\[0\]` is not an object with `role` and `content`",
+        ),
+        (Chat, {"messages": [{"role": "user"}]}, r"`messages\[0\]` has no `content`"),
+        (Chat, {"messages": [{"role": "user", "content": "a"}]}, "no message has the role `assistant`"),
+        (Pairs, {"prompt": "a", "chosen": "b"}, "the row has no `rejected`; its keys are prompt, chosen"),
+        (Pairs, {"prompt": "a", "chosen": "b", "rejected": []}, "`chosen` is not a list of messages"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_line(
+    tmp_path: Path, kind: type[Source], row: Any, expected: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n" + json.dumps(row) + "\n")
+    source = made(kind(str(path), "byte"))
+    with pytest.raises(RowError, match=rf"rows\.jsonl:2: {expected}"):
+        source.next(range(1))
+
+
+def test_a_kept_value_of_another_type_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"text": "a", "n": 1}, {"text": "a", "n": 1.5}, {"text": "b"}])
+    source = made(Text(path, "byte", shuffle=False, keep=["n"]))
+    with pytest.raises(RowError, match=r"rows\.jsonl:2: `n` is 1\.5, the first row has a value of type int"):
+        source.next(range(2))
+    with pytest.raises(RowError, match=r"rows\.jsonl:3: the row has no `n`, which `keep` names"):
+        source.next(range(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [
+        (Text, {"over_length": "cut"}, "`over_length: cut` is not one of error, truncate, drop, split"),
+        (Chat, {"over_length": "split"}, "is not one of error, truncate, drop$"),
+        (Text, {"pack": True}, "`pack` needs `max_length`"),
+        (Text, {"max_length": 1}, "`max_length` is at least 2, not 1"),
+        (Pairs, {"pack": True, "max_length": 9}, "pairs are not packed"),
+        (Chat, {"learn": "user"}, "`learn: user` is not one of assistant, last, all"),
+        (Text, {"pack": True, "max_length": 9, "keep": ["n"]}, "`keep` needs one sample for each row"),
+        (Text, {"keep": ["nothing"]}, "the row has no `nothing`, which `keep` names"),
+        (Text, {"held_out": True}, "`held_out: true` needs `holdout`"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(
+    texts: str, kind: type[Source], options: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(DataError, match=expected):
+        kind(texts, "byte", **options)
+
+
+def test_dropping_every_row_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "long.jsonl", [{"text": "abcdef"}])
+    with pytest.raises(DataError, match="leaves no row of at most 3 tokens"):
+        made(Text(path, "byte", max_length=3, over_length="drop"))
