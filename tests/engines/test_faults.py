@@ -10,7 +10,6 @@ import pytest
 from processes import Launch, Launched, alive, family, plan_of, wait
 
 from meshctl.engines.node.forkserver import TITLE
-from meshctl.engines.supervise.cause import READ_ONLY
 from meshctl.plan.model import Program
 
 GONE = 10.0
@@ -34,7 +33,7 @@ def going(launch: Launch, folder: Path, mode: str = "forever") -> tuple[Launched
         ("vanish", "error: two:1 failed: ended before the run was over, with exit code 0 after step 1"),
         (
             "segfault",
-            f"error: two:1 failed: killed by SIGSEGV after step 1{READ_ONLY}\nFatal Python error: Segmentation fault",
+            "error: two:1 failed: killed by SIGSEGV after step 1\nFatal Python error: Segmentation fault",
         ),
         ("early", "error: two:1 failed: ImportError: no such thing"),
     ],

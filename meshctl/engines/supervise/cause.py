@@ -23,12 +23,13 @@ import math
 import os
 import re
 import signal
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 
 from meshctl.engines.node.termination import name_of
+from meshctl.package import PACKAGE_DIR
 from meshctl.run.events import Event
 
 TAIL_BYTES = 64 * 1024
@@ -61,7 +62,7 @@ ATTEMPT = "==== meshctl: attempt "
 attempts."""
 
 READ_ONLY = " (a received batch is read-only: clone() what is changed)"
-"""Hint for a SIGSEGV. A received batch lies in memory of its producer that is mapped read-only."""
+"""Hint for a SIGSEGV in an endpoint that has received a batch, which may be in read-only memory."""
 
 _LOST = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket (closed|timeout)|remote (process|peer) "
@@ -73,6 +74,21 @@ _LOST = re.compile(
 
 _MARK = re.compile(r"^\[rank\d+\]:\s?", re.MULTILINE)
 """Prefix that torch adds to each line of a traceback once a process group exists."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """What a worker was doing when it ended."""
+
+    stage: str = ""
+    step: int | None = None
+    doing: str = ""
+    """The activity if no stage was running."""
+    has_batch: bool = False
+    """Whether an endpoint with inputs was running."""
+
+
+NOWHERE = Position()
 
 
 @dataclass(frozen=True)
@@ -95,6 +111,8 @@ class Cause:
     """When the fault was reported, in seconds since the epoch. Orders faults of the same look."""
     peer: tuple[str, int] | None = None
     """Group and rank of the peer that was lost."""
+    code: int | None = None
+    """The exit code of a worker that has reported nothing, negative for a signal."""
 
     @property
     def line(self) -> str:
@@ -130,6 +148,9 @@ class Causes:
         self._done: set[Who] = set()
         self._reported: set[Who] = set()
         self._steps: dict[Who, int] = {}
+        self._phases: dict[Who, str] = {}
+        """The phase of a worker before its first step."""
+        self._positions: dict[Who, Position] = {}
         self._exits: list[Event] = []
         self._pending: list[tuple[Event, int]] = []
         """Exits received in the previous look, each with the number of that look."""
@@ -141,6 +162,10 @@ class Causes:
         match event.name:
             case "step":
                 self._steps[who] = event.step or 0
+            case "phase":
+                self._phases[who] = str(event.value.get("phase", ""))
+            case "ready":
+                self._phases.pop(who, None)
             case "done":
                 self._done.add(who)
             case "fault" if event.group:
@@ -148,6 +173,10 @@ class Causes:
                 self._found.append(self._fault(event))
             case "exited" if not event.value.get("stopped"):
                 self._exits.append(event)
+
+    def place(self, group: str, rank: int, position: Position) -> None:
+        """Notes what a worker is doing, from its progress record."""
+        self._positions[group, rank] = position
 
     def record(self, error: str, priority: Priority, log: str = "") -> None:
         """Adds a fault that the head has noticed itself, e.g. the death of an agent."""
@@ -180,11 +209,24 @@ class Causes:
     @property
     def best(self) -> Cause | None:
         victims = {(cause.group, cause.rank) for cause in self._found if cause.peer}
-        return min(
+        first = min(
             self._found,
             key=lambda cause: (cause.priority, cause.peer in victims, cause.look, cause.time),
             default=None,
         )
+        return first if first is None or first.code is None else self._placed(first, first.code)
+
+    def _placed(self, cause: Cause, code: int) -> Cause:
+        """Adds to the exit of a worker what the worker was doing, and the usual reason of the exit code."""
+        who = (cause.group, cause.rank)
+        position = self._positions.get(who, NOWHERE)
+        if who in self._phases:
+            position = Position(doing=self._phases[who])
+        if position.stage or position.doing:
+            cause = replace(cause, stage=position.stage, step=position.step, doing=position.doing)
+        elif code <= 0 and who in self._steps:
+            cause = replace(cause, error=f"{cause.error} after step {self._steps[who]}")
+        return replace(cause, error=f"{cause.error}{_hint(code, position)}")
 
     def _fault(self, event: Event) -> Cause:
         value, peer = event.value, event.value.get("peer")
@@ -218,6 +260,7 @@ class Causes:
             log=log,
             look=look,
             time=event.time,
+            code=code,
         )
 
     def _is_expected(self, who: Who, code: int) -> bool:
@@ -237,24 +280,24 @@ class Causes:
             if _LOST.search(line):
                 return Priority.LOST, line
             return (Priority.OWN, line) if line else (Priority.CODE, name_of(code))
-        after = f" after step {self._steps[who]}" if who in self._steps else ""
         if code == 0 and who[0] in self._services:
             return Priority.OWN, "the service ended before the run was over, with exit code 0"
         if code == 0:
-            return Priority.OWN, f"ended before the run was over, with exit code 0{after}"
+            return Priority.OWN, "ended before the run was over, with exit code 0"
         priority = Priority.CODE if code == -signal.SIGABRT else Priority.OWN
-        return priority, f"{name_of(code)}{after}{self._hint(who[0], code)}"
-
-    def _hint(self, group: str, code: int) -> str:
-        """Returns the usual reason of an exit with this code or signal, for the error line."""
-        if code == -signal.SIGKILL:
-            return ", which is often the kernel's when memory runs out"
-        if code == -signal.SIGBUS:
-            return ", which is often shared memory that is full"
-        return READ_ONLY if code == -signal.SIGSEGV and group in self._components else ""
+        return priority, name_of(code)
 
     def _log(self, event: Event) -> str:
         return "" if event.rank is None else str(self._log_of(event.group, event.rank))
+
+
+def _hint(code: int, position: Position) -> str:
+    """Returns the usual reason of an exit with this code or signal, for the error line."""
+    if code == -signal.SIGKILL:
+        return ", which is often the kernel's when memory runs out"
+    if code == -signal.SIGBUS:
+        return ", which is often shared memory that is full"
+    return READ_ONLY if code == -signal.SIGSEGV and position.has_batch else ""
 
 
 def last_words(log: str) -> tuple[str, str]:
@@ -271,7 +314,21 @@ def last_words(log: str) -> tuple[str, str]:
         return "", ""
     lines = text[start:].splitlines()
     if lines[0].startswith("Fatal"):
-        return lines[0], "\n".join(lines)
+        return lines[0], "\n".join([lines[0], *_user_stack(lines[1:])])
     unindented = (number for number, line in enumerate(lines[1:], 1) if line and not line[0].isspace())
     end = next(unindented, len(lines) - 1)
     return lines[end], "\n".join(lines[: end + 1])
+
+
+def _user_stack(lines: Sequence[str]) -> Sequence[str]:
+    """Returns the part of faulthandler's report that shows the user's code: the innermost frames of the
+    thread that failed. Returns the whole report if there is no such frame."""
+    first = next((number for number, line in enumerate(lines) if line.startswith("Current thread")), None)
+    if first is None:
+        return lines
+    last = first
+    for line in lines[first + 1 :]:
+        if not line.startswith("  File ") or f'"{PACKAGE_DIR}' in line:
+            break
+        last += 1
+    return lines[first : last + 1] if last > first else lines

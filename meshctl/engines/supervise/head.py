@@ -40,14 +40,16 @@ from typing import Any
 from meshctl.engines.engine import STOP_KEY, Exited, Handle, Job, groups_on, nodes_of
 from meshctl.engines.node.termination import GRACE_S, name_of
 from meshctl.engines.supervise.attempt import Attempt
-from meshctl.engines.supervise.cause import LOOK_S, Cause, Causes, Priority
+from meshctl.engines.supervise.cause import LOOK_S, NOWHERE, Cause, Causes, Position, Priority
 from meshctl.engines.supervise.collective_check import CollectiveCheck
 from meshctl.engines.supervise.judge import Judge
 from meshctl.engines.supervise.nodes import AgentExited, NodeLost, Nodes, ServerExited, Standing
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.signals import Signals
+from meshctl.plan.model import Plan
 from meshctl.run.bounds import end_of_data
 from meshctl.run.events import Event, Journal
+from meshctl.run.progress import Activity, Record
 from meshctl.run.shutdown import Proposer, StopRequest, Store
 
 FAILED = 5
@@ -202,6 +204,7 @@ class Head:
                 case Standing(workers):
                     for group, rank, record in workers:
                         self._collectives.stand(group, rank, record)
+                        self._causes.place(group, rank, position_of(self._plan, record))
                     self._check_collectives()
 
     def _on_exit(self, exited: Exited) -> None:
@@ -366,6 +369,17 @@ class Head:
     def _write(self, name: str, *, step: int | None = None, **value: Any) -> None:
         """Writes an event. Observers receive it at the next reading of the events."""
         self._session.journal.write(name, step=step, **value)
+
+
+def position_of(plan: Plan, record: Record) -> Position:
+    """Returns what a worker is doing, by its progress record."""
+    if record.activity == Activity.SAVING:
+        return Position(step=record.step, doing="the checkpoint")
+    if record.stage < 0:
+        return NOWHERE
+    stage = plan.stages[record.stage]
+    is_called = record.activity == Activity.CALLING
+    return Position(stage.name, record.step, has_batch=is_called and bool(stage.inputs))
 
 
 def wait(files: Iterable[int], seconds: float) -> None:

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.engines.supervise.cause import ATTEMPT, LOOK_S, READ_ONLY, Cause, Causes, Priority, last_words
+from meshctl.engines.supervise.cause import (
+    ATTEMPT,
+    LOOK_S,
+    READ_ONLY,
+    Cause,
+    Causes,
+    Position,
+    Priority,
+    last_words,
+)
+from meshctl.package import PACKAGE_DIR
 from meshctl.run.events import Event
 
 RAISED = Event(
@@ -59,18 +69,22 @@ def verdict(tmp_path: Path, *arrivals: tuple[int, Event], log: str = "", look: i
             [(1, LOST), (30, exited(1, -9))],
             "train:1 failed: killed by SIGKILL, which is often the kernel's when memory runs out",
         ),
-        ([(1, exited(0, 3)), (2, exited(1, -11))], f"train:1 failed: killed by SIGSEGV{READ_ONLY}"),
-        ([(1, exited(0, -6)), (2, exited(1, -11))], f"train:1 failed: killed by SIGSEGV{READ_ONLY}"),
-        ([(1, exited(1, -11)), (2, RAISED)], f"train:1 failed: killed by SIGSEGV{READ_ONLY}"),
+        ([(1, exited(0, 3)), (2, exited(1, -11))], "train:1 failed: killed by SIGSEGV"),
+        ([(1, exited(0, -6)), (2, exited(1, -11))], "train:1 failed: killed by SIGSEGV"),
+        ([(1, exited(1, -11)), (2, RAISED)], "train:1 failed: killed by SIGSEGV"),
         ([(1, RAISED), (2, exited(1, 1))], "train:1 failed in stage metrics, step 3: ValueError: boom"),
         (
             [(1, Event("step", "train", 1, 7)), (2, exited(1, -11))],
-            f"train:1 failed: killed by SIGSEGV after step 7{READ_ONLY}",
+            "train:1 failed: killed by SIGSEGV after step 7",
         ),
         ([(1, exited(1, -7))], "train:1 failed: killed by SIGBUS, which is often shared memory that is full"),
         ([(1, exited(1, -11, group="program"))], "program:1 failed: killed by SIGSEGV"),
         ([(1, exited(1, 0))], "train:1 failed: ended before the run was over, with exit code 0"),
         ([(1, exited(1, 7))], "train:1 failed: exit code 7"),
+        (
+            [(1, Event("phase", "train", 1, value={"phase": "setup of `actor`"})), (2, exited(1, -11))],
+            "train:1 failed in setup of `actor`: killed by SIGSEGV",
+        ),
         ([(1, LOST)], "rollout:0 failed in stage batch, step 3: a peer is gone"),
         (
             [(1, lost("c", 0, "b", 1)), (30, lost("b", 1, "a", 0))],
@@ -94,6 +108,29 @@ def test_the_first_cause(tmp_path: Path, arrivals: list[tuple[int, Event]], line
     cause = verdict(tmp_path, *arrivals)
     assert cause is not None
     assert cause.line == line
+
+
+@pytest.mark.parametrize(
+    ("position", "line"),
+    [
+        (Position("update", 8, has_batch=True), f"stage update, step 8: killed by SIGSEGV{READ_ONLY}"),
+        (Position("batch", 8), "stage batch, step 8: killed by SIGSEGV"),
+        (Position(step=8, doing="the checkpoint"), "the checkpoint, step 8: killed by SIGSEGV"),
+    ],
+)
+def test_a_death_is_reported_with_what_the_worker_was_doing(
+    tmp_path: Path, position: Position, line: str
+) -> None:
+    """Only an endpoint that has received a batch can have written into one."""
+    causes = head(tmp_path / "log")
+    causes.add(Event("phase", "train", 1, value={"phase": "first sync"}))
+    causes.add(Event("ready", "train", 1))
+    causes.add(Event("step", "train", 1, 7))
+    causes.place("train", 1, position)
+    causes.add(exited(1, -11))
+    for number in range(6):
+        causes.end_look(float(number))
+    assert causes.settled is not None and causes.settled.line == f"train:1 failed in {line}"
 
 
 @pytest.mark.parametrize(
@@ -209,3 +246,21 @@ def test_an_exit_is_classified_after_the_next_reading(tmp_path: Path) -> None:
     for now in range(2, 102):
         causes.end_look(now)
     assert causes.settled is None
+
+
+def test_the_stack_of_a_fatal_error_ends_where_the_user_code_ends(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    ours = f'  File "{PACKAGE_DIR}/runtime/loop.py", line 9 in run'
+    user = ["Current thread 0x2 (most recent call first):", '  File "/home/me/parts.py", line 12 in take']
+    report = [
+        "Fatal Python error: Segmentation fault",
+        "",
+        "Thread 0x1 (most recent call first):",
+        ours,
+        "",
+        *user,
+    ]
+    log.write_text("\n".join([*report, ours, "", "Extension modules: numpy"]))
+    assert last_words(str(log)) == (report[0], "\n".join([report[0], *user]))
+    log.write_text("\n".join([report[0], user[0], ours]))
+    assert last_words(str(log)) == (report[0], "\n".join([report[0], user[0], ours]))
