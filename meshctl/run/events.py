@@ -69,10 +69,15 @@ class EventLog(ABC):
     ) -> None:
         """Appends an `Event`."""
 
+    def write_metrics(self, report: StepReport) -> None:
+        """Appends the metrics of a step."""
+        for metric in report.metrics:
+            if metric["values"]:
+                self.write("metric", step=report.step, **metric)
+
     def write_step(self, report: StepReport) -> None:
         """Appends the events of a step: those of its metrics, then `step`."""
-        for metric in report.metrics:
-            self.write("metric", step=report.step, **metric)
+        self.write_metrics(report)
         more: dict[str, Any] = {"collectives": report.collectives} if report.collectives else {}
         self.write(
             "step",

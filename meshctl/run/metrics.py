@@ -20,6 +20,7 @@ that the metric was reported. The first of the two is also a `NotFinite`, becaus
 stop`:
 
     for found in fold.not_finite(): ...        # of the lines since the last call
+    fold.pending_not_finite()                  # of the steps that have no line, after a failure
 
 A run that continues from a checkpoint calls `elapsed = cut(path, step)` and folds with `after=step,
 elapsed=elapsed`. Then every step occurs exactly once.
@@ -114,6 +115,21 @@ class Fold:
         found, self._not_finite = self._not_finite, []
         return found
 
+    def pending_not_finite(self) -> list[NotFinite]:
+        """Returns the metrics that are not finite, of the first step without a line in which there are any.
+        Values that are missing cannot make a mean or a sum finite; what is collected by `first` is left
+        out."""
+        for step in sorted(step for step in self._steps if step > self._given):
+            joined = self._joined(self._steps[step])
+            found = [
+                _not_finite(key, step, value, parts)
+                for key, parts, value in joined
+                if value is not None and not math.isfinite(value) and parts[0].collect != "first"
+            ]
+            if found:
+                return found
+        return []
+
     def add(self, event: Event) -> list[Line]:
         """Returns the lines of the steps that this event completes, in order; for most events there are
         none."""
@@ -155,14 +171,19 @@ class Fold:
     def _line(self, step: int, state: _Step) -> Line:
         state.fresh = False
         values: dict[str, float | None] = {}
-        for key, reported in sorted(state.parts.items()):
-            parts = sorted((part for part in reported if part.is_counted), key=lambda part: part.worker)
-            value = join(parts) if parts else None
+        for key, parts, value in self._joined(state):
             if value is not None and not math.isfinite(value):
                 self._not_finite.append(_not_finite(key, step, value, parts))
                 value = None
             values[key] = value
         return {"step": step, "time": round(self._elapsed + max(0.0, state.ended - self._since), 6), **values}
+
+    def _joined(self, state: _Step) -> Iterator[tuple[str, list[_Part], float | None]]:
+        """Yields each metric of a step with its counted parts and its value, which is None if no part
+        counts."""
+        for key, reported in sorted(state.parts.items()):
+            parts = sorted((part for part in reported if part.is_counted), key=lambda part: part.worker)
+            yield key, parts, join(parts) if parts else None
 
 
 def join(parts: Sequence[_Part]) -> float:

@@ -69,6 +69,12 @@ class Loop:
         """The stage and the step that are running, to be named in the report of a fault."""
         return self._state.at
 
+    @property
+    def unfinished(self) -> StepReport:
+        """The report of the running step; that of an ended one, which has been written, is empty."""
+        stage, step = self._state.at
+        return self._state.report if stage else StepReport(step)
+
     # The run
 
     def run(self, start: int = 0, given: Mapping[str, int] | None = None) -> int:

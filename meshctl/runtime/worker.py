@@ -247,6 +247,8 @@ class Worker:
         peer: dict[str, Any] = (
             {"peer": self._plan.group_and_rank(lost)} if self._plan and lost is not None else {}
         )
+        if self._loop:
+            self._journal.write_metrics(self._loop.unfinished)  # a wrong number may be the cause
         self._journal.write(
             "fault",
             step=step,

@@ -52,6 +52,14 @@ class Judge(Component):
 
     def load_state_dict(self, state):
         pass
+
+class Crashing(Judge):
+    @endpoint(collect="mean")
+    def loss(self, batch: Batch) -> dict[str, float]:
+        self.log({"norm": float("nan") if self.step == 2 else 1.0})
+        if self.step == 2 and self.rank == 0:
+            raise ValueError("boom")
+        return {"loss": 1.0}
 """
 
 RECIPE = """
@@ -92,6 +100,20 @@ def test_nan_leaves_no_checkpoint_and_no_export(deciding: Path, maker: str) -> N
     assert [json.loads(row)["eval.loss"] for row in (run / "metrics.jsonl").read_text().splitlines()][:2] == [
         *(3.0, None)
     ]
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "ignore"])
+def test_a_failure_after_a_nan_of_the_same_step_names_both(deciding: Path, on_nan: str) -> None:
+    words = ["components.judge._target_=deciding.Crashing", f"run.on_nan={on_nan}"]
+    done = meshctl(deciding, "launch", "deciding.yaml", *words)
+    assert done.returncode == 5, done.stderr
+    failure = "two:0 failed in stage eval, step 2: ValueError: boom"
+    nan = "metric `eval.norm` is NaN in step 2 (stage eval, two:0)"
+    line = f"{nan}; then {failure}; there is no checkpoint" if on_nan == "stop" else failure
+    assert f"error: {line}" in done.stderr.splitlines()
+    assert 'raise ValueError("boom")' in done.stderr
+    metrics = (run_of(deciding) / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in metrics] == [1]
 
 
 def test_a_metric_that_no_longer_improves_ends_the_run_in_order(deciding: Path) -> None:

@@ -276,19 +276,30 @@ class Head:
             self._stop(asked)
         if self._judge.fault and not self._has_failed:
             self._has_failed = True
-            self._stop(StopRequest(self._fault_line, has_failed=True))
+            self._stop(StopRequest(self._fault_line(self._judge.fault), has_failed=True))
         elif self._judge.stop and not self._is_asked:
             self._stop(StopRequest(self._judge.stop))
         if self._is_asked and self._workers:
             self._agreed = self._proposer.poll()
 
-    @property
-    def _fault_line(self) -> str:
-        """The metric that is not finite, and what can be continued from."""
+    def _fault_line(self, text: str) -> str:
+        """Returns the text about a metric that is not finite, and what can be continued from."""
         if self._plan.run.checkpoint is None:
-            return self._judge.fault
+            return text
         saved = f"the newest checkpoint is of step {self._newest}"
-        return f"{self._judge.fault}; {saved if self._newest else 'there is no checkpoint'}"
+        return f"{text}; {saved if self._newest else 'there is no checkpoint'}"
+
+    def _after_wrong_metric(self, cause: Cause | None) -> Cause | None:
+        """Returns the cause of a failure. A metric that is not finite comes before the failure of a worker in
+        the same step or a later one, which may follow from it; both are named."""
+        pending = self._attempt.fold.pending_not_finite()
+        wrong = self._judge.first_wrong(pending, cause.step if cause else None)
+        if not wrong:
+            return cause
+        if cause is None:
+            return Cause(Priority.OWN, self._fault_line(wrong))
+        line = self._fault_line(f"{wrong}; then {cause.line}")
+        return Cause(Priority.OWN, line, traceback=cause.traceback, log=cause.log)
 
     def _stop(self, asked: StopRequest) -> None:
         is_first = not self._is_asked and asked.reason != self._judge.stop
@@ -348,9 +359,7 @@ class Head:
     def _outcome(self) -> Outcome:
         first = self._signals.first
         cause = self._cause or (None if self._phase else self._causes.best)
-        if self._judge.fault:
-            cause = Cause(Priority.OWN, self._fault_line)
-        if cause:
+        if cause := self._after_wrong_metric(cause):
             return Outcome(FAILED, cause, cause.line)
         return Outcome(self._signals.code, None, first.name) if first else Outcome(0, None, self._reason)
 

@@ -71,6 +71,13 @@ class Judge:
         if self._best:
             self._best.add(row)
 
+    def first_wrong(self, pending: Sequence[NotFinite], step: int | None) -> str:
+        """Returns the metric that was not finite before or when a worker failed in `step`, in one line; empty
+        if there was none. `pending` are those of the first step without a row that has any."""
+        if self.fault or self._ignores_nan or step is None or not pending or pending[0].step > step:
+            return self.fault
+        return described(pending)
+
     def note_uncounted(self, event: Event) -> None:
         """Notes the names that a rank has logged without being counted. The row of the step shows whether the
         counted rank has logged them, too."""
