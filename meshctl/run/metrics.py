@@ -88,8 +88,9 @@ class Fold:
         self, workers: Mapping[str, int], *, since: float, after: int | None = None, elapsed: float = 0.0
     ) -> None:
         """`workers` has the number of workers of each group of components. `since` is the start of this
-        attempt in seconds since the epoch; earlier events belong to another attempt. `after` is the step that
-        the run continues from, and `elapsed` the seconds that it had run until then.
+        attempt, whose events are added, in seconds since the epoch. Events are not selected by their time,
+        because the clock of another node may be behind. `after` is the step that the run continues from, and
+        `elapsed` the seconds that it had run until then.
         """
         self._through: dict[Worker, int] = {
             (group, rank): -1 for group, count in workers.items() for rank in range(count)
@@ -135,7 +136,7 @@ class Fold:
         none."""
         worker = (event.group, event.rank if event.rank is not None else -1)
         step = event.step or 0
-        if worker not in self._through or event.time < self._since or step <= self._known:
+        if worker not in self._through or step <= self._known:
             return []
         if event.name == "metric":
             self._join(worker, step, event)

@@ -185,11 +185,37 @@ def test_metrics_after_the_last_step_join_its_line(tmp_path: Path) -> None:
     ]
 
 
+def test_the_first_events_of_a_node_with_a_clock_that_is_behind_count() -> None:
+    events = [
+        metric("train", 0, 1, loss=1.0, time=100.5),
+        step("train", 0, 1, 100.5),
+        metric("train", 1, 1, loss=3.0, time=40.0),
+        step("train", 1, 1, 40.0),
+    ]
+    assert fold(events, {"train": 2}, since=100.0) == [{"step": 1, "time": 0.5, "metrics.loss": 2.0}]
+
+
 def test_a_second_word_without_values_changes_nothing() -> None:
     lines = fold(
         [metric("train", 0, 1, loss=1.0), step("train", 0, 1), step("train", 0, 1, 300.0)], {"train": 1}
     )
     assert len(lines) == 1
+
+
+def test_numbers_of_steps_without_a_line_that_are_not_finite() -> None:
+    folding = Fold({"train": 2}, since=0.0)
+    for event in (
+        metric("train", 0, 1, loss=math.nan),
+        metric("train", 0, 2, loss=math.inf, norm=math.nan),
+        metric("train", 1, 2, weight=0.0, empty=math.nan),
+        metric("train", 1, 2, collect="first", first=math.nan),
+        step("train", 0, 2),
+        step("train", 1, 1),
+    ):
+        folding.add(event)
+    assert [one.step for one in folding.not_finite()] == [1], "its line has been written"
+    found = [(one.metric, one.step, one.workers) for one in folding.pending_not_finite()]
+    assert found == [("metrics.loss", 2, (("train", 0),)), ("metrics.norm", 2, (("train", 0),))]
 
 
 def test_a_step_that_a_worker_never_ended_has_no_line() -> None:
@@ -224,7 +250,7 @@ def test_a_resumed_run_neither_drops_nor_doubles(tmp_path: Path) -> None:
         for logged in (metric("train", 0, n, loss=10.0 * n, time=501.0), step("train", 0, n, 501.0))
     ]
     with path.open("a") as file:
-        file.writelines(as_json(line) for event in [*before, *again] for line in folding.add(event))
+        file.writelines(as_json(line) for event in again for line in folding.add(event))
 
     steps = [(line["step"], line["time"], line["metrics.loss"]) for line in read(path)]
     assert steps == [(1, 1.0, 1), (2, 2.0, 2), (3, 3.0, 30), (4, 3.0, 40)]
