@@ -8,9 +8,9 @@
 
 A worker reports its metrics of a step, and then `step`. A step is complete once every worker of every group
 of components has reported `step` for it or for a later one, so its line follows the slowest worker. A step
-that some worker never ends has no line. Metrics that a stage reports after the last step (`when: end` in a
-run whose end was not known) belong to that step: its line is repeated with all its metrics, and the tracker
-replaces it.
+that some worker never ends has no line. Metrics that are reported after the last step (by a stage with
+`when: end` in a run whose end was not known, or in `close`) belong to that step: its line is repeated with
+all its metrics, and the tracker replaces it.
 
 Values of one name are joined by the `collect` of their event: `mean` by weight, `sum`, or `first` for the
 lowest rank's. They are joined in the order of groups and ranks, so the same run gives the same digits. A
@@ -143,6 +143,8 @@ class Fold:
         elif event.name == "step":
             self._end(worker, step, event.time)
             return list(self._complete())
+        elif event.name == "done":
+            return list(self._complete())  # `close` may have logged numbers
         return []
 
     def _join(self, worker: Worker, step: int, event: Event) -> None:

@@ -23,6 +23,7 @@ from meshctl.run.shutdown import ENDLESS
 from meshctl.runtime.batch.batch import BatchError
 from meshctl.runtime.blocks import BlockRun, BlockStage, RepeatedSource
 from meshctl.runtime.call import Call, Channels, RouteKey, SourceCall
+from meshctl.runtime.component import Component, context_of
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import LoopContext, StepState
 from meshctl.runtime.routes.channel import Channel
@@ -32,8 +33,10 @@ from meshctl.runtime.routes.record import ReplayedChannel
 from meshctl.runtime.routes.weights import WeightChannel, WeightsOf, weights_of
 from meshctl.runtime.schedule import Schedule, ScheduledStep
 from meshctl.runtime.sources import Sources
+from meshctl.runtime.stage_metrics import StageMetrics
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.runtime.transports.errors import OutOfMemory, SentMemoryWritten, StepCancelled
+from meshctl.runtime.user_modes import collect_mode, execute_mode
 from meshctl.topology.modes import Route
 from meshctl.topology.samples import RouteError
 
@@ -53,6 +56,13 @@ class Loop:
         self._sources = Sources(self._plan, context.components)
         self._data = _data_ends(context)
         self._syncs = _sync_ends(context)
+        self._sync_metrics = {
+            (stage.name, component): self._metrics_of(stage, component)
+            for stage in self._stages
+            if stage.kind == "sync"
+            for component in (stage.component, stage.to)
+            if component in context.components
+        }
         self._ends: list[RouteEnd] = [*self._data.values(), *self._syncs.values()]
         self._replayed = [end for end in self._data.values() if isinstance(end, ReplayedChannel)]
         self._calls = self._calls_of(self._stages, self._data)
@@ -130,6 +140,7 @@ class Loop:
     def _open(self, start: int) -> None:
         """Opens all routes; consumers of weights then hold those of their producers, also after a resume."""
         self._saved = start
+        self._state.report = StepReport(start)
         for end in self._data.values():
             end.open(start)
         for stage in self._stages:
@@ -137,6 +148,7 @@ class Loop:
                 self._state.at = (stage.name, start)
                 self._syncs[stage.name].open(start)
                 self._cut(stage, start)
+        self._context.events.write_metrics(self._state.report)
 
     def _run_steps(self, start: int) -> int:
         """Runs the steps after `start` and returns the last one that was completed."""
@@ -268,8 +280,22 @@ class Loop:
         report.stages[stage.name] = perf_counter() - begin - end.seconds_waited
 
     def _weights(self, stage: Stage) -> Mapping[str, Tensor] | None:
-        component = self._context.components.get(stage.component)
-        return None if component is None else weights_of(component, stage.method)
+        if stage.component not in self._context.components:
+            return None
+        return weights_of(self._component(stage, stage.component), stage.method)
+
+    def _component(self, stage: Stage, name: str) -> Component:
+        """Returns a component whose method a sync calls. Numbers that the method logs are metrics of the
+        sync."""
+        component, metrics = self._context.components[name], self._sync_metrics[stage.name, name]
+        metrics.begin_call()
+        context_of(component).log = metrics.log
+        return component
+
+    def _metrics_of(self, stage: Stage, name: str) -> StageMetrics:
+        mesh, rank = self._plan.component(name).mesh, self._context.rank
+        modes = collect_mode("mean"), execute_mode("all")
+        return StageMetrics(stage, *modes, mesh, rank, self._state, self._context.events)
 
     def _load_due(self, stage: Stage, step: int) -> None:
         self._load(stage, step, step)
@@ -281,7 +307,7 @@ class Loop:
             received = end.receive(step)
             # The wait must not be cancelled with `step`: the weights were sent in a step that is not dropped.
             self._state.at = (stage.name, min(step, received.sent_step))
-            getattr(self._context.components[stage.to], stage.to_method)(received.value)
+            getattr(self._component(stage, stage.to), stage.to_method)(received.value)
             if left := [f"`{name}`" for name, _ in received.value]:
                 raise StageError(
                     f"`{stage.to}.{stage.to_method}` left {', '.join(left[:3])} of its stream unread"

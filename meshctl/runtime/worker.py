@@ -27,16 +27,17 @@ import torch.distributed as dist
 
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
-from meshctl.run.directory import Recorded, RunDir
+from meshctl.run.directory import Recorded, RunDir, Start
 from meshctl.run.events import Journal
 from meshctl.run.shutdown import StopAgreement
 from meshctl.runtime.breakpoints import skip_without_terminal
-from meshctl.runtime.component import Component, ComponentError
+from meshctl.runtime.component import Component, ComponentError, context_of
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.instantiate import TargetError, component_class, extend_path, make
 from meshctl.runtime.log_level import set_log_level
 from meshctl.runtime.loop import Loop
 from meshctl.runtime.loop_context import CheckpointHook, LoopContext
+from meshctl.runtime.phase_metrics import PhaseMetrics
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.record import Recorder
@@ -123,7 +124,7 @@ class Worker:
             _component_job_ranks(plan),
             data_plane.notify,
         )
-        components = self._components(plan, start.path, agreement, data_plane)
+        components = self._components(plan, start, agreement, data_plane)
         if start.resume:
             step, produced = self._resume(plan, components, start.resume)
         else:
@@ -148,11 +149,16 @@ class Worker:
         self._begin("first sync", doing="the first sync")
         last = self._loop.run(step, produced)
         self._doing = "close"
-        for component in components.values():
-            component.close()
+        for name, component in components.items():
+            self._close(plan, name, component, last)
         self._journal.write("done", step=last)
         data_plane.close()
         dist.destroy_process_group()
+
+    def _close(self, plan: Plan, name: str, component: Component, last: int) -> None:
+        metrics = PhaseMetrics(plan.component(name), "close", self._env.rank, last, self._journal)
+        context_of(component).log = metrics.log
+        component.close()
 
     def _begin(self, phase: str, doing: str = "") -> None:
         """Reports a phase before the first step. `doing` is what a fault in it is reported as; `phase` by
@@ -161,7 +167,7 @@ class Worker:
         self._journal.write("phase", phase=phase)
 
     def _components(
-        self, plan: Plan, path: tuple[str, ...], agreement: StopAgreement, data_plane: DataPlane
+        self, plan: Plan, start: Start, agreement: StopAgreement, data_plane: DataPlane
     ) -> dict[str, Component]:
         """Returns the group's components after `setup`.
 
@@ -174,7 +180,7 @@ class Worker:
         for placed in plan.components_of(self._env.group):
             setup = f"setup of `{placed.name}`"
             self._begin(f"imports of `{placed.name}`", doing=setup)
-            component_class(placed, path)
+            component_class(placed, start.path)
             self._begin(setup)
             methods = [
                 stage.method
@@ -182,6 +188,7 @@ class Worker:
                 if stage.kind == "call" and stage.component == placed.name
             ]
             seed_all(plan.seed, placed.name, device=devices[0].type)  # replicas start with equal weights
+            metrics = PhaseMetrics(placed, "setup", self._env.rank, step_before(start), self._journal)
             context = RankContext(
                 placed.name,
                 placed.mesh.at(self._env.rank),
@@ -190,12 +197,13 @@ class Worker:
                 devices,
                 run_dir=self._run.path,
                 seed=plan.seed,
+                log=metrics.log,
                 stop=agreement.ask,
                 nodes=partial(ranks_by_node, plan, self._env.group),
                 alloc=data_plane.alloc,
                 progress=self._progress,
             )
-            component = make(placed, methods, path, context)
+            component = make(placed, methods, start.path, context)
             component.setup()
             made[placed.name] = component
         return made
@@ -212,7 +220,7 @@ class Worker:
             mesh = plan.component(name).mesh.at(self._env.rank)
             state = checkpoint.load(Path(folder), name, component.state_dict(), mesh)
             component.load_state_dict(state)
-        return int(Path(folder).name.removeprefix("step-")), checkpoint.load_positions(Path(folder))
+        return step_of(folder), checkpoint.load_positions(Path(folder))
 
     def _checkpoint_hook(self, plan: Plan, components: Mapping[str, Component]) -> CheckpointHook:
         """Returns the function that saves a checkpoint; it does nothing in a run without checkpoints."""
@@ -307,6 +315,16 @@ def user_frames(trace: TracebackType | None) -> TracebackType | None:
     while inner is not None and inner.tb_frame.f_code.co_filename.startswith(ours):
         inner = inner.tb_next
     return inner or trace
+
+
+def step_of(checkpoint: str) -> int:
+    """Returns the step of a checkpoint, by the name of its folder."""
+    return int(Path(checkpoint).name.removeprefix("step-"))
+
+
+def step_before(start: Start) -> int:
+    """Returns the step before the first one of an attempt."""
+    return step_of(start.resume) if start.resume else start.after
 
 
 def samples_after(plan: Plan, step: int) -> dict[str, int]:

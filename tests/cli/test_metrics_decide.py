@@ -37,6 +37,12 @@ class Judge(Component):
     def __init__(self, losses: list) -> None:
         self.losses = losses
 
+    def setup(self) -> None:
+        self.log({"parameters": 7})
+
+    def close(self) -> None:
+        self.log({"last": self.step})
+
     @endpoint(collect="mean")
     def loss(self, batch: Batch) -> dict[str, float]:
         if self.rank == 1:
@@ -131,6 +137,9 @@ def test_a_metric_that_no_longer_improves_ends_the_run_in_order(deciding: Path) 
     assert any(line.startswith("small: done after") and line.endswith(f": {reason}") for line in summary)
     assert f"  best checkpoint: {run}/checkpoints/step-2 (eval.loss 1)" in summary
     assert (run / "exported").exists()
+    rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0] == {"step": 0, "time": 0.0, "judge.setup.parameters": 7.0}
+    assert [row["step"] for row in rows if "judge.close.last" in row] == [len(rows) - 1]
     last = (run / "checkpoints" / "latest").resolve().name
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"latest", "best.json", "step-2", last}
     again = meshctl(deciding, "launch", str(run))

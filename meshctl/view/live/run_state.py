@@ -135,7 +135,7 @@ class RunState:
         """The warnings of the launcher in this attempt."""
         self.first: tuple[int, float] | None = None
         self.last: tuple[int, float] | None = None
-        """(step, time) of the first and the last row of metrics."""
+        """(step, time) of the first row of metrics from step 1 on, and of the last row."""
         self._stopping = False
         self._programs = {group.name for group in plan.groups if group.program}
 
@@ -193,7 +193,9 @@ class RunState:
         """Adds a row of metrics. A row with the step of the last row adds values to that row."""
         here = (int(metrics["step"]), float(metrics["time"]))
         again = self.last is not None and here[0] == self.last[0]
-        self.first, self.last = self.first or here, here
+        self.last = here
+        if here[0] and self.first is None:
+            self.first = here
         self.step = here[0]
         for name, value in metrics.items():
             if name in ("step", "time"):

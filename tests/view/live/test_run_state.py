@@ -99,6 +99,13 @@ def test_a_run_that_continues_begins_at_its_step() -> None:
     assert state.step == 7
 
 
+def test_the_row_before_step_1_does_not_count_for_the_rate() -> None:
+    state = RunState(make_plan())
+    for step, time in ((0, 0.0), (1, 60.0), (3, 61.0)):
+        state.on_row({"step": step, "time": time})
+    assert state.steps_per_second == 2.0
+
+
 def test_time_and_bytes_of_a_run(recorded: Recorded) -> None:
     state = RunState(recorded.plan)
     recorded.feed(state)
