@@ -36,6 +36,7 @@ from meshctl.recipe.templates import (
     stem_of,
 )
 from tests.cli.commands import MAIN
+from tests.command_server import call
 
 
 @pytest.fixture(autouse=True)
@@ -122,10 +123,8 @@ LEARNED = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_cpu_it_runs_and_learns(kind: str, here: Path) -> None:
     """Runs `init`, then the command that it proposes, as a user would."""
-    environ = os.environ | {"OMP_NUM_THREADS": "1"}
     assert init("first", Options(kind)) == 0
-    launched = [sys.executable, "-c", MAIN, "launch", "first.yaml"]
-    done = subprocess.run(launched, cwd=here, env=environ, capture_output=True, text=True, timeout=180)
+    done = call(here, "launch", "first.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = here.glob("runs/first/*")
     if kind == "script":

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from meshctl.cli.load import plan_of
+from tests.command_server import call
 from tests.recipes.conftest import RECIPES
 
 LAYOUTS = {"dp": (2, 1), "fsdp": (1, 2), "hsdp": (2, 2)}
@@ -21,21 +22,7 @@ LAYOUTS = {"dp": (2, 1), "fsdp": (1, 2), "hsdp": (2, 2)}
 
 def launch(cwd: Path, recipe: str, *overrides: str) -> Path:
     """Runs it to its end and gives its run directory."""
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from meshctl.cli.app import main; sys.exit(main())",
-        "launch",
-    ]
-    environ = os.environ | {"PYTHONPATH": str(RECIPES.parent), "OMP_NUM_THREADS": "1"}
-    output = subprocess.run(
-        [*command, str(RECIPES / recipe), *overrides],
-        cwd=cwd,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+    output = call(cwd, "launch", str(RECIPES / recipe), *overrides)
     assert output.returncode == 0, output.stdout + output.stderr
     (run,) = (cwd / "runs").glob("*/*")
     return run

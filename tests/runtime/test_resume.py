@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.command_server import call
 
 PARTS = """
 import torch
@@ -87,13 +87,7 @@ class Ran:
 
 
 def launch(where: Path, *words: str, name: str = "whole") -> Ran:
-    done = subprocess.run(
-        [sys.executable, "-m", "meshctl", "launch", *words],
-        cwd=where,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = call(where, "launch", *words)
     [folder] = (where / "runs" / name).iterdir()
     return Ran(done.returncode, done.stderr, folder)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.command_server import call
 
 pytestmark = pytest.mark.slow
 
@@ -134,13 +134,7 @@ class Ran:
 
 
 def launch(where: Path, *words: str) -> Ran:
-    done = subprocess.run(
-        [sys.executable, "-m", "meshctl", "launch", *words],
-        cwd=where,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = call(where, "launch", *words)
     folders = sorted((where / "runs").glob("*/*"))
     return Ran(done.returncode, done.stdout, done.stderr, folders[-1] if folders else where)
 

@@ -13,8 +13,6 @@ import json
 import multiprocessing
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +35,7 @@ from meshctl.runtime.devices.backend import (
 )
 from meshctl.runtime.devices.cuda import GRAIN, Cuda
 from meshctl.runtime.transports.buffers.arena import Arena
+from tests.command_server import call
 from tests.runtime.devices.standin import Standin, gpus
 
 LIMIT = 120
@@ -476,8 +475,7 @@ def test_a_run_moves_batches_and_weights_from_device_to_device(tmp_path: Path, o
     (tmp_path / "parts.py").write_text(PARTS)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     before = set(os.listdir("/dev/shm"))
-    command = [sys.executable, "-m", "meshctl", "launch", "recipe.yaml", *overrides]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = call(tmp_path, "launch", "recipe.yaml", *overrides)
     assert done.returncode == 0, done.stdout + done.stderr
     [run] = (tmp_path / "runs").glob("*/*")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
