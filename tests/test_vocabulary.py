@@ -39,7 +39,7 @@ REPLACED = {
     "loans": "leases",
     "beside": "out_of_band",
     "shelf": "config_store",
-    "mounted": "hydra_defaults",
+    "mounted": "includes",
     "belongs": "misplaced",
     "home_of": "suggest_location",
     "outline_of": "partition_key",

@@ -1,12 +1,13 @@
 """Composes a recipe as Hydra does, in three passes:
 
-    parse   the overrides of the command line (`overrides`), and the recipe's files when they are first used
-            (`config_store`)
-    check   every entry of a defaults list and every chosen option (`defaults_lists`); then Hydra computes
-            the order of the configs (`hydra_defaults`)
-    merge   the configs in that order, then the layouts and the values of the command line
+    parse    the overrides of the command line (`overrides`), and each file when it is first included
+             (`config_store`)
+    include  the configs that the defaults lists and the command line choose, in Hydra's order (`includes`,
+             which reads the lists with `defaults_lists`)
+    merge    the configs in that order, then the layouts and the values of the command line
 
-The merge is implemented here instead of by Hydra, so that every value keeps its file, line and column.
+Only the overrides' grammar is Hydra's own code. The rest follows Hydra's rules, and every value and every
+mistake keeps its file, line and column.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.compose import hydra_defaults, overrides, yaml_tree
+from meshctl.recipe.compose import overrides, yaml_tree
 from meshctl.recipe.compose.config_store import PRIMARY, UNREADABLE, ConfigStore
-from meshctl.recipe.compose.defaults_lists import CHOICE, DefaultsLists
-from meshctl.recipe.compose.hydra_defaults import DefaultsEntry
+from meshctl.recipe.compose.defaults_lists import DefaultsLists
+from meshctl.recipe.compose.includes import Include, includes_of, includes_of_choice
 from meshctl.recipe.compose.overrides import Override, is_layout
 from meshctl.recipe.compose.yaml_tree import Node
 from meshctl.recipe.fixes import renamed
@@ -60,13 +61,12 @@ def compose(
     given, found = overrides.parse(texts)
     lists = DefaultsLists(store)
     choices, values = lists.sort(given)
-    lists.chosen = frozenset(one.target for one in choices)
     root = Node({}, Span(name, 1, 1))
-    entries: list[DefaultsEntry] = []
+    entries: list[Include] = []
     if store.config(PRIMARY).tree is not None:
         layouts = [one for one in choices if is_layout(one.parsed.package) and not one.is_deletion]
         others = [one for one in choices if one not in layouts]
-        entries = hydra_defaults.resolve(lists, PRIMARY, others, name)
+        entries = includes_of(lists, others, layouts)
         chosen_layouts = [(one, _layout(lists, one)) for one in layouts]
         root = _merged(root, store, entries)
         root = _with_layouts(root, chosen_layouts, found)
@@ -82,7 +82,7 @@ def compose(
     return Composed(root, tuple(dict.fromkeys(found)), (*store.sources, *lines), chosen)
 
 
-def _chosen(store: ConfigStore, entry: DefaultsEntry) -> Iterator[tuple[str, Span]]:
+def _chosen(store: ConfigStore, entry: Include) -> Iterator[tuple[str, Span]]:
     """Yields (`group@package`, span) for each option that the defaults list of one config chooses."""
     entries = store.config(entry.config).defaults
     for item in entries.value if entries is not None and entries.is_list else ():
@@ -98,7 +98,7 @@ def _empty(store: ConfigStore, name: str) -> Diagnostic:
     return Diagnostic("MC004", message, Span(name, 1, 1), help="`meshctl init` writes a recipe that runs")
 
 
-def _merged(root: Node, store: ConfigStore, entries: Iterable[DefaultsEntry]) -> Node:
+def _merged(root: Node, store: ConfigStore, entries: Iterable[Include]) -> Node:
     for entry in entries:
         tree = store.config(entry.config).tree
         if tree is None:
@@ -111,7 +111,7 @@ def _merged(root: Node, store: ConfigStore, entries: Iterable[DefaultsEntry]) ->
 
 
 def _without_layouts_of_nobody(
-    root: Node, store: ConfigStore, entries: Sequence[DefaultsEntry], found: list[Diagnostic]
+    root: Node, store: ConfigStore, entries: Sequence[Include], found: list[Diagnostic]
 ) -> Node:
     """Removes layouts that a defaults list assigns to components which no file defines, and reports them. A
     layout stays if no defined component has a similar name."""
@@ -138,8 +138,7 @@ def _has_layout_only(component: Node | None) -> bool:
 def _layout(lists: DefaultsLists, override: Override) -> Node:
     """Returns a layout that the command line chooses, composed from its defaults list."""
     layout = Node({}, override.value_span, override.key_span)
-    lists.set_choice(override)
-    for entry in hydra_defaults.resolve(lists, CHOICE, [], override.file):
+    for entry in includes_of_choice(lists, override):
         tree = lists.store.config(entry.config).tree
         if tree is not None:
             layout = yaml_tree.merge(layout, tree)

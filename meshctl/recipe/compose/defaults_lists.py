@@ -1,32 +1,66 @@
-"""Checks every entry of a defaults list, and every config that an override chooses.
+"""Reads defaults lists: checks every entry of a config's list, and every config that an override chooses.
 
-Hydra stops at the first wrong entry and does not report its line. Each entry is therefore checked before
-Hydra reads the list. A wrong entry is reported and removed.
+A wrong entry is reported at its place and left out. `includes.py` follows the others.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
-from meshctl.recipe.compose.config_store import PRIMARY, ConfigStore
-from meshctl.recipe.compose.folders import NOT_GROUPS, SUFFIXES, find_special, is_dir, real
-from meshctl.recipe.compose.overrides import LAYOUT, Override, is_layout
+from meshctl.recipe.compose.config_store import ConfigStore
+from meshctl.recipe.compose.folders import NOT_GROUPS, SUFFIXES, find_special, is_dir
+from meshctl.recipe.compose.overrides import LAYOUT, Override
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node
 from meshctl.recipe.fields import RECIPE
 from meshctl.recipe.fixes import PLAIN, renamed
 from meshctl.recipe.scalars import rewritten
 from meshctl.text.english import did_you_mean, nearest
 
-SHARED = "move what both files need into a third file"
-MAX_INCLUDES = 500
-"""Maximum number of includes of a recipe. A config counts each time that it is included."""
-CHOICE = "__choice__"
-"""The name of a synthetic config whose only default is one layout from the command line."""
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a defaults list: `base`, or `layout@components.actor.parallel: fsdp`."""
+
+    name: str
+    """The config, or the config group, as written: relative to the folder of the list, or absolute."""
+    span: Span
+    package: str | None = None
+    options: tuple[str, ...] | None = None
+    """The chosen options of the config group; None for a config."""
+    is_list: bool = False
+    """Whether the options are written as a list."""
+    is_optional: bool = False
+    is_override: bool = False
+    """Whether the entry changes the option that another entry chooses."""
+    override: Override | None = None
+    """The override of the command line that adds the entry; None for an entry of a file."""
+
+    @property
+    def is_group(self) -> bool:
+        return self.options is not None
+
+    @property
+    def is_interpolated(self) -> bool:
+        if self.options is None:
+            return "${" in self.name
+        return not self.is_list and any("${" in option for option in self.options)
+
+    def path(self, base: str) -> str:
+        """Returns the full name of the config or group, for a list in the folder `base`."""
+        return full_name(base, self.name)
+
+
+SELF = "_self_"
+"""The entry that stands for the file with the list itself."""
+
+
+def full_name(base: str, name: str) -> str:
+    """Returns the full name of a config or group that a defaults list in the folder `base` names."""
+    return posixpath.normpath(name.lstrip("/") if name.startswith("/") else posixpath.join(base, name))
 
 
 @dataclass
@@ -34,52 +68,15 @@ class DefaultsLists:
     """The defaults lists of a recipe's configs, without the wrong entries, which are reported in `found`."""
 
     store: ConfigStore
-    chosen: Collection[str] = ()
-    """The `group@package` of every option that the command line chooses."""
     found: list[Diagnostic] = field(default_factory=list)
+    _entries: dict[tuple[str, str], list[Entry]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._checked: dict[str, list[Any]] = {}
-        self._includes: dict[str, set[str]] = {}
-        self._counts: dict[str, int] = {}
-
-    def of(self, name: str) -> list[Any]:
-        """Returns the valid entries of a config's defaults list, as plain data for Hydra."""
-        if name not in self._checked:
-            entries = self.store.config(name).defaults
-            self._checked[name] = list(self._valid_entries(name, entries)) if entries else []
-        return self._checked[name]
-
-    def count(self, name: str) -> int:
-        """Returns the number of configs that a config includes, directly or indirectly. Counting stops above
-        `MAX_INCLUDES`. Each config is read once."""
-        if name not in self._counts:
-            count = 0
-            for included in self._included(name):
-                count += 1 + self.count(included)
-                if count > MAX_INCLUDES:
-                    break
-            self._counts[name] = count
-        return self._counts[name]
-
-    def _included(self, name: str) -> Iterator[str]:
-        """Yields the configs that a defaults list includes, except entries with an interpolation."""
-        for entry in self.of(name):
-            if isinstance(entry, str):
-                yield from [] if entry == "_self_" else [_full_name(name, entry.partition("@")[0])]
-            else:
-                ((key, options),) = entry.items()
-                group = _full_name(name, key.split(" ")[-1].partition("@")[0])
-                named = options if isinstance(options, list) else [options]
-                yield from (f"{group}/{option}" for option in named if isinstance(option, str))
-
-    def set_choice(self, override: Override) -> None:
-        """Sets the defaults list of the config `CHOICE` to one layout of the command line."""
-        target = f"{override.group}@{override.parsed.package}"
-        self._checked[CHOICE] = [{target: override.parsed.value()}]
-
-    def is_config(self, name: str) -> bool:
-        return name in (PRIMARY, CHOICE) or self.store.file(name) is not None
+    def entries(self, config: str, base: str) -> list[Entry]:
+        """Returns the valid entries of a config's defaults list. Names are relative to the folder `base`."""
+        if (config, base) not in self._entries:
+            written = self.store.config(config).defaults
+            self._entries[config, base] = list(self._valid_entries(written, base)) if written else []
+        return self._entries[config, base]
 
     def report(
         self, code: str, message: str, span: Span, help: str = "", fixes: tuple[Fix, ...] = ()
@@ -89,27 +86,27 @@ class DefaultsLists:
 
     # Entries
 
-    def _valid_entries(self, name: str, entries: Node) -> Iterator[Any]:
-        if not entries.is_list:
-            self._report_no_list(entries)
+    def _valid_entries(self, written: Node, base: str) -> Iterator[Entry]:
+        if not written.is_list:
+            self._report_no_list(written)
             return
-        has_self = False
-        for entry in entries.value:
-            if entry.value == "_self_" and has_self:
-                help = "remove one: `_self_` is the position of this file among those that it includes"
-                self.report("MC208", "`_self_` is in this list twice", entry.span, help)
-                continue
-            has_self = has_self or entry.value == "_self_"
-            if isinstance(entry.value, str):
-                yield from self._valid_include(name, entry)
+        itself = [entry for entry in written.value if entry.value == SELF]
+        for entry in itself[1:]:
+            help = "remove one: `_self_` is the position of this file among those that it includes"
+            self.report("MC208", "`_self_` is in this list twice", entry.span, help)
+        for entry in written.value:
+            if entry.value == SELF:
+                yield from [Entry(SELF, entry.span)] if entry is itself[0] else []
+            elif isinstance(entry.value, str):
+                yield from self._valid_include(entry, base)
             elif entry.is_mapping and len(entry.value) == 1:
                 ((key, option),) = entry.items()
-                yield from self._valid_choice(name, key, option)
+                yield from self._valid_choice(key, option, base)
             elif entry.value is not BROKEN:
                 message = "an entry of `defaults` must be a name or one `GROUP: OPTION`"
                 self.report("MC208", message, entry.span)
-        if not any(entry.value == "_self_" for entry in entries.value):
-            yield "_self_"
+        if not itself:
+            yield Entry(SELF, written.span)
 
     def _report_no_list(self, entries: Node) -> None:
         is_name = isinstance(entries.value, str) and PLAIN.fullmatch(entries.value)
@@ -117,35 +114,40 @@ class DefaultsLists:
         help = "write `- base` below it, one entry a line"
         self.report("MC208", "`defaults` must be a list", entries.span, help, fixes)
 
-    def _valid_include(self, name: str, entry: Node) -> Iterator[str]:
+    def _valid_include(self, entry: Node, base: str) -> Iterator[Entry]:
         """Yields an include such as `base`, `./grpo` or `/common/cluster@_global_` if its config exists."""
-        text = str(entry.value)
-        if text == "_self_" or "${" in text:
-            yield from [text] if self._is_known_early(text, entry.span) else []
-            return
-        path, at, package = text.partition("@")
-        if path.startswith("."):
-            path, at, package = posixpath.normpath(path), "@", package or "_global_"
-        for suffix in SUFFIXES:
-            path = path.removesuffix(suffix)
-        full = _full_name(name, path)
+        path, at, package = str(entry.value).partition("@")
+        if "${" not in path:
+            if path.startswith("."):
+                path, at, package = posixpath.normpath(path), "@", package or "_global_"
+            for suffix in SUFFIXES:
+                path = path.removesuffix(suffix)
+        include = Entry(path, entry.span, package if at else None)
+        if (
+            self._is_known_early(str(entry.value), entry.span)
+            if include.is_interpolated
+            else (self.has_config(include, base))
+        ):
+            yield include
+
+    def has_config(self, entry: Entry, base: str) -> bool:
+        """Whether the config of an include exists. Reports it otherwise."""
+        path, full = entry.name, entry.path(base)
         if not self._exists(full, entry.span):
             others = [option for option in self.store.options("") if option != self.store.recipe.stem]
-            fixes = renamed(entry.span, text, others) if text == full else ()
+            after = "" if entry.package is None else f"@{entry.package}"
+            fixes = renamed(entry.span, path, others) if path == full and not after else ()
             message = f"config `{path}` does not exist"
             self.report("MC201", message, entry.span, self._searched(full), fixes)
-        elif self._includes_itself(name, full):
-            self.report("MC205", f"`{path}` includes this file again", entry.span, SHARED)
-        else:
-            yield f"{path}{at}{package}"
+            return False
+        return True
 
-    def _valid_choice(self, name: str, key: str, option: Node) -> Iterator[Mapping[str, Any]]:
+    def _valid_choice(self, key: str, option: Node, base: str) -> Iterator[Entry]:
         """Yields `layout@components.actor.parallel: hsdp` if the group and the option exist; `override` or
         `optional` can precede the group."""
         *words, target = key.split(" ")
-        group, _, package = target.partition("@")
-        span = option.key or option.span
-        full = _full_name(name, group)
+        group, at, package = target.partition("@")
+        span, full = option.key or option.span, full_name(base, group)
         if group.strip("/").split("/")[0] == "hydra":
             self.report("MC216", "a recipe cannot configure Hydra itself", span, "remove this entry")
         elif not package and full == LAYOUT:
@@ -160,43 +162,45 @@ class DefaultsLists:
             fixes = renamed(span, group, groups, after=target[len(group) :]) if key == target else ()
             message = f"config group `{group}` does not exist"
             self.report("MC202", message, span, did_you_mean(group, groups), fixes)
-        elif option.value == MISSING and target not in self.chosen:
-            options = did_you_mean("", self.store.options(full))
-            help = f"write `{target}=OPTION` on the command line; {options}"
-            self.report("MC211", f"no option of `{group}` was chosen", option.span, help)
-        elif option.value is None:
-            yield {key: None}
-        elif not (is_layout(package) and target in self.chosen):
-            yield from self._valid_options(name, key, full, option)
+        else:
+            entry = Entry(
+                group,
+                option.span,
+                package if at else None,
+                (),
+                is_list=option.is_list,
+                is_optional="optional" in words,
+                is_override="override" in words,
+            )
+            nodes = option.value if option.is_list else [option] if option.value is not None else []
+            valid = [node for node in nodes if self._is_valid_option(entry, node, full)]
+            if valid or not nodes:
+                yield replace(entry, options=tuple(node.written or str(node.value) for node in valid))
 
-    def _valid_options(self, name: str, key: str, group: str, option: Node) -> Iterator[Mapping[str, Any]]:
-        """Yields an entry with the given option, or with the existing ones of a list of options."""
-        is_optional = "optional" in key.split(" ")[:-1]
-        valid = []
-        for node in option.value if option.is_list else [option]:
-            text = node.written or str(node.value)
-            if self._is_option(name, group, text, node.span, is_optional):
-                valid.append(text)
-        if valid:
-            yield {key: valid if option.is_list else valid[0]}
+    def _is_valid_option(self, entry: Entry, node: Node, group: str) -> bool:
+        text = node.written or str(node.value)
+        if "${" in text:
+            return self._is_known_early(text, node.span)
+        is_missing = node.value == MISSING or text == ""
+        return is_missing or self.has_option(group, text, node.span, entry.is_optional)
 
-    def _is_option(self, name: str, group: str, option: str, span: Span, is_optional: bool = False) -> bool:
-        if "${" in option:
-            return self._is_known_early(option, span)
-        if option in (MISSING, ""):
+    def has_option(self, group: str, option: str, span: Span, is_optional: bool = False) -> bool:
+        """Whether an option of a config group exists. Reports one that does not, unless it is optional."""
+        if self._exists(f"{group}/{option}", span):
             return True
-        if not self._exists(f"{group}/{option}", span):
-            if not is_optional:
-                options = self.store.options(group)
-                help, fixes = did_you_mean(option, options), renamed(span, option, options)
-                if find_special(self.store.folders, f"{group}/{option}"):
-                    help = self._searched(f"{group}/{option}")
-                self.report("MC201", f"`{option}` is not a {group}", span, help, fixes)
-            return False
-        if self._includes_itself(name, f"{group}/{option}"):
-            self.report("MC205", f"`{option}` includes this file again", span, SHARED)
-            return False
-        return True
+        if not is_optional:
+            options = self.store.options(group)
+            help, fixes = did_you_mean(option, options), renamed(span, option, options)
+            if find_special(self.store.folders, f"{group}/{option}"):
+                help = self._searched(f"{group}/{option}")
+            self.report("MC201", f"`{option}` is not a {group}", span, help, fixes)
+        return False
+
+    def report_no_option(self, group: str, target: str, span: Span) -> None:
+        """Reports a choice without an option: `???`."""
+        options = did_you_mean("", self.store.options(group))
+        help = f"write `{target}=OPTION` on the command line; {options}"
+        self.report("MC211", f"no option of `{group}` was chosen", span, help)
 
     def _is_known_early(self, text: str, span: Span) -> bool:
         """Whether the interpolations of an entry refer only to other entries of defaults lists. The recipe's
@@ -227,23 +231,6 @@ class DefaultsLists:
             return f"did you mean `{posixpath.join(group, meant)}`?"
         folders = [f"`{self.store.display_name(folder)}`" for folder in self.store.folders if is_dir(folder)]
         return f"looked in {', '.join(folders)}"
-
-    def _includes_itself(self, name: str, included: str) -> bool:
-        """Whether `included` includes `name`, directly or indirectly. If not, records that `name` includes
-        it."""
-        file = self.store.file(included)
-        if file is not None and real(file) == real(self.store.recipe):
-            included = PRIMARY
-        reached, open = set(), [included]
-        while open:
-            here = open.pop()
-            if here == name:
-                return True
-            if here not in reached:
-                reached.add(here)
-                open += self._includes.get(here, ())
-        self._includes.setdefault(name, set()).add(included)
-        return False
 
     # Overrides
 
@@ -288,12 +275,12 @@ class DefaultsLists:
             help = f"write {LAYOUT}@components.NAME.parallel={override.value_text}"
             self.report("MC208", "a layout must name the component that it is for", override.key_span, help)
             return False
-        if MISSING in options or "" in options:
+        if any(option in (MISSING, "", None) for option in options):
             help = did_you_mean("", self.store.options(group))
             self.report("MC211", f"no option of `{group}` was chosen", override.value_span, help)
             return False
-        named = [str(option) for option in options if option is not None]
-        return all(self._is_option(CHOICE, group, option, override.value_span) for option in named)
+        names = [str(option) for option in options if "${" not in str(option)]
+        return all(self.has_option(group, name, override.value_span) for name in names)
 
     def _sets_value(self, override: Override) -> bool:
         """Whether an override that chooses no option is a valid assignment of a value. Reports it
@@ -313,13 +300,6 @@ class DefaultsLists:
             help = f"to set a value, write {name.replace('/', '.')}={override.value_text}"
         self.report("MC202", message, override.key_span, help, fixes)
         return False
-
-
-def _full_name(name: str, path: str) -> str:
-    """Returns the full name of the config or group to which `path` refers in the defaults list of config
-    `name`."""
-    base = "" if name in (PRIMARY, CHOICE) else posixpath.dirname(name)
-    return posixpath.normpath(path.lstrip("/") if path.startswith("/") else posixpath.join(base, path))
 
 
 def _reference(key: str) -> str:

@@ -143,6 +143,72 @@ def test_composing_is_hydras(
         assert plain(ours.tree) == theirs
 
 
+# Every form of an entry: `override`, `optional`, absolute and relative names, lists of options, packages,
+# interpolations and headers. Each file has one key, so that the tree shows which files were merged where.
+
+GROUPS = ["paint", "/paint", "paint/deep", "/paint/deep", "deep", "size"]
+WHERE = st.sampled_from(["", "", "@vars.x", "@vars.y", "@_global_", "@_here_", "@_group_", "@_global_.vars"])
+CHOSEN = st.one_of(
+    st.sampled_from([*OPTIONS, *OPTIONS, None, "${size}", "${paint}", "${paint/deep}"]),
+    st.lists(st.sampled_from(OPTIONS), max_size=2, unique=True),
+)
+CHOICES = st.builds(
+    lambda word, group, package, option: {f"{word}{group}{package}": option},
+    st.sampled_from(["", "", "", "override ", "optional "]),
+    st.sampled_from(GROUPS),
+    WHERE,
+    CHOSEN,
+)
+INCLUDES = st.builds(
+    lambda name, package: f"{name}{package}",
+    st.sampled_from(["extra", "/extra", "/more", "more", "/paint/red", "/size/${size}"]),
+    WHERE,
+)
+HEADERS = st.sampled_from(
+    ["", "", "", "# @package _global_\n", "# @package vars.z\n", "# @package _global_.z\n"]
+)
+
+
+@st.composite
+def nested_lists(draw: st.DrawFn) -> dict[str, str]:
+    names = ["recipe", "extra", "more", "size/red", "size/blue"]
+    names += [f"{folder}/{option}" for folder in ("paint", "paint/deep") for option in OPTIONS]
+    files = {}
+    for number, name in enumerate(names):
+        is_included = name != "recipe"
+        entries = draw(st.lists(st.one_of(CHOICES, CHOICES, INCLUDES), max_size=1 if is_included else 4))
+        itself = ["_self_"] * draw(st.booleans())
+        content: dict[str, Any] = {"defaults": [*itself, *entries]} if entries else {}
+        content["vars" if name == "recipe" else f"k{number}"] = {"n": number}
+        header = draw(HEADERS) if is_included else ""
+        files[f"{name}.yaml"] = header + yaml.safe_dump(content, sort_keys=False)
+    return files
+
+
+CHOICES_OF_COMMAND = st.builds(
+    lambda sign, group, package, option: f"{sign}{group}{package}" + (f"={option}" if sign != "~" else ""),
+    st.sampled_from(["", "", "+", "~"]),
+    st.sampled_from(["paint", "paint/deep", "size"]),
+    st.sampled_from(["", "@vars.x", "@_global_", "@paint"]),
+    st.sampled_from([*OPTIONS, "[red,blue]", "[]"]),
+)
+
+
+@settings(max_examples=examples(60, 3000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(files=nested_lists(), overrides=st.lists(CHOICES_OF_COMMAND, max_size=2))
+def test_defaults_lists_are_followed_as_by_hydra(
+    files: dict[str, str], overrides: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    recipe = write(tmp_path_factory.mktemp("oracle"), files)
+    theirs = by_hydra(recipe, overrides)
+    ours = composed(recipe, *overrides)
+    errors = {found.code for found in ours.found if found.severity == "error"}
+    # Hydra accepts a group or an option that does not exist in an entry that has no effect.
+    if not isinstance(theirs, Exception) and not errors & {"MC201", "MC202"}:
+        assert not errors
+        assert plain(ours.tree) == theirs
+
+
 def test_hydra_refuses_what_we_refuse(tmp_path: Path) -> None:
     recipe = write(tmp_path, {"recipe.yaml": "vars: {a: 1, l: [1]}\n", "paint/red.yaml": "x: 1\n"})
     for override in [
