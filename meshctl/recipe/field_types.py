@@ -209,11 +209,11 @@ class RunName(Text):
         name: str | None = Text().read(reader, node, path)
         if name and not is_run_name(name):
             help = (
-                "use letters, digits, `-`, `.`, `@` and `+`"
+                "use letters, digits, `_`, `-`, `.`, `@` and `+`"
                 if len(name) <= MAX_NAME
                 else f"use at most {MAX_NAME} letters"
             )
-            message = f"`{name[:MAX_LETTERS]}` is not a valid name: a folder of runs gets it"
+            message = f"`{name[:MAX_LETTERS]}` cannot be the name of a folder of runs"
             reader.report(path, "MC106", message, node.span, help=help)
         return name
 
@@ -366,7 +366,7 @@ class Ranks(Type):
             number = number_of(item, int)
             if not is_whole(number) or not 0 <= number <= MAX_COUNT:
                 reader.expected(
-                    "the number of a device, at least 0",
+                    "a device number, an integer of at least 0",
                     item,
                     path,
                     integer_hint(item),

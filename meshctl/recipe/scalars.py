@@ -51,7 +51,7 @@ def found_instead(node: Node) -> str:
     secret."""
     if node.from_environment:
         return "but the value of the environment variable is not"
-    if node.value is None:
+    if node.value is None or node.value == "":
         return "but it has no value"
     if node.is_mapping:
         return "not a mapping"

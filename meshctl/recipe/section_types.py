@@ -96,7 +96,8 @@ class Script(Type):
         """Returns {"script": ...} or {"module": ...}."""
         script = {} if node.is_mapping else {"script": Text().read(reader, node, path) or ""}
         found = script or reader.section(node, path, self.section)
-        if not any(found.values()) and path not in reader.wrong:
+        is_reported = any(wrong[: len(path)] == path for wrong in reader.wrong)
+        if not any(found.values()) and not is_reported:
             reader.expected("a script, or {module: NAME}", node, path)
         return found
 
@@ -285,8 +286,10 @@ def _check_plain_data(reader: FieldReader, node: Node, path: KeyPath) -> None:
 
 
 def _check_name(reader: FieldReader, name: str, item: Node, path: KeyPath) -> None:
-    is_reserved = path[0] == "groups" and name.startswith("agent-")
-    if is_reserved or not NAME.fullmatch(name):
+    if path[0] == "groups" and name.startswith("agent-"):
+        message = f"`{name[:MAX_LETTERS]}` is a reserved name"
+        help = "choose a name that does not begin with `agent-`"
+    elif not NAME.fullmatch(name):
         message = f"`{name[:MAX_LETTERS]}` is not a valid name"
         help = "use letters, digits, `_` and `-`, beginning with a letter"
     elif len(name) > MAX_NAME:

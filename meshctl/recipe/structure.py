@@ -11,12 +11,13 @@ rules work on the corrected tree, so that one mistake does not lead to further r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.yaml_scalars import scalar
-from meshctl.recipe.compose.yaml_tree import KeyPath, Node, merge, put
+from meshctl.recipe.compose.yaml_tree import KeyPath, Node, can_hold, merge, put
 from meshctl.recipe.field_types import Arguments, Environment, Texts, Type
 from meshctl.recipe.fields import BLOCK, CALL, INNER, NOT_IN_BLOCK, PLANNED, RECIPE, STAGE, SYNC
 from meshctl.recipe.fixes import keys_meant
@@ -57,15 +58,9 @@ def correct(root: Node) -> Structure:
     tree = walk.section(root, (), RECIPE)
     for path, node in walk.moves:
         there = tree.at(path)
-        if _can_hold(tree, path):
+        if can_hold(tree, path):
             tree = put(tree, path, node if there is None else merge(there, node))
     return Structure(tree, (*spacing.found, *walk.found), frozenset(walk.wrong))
-
-
-def _can_hold(tree: Node, path: KeyPath) -> bool:
-    """Whether every existing value on the path is a mapping."""
-    above = (tree.at(path[:length]) for length in range(len(path)))
-    return all(node is None or node.is_mapping for node in above)
 
 
 @dataclass
@@ -99,6 +94,7 @@ class _Walk:
         """Returns a section with corrected keys."""
         if not node.is_mapping:
             return node
+        node = self.with_whole_numbers(node, section)
         meant = keys_meant(node, section.keys)
         items: dict[str, Node] = {}
         children: dict[str, dict[str, Node]] = {}
@@ -114,6 +110,22 @@ class _Walk:
             here = (*path, key)
             items[key] = self.value(self.adopted(node.value[key], here, some), here, section.by_key[key].type)
         return replace(node, value=self.with_required(items, path, section))
+
+    def with_whole_numbers(self, node: Node, section: Section) -> Node:
+        """Returns a mapping in which `samples: 1,024` is one number. YAML reads `024` as a key."""
+        items, parts = dict[str, Node](), dict[str, tuple[str, Span]]()
+        for key, item in node.items():
+            last = next(reversed(items), "")
+            value = items[last].value if last else None
+            if isinstance(value, int) and item.value is None and re.fullmatch(r"\d{3}", key):
+                parts.setdefault(last, (key, item.key or item.span))
+                items[last] = replace(items[last], value=int(f"{value}{key}"))
+            else:
+                items[key] = item
+        for name, (part, span) in parts.items():
+            help = f"write {items[name].value}, without separators"
+            self.report("MC101", f"{section.title} has no key `{part}`", span, help)
+        return replace(node, value=items) if parts else node
 
     def adopted(self, parent: Node, path: KeyPath, items: dict[str, Node]) -> Node:
         """Returns `parent`, which has no value, with the keys `items`, which follow it without indentation.
@@ -223,8 +235,6 @@ class _Walk:
     ) -> str:
         """Returns the help for an unknown key. `near` is the key that was probably meant. `location` is the
         place to which the key belongs, if there is one."""
-        if key.isdigit() and item.value is None and (number := _split_number(key, node)):
-            return f"write {number}, without separators"
         file = item.key.file if item.key else item.span.file
         if not path and f"/{key}/" in f"/{file}":
             return f"to set values of the recipe, write `# @package _global_` in the first line of `{file}`"
@@ -310,15 +320,6 @@ def _stage_section(item: Node) -> Section:
     signs = {CALL: ("call",), SYNC: ("sync",), BLOCK: ("repeat", "stages")}
     kinds = [kind for kind, keys in signs.items() if any(item.get(key) is not None for key in keys)]
     return kinds[0] if len(kinds) == 1 else STAGE
-
-
-def _split_number(key: str, node: Node) -> str:
-    """Returns the number that was meant by `samples: 1,024` in a flow mapping, in which YAML reads `024` as a
-    key; empty for others."""
-    keys = list(node.value)
-    before = keys.index(key) - 1 if key in keys else -1
-    value = node.value[keys[before]].value if before >= 0 else None
-    return f"{value}{key}" if isinstance(value, int) and len(key) == 3 else ""
 
 
 def _is_stray(key: str, item: Node, section: Section) -> bool:

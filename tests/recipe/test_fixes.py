@@ -97,7 +97,7 @@ GROUPS = "groups: {{train: {{{}, device_type: cpu, program: {{module: json.tool}
         ("ranks: 4, cwd: 2024", [("2024", '"2024"')]),
         ('ranks: 4, cwd: "${vars.cuont}/x"', [("${vars.cuont}/x", "${vars.count}/x")]),
         ("ranks: 4, cwd: '${vars.cuont}'", [("${vars.cuont}", "${vars.count}")]),
-        ("ranks: 4, on: 3", [("on", '"on"')]),
+        ("ranks: 4, env: {no: 3}", [("no", '"no"')]),
         ("ranks: 4, args: [???]", [("???", '"???"')]),
     ],
 )

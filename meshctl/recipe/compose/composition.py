@@ -23,6 +23,7 @@ from meshctl.recipe.compose.config_store import PRIMARY, UNREADABLE, ConfigStore
 from meshctl.recipe.compose.defaults_lists import DefaultsLists
 from meshctl.recipe.compose.includes import Include, includes_of, includes_of_choice
 from meshctl.recipe.compose.overrides import Override, is_layout
+from meshctl.recipe.compose.unknown_keys import with_meant
 from meshctl.recipe.compose.yaml_tree import Node
 from meshctl.recipe.fixes import renamed
 from meshctl.text.english import did_you_mean, nearest
@@ -170,6 +171,7 @@ def _with_values(root: Node, values: Iterable[Override], found: list[Diagnostic]
         result = overrides.apply(root, override)
         if isinstance(result, Diagnostic):
             found.append(result)
+            root = with_meant(root, override) if result.code == "MC203" else root
         else:
             root = result
     return root

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose import yaml_tree
 from meshctl.recipe.compose.override_errors import explain, locate_value
+from meshctl.recipe.compose.unknown_keys import renamed_key, similar_key, unknown
 from meshctl.recipe.compose.yaml_reader import MAX_DEPTH
 from meshctl.recipe.compose.yaml_tree import MISSING, Node
-from meshctl.recipe.fixes import renamed
-from meshctl.recipe.key_paths import is_key, keys_below
-from meshctl.recipe.suggestions import nearest_key
+from meshctl.recipe.key_paths import is_key
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -208,7 +207,7 @@ def apply(root: Node, override: Override) -> Node | Diagnostic:
         return _exists_already(override, old)
     needs_key = not parsed.is_add() and not parsed.is_force_add()
     if needs_key and old is None and not is_key(override.path, root):
-        return _unknown(root, override)
+        return unknown(root, override)
     if old is not None and new.is_mapping and not is_layout(override.group):
         new = yaml_tree.merge(old, new)
     return yaml_tree.put(root, override.path, new)
@@ -218,7 +217,7 @@ def _delete(root: Node, override: Override, old: Node | None) -> Node | Diagnost
     expected = override.parsed.value()
     if old is None:
         message = f"`{override.target}` cannot be deleted: it is not in the recipe"
-        help, fixes = _suggestion(root, override), _renamed(root, override)
+        help, fixes = similar_key(root, override), renamed_key(root, override)
         return Diagnostic("MC209", message, override.key_span, help=help, fixes=fixes)
     if expected is not None and expected != yaml_tree.plain(old):
         message = f"`{override.target}` cannot be deleted: its value is not {override.value_text}"
@@ -251,36 +250,3 @@ def _unreachable(root: Node, override: Override) -> Diagnostic | None:
             )
             return Diagnostic("MC220", message, span, (second,), help)
     return None
-
-
-def _unknown(root: Node, override: Override) -> Diagnostic:
-    help = _suggestion(root, override) or f"to add it, write +{override.text.strip()}"
-    span, fixes = override.part_span(_depth(root, override) - 1), _renamed(root, override)
-    return Diagnostic("MC203", f"`{override.target}` is not in the recipe", span, help=help, fixes=fixes)
-
-
-def _depth(root: Node, override: Override) -> int:
-    """Returns the index of the first part of the key that neither exists nor is a key of recipes."""
-    path = override.path
-    absent = [length for length in range(1, len(path) + 1) if root.at(path[:length]) is None]
-    return next((length for length in absent if not is_key(path[:length], root)), absent[-1])
-
-
-def _siblings(root: Node, override: Override) -> list[str]:
-    """Returns the keys that could have been meant by the first part that does not exist."""
-    path, part = override.path, _depth(root, override) - 1
-    parent = root.at(path[:part])
-    existing = list(parent.value) if parent is not None and parent.is_mapping else []
-    keys = dict.fromkeys((*existing, *keys_below(path[:part], root)))
-    return [key for key in keys if key != path[part]]
-
-
-def _suggestion(root: Node, override: Override) -> str:
-    path, part = override.path, _depth(root, override) - 1
-    meant = nearest_key(path[part], _siblings(root, override))
-    return f"did you mean `{'.'.join((*path[:part], meant, *path[part + 1 :]))}`?" if meant else ""
-
-
-def _renamed(root: Node, override: Override) -> tuple[Fix, ...]:
-    part = _depth(root, override) - 1
-    return renamed(override.part_span(part), override.path[part], _siblings(root, override))

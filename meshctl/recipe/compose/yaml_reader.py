@@ -334,37 +334,38 @@ class _Builder:
         return found
 
     def key(self, event: Any) -> tuple[str | None, Span]:
-        """Returns the text and the span of a key. The text is None for a key that is not a string, which is
-        reported."""
-        fixes: tuple[Fix, ...] = ()
+        """Returns the text and the span of a key. A key that is not a string is reported; its text is None if
+        it is not a scalar."""
         if isinstance(event, yaml.ScalarEvent):
             span, text, kind = self.between(event), event.value, self.tag(event).removeprefix(CORE)
             self.add(event, 0)
             self.anchor(event, span).node = Node(text, span, written=text)
             if kind not in ("null", "bool") or self.is_metric_key(event):
                 return text, span
-            what = f"`{text}` is a {kind}"
-            if not event.style and re.fullmatch(r"[\w~]+", text):
-                fixes = (Fix(span, text, f'"{text}"'),)
+            fixes = (
+                (Fix(span, text, f'"{text}"'),) if not event.style and re.fullmatch(r"[\w~]+", text) else ()
+            )
+            message = f"a key must be text; `{text}` is a {kind} in YAML 1.1"
+            self.report("MC008", message, span, help="quote it", fixes=fixes)
+            return text, span
+        node = self.node(event, count=0)
+        if node.written:
+            return node.written, node.span
+        if reference := _template(node):
+            help = f"write ${{{reference}}} for another value of the recipe"
+            self.report("MC008", "this is a template, which a recipe does not support", node.span, help=help)
+            self.is_template = True
         else:
-            node = self.node(event, count=0)
-            span, what = node.span, "this is not"
-            if node.written:
-                return node.written, span
-            if reference := _template(node):
-                help = f"write ${{{reference}}} for another value of the recipe"
-                self.report("MC008", "this is a template, which a recipe does not support", span, help=help)
-                self.is_template = True
-                return None, span
-        self.report("MC008", f"a key must be text; {what} in YAML 1.1", span, help="quote it", fixes=fixes)
-        return None, span
+            self.report("MC008", "a key must be text; this is not in YAML 1.1", node.span, help="quote it")
+        return None, node.span
 
     def is_metric_key(self, key: yaml.ScalarEvent) -> bool:
-        """Whether a key is `on` and a text or no value follows, as in `{on: eval.loss}`. It is a key of
-        recipes, although YAML 1.1 reads it as a boolean."""
+        """Whether a key is `on` and a text, a list or no value follows, as in `{on: eval.loss}`. It is a key
+        of recipes, although YAML 1.1 reads it as a boolean."""
         value = self.loader.peek_event()
         is_text = isinstance(value, yaml.ScalarEvent) and self.tag(value) in (CORE + "str", CORE + "null")
-        return bool(key.value == "on" and not key.style and is_text)
+        is_list = isinstance(value, yaml.SequenceStartEvent)
+        return bool(key.value == "on" and not key.style and (is_text or is_list))
 
     # Spans
 

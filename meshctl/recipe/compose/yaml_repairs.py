@@ -14,11 +14,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import yaml
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
-from meshctl.recipe.fields import SECTIONS
+from meshctl.recipe.fields import RECIPE
+from meshctl.recipe.section_types import Named, Nested, Section
 
 MAX_TEXT_LENGTH = 1 << 15
 """Maximum length, in characters, of a text for which edits are tried."""
@@ -97,16 +100,44 @@ def find_repair(name: str, text: str, error_line: int) -> Iterator[Diagnostic]:
         yield best.diagnostic(name, is_certain=len(working) == 1)
 
 
-def _plausibility(edit: _Edit, lines: Sequence[str]) -> tuple[int, int, int, int]:
-    """Returns a sort key for the plausibility of another indentation of a line. It considers whether a key of
-    recipes would be among names or the reverse, whether the indentation fits the step of the text, how small
-    the change is, and how many neighbours have that indentation."""
-    width, at = len(edit.text), edit.line - 1
-    siblings = [*_siblings(reversed(lines[:at]), len(edit.was)), *_siblings(lines[at + 1 :], len(edit.was))]
-    is_stranger = bool(siblings) and all(_is_own_key(line) != _is_own_key(lines[at]) for line in siblings)
+def _plausibility(edit: _Edit, lines: Sequence[str]) -> tuple[int, bool, int, int, int]:
+    """Returns a sort key for the plausibility of another indentation of a line. It considers how many keys
+    would be in a section that does not have them, whether the indentation fits the step of the text, how many
+    lines would be indented by more than a step, how small the change is, and how many neighbours have that
+    indentation."""
+    width, at, step = len(edit.text), edit.line - 1, _step(lines)
+    text = edit.apply(lines)
     around = [line for line in (_next(reversed(lines[:at])), _next(lines[at + 1 :])) if line]
     equal = sum(_indent(line) == width for line in around)
-    return int(is_stranger), int(width % _step(lines) == 0), -abs(width - len(edit.was)), equal
+    leaps = _leaps(text.split("\n"), step)
+    return -_misplaced_keys(text), width % step == 0, -leaps, -abs(width - len(edit.was)), equal
+
+
+def _leaps(lines: Sequence[str], step: int) -> int:
+    """Returns the number of lines that are indented by more than a step below the line above."""
+    widths = [_indent(line) for line in lines if _next([line])]
+    return sum(below - above > step for above, below in pairwise(widths))
+
+
+def _misplaced_keys(text: str) -> int:
+    """Returns the number of keys that the sections in which they are do not have."""
+    root = yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return _unknown_keys(root, RECIPE)
+
+
+def _unknown_keys(node: Any, section: Section) -> int:
+    if not isinstance(node, yaml.MappingNode):
+        return 1
+    unknown = 0
+    for key, value in node.value:
+        field = section.by_key.get(str(key.value))
+        if field is None:
+            unknown += 1
+        elif isinstance(field.type, Named) and isinstance(value, yaml.MappingNode):
+            unknown += sum(_unknown_keys(item, field.type.section) for _, item in value.value)
+        elif isinstance(field.type, Nested) and isinstance(value, yaml.MappingNode):
+            unknown += _unknown_keys(value, field.type.section)
+    return unknown
 
 
 def _step(lines: Sequence[str]) -> int:
@@ -116,23 +147,8 @@ def _step(lines: Sequence[str]) -> int:
     return next(fitting, 1)
 
 
-def _siblings(lines: Iterable[str], width: int) -> Iterator[str]:
-    """Yields the lines with an indentation of `width`, up to the first line that is indented less."""
-    for line in lines:
-        if _next([line]):
-            if _indent(line) < width:
-                return
-            if _indent(line) == width:
-                yield line
-
-
 def _next(lines: Iterable[str]) -> str:
     return next((line for line in lines if line.split("#")[0].strip()), "")
-
-
-def _is_own_key(line: str) -> bool:
-    key = re.match(rf" *({KEY}):", line)
-    return key is not None and any(key[1] in section.by_key for section in SECTIONS)
 
 
 def _lines_above(lines: Sequence[str], error_line: int, count: int) -> list[int]:

@@ -182,6 +182,12 @@ def nested(path: KeyPath, node: Node) -> Node:
     return node
 
 
+def can_hold(root: Node, path: KeyPath) -> bool:
+    """Whether every existing value on the path is a mapping."""
+    above = (root.at(path[:length]) for length in range(len(path)))
+    return all(node is None or node.is_mapping for node in above)
+
+
 def put(root: Node, path: KeyPath, node: Node) -> Node:
     """Returns the tree with `node` at `path`. The old value becomes the node's history, unless it has been
     merged into the node. Missing mappings on the path are created."""

@@ -61,7 +61,9 @@ def call_names_method(facts: Facts) -> Iterator[Diagnostic]:
     """`call` has the form COMPONENT.METHOD."""
     for name, stage in facts.recipe.pipeline.items():
         node = facts.node("pipeline", name, "call")
-        if node is None or not isinstance(node.value, str) or not node.value or stage.method:
+        if node is None or not isinstance(node.value, str) or not node.value:
+            continue
+        if stage.method and node.value not in facts.targets:
             continue
         if facts.is_named("pipeline", name, "sync"):
             continue  # reported as such
@@ -80,7 +82,7 @@ def _meant_calls(facts: Facts, text: str) -> Iterator[str]:
         endpoints = found.endpoints if isinstance(found, Class) else {}
         of_class = re.split(r"\W+", facts.recipe.components[component].target)
         for method in endpoints:
-            if parts in ([component, method], [*of_class, method], [component], [method]):
+            if parts in ([component, method], [*of_class, method], of_class, [component], [method]):
                 yield f"{component}.{method}"
 
 

@@ -33,7 +33,10 @@ def module_exists(facts: Facts) -> Iterator[Diagnostic]:
         span = facts.value("components", first, "_target_")
         seconds = tuple(s.with_word("and here") for s in spans)
         fixes = tuple(fix for name in (first, *others) for fix in _retargeted(facts, name))
-        yield Diagnostic("MC501", f"module `{module}` was not found", span, seconds, help, fixes=fixes)
+        message = f"module `{module}` was not found"
+        if _is_component_class(facts.code, module):
+            message, help = f"`{module}` is a class, not a module", f"write `{module}`"
+        yield Diagnostic("MC501", message, span, seconds, help, fixes=fixes)
 
 
 def _retargeted(facts: Facts, component: str) -> tuple[Fix, ...]:
@@ -50,8 +53,6 @@ def _retargeted(facts: Facts, component: str) -> tuple[Fix, ...]:
 
 def _where_to_look(facts: Facts, target: str) -> str:
     owner, encoding = target.rpartition(".")[0], sys.getfilesystemencoding()
-    if _is_component_class(facts.code, owner):
-        return f"did you mean `{owner}`?"
     if near := nearest(owner, _modules(facts)):
         name = target.rpartition(".")[2]
         found = facts.code.find(f"{near}.{name}")

@@ -16,7 +16,7 @@ from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import DeviceGroup
 from meshctl.recipe.rules.facts import Facts, node_counts
 from meshctl.recipe.scalars import CURLY_QUOTES
-from meshctl.text.english import counted
+from meshctl.text.english import counted, listed
 from meshctl.topology.allocation import (
     Allocation,
     DeviceRanges,
@@ -56,7 +56,7 @@ def workers_divide_devices(facts: Facts) -> Iterator[Diagnostic]:
         has = f"`{name}` has {counted(devices, 'device')}"
         seconds = (facts.value("groups", name, "ranks").with_word(has),)
         message = f"`gpus_per_worker` {each} does not divide the {devices} devices of group `{name}`"
-        help = f"use {', '.join(map(str, divisors(devices)[:MAX_LISTED]))}"
+        help = f"use {listed(map(str, divisors(devices)[:MAX_LISTED]), 'or')}"
         yield Diagnostic("MC303", message, facts.value("groups", name, "gpus_per_worker"), seconds, help)
 
 
@@ -90,7 +90,7 @@ def workers_stay_on_node(facts: Facts) -> Iterator[Diagnostic]:
         seconds = (facts.value("groups", group.name, "ranks").with_word(would_have),)
         sizes = {size for _, size in allocation.cluster.devices_per_node[group.device_type] if size}
         nodes = " or ".join(map(str, sorted(sizes, reverse=True)[:MAX_LISTED]))
-        rule = f"a worker's devices must be adjacent on one node of {nodes}"
+        rule = f"the devices of a worker must be adjacent on one node, which has {nodes} of them"
         span = facts.value("groups", group.name, "gpus_per_worker")
         yield Diagnostic("MC304", f"`gpus_per_worker` {each}: {rule}", span, seconds)
 
@@ -135,24 +135,36 @@ def devices_are_disjoint(facts: Facts) -> Iterator[Diagnostic]:
 
 def cluster_has_devices(facts: Facts) -> Iterator[Diagnostic]:
     """The cluster has the devices of all groups. Groups without enough devices are reported together, per
-    device type. A list of devices is reported separately."""
+    device type."""
     allocation, groups = facts.allocation, facts.recipe.groups
-    counts: dict[str, list[str]] = {}
-    for name, device in allocation.beyond.items() if allocation else ():
+    beyond = allocation.beyond if allocation else {}
+    by_type: dict[str, list[str]] = {}
+    for name in beyond:
         group = groups[name]
-        if not isinstance(group.ranks, tuple):
-            if host_of(groups, name) not in (allocation.beyond if allocation else ()) or not group.colocate:
-                counts.setdefault(group.device_type, []).append(name)
-            continue
-        total, kind = _total(facts, group.device_type), group.device_type
-        numbered = f"the cluster has {total}" + (f", numbered from 0 to {total - 1}" if total else "")
-        seconds, help = _hardware(facts, kind)
-        span = _device_span(facts, name, device)
-        yield Diagnostic(
-            "MC309", f"group `{name}` needs device {device}, but {numbered}", span, (seconds,), help
-        )
-    for kind, names in counts.items():
-        yield _too_small(facts, kind, names)
+        is_hosted = bool(group.colocate) and host_of(groups, name) in beyond
+        if isinstance(group.ranks, tuple) or not is_hosted:
+            by_type.setdefault(group.device_type, []).append(name)
+    for kind, names in by_type.items():
+        lists = [name for name in names if isinstance(groups[name].ranks, tuple)]
+        counts = [name for name in names if name not in lists]
+        yield _beyond(facts, kind, lists, counts) if lists else _too_small(facts, kind, counts)
+
+
+def _beyond(facts: Facts, kind: str, lists: list[str], counts: list[str]) -> Diagnostic:
+    """Returns the diagnostic for groups with a device that the cluster does not have. `counts` are further
+    groups for which it has too few devices."""
+    allocation, total = facts.allocation, _total(facts, kind)
+    assert allocation is not None
+    first, *more = lists
+    numbered = f"the cluster has {total}" + (f", numbered from 0 to {total - 1}" if total else "")
+    message = f"group `{first}` needs device {allocation.beyond[first]}, but {numbered}"
+    others = [
+        _device_span(facts, name, allocation.beyond[name]).with_word(f"`{name}` needs it") for name in more
+    ]
+    others += [_needs_span(facts, name) for name in counts]
+    second, help = _hardware(facts, kind)
+    span = _device_span(facts, first, allocation.beyond[first])
+    return Diagnostic("MC309", message, span, (second, *others[:MAX_LISTED]), help)
 
 
 def _total(facts: Facts, kind: str) -> int:
@@ -167,7 +179,7 @@ def _device_span(facts: Facts, group: str, device: int) -> Span:
 
 
 def _too_small(facts: Facts, kind: str, names: list[str]) -> Diagnostic:
-    """Returns the diagnostic for the groups of one device type for which the cluster has too few devices."""
+    """Returns the diagnostic for groups of one device type for which the cluster has too few devices."""
     groups, total = facts.recipe.groups, _total(facts, kind)
     beyond = facts.allocation.beyond if facts.allocation else {}
     others = {
@@ -184,12 +196,14 @@ def _too_small(facts: Facts, kind: str, names: list[str]) -> Diagnostic:
         f" ({taken})" if taken else ""
     )
     seconds, help = _hardware(facts, kind)
-    others_beyond = tuple(
-        facts.value("groups", name, "ranks").with_word(f"`{name}` needs {groups[name].devices}")
-        for name in more[:MAX_LISTED]
-    )
+    others_beyond = tuple(_needs_span(facts, name) for name in more[:MAX_LISTED])
     span = facts.value("groups", first, "ranks")
     return Diagnostic("MC309", message, span, (seconds, *others_beyond), help)
+
+
+def _needs_span(facts: Facts, group: str) -> Span:
+    needs = f"`{group}` needs {counted(facts.recipe.groups[group].devices, 'device')}"
+    return facts.value("groups", group, "ranks").with_word(needs)
 
 
 def _has_several_types(facts: Facts) -> bool:

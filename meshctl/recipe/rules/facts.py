@@ -149,6 +149,11 @@ class Facts:
     # Source code
 
     @cached_property
+    def targets(self) -> frozenset[str]:
+        """The classes of all components, as dotted paths."""
+        return frozenset(component.target for component in self.recipe.components.values())
+
+    @cached_property
     def classes(self) -> dict[str, Found]:
         """Component -> result of following its `_target_`."""
         components = self.recipe.components.items()

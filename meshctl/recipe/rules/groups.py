@@ -93,9 +93,7 @@ def _is_own_host(name: str, groups: Mapping[str, DeviceGroup]) -> bool:
 def group_runs_something(facts: Facts) -> Iterator[Diagnostic]:
     """A group runs a program or hosts components, and not both."""
     recipe = facts.recipe
-    # A component with a wrong group may belong to any group.
-    is_known = facts.read.is_known("components")
-    are_placed = is_known and all(one.group in recipe.groups for one in recipe.components.values())
+    are_placed = _are_components_placed(facts)
     for name, group in recipe.groups.items():
         components = recipe.components_of(name)
         if group.program and components:
@@ -109,6 +107,18 @@ def group_runs_something(facts: Facts) -> Iterator[Diagnostic]:
             message = f"nothing runs on group `{name}`"
             help = f"write `group: {name}` in a component, or `program: SCRIPT` in the group"
             yield Diagnostic("MC311", message, facts.key("groups", name), help=help, missing=True)
+
+
+def _are_components_placed(facts: Facts) -> bool:
+    """Whether every component has a known group. One that could not be read, or that a stage calls and the
+    recipe lacks, may belong to any group."""
+    recipe, written = facts.recipe, facts.node("components")
+    names = [name for name, _ in written.items()] if written else []
+    called = {name for stage in recipe.pipeline.values() for name in (stage.component, stage.to) if name}
+    are_missing = any(name not in names and not nearest(name, names) for name in called)
+    if are_missing or not facts.read.is_known("components"):
+        return False
+    return all(name in recipe.components and recipe.components[name].group in recipe.groups for name in names)
 
 
 def program_exists(facts: Facts) -> Iterator[Diagnostic]:

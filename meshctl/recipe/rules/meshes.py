@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import lcm, prod
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.code.declarations import LAYOUT_DIMS
@@ -74,19 +76,71 @@ def order_names_all_dims(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC404", message, span, help="remove it for this order")
 
 
+@dataclass(frozen=True)
+class _WrongSize:
+    component: Component
+    sizes: Sizes
+    misfit: Misfit
+
+
 def sizes_fit_group(facts: Facts) -> Iterator[Diagnostic]:
-    """The product of the sizes is the number of workers, and carved sizes divide their dims."""
+    """The product of the sizes is the number of workers, and carved sizes divide their dims. If another
+    number of ranks fits several components that are wrong now, it is reported in place of their sizes."""
+    by_group: dict[str, list[_WrongSize]] = {}
+    for component, sizes in _sized(facts):
+        for misfit in _misfits(facts, component, sizes):
+            by_group.setdefault(component.group, []).append(_WrongSize(component, sizes, misfit))
+    for group, wrong in by_group.items():
+        products = [one for one in wrong if one.misfit.rule == "product"]
+        count = _count_that_fits(facts, group) if len(products) > 1 else 0
+        if count:
+            yield _wrong_count(facts, group, products, count)
+            wrong = [one for one in wrong if one not in products]
+        for one in wrong:
+            yield _diagnostic(facts, one.component, one.sizes, one.misfit)
+
+
+def _sized(facts: Facts) -> Iterator[tuple[Component, Sizes]]:
+    """Yields the components that state valid sizes on a group with a known number of workers."""
     for name, component in facts.recipe.components.items():
         group, sizes = facts.group_of(component), component.parallel
         if group is None or not group.workers or not isinstance(sizes, Sizes) or not _is_ordered(sizes):
             continue
-        if not facts.is_valid("components", name, "parallel"):
-            continue
-        given = dict(sizes.given)
-        if settle(given, group.workers, sizes.sequence_parallel).misfits:
-            needs = LayoutNeeds(facts, component, sizes).needs
-            for misfit in settle(given, group.workers, sizes.sequence_parallel, needs).misfits:
-                yield _diagnostic(facts, component, sizes, misfit)
+        if facts.is_valid("components", name, "parallel"):
+            yield component, sizes
+
+
+def _misfits(facts: Facts, component: Component, sizes: Sizes) -> tuple[Misfit, ...]:
+    given, workers = dict(sizes.given), facts.recipe.groups[component.group].workers
+    if not settle(given, workers, sizes.sequence_parallel).misfits:
+        return ()
+    needs = LayoutNeeds(facts, component, sizes).needs
+    return settle(given, workers, sizes.sequence_parallel, needs).misfits
+
+
+def _count_that_fits(facts: Facts, group: str) -> int:
+    """Returns the least number of workers that fits all components of a group; 0 if there is none."""
+    layouts = [sizes for component, sizes in _sized(facts) if component.group == group]
+    stated = [{key: size for key, size in sizes.given if isinstance(size, int)} for sizes in layouts]
+    count = lcm(*(prod(sizes.get(f"{dim}_size", 1) for dim in DIMS) for sizes in stated))
+    does_fit = not any(settle(dict(sizes.given), count, sizes.sequence_parallel).misfits for sizes in layouts)
+    return count if does_fit else 0
+
+
+def _wrong_count(facts: Facts, name: str, wrong: Sequence[_WrongSize], count: int) -> Diagnostic:
+    """Returns the diagnostic for a number of ranks that fits several components of a group wrongly."""
+    group = facts.recipe.groups[name]
+    components = listed(dict.fromkeys(one.component.name for one in wrong))
+    has = f"group `{name}` has {counted(group.workers, 'rank')}"
+    seconds = tuple(
+        facts.value("components", one.component.name, "parallel", one.misfit.size).with_word(one.misfit.drawn)
+        for one in wrong
+    )
+    devices = count * max(1, group.gpus_per_worker)
+    is_list = isinstance(group.ranks, tuple)
+    help = f"list {devices} devices, which fit" if is_list else f"write {devices}, which fits"
+    message, span = f"{has}, which do not fit the sizes of {components}", facts.value("groups", name, "ranks")
+    return Diagnostic("MC410", message, span, seconds, f"{help} all of them")
 
 
 def _diagnostic(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> Diagnostic:

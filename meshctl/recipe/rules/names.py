@@ -66,10 +66,11 @@ def _components(facts: Facts) -> Iterator[Reference]:
     for name, stage in facts.recipe.pipeline.items():
         call_key = "call" if stage.kind == "call" else "sync"
         for key, component in ((call_key, stage.component), ("to", stage.to)):
-            if not component or not facts.is_valid("pipeline", name, key):
-                continue
             span, node = facts.value("pipeline", name, key), facts.node("pipeline", name, key)
-            method = str(node.value)[len(component) :] if node else ""
+            text = str(node.value) if node else ""
+            if not component or not facts.is_valid("pipeline", name, key) or text in facts.targets:
+                continue  # a class in place of a component is another mistake
+            method = text[len(component) :]
             message = f"component `{component}` does not exist"
             yield Reference("components", component, span, "MC512", message, after=method)
     for name, given in facts.recipe.components.items():

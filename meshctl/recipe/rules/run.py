@@ -50,7 +50,7 @@ def metric_is_given(facts: Facts) -> Iterator[Diagnostic]:
         if not name or name in options:
             continue
         if near := nearest(name, options):
-            message = f"metric `{name}` was not found in the source of stage `{stage}`"
+            message = f"metric `{name}` was not found in the code of stage `{stage}`"
             fixes = renamed(span, name, options, before=f"{stage}.")
             help = f"did you mean `{stage}.{near}`?"
             yield Diagnostic("MC562", message, span, help=help, severity="warning", fixes=fixes)
@@ -102,7 +102,9 @@ def route_exists(facts: Facts) -> Iterator[Diagnostic]:
             continue
         span = facts.item("run", "record", index=index)
         if word not in pipeline:
-            help, fixes = did_you_mean(word, [*routes, *sources]), renamed(span, word, sources)
+            existing = [source for source in sources if source in pipeline]
+            suggested = [route for route in routes if route.partition(" -> ")[0] in pipeline]
+            help, fixes = did_you_mean(word, [*suggested, *existing]), renamed(span, word, existing)
             yield Diagnostic("MC563", f"route `{word}` does not exist", span, help=help, fixes=fixes)
             continue
         is_sync = pipeline[word].kind == "sync"

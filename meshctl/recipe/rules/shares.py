@@ -6,7 +6,7 @@ form a group, which is not divided.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import ceil
 
 from meshctl.diagnostics import Diagnostic
@@ -32,11 +32,14 @@ def every_share_has_samples(facts: Facts) -> Iterator[Diagnostic]:
     """Every share has at least one sample, unless the dispatch allows empty shares. Stages with an unknown
     number of samples are skipped."""
     consumers = _consumers(facts)
+    too_few = set[str]()
     for source in facts.known_calls:
         shares = _shares(facts, source, consumers.get(source.name, ()))
         too_many = {component: count for component, count in shares if 0 < source.samples < count}
         if too_many:
+            too_few.add(source.name)
             yield _too_few(facts, source, too_many)
+    yield from _groups_stay_whole(facts, consumers, too_few)
 
 
 def _shares(facts: Facts, source: Stage, consumers: Sequence[Stage]) -> Iterator[tuple[str, int]]:
@@ -75,11 +78,14 @@ def _too_few(facts: Facts, source: Stage, shares: dict[str, int]) -> Diagnostic:
     return Diagnostic("MC541", message, facts.value("pipeline", source.name, "samples"), seconds, help)
 
 
-def groups_stay_whole(facts: Facts) -> Iterator[Diagnostic]:
-    """There are at least as many groups of samples as shares, because a group is not divided."""
-    consumers, known = _consumers(facts), dict[str, int]()
+def _groups_stay_whole(
+    facts: Facts, consumers: Mapping[str, list[Stage]], too_few: Collection[str]
+) -> Iterator[Diagnostic]:
+    """There are at least as many groups of samples as shares, because a group is not divided. Groups of the
+    samples of a stage in `too_few` are not counted, because their number was reported there."""
+    known = dict[str, int]()
     for source in facts.known_calls:
-        groups = _group_count(facts, source, known) if source.name in consumers else 0
+        groups = _group_count(facts, source, known, too_few) if source.name in consumers else 0
         for stage in consumers[source.name] if groups else ():
             mesh, given = facts.meshes.get(stage.component), facts.lead_input(stage)
             if mesh is None or given is None or not facts.modes[stage.name].execute_mode.is_joint:
@@ -99,7 +105,7 @@ def groups_stay_whole(facts: Facts) -> Iterator[Diagnostic]:
             )
 
 
-def _group_count(facts: Facts, stage: Stage, known: dict[str, int]) -> int:
+def _group_count(facts: Facts, stage: Stage, known: dict[str, int], too_few: Collection[str]) -> int:
     """Returns the number of groups of a stage's samples; 0 if there are none or it is unknown. Stores the
     results of all visited stages in `known`."""
     groups, passed = 0, dict[str, None]()
@@ -112,7 +118,8 @@ def _group_count(facts: Facts, stage: Stage, known: dict[str, int]) -> int:
         if before is None or not stage.samples or not before.samples:
             break
         if stage.samples != before.samples:
-            groups = before.samples if stage.samples % before.samples == 0 else 0
+            is_known = stage.samples % before.samples == 0 and before.name not in too_few
+            groups = before.samples if is_known else 0
             break
         stage = before
     known |= dict.fromkeys(passed, groups)
@@ -141,4 +148,4 @@ def pipelines_are_filled(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC543", message, span, seconds, help, "warning")
 
 
-RULES = (every_share_has_samples, groups_stay_whole, pipelines_are_filled)
+RULES = (every_share_has_samples, pipelines_are_filled)

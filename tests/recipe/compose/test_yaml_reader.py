@@ -78,7 +78,7 @@ HAZARDS = {
     "own tag": (b"a: !thing x\n", "MC006", (1, 4)),
     "binary tag": (b"a: !!binary aGk=\n", "MC006", (1, 4)),
     "wrong tag": (b"a: !!int seven\n", "MC006", (1, 4)),
-    "boolean key": (b"on: 1\n", "MC008", (1, 1)),
+    "boolean key": (b"no: 1\n", "MC008", (1, 1)),
     "mapping as key": (b"? {a: 1}\n: 2\n", "MC008", (1, 3)),
     "alias to an ancestor": (b"a: &x\n  b: *x\n", "MC007", (2, 6)),
     "merge of no mapping": (b"a: {<<: 3}\n", "MC009", (1, 9)),

@@ -69,7 +69,7 @@ def test_overrides_set_devices(overrides: list[str], expected: Cluster) -> None:
         (["groups.train={ranks: [0, 3, 0], device_type: cuda}"], "`ranks` names device 0 twice"),
         (
             ["groups.train={ranks: [0, true], device_type: cuda}"],
-            "`ranks` must be the number of a device, at least 0, not true",
+            "`ranks` must be a device number, an integer of at least 0, not true",
         ),
     ],
 )

@@ -1,0 +1,87 @@
+"""One root cause gives one diagnostic: a mistake in a correct recipe that many values depend on."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshctl.recipe.load import load
+from tests.recipe.mutations.correct_recipes import FOLDER
+
+CASES = {
+    "ranks of two components": (
+        "blocks.yaml",
+        ("    ranks: 8\n", "    ranks: 5\n"),
+        "group `train` has 5 ranks, which do not fit the sizes of `sampler` and `actor`",
+        "write 8, which fits all of them",
+    ),
+    "samples whose groups are shared later": (
+        "compact.yaml",
+        ("prompts.next, samples: 64", "prompts.next, samples: 1"),
+        "stage `batch` produces 1 sample, too few for the shares of `prompts`, `sampler` and `critic`",
+        "produce at least 4, or write `dispatch: {allow_empty: true}`",
+    ),
+    "a number with separators in brackets": (
+        "compact.yaml",
+        ("prompts.next, samples: 64", "prompts.next, samples: 2,048"),
+        "a stage with `call` has no key `048`",
+        "write 2048, without separators",
+    ),
+    "a cluster that is too small for two groups": (
+        "compact.yaml",
+        ("devices_per_node: 8}", "devices_per_node: 2}"),
+        "group `rollout` needs device 4, but the cluster has 4, numbered from 0 to 3",
+        "all groups together need 16: write `cluster.devices_per_node: 8`, or remove `cluster`",
+    ),
+    "a component that does not exist, and its group": (
+        "compact.yaml",
+        ("  teacher: {", "  other_name: {"),
+        "component `teacher` does not exist",
+        "available: ",
+    ),
+    "a class in place of a component": (
+        "compact.yaml",
+        ("{call: teacher.score,", "{call: parts.Sampler,"),
+        "`parts.Sampler` does not have the form COMPONENT.METHOD",
+        "write `sampler.sample`",
+    ),
+    "a key of a program": (
+        "programs.yaml",
+        ("{module: json.tool}", "{script: train.py}"),
+        "`program` has no key `script`",
+        "its key is `module`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_mistake_is_one_error(name: str) -> None:
+    file, (old, new), message, help = CASES[name]
+    text = (FOLDER / file).read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    held = {str((FOLDER / file).resolve()): text.replace(old, new).encode()}
+    errors = load(file, [], FOLDER, environ={"HOME": "/"}, held=held).report.errors
+    assert [(one.message, one.help.startswith(help)) for one in errors] == [(message, True)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "override", "help"),
+    [
+        ("lr: 0.0002", "lr: ${vars.lr}", "vars.lr=4", "to add it, write +vars.lr=4"),
+        ("minibatch: 128", "minibatch: ???", "vars.minibatches=4", "did you mean `vars.minibatch`?"),
+    ],
+)
+def test_an_unknown_variable_is_reported_only_at_the_override(
+    old: str, new: str, override: str, help: str
+) -> None:
+    text = (FOLDER / "blocks.yaml").read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    held = {str((FOLDER / "blocks.yaml").resolve()): text.replace(old, new).encode()}
+    errors = load("blocks.yaml", [override], FOLDER, environ={}, held=held).report.errors
+    assert [(one.code, one.help) for one in errors] == [("MC203", help)]
+
+
+def test_on_needs_no_quotes_before_a_list() -> None:
+    text = (FOLDER / "blocks.yaml").read_text(encoding="utf-8").replace("on: eval.exam.loss", "on: [a.b]")
+    held = {str((FOLDER / "blocks.yaml").resolve()): text.encode()}
+    errors = load("blocks.yaml", [], FOLDER, environ={}, held=held).report.errors
+    assert {one.message for one in errors} == {"`on` must be text, not a list"}
