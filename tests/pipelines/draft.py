@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import lcm
 from typing import Any
 
@@ -47,6 +47,7 @@ class Draft:
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     saves: bool = False
+    input_kinds: tuple[str, ...] = ("one", "one", "one", "pair", "list", "also")
 
     def pick(self, options: Any) -> Any:
         return self.draw(st.sampled_from(options))
@@ -139,6 +140,12 @@ class Draft:
         stage |= self.times(value)
         self.stages[name], self.values[name] = stage, value
 
+    def add_likeness(self, name: str, first: str) -> None:
+        """Adds a stage that gives a batch of the same samples with other columns."""
+        component, value = self.worker(), self.values[first]
+        self.stages[name] = {"call": f"{component}.take", "in": first, "dispatch": {"allow_empty": True}}
+        self.values[name] = replace(value, columns=frozenset({component}), passed=(*value.passed, name))
+
     def inputs(self, first: str) -> tuple[Any, str, Value]:
         """What a stage takes, the method where only one fits, and the value of the first input."""
         value = self.values[first]
@@ -148,7 +155,7 @@ class Draft:
         ]
         apart = [n for n in alike if not self.values[n].columns & value.columns]
         others = [n for n in at_times if self.values[n].kind in ("numbers", "list")]
-        kind = self.pick(["one", "one", "one", "pair", "list", "also"])
+        kind = self.pick(self.input_kinds)
         if kind == "list" and apart:
             second = self.pick(apart)
             return (
@@ -198,8 +205,12 @@ class Draft:
         return stage
 
     def has_same_layout(self, stage: str, component: str) -> bool:
-        made = self.components[self.stages[stage]["call"].split(".")[0]]
-        own, plain = self.components[component], {"execute", "collect"}.isdisjoint(self.stages[stage])
+        return self.is_like(self.stages[stage], component)
+
+    def is_like(self, stage: dict[str, Any], component: str) -> bool:
+        """Whether samples of a stage can go home to a component."""
+        made = self.components[stage["call"].split(".")[0]]
+        own, plain = self.components[component], {"execute", "collect"}.isdisjoint(stage)
         return plain and (made["group"], made.get("parallel")) == (own["group"], own.get("parallel"))
 
     def times(self, value: Value) -> dict[str, Any]:

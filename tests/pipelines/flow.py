@@ -30,8 +30,10 @@ class Input:
 
 
 def inputs_of(stage: Mapping[str, Any]) -> list[Input]:
-    """The parameters of a stage, in written order."""
+    """The parameters of a stage, in written order. In a block, shares may be empty."""
     given, own = stage.get("in"), dispatch_of(stage.get("dispatch"))
+    if "block" in stage:
+        own = {**own, "allow_empty": True}
     if not isinstance(given, dict):
         return [Input(names_of(given), own)] if given else []
     found = []

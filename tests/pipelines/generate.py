@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.pipelines.block_draft import add_block
 from tests.pipelines.draft import Draft
 from tests.pipelines.sources import Sources
 
@@ -41,8 +42,11 @@ def scenarios(draw: st.DrawFn, max_workers: int = 8) -> Scenario:
     draft.saves = draft.one_in(2)
     draft.add_source("s0")
     for number in range(1, draw(st.integers(2, 8))):
-        kind = draft.pick(["source", "call", "call", "call", "call", "tick", "sync"])
-        getattr(draft, f"add_{kind}")(f"s{number}")
+        kind = draft.pick(["source", "call", "call", "call", "call", "tick", "sync", "block"])
+        if kind == "block":
+            add_block(draft, f"s{number}")
+        else:
+            getattr(draft, f"add_{kind}")(f"s{number}")
     names = draft.draw(st.permutations(list(draft.stages))) if draft.one_in(4) else list(draft.stages)
     stop_at = draft.draw(st.integers(1, 3)) if draft.one_in(6) and not streams(draft) else 0
     if stop_at:

@@ -9,11 +9,12 @@ called with which samples. It uses nothing of meshctl. Two things are open to a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.pipelines.blocks import flat, unit_of, with_full_names
 from tests.pipelines.calls import Called, Calls, Job, Worker
 from tests.pipelines.flow import inputs_of
 from tests.pipelines.shares import Fault
@@ -56,10 +57,11 @@ class Model:
         self, recipe: Mapping[str, Any], seen: Mapping[Worker, Sequence[Called]], stopped: int = ENDLESS
     ) -> None:
         """`stopped` is the last step of the run where `self.stop` may have ended it."""
-        self._job, self._stages = Job.of(recipe), in_order(recipe["pipeline"])
+        self._job, self._units = Job.of(recipe), in_order(with_full_names(recipe["pipeline"]))
+        self._stages = dict(flat(self._units))
         self._steps = recipe["run"].get("steps", ENDLESS)
         self._checkpoint, self._stopped = recipe["run"].get("checkpoint"), stopped
-        self._sources = Sources(self._stages, recipe["components"], recipe["run"].get("epochs", 1))
+        self._sources = Sources(self._units, recipe["components"], recipe["run"].get("epochs", 1))
         self._calls = Calls(self._job, self._stages, self._sources, seen)
         self._sent = {
             name: list[tuple[int, int]]() for name, stage in self._stages.items() if "sync" in stage
@@ -68,7 +70,7 @@ class Model:
         self._held: dict[str, tuple[int, int]] = {}
         """Sync -> the step and the weights that were sent last."""
         self._ran, self._saves = set[str](), True
-        """The stages of the last step, and whether it ended with a checkpoint."""
+        """The stages and blocks of the last step, and whether it ended with a checkpoint."""
         self._saved: list[Saved] = []
 
     def run(self, start: Saved | None = None) -> Expected:
@@ -87,7 +89,7 @@ class Model:
         while step < last:
             if ended := self._sources.ended(step + 1):
                 reasons = frozenset(map(data_ended, ended))
-                may_fail = self._fails_without(set(ended), step + 1)
+                may_fail = self._fails_without(set(ended), step + 1, last)
                 before_end = {worker: len(calls) for worker, calls in self._job.called.items()}
                 break
             step += 1
@@ -116,7 +118,7 @@ class Model:
         is_end = is_last and not self._sources.are_open_ended
         times = {"start": step == 1, "checkpoint": self._saves, "end": is_end}
         self._ran = set()
-        for name, stage in self._stages.items():
+        for name, stage in self._units.items():
             is_due = times[stage["when"]] if "when" in stage else step % stage.get("every", 1) == 0
             if is_due and self._ran.issuperset(taken(stage)):
                 self._ran.add(name)
@@ -126,16 +128,17 @@ class Model:
         if self._saves:
             self._save(step)
 
-    def _fails_without(self, ended: set[str], step: int) -> bool:
-        """Whether a stage fails that takes nothing of the streams that ended."""
+    def _fails_without(self, ended: set[str], step: int, last: int) -> bool:
+        """Whether a stage fails that takes nothing of the streams that ended. `last` is the planned last step."""
         copy, gone = deepcopy(self), set(ended)
-        for name, stage in self._stages.items():
+        copy._calls.seen = {}  # some workers have begun these steps, others have not
+        for name, stage in self._units.items():
             if name in gone or taken(stage) & gone:
                 gone.add(name)
-                del copy._stages[name]
+                del copy._units[name]
         try:
-            for late in range(step, step + STEPS_AHEAD):
-                copy._step(late, is_last=False)
+            for late in range(step, min(step + STEPS_AHEAD, last + 1)):
+                copy._step(late, is_last=late == last)
         except Fault:
             return True
         return False
@@ -145,7 +148,7 @@ class Model:
         saves = self._checkpoint is not None and not has_saved
         times = {"start": False, "checkpoint": saves, "end": True}
         late = set[str]()
-        for name, stage in self._stages.items():
+        for name, stage in self._units.items():
             is_due = step % stage.get("every", 1) == 0 and not late.isdisjoint(taken(stage))
             if "when" in stage:
                 is_due = times[stage["when"]]
@@ -156,8 +159,10 @@ class Model:
             self._save(step)
 
     def _run(self, name: str, step: int) -> None:
-        stage = self._stages[name]
-        if "sync" in stage:
+        stage = self._units[name]
+        if "repeat" in stage:
+            self._calls.run_block(stage, step)
+        elif "sync" in stage:
             self._send(name, step)
             self._load(name, step - lag(stage))
         else:
@@ -202,16 +207,29 @@ def lag(sync: Mapping[str, Any]) -> int:
     return int(sync.get("max_staleness", late) - late)
 
 
-def taken(stage: Mapping[str, Any]) -> set[str]:
-    """The stages whose values a stage takes."""
+def taken(unit: Mapping[str, Any]) -> set[str]:
+    """The stages and blocks whose values a stage or a block takes."""
+    if "repeat" not in unit:
+        return set(map(unit_of, named(unit)))
+    inside = unit["stages"]
+    found = set().union(*(named(stage) for stage in inside.values()), {unit["repeat"].get("over", "")})
+    return set(map(unit_of, found - set(inside) - {""}))
+
+
+def named(stage: Mapping[str, Any]) -> set[str]:
+    """The stages whose values a stage takes, by their full names."""
     return {name for given in inputs_of(stage) for name in given.stages}
 
 
-def in_order(pipeline: Stages) -> dict[str, Mapping[str, Any]]:
-    """The stages in written order, except that each comes after those that it takes or names in `after`."""
+def in_order(
+    pipeline: Stages, inputs: Callable[[Mapping[str, Any]], set[str]] = taken
+) -> dict[str, Mapping[str, Any]]:
+    """The stages and blocks in written order, except that each comes after those that it takes or names in
+    `after`. So do the stages inside a block."""
     left, placed = dict(pipeline), dict[str, Mapping[str, Any]]()
     while left:
-        after = {name: taken(stage) | set(stage.get("after", [])) for name, stage in left.items()}
+        after = {name: inputs(unit) | set(unit.get("after", [])) for name, unit in left.items()}
         name = next(name for name in left if after[name].isdisjoint(left))
-        placed[name] = left.pop(name)
+        unit = left.pop(name)
+        placed[name] = {**unit, "stages": in_order(unit["stages"], named)} if "repeat" in unit else unit
     return placed

@@ -76,7 +76,7 @@ def in_memory(plan: Plan, start: Saved | None = None) -> Ran:
         workers[step] += 1
         for name, component in own.components.items():
             if component.rank == 0:
-                sources = [s.name for s in plan.stages if s.is_source and s.component == name]
+                sources = [stage.name for stage in plan.sources if stage.component == name]
                 checkpoint.given.update({source: given[source] for source in sources})
                 if isinstance(component, Trainer):
                     checkpoint.calls[name] = int(component.state_dict()["calls"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from tests.pipelines.shares import Rows, Sample, even
 
 ENDLESS = 10**9
 Stages = Mapping[str, Mapping[str, Any]]
+Given = dict[int, tuple[range, Rows]]
+"""Rank -> the numbers with which a source is called, and the samples that it returns."""
 
 
 def is_source(stage: Mapping[str, Any]) -> bool:
@@ -57,25 +60,16 @@ class Sources:
             if step % self._stages[name].get("every", 1) == 0 and self.given[name] >= self._stop(name)
         ]
 
-    def next(self, name: str, producers: list[int]) -> dict[int, tuple[range, Rows]]:
-        """Rank -> the numbers with which it is called, and the samples that it returns."""
+    def next(self, name: str, producers: Sequence[int]) -> Given:
         start, length = self.given[name], self._length(name)
         stop = start + self._stages[name]["samples"]
         if length is not None and name in self.bounding:
             stop = min(stop, length)  # others run on past their length
         self.given[name] = stop
-        numbers = [
-            range(start + span.start, start + span.stop) for span in even(stop - start, len(producers))
-        ]
-        return {
-            rank: (numbers[index], Rows(tuple(Sample((n,)) for n in numbers[index] if n < self._stop(name))))
-            for index, rank in enumerate(producers)
-        }
+        return divided(range(start, stop), producers, self._stop(name))
 
     def _component(self, name: str) -> tuple[str, Mapping[str, Any]]:
-        """The class and the arguments of a source's component."""
-        component = self._components[self._stages[name]["call"].split(".")[0]]
-        return component["_target_"].split(".")[-1], component["args"]
+        return component_of(self._stages[name], self._components)
 
     def _length(self, name: str) -> int | None:
         """The number of samples that a source announces for the whole run."""
@@ -86,3 +80,30 @@ class Sources:
         """The number of the first sample that a stream does not have."""
         kind, args = self._component(name)
         return int(args["length"]) if kind == "Stream" else ENDLESS
+
+
+def component_of(stage: Mapping[str, Any], components: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The class and the arguments of a source's component."""
+    component = components[stage["call"].split(".")[0]]
+    return component["_target_"].split(".")[-1], component["args"]
+
+
+def passes_of(
+    stage: Mapping[str, Any], components: Mapping[str, Any], producers: Sequence[int]
+) -> Iterator[Given]:
+    """What the source of a block gives in each pass. The first pass without samples is the end."""
+    kind, args = component_of(stage, components)
+    end = args["length"] if kind == "Sized" else ENDLESS
+    for start in count(0, stage["samples"]):
+        numbers = range(min(start, end), min(start + stage["samples"], end))
+        yield divided(numbers, producers, args["length"])
+
+
+def divided(numbers: range, producers: Sequence[int], stop: int) -> Given:
+    """Divides the numbers of a call. There are samples below `stop`."""
+    spans = even(len(numbers), len(producers))
+    shares = {rank: numbers[span.start : span.stop] for rank, span in zip(producers, spans, strict=True)}
+    return {
+        rank: (share, Rows(tuple(Sample((number,)) for number in share if number < stop)))
+        for rank, share in shares.items()
+    }

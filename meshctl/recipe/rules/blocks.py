@@ -82,7 +82,7 @@ def over_gives_samples(facts: Facts) -> Iterator[Diagnostic]:
             message = f"`{block.over}` is a sync, which has no samples"
         elif stage is not None and facts.is_valid("pipeline", block.over):
             mode = COLLECT.get(facts.modes[block.over].collect)
-            if stage.is_without_data or (mode and not mode.is_batch):
+            if stage.is_without_data or (mode and not (mode.is_batch or mode.is_first)):
                 message = f"`{block.over}` has no batch that block `{block.name}` can cut into minibatches"
         if message:
             yield Diagnostic(

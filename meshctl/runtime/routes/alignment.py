@@ -60,7 +60,7 @@ def aligned(
     extra = {id for ids in held.ids.values() for id in ids} - everybody
     if extra and not may_have_more:
         raise RouteError(f"sample {sample_name(min(extra))} is missing in the first input")
-    if all(set(held.ids[each]) == set(wanted.ids[each]) for each in wanted.ids):
+    if all(set(wanted.ids[each]) <= set(held.ids[each]) for each in wanted.ids):
         return ordered(batch, held.ids[rank], wanted.ids[rank])
     return realign(batch, held.ids, wanted.ids)
 
@@ -71,3 +71,15 @@ def ordered(batch: Batch, held: Sequence[Id], wanted: Sequence[Id]) -> Batch:
         return batch
     rows = {id: row for row, id in enumerate(held)}
     return batch.take([rows[id] for id in wanted])
+
+
+def selected(batch: Batch, wanted: Assignment) -> Batch:
+    """Returns the rows of a whole batch that any rank has in `wanted`, in sample order. Raises `RouteError`
+    for a sample that the batch does not have."""
+    held = [tuple(id) for id in batch.ids.tolist()]
+    ids = sorted({id for some in wanted.ids.values() for id in some})
+    if missing := set(ids).difference(held):
+        raise RouteError(f"sample {sample_name(min(missing))} is missing in the second input")
+    whole = ordered(batch, held, ids)
+    whole.most = len(ids)
+    return whole

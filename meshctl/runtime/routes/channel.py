@@ -85,6 +85,9 @@ class _Message(NamedTuple):
 class Channel:
     """A worker's end of one data route; the same object sends and receives where a component feeds itself."""
 
+    may_have_more = False
+    """Whether a batch may have samples that the leading input of the call does not have."""
+
     def __init__(self, context: RouteContext) -> None:
         self.route = context.route
         self.bytes_sent = 0

@@ -28,7 +28,7 @@ class HeldInput:
 
     def __init__(self, channel: Channel, *, may_have_more: bool = False) -> None:
         """`may_have_more` is whether a batch may have samples that the minibatch of a pass does not have."""
-        self._channel, self._may_have_more = channel, may_have_more
+        self._channel, self.may_have_more = channel, may_have_more
         self._received: Received | None = None
 
     @property
@@ -62,7 +62,7 @@ class HeldInput:
         return self._channel.assignment(received)
 
     def aligned(self, received: Received, wanted: Assignment) -> Batch:
-        return self._channel.aligned(received, wanted, may_have_more=self._may_have_more)
+        return self._channel.aligned(received, wanted, may_have_more=self.may_have_more)
 
 
 class MinibatchInput(HeldInput):

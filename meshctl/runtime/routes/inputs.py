@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from meshctl.runtime.batch.batch import Batch
-from meshctl.runtime.routes.alignment import Assignment
+from meshctl.runtime.routes.alignment import Assignment, selected
 from meshctl.runtime.routes.end import END, Received
 from meshctl.topology.modes import Route
 from meshctl.topology.samples import RouteError
@@ -20,6 +20,11 @@ class InputEnd(Protocol):
     def route(self) -> Route: ...
     @property
     def cuts_samples(self) -> bool: ...
+    @property
+    def may_have_more(self) -> bool:
+        """Whether a batch may have samples that the leading input does not have."""
+        ...
+
     def receive(self, step: int) -> Received: ...
     def assignment(self, received: Received) -> Assignment: ...
     def aligned(self, received: Received, wanted: Assignment) -> Batch: ...
@@ -124,10 +129,14 @@ def _aligned(value: _Value, leading: _Value | None) -> Any:
     if leading is None or value is leading or not isinstance(batch, Batch):
         return batch
     first, own = leading.channel.route, value.channel.route
-    if leading.channel.cuts_samples and not value.channel.cuts_samples:
+    is_whole = leading.channel.cuts_samples and not value.channel.cuts_samples
+    if is_whole and not value.channel.may_have_more:
         return batch
     try:
-        batch = value.channel.aligned(value.received, leading.channel.assignment(leading.received))
+        wanted = leading.channel.assignment(leading.received)
+        if is_whole:
+            return selected(batch, wanted)
+        batch = value.channel.aligned(value.received, wanted)
     except RouteError as error:
         raise RouteError(
             f"`{first.source}` and `{own.source}` do not have the same samples: {error}"
