@@ -25,7 +25,25 @@ one sequence. The keys of `keep` are further columns, such as `desirable` for `k
 from meshctl.data.chat import Chat as Chat
 from meshctl.data.errors import DataError as DataError
 from meshctl.data.errors import RowError as RowError
+from meshctl.data.from_torch import FromDataLoader as FromDataLoader
+from meshctl.data.from_torch import FromDataset as FromDataset
+from meshctl.data.from_torch import FromIterable as FromIterable
 from meshctl.data.pairs import Pairs as Pairs
+from meshctl.data.streams import ChatStream as ChatStream
+from meshctl.data.streams import PairsStream as PairsStream
+from meshctl.data.streams import TextStream as TextStream
 from meshctl.data.text import Text as Text
 
-__all__ = ["Chat", "DataError", "Pairs", "RowError", "Text"]
+__all__ = [
+    "Chat",
+    "ChatStream",
+    "DataError",
+    "FromDataLoader",
+    "FromDataset",
+    "FromIterable",
+    "Pairs",
+    "PairsStream",
+    "RowError",
+    "Text",
+    "TextStream",
+]

@@ -35,7 +35,10 @@ class Encoder(ABC):
     def __init__(self, tokenizer: Tokenizer, learn: str, fields: Mapping[str, str]) -> None:
         if unknown := [name for name in fields if name not in self.FIELDS]:
             raise DataError(f"`fields` has no `{unknown[0]}`; this source reads {', '.join(self.FIELDS)}")
-        self._tokenizer, self._learn, self._fields = tokenizer, learn, fields
+        if learn and learn not in self.LEARN:
+            raise DataError(f"`learn: {learn}` is not one of {', '.join(self.LEARN)}")
+        self._tokenizer, self._fields = tokenizer, fields
+        self._learn = learn or self.LEARN[0]
 
     @abstractmethod
     def __call__(self, row: Row) -> Example:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshctl.data.encoders import IGNORED, Example
+from meshctl.data.encoders import IGNORED, Encoder, Example
 from meshctl.data.errors import DataError
 
 OVER_LENGTH = ("error", "truncate", "drop", "split")
@@ -53,3 +53,17 @@ def cut(example: Example, tokens: range) -> Example:
         if name.endswith("labels") and column:
             part[name] = [IGNORED, *column[1:]]
     return part
+
+
+def limit_of(encoder: type[Encoder], max_length: int | None, over_length: str, pack: bool) -> Limit:
+    """Returns the limit of these arguments. Raises `DataError` if the encoder does not support them."""
+    known = OVER_LENGTH if encoder.CAN_SPLIT else [one for one in OVER_LENGTH if one != "split"]
+    if over_length not in known:
+        raise DataError(f"`over_length: {over_length}` is not one of {', '.join(known)}")
+    if max_length is not None and max_length < 2:
+        raise DataError(f"`max_length` is at least 2, not {max_length}")
+    if pack and max_length is None:
+        raise DataError("`pack` needs `max_length`, the number of tokens of a row")
+    if pack and not encoder.CAN_PACK:
+        raise DataError("pairs are not packed: leave out `pack`")
+    return Limit(max_length, over_length)

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 from meshctl.data.encoders import Example
 
+PACKED = ("position_ids", "segment_ids")
+"""The columns that only packed rows have."""
+
 
 def packed(lengths: Sequence[int], size: int) -> list[list[int]]:
     """Returns rows of indices of `lengths`. The lengths of a row sum to at most `size`; none is greater."""

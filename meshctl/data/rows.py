@@ -141,22 +141,39 @@ def open_rows(path: str, split: str) -> Rows:
 
 
 def _opened(path: str, split: str) -> Rows:
+    if folder := saved_folder(path):
+        return tables.from_disk(folder, split)
+    if files := files_of(path):
+        return Concatenated([_file(file) for file in files])
+    check_hub_name(path)
+    return tables.from_hub(path, split)
+
+
+def saved_folder(path: str) -> Path | None:
+    """Returns the folder at a path if `datasets.save_to_disk` wrote it."""
+    place = next(_existing(path), None)
+    return place if place is not None and tables.is_saved_dataset(place) else None
+
+
+def files_of(path: str) -> list[Path]:
+    """Returns the file at a path, the data files of the folder there, or those that match a pattern; none if
+    nothing is there. Raises `DataError` for a folder without such files."""
     place = next(_existing(path), None)
     if place is None:
-        if files := next(_matching(path), []):
-            return Concatenated([_file(file) for file in files])
-        if tables.is_hub_name(path) and not _is_file_name(path):
-            return tables.from_hub(path, split)
+        return next(_matching(path), [])
+    if place.is_file():
+        return [place]
+    if not (files := sorted(file for file in place.iterdir() if file.suffix in READERS)):
+        raise DataError(f"the folder {place} has no {' or '.join(READERS)} file, and no saved dataset")
+    return files
+
+
+def check_hub_name(path: str) -> None:
+    """Raises `DataError` for a path that does not exist and is not a name of the hub."""
+    if Path(path).suffix in READERS or not tables.is_hub_name(path):
         raise DataError(
             f"no file {path!r} in the recipe's folder, the working directory, or where modules are found"
         )
-    if place.is_file():
-        return _file(place)
-    if tables.is_saved_dataset(place):
-        return tables.from_disk(place, split)
-    if not (files := sorted(file for file in place.iterdir() if file.suffix in READERS)):
-        raise DataError(f"the folder {place} has no {' or '.join(READERS)} file, and no saved dataset")
-    return Concatenated([_file(file) for file in files])
 
 
 def _existing(path: str) -> Iterator[Path]:
@@ -175,10 +192,6 @@ READERS: dict[str, Any] = {
     ".parquet": tables.from_parquet,
 }
 """Ending of a file -> the function that opens it."""
-
-
-def _is_file_name(path: str) -> bool:
-    return Path(path).suffix in READERS
 
 
 def _file(path: Path) -> Rows:

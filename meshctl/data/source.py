@@ -17,9 +17,9 @@ import torch
 from meshctl.data.columns import Kept, ragged
 from meshctl.data.encoders import Encoder, Example
 from meshctl.data.errors import DataError, RowError
-from meshctl.data.lengths import OVER_LENGTH, Limit, cut, length_of
+from meshctl.data.lengths import cut, length_of, limit_of
 from meshctl.data.order import Permutation
-from meshctl.data.packing import joined, packed
+from meshctl.data.packing import PACKED, joined, packed
 from meshctl.data.prefetch import Prefetch, results
 from meshctl.data.rows import open_rows, split_off
 from meshctl.data.tokenizer import Tokenizer
@@ -27,7 +27,6 @@ from meshctl.runtime.batch.batch import Batch, Column
 from meshctl.runtime.component import Component, endpoint
 from meshctl.topology.even_split import even_split
 
-PACKED = ("position_ids", "segment_ids")
 ROWS_AT_ONCE = 256
 """Number of rows whose lengths one call of a worker process finds."""
 
@@ -82,10 +81,8 @@ class Source(Component):
         workers: number of processes that prepare samples ahead; 0 prepares them in the call.
         """
         self._seed, self._shuffle, self._workers, self._pack = seed, shuffle, workers, pack
-        self._limit = _limit(self.ENCODER, max_length, over_length, pack)
-        self._encode = self.ENCODER(
-            Tokenizer(tokenizer, chat_template, template_args), _learn(self.ENCODER, learn), fields or {}
-        )
+        self._limit = limit_of(self.ENCODER, max_length, over_length, pack)
+        self._encode = self.ENCODER(Tokenizer(tokenizer, chat_template, template_args), learn, fields or {})
         self._rows = split_off(open_rows(path, split), holdout, held_out=held_out)
         if keep and (pack or self._limit.over_length == "split"):
             raise DataError("`keep` needs one sample for each row: leave out `pack` and `over_length: split`")
@@ -194,23 +191,3 @@ class Source(Component):
 
 def _chunks(rows: range) -> list[range]:
     return [rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE)]
-
-
-def _learn(encoder: type[Encoder], learn: str) -> str:
-    if learn and learn not in encoder.LEARN:
-        raise DataError(f"`learn: {learn}` is not one of {', '.join(encoder.LEARN)}")
-    return learn or encoder.LEARN[0]
-
-
-def _limit(encoder: type[Encoder], max_length: int | None, over_length: str, pack: bool) -> Limit:
-    """Raises `DataError` for values that the encoder does not support."""
-    known = OVER_LENGTH if encoder.CAN_SPLIT else [one for one in OVER_LENGTH if one != "split"]
-    if over_length not in known:
-        raise DataError(f"`over_length: {over_length}` is not one of {', '.join(known)}")
-    if max_length is not None and max_length < 2:
-        raise DataError(f"`max_length` is at least 2, not {max_length}")
-    if pack and max_length is None:
-        raise DataError("`pack` needs `max_length`, the number of tokens of a row")
-    if pack and not encoder.CAN_PACK:
-        raise DataError("pairs are not packed: leave out `pack`")
-    return Limit(max_length, over_length)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from meshctl.runtime.extras import extra
 
 MARKERS = ("dataset_info.json", "dataset_dict.json", "state.json")
 """The files of which each folder of `datasets.save_to_disk` has one."""
+ROWS_AT_ONCE = 256
+"""Number of rows of a parquet file that are in memory at once."""
 
 
 class Table:
@@ -32,7 +35,7 @@ class Table:
         return f"{self._name}, row {number}"
 
 
-class Streamed:
+class HubStream:
     """The rows of a `datasets.IterableDataset`, which can only be read in order."""
 
     def __init__(self, name: str, dataset: Any) -> None:
@@ -43,6 +46,41 @@ class Streamed:
         self._dataset.set_epoch(number)
         for count, row in enumerate(self._dataset):
             yield f"{self._name}, row {count} of epoch {number}", row
+
+
+class ParquetStream:
+    """The rows of parquet files, read in parts. With a `buffer` each row is drawn from the next so many."""
+
+    def __init__(self, files: Sequence[Path], seed: int, buffer: int) -> None:
+        self._files, self._seed, self._buffer = files, seed, buffer
+
+    def epoch(self, number: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yields the place and the content of each row, in the order of this epoch. Raises `DataError`."""
+        rows, held = self._in_order(), list[tuple[str, Mapping[str, Any]]]()
+        draw = random.Random(f"{self._seed} {number}")
+        for row in rows:
+            if len(held) < self._buffer:
+                held.append(row)
+            elif not self._buffer:
+                yield row
+            else:
+                index = draw.randrange(self._buffer)
+                held[index], row = row, held[index]
+                yield row
+        draw.shuffle(held)
+        yield from held
+
+    def _in_order(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        with extra("hf"):
+            import pyarrow
+            from pyarrow import parquet
+        for path in self._files:
+            try:
+                parts = parquet.ParquetFile(path).iter_batches(batch_size=ROWS_AT_ONCE)
+                rows = (row for part in parts for row in part.to_pylist())
+                yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows))
+            except (OSError, pyarrow.ArrowException) as error:
+                raise DataError(f"{path} cannot be read: {_first_line(error)}") from None
 
 
 def from_parquet(path: Path) -> Table:
@@ -85,24 +123,20 @@ def from_hub(name: str, split: str) -> Table:
     return Table(f"dataset {name}[{split}]", _loaded(name, split, streaming=False), is_arrow=False)
 
 
-def stream(path: str, files: list[str], split: str, *, seed: int, buffer: int) -> Streamed:
-    """Opens a stream of jsonl or parquet files, or where there are none of a dataset of the hub.
-
-    A `buffer` greater than 0 shuffles: each row is drawn from the next `buffer` ones. Raises `DataError`.
-    """
-    if files:
-        kind = "parquet" if files[0].endswith(".parquet") else "json"
-        dataset = _loaded(kind, "train", streaming=True, data_files=files)
-    else:
-        dataset = _loaded(path, split, streaming=True)
-    return Streamed(path, dataset.shuffle(seed=seed, buffer_size=buffer) if buffer else dataset)
+def hub_stream(name: str, split: str, *, seed: int, buffer: int) -> HubStream:
+    """Reads a dataset of the hub in order, without storing it. With a `buffer` each row is drawn from the
+    next so many. Raises `DataError`."""
+    dataset = _loaded(name, split, streaming=True)
+    return HubStream(
+        f"dataset {name}[{split}]", dataset.shuffle(seed=seed, buffer_size=buffer) if buffer else dataset
+    )
 
 
-def _loaded(name: str, split: str, *, streaming: bool, **options: Any) -> Any:
+def _loaded(name: str, split: str, *, streaming: bool) -> Any:
     with extra("hf"):
         import datasets
     try:
-        return datasets.load_dataset(name, split=split, streaming=streaming, **options)
+        return datasets.load_dataset(name, split=split, streaming=streaming)
     except Exception as error:  # the library raises what its readers and the hub raise
         raise DataError(f"dataset `{name}`, split `{split}`: {_first_line(error)}") from None
 

@@ -1,0 +1,204 @@
+"""A user's torch `Dataset`, `DataLoader` or iterable as a source.
+
+    {_target_: meshctl.data.FromDataset, group: train, args: {dataset: digits.Digits, options: {train: true}}}
+
+`dataset`, `loader` and `iterable` are dotted paths of a class or function of the user, which is called with
+`options`. An item is a mapping from column names to values, or a tuple whose names `columns` lists.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count, islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from meshctl.data.errors import DataError
+from meshctl.data.items import columns_of, maker, named
+from meshctl.data.order import Permutation
+from meshctl.data.prefetch import Prefetch
+from meshctl.runtime.batch.batch import Batch, Column
+from meshctl.runtime.component import Component, endpoint
+
+
+class FromDataset(Component):
+    """The items of a map-style `Dataset`, in an order of each epoch."""
+
+    def __init__(
+        self,
+        dataset: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        columns: Sequence[str] = (),
+        ragged: Sequence[str] = (),
+        shuffle: bool = True,
+        seed: int = 0,
+        workers: int = 0,
+    ) -> None:
+        """`ragged` names the columns whose rows differ in length; the tensors of others are stacked.
+        `workers` is the number of processes that read items ahead. Raises `DataError`."""
+        self._items = maker(dataset, options)()
+        if not hasattr(self._items, "__getitem__") or not hasattr(self._items, "__len__"):
+            raise DataError(f"{dataset} has no `__getitem__` and `__len__`: use meshctl.data.FromIterable")
+        if not len(self._items):
+            raise DataError(f"{dataset} has no items")
+        self._columns, self._ragged, self._shuffle, self._seed = columns, ragged, shuffle, seed
+        self._prefetch = Prefetch(self._read, workers)
+
+    def __len__(self) -> int:
+        """The number of samples of one epoch."""
+        return len(self._items)
+
+    @endpoint
+    def next(self, samples: range) -> Batch | None:
+        """Returns the items of these sample numbers, which continue across epochs."""
+        return Batch(self._prefetch(samples), ids=torch.tensor(samples, dtype=torch.int64))
+
+    def close(self) -> None:
+        self._prefetch.close()
+
+    def _read(self, samples: range) -> dict[str, Column]:
+        items = [self._items[self._index(number)] for number in samples]
+        return columns_of(items, self._columns, self._ragged) if items else self._empty()
+
+    def _empty(self) -> dict[str, Column]:
+        """Returns the columns of no samples, in the form of the first item."""
+        first = Batch(columns_of([self._items[0]], self._columns, self._ragged))
+        return dict(first.between(0, 0).columns)
+
+    def _index(self, number: int) -> int:
+        epoch, position = divmod(number, len(self))
+        return Permutation(len(self), self._seed, epoch)[position] if self._shuffle else position
+
+
+class FromDataLoader(Component):
+    """The items of a `DataLoader` of a map-style dataset, in the order of its sampler.
+
+    Its `collate_fn` makes the rows of a call, however many these are, and its `num_workers` processes read
+    ahead. Its `batch_size` is not used, since the stage's `samples` decides.
+    """
+
+    def __init__(
+        self,
+        loader: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        columns: Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:
+        """`seed` decides the order of a random sampler in each epoch. Raises `DataError`."""
+        made = maker(loader, options)()
+        if not isinstance(made, DataLoader):
+            raise DataError(f"{loader} returned a {type(made).__name__}, not a DataLoader")
+        self._loader, self._seed, self._columns = made, seed, columns
+        if isinstance(made.dataset, IterableDataset):
+            raise DataError(f"the dataset of {loader} has no index: use meshctl.data.FromIterable")
+        if isinstance(made.sampler, DistributedSampler):
+            raise DataError(
+                f"the DistributedSampler of {loader} divides the samples among ranks, which the run does "
+                "already: leave it out"
+            )
+        self._sampler: Iterable[Any] = made.sampler if made.batch_sampler is None else made.batch_sampler
+        self._order: tuple[int, list[int]] = (0, self._order_of(0))
+        self._length = len(self._order[1])
+        self._prefetch = Prefetch(self._read, made.num_workers)
+
+    def __len__(self) -> int:
+        """The number of samples of one epoch."""
+        return self._length
+
+    @endpoint
+    def next(self, samples: range) -> Batch | None:
+        """Returns the items of these sample numbers, which continue across epochs."""
+        return Batch(self._prefetch(samples), ids=torch.tensor(samples, dtype=torch.int64))
+
+    def close(self) -> None:
+        self._prefetch.close()
+
+    def _read(self, samples: range) -> dict[str, Column]:
+        if not samples:
+            first = Batch(self._collated([self._index(0)]))
+            return dict(first.between(0, 0).columns)
+        return self._collated([self._index(number) for number in samples])
+
+    def _collated(self, indices: Sequence[int]) -> dict[str, Column]:
+        rows = self._loader.collate_fn([self._loader.dataset[index] for index in indices])
+        found = named(rows, self._columns)
+        for name, column in found.items():
+            if not hasattr(column, "__len__") or len(column) != len(indices):
+                raise DataError(
+                    f"`{name}` of the collate_fn has not one row for each of {len(indices)} items"
+                )
+        return found
+
+    def _index(self, number: int) -> int:
+        epoch, position = divmod(number, self._length)
+        if self._order[0] != epoch:
+            self._order = (epoch, self._order_of(epoch))
+            if len(self._order[1]) != self._length:
+                counts = f"{len(self._order[1])} items in epoch {epoch}, {self._length} in the first"
+                raise DataError(f"the sampler gave {counts}")
+        return self._order[1][position]
+
+    def _order_of(self, epoch: int) -> list[int]:
+        """Returns the indices of the sampler in an epoch, equal on all ranks."""
+        seed = random.Random(f"{self._seed} {epoch}").getrandbits(63)
+        inner = getattr(self._sampler, "sampler", self._sampler)
+        for generator in {
+            id(one): one for one in (self._loader.generator, getattr(inner, "generator", None))
+        }.values():
+            if generator is not None:
+                generator.manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            found = list(self._sampler)
+        is_batched = self._loader.batch_sampler is not None
+        return [index for batch in found for index in batch] if is_batched else found
+
+
+class FromIterable(Component):
+    """The items of an `IterableDataset`, a generator function or another iterable, in their order.
+
+    Every rank iterates over all items and keeps its own. A resumed run iterates over those before it again.
+    """
+
+    def __init__(
+        self,
+        iterable: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        columns: Sequence[str] = (),
+        ragged: Sequence[str] = (),
+        repeat: bool = False,
+    ) -> None:
+        """With `repeat` the iterable is made again at its end; otherwise the run ends with it. Raises
+        `DataError`."""
+        self._path, self._make, self._repeat = iterable, maker(iterable, options), repeat
+        self._columns, self._ragged = columns, ragged
+        self._position, self._items = 0, self._all_items()
+
+    @endpoint
+    def next(self, samples: range) -> Batch | None:
+        """Returns the items of these sample numbers: fewer at the end, and None after it."""
+        if samples.start < self._position:
+            self._position, self._items = 0, self._all_items()
+        for _ in islice(self._items, samples.start - self._position):
+            pass
+        self._position = samples.stop
+        items = list(islice(self._items, len(samples)))
+        if not items:
+            return None
+        ids = torch.arange(samples.start, samples.start + len(items))
+        return Batch(columns_of(items, self._columns, self._ragged), ids=ids)
+
+    def _all_items(self) -> Iterator[Any]:
+        for epoch in count() if self._repeat else range(1):
+            is_empty = True
+            for item in self._make():
+                is_empty = False
+                yield item
+            if is_empty:
+                raise DataError(f"{self._path} has no items in epoch {epoch}")

@@ -1,0 +1,216 @@
+"""Sources whose rows are read in order, without an index: `ChatStream`, `TextStream` and `PairsStream`.
+
+A stream has no length, so `run.steps` or the end of the stream ends the run. Every rank reads all rows and
+encodes its own samples; where the number of samples depends on their lengths (`pack`, `over_length: drop` and
+`split`) it encodes all. A sample follows from its number. A resumed run reads the rows before it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from meshctl.data import tables
+from meshctl.data.columns import Kept, ragged
+from meshctl.data.encoders import ChatEncoder, Encoder, Example, PairsEncoder, TextEncoder
+from meshctl.data.errors import DataError, RowError
+from meshctl.data.lengths import cut, length_of, limit_of
+from meshctl.data.order import Permutation
+from meshctl.data.packing import PACKED, joined, packed
+from meshctl.data.prefetch import Prefetch
+from meshctl.data.rows import Row, Rows, check_hub_name, files_of, open_rows, saved_folder
+from meshctl.data.tokenizer import Tokenizer
+from meshctl.runtime.batch.batch import Batch, Column
+from meshctl.runtime.component import Component, endpoint
+
+WINDOW = 512
+"""Number of parts of rows that are packed together."""
+
+
+class RowStream(Protocol):
+    """Rows in order."""
+
+    def epoch(self, number: int) -> Iterator[tuple[str, Row]]:
+        """Yields the place and the content of each row, in the order of this epoch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Rows of local files as a stream."""
+
+    rows: Rows
+    shuffle: bool
+    seed: int
+
+    def epoch(self, number: int) -> Iterator[tuple[str, Row]]:
+        size = len(self.rows)
+        for index in Permutation(size, self.seed, number) if self.shuffle else range(size):
+            yield self.rows.place(index), self.rows[index]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample of a stream: a row, or examples that were encoded already."""
+
+    place: str
+    row: Row
+    example: Example | None = None
+
+
+class Stream(Component):
+    """Reads examples from rows in order. A subclass states its encoder."""
+
+    ENCODER: ClassVar[type[Encoder]]
+
+    def __init__(
+        self,
+        path: str,
+        tokenizer: str,
+        *,
+        split: str = "train",
+        fields: Mapping[str, str] | None = None,
+        keep: Sequence[str] = (),
+        learn: str = "",
+        max_length: int | None = None,
+        over_length: str = "error",
+        pack: bool = False,
+        shuffle: bool = True,
+        buffer: int = 1000,
+        seed: int = 0,
+        repeat: bool = False,
+        chat_template: str = "",
+        template_args: Mapping[str, Any] | None = None,
+        workers: int = 0,
+    ) -> None:
+        """The arguments are those of `Source`, except these two. Raises `DataError`.
+
+        buffer: number of rows from which the next one is drawn if `shuffle` is on. Rows of jsonl files and
+            saved datasets have an index, so they are shuffled as a whole.
+        repeat: whether the stream begins again at its end; otherwise the run ends with it.
+        """
+        self._repeat, self._pack = repeat, pack
+        self._limit = limit_of(self.ENCODER, max_length, over_length, pack)
+        self._encode = self.ENCODER(Tokenizer(tokenizer, chat_template, template_args), learn, fields or {})
+        if keep and (pack or over_length == "split"):
+            raise DataError("`keep` needs one sample for each row: leave out `pack` and `over_length: split`")
+        self._rows = _open_stream(path, split, shuffle=shuffle, seed=seed, buffer=buffer)
+        first = next(self._rows.epoch(0), None)
+        if first is None:
+            raise DataError(f"{path} has no rows")
+        self._kept = [Kept.of(name, first[1]) for name in keep]
+        self._position, self._samples = 0, self._all_samples()
+        self._prefetch = Prefetch(self._columns, workers)
+
+    @endpoint
+    def next(self, samples: range) -> Batch | None:
+        """Returns the samples of these numbers: fewer at the end of the stream, and None after it."""
+        columns = self._prefetch(samples)
+        if columns is None:
+            return None
+        batch = Batch(columns)
+        return Batch(columns, ids=torch.arange(samples.start, samples.start + len(batch)))
+
+    def close(self) -> None:
+        self._prefetch.close()
+
+    def _columns(self, samples: range) -> dict[str, Column] | None:
+        found = self._read(samples)
+        if samples and not found:
+            return None
+        names = (*self.ENCODER.COLUMNS, *(PACKED if self._pack else ()))
+        columns = ragged([self._example(sample) for sample in found], names)
+        for kept in self._kept:
+            columns[kept.name] = kept.column([self._kept_value(kept, sample) for sample in found])
+        return columns
+
+    def _read(self, samples: range) -> list[Sample]:
+        """Returns the samples of these numbers. Reads from the first row again if they were read already."""
+        if samples.start < self._position:
+            self._position, self._samples = 0, self._all_samples()
+        for _ in islice(self._samples, samples.start - self._position):
+            pass
+        found = list(islice(self._samples, len(samples)))
+        self._position = samples.stop
+        return found
+
+    def _all_samples(self) -> Iterator[Sample]:
+        for epoch in count() if self._repeat else range(1):
+            rows = self._rows.epoch(epoch)
+            if self._pack or self._limit.changes_count:
+                yield from self._encoded(rows)
+            else:
+                yield from (Sample(place, row) for place, row in rows)
+
+    def _encoded(self, rows: Iterator[tuple[str, Row]]) -> Iterator[Sample]:
+        parts = self._parts(rows)
+        if not self._pack or self._limit.size is None:
+            yield from parts
+            return
+        while window := list(islice(parts, WINDOW)):
+            examples = [part.example for part in window if part.example is not None]
+            for pack in packed(list(map(length_of, examples)), self._limit.size):
+                first = window[pack[0]]
+                yield Sample(first.place, first.row, joined([examples[index] for index in pack]))
+
+    def _parts(self, rows: Iterator[tuple[str, Row]]) -> Iterator[Sample]:
+        for place, row in rows:
+            example = self._encoded_row(place, row)
+            try:
+                pieces = self._limit.pieces(length_of(example))
+            except DataError as error:
+                raise RowError(place, str(error)) from None
+            yield from (Sample(place, row, cut(example, tokens)) for tokens in pieces)
+
+    def _example(self, sample: Sample) -> Example:
+        if sample.example is not None:
+            return sample.example
+        [only] = self._parts(iter([(sample.place, sample.row)]))
+        return only.example or {}
+
+    def _encoded_row(self, place: str, row: Row) -> Example:
+        try:
+            return self._encode(row)
+        except DataError as error:
+            raise RowError(place, str(error)) from None
+
+    def _kept_value(self, kept: Kept, sample: Sample) -> Any:
+        try:
+            return kept.value(sample.row)
+        except DataError as error:
+            raise RowError(sample.place, str(error)) from None
+
+
+class ChatStream(Stream):
+    """Reads the rows of `Chat` in order."""
+
+    ENCODER = ChatEncoder
+
+
+class TextStream(Stream):
+    """Reads the rows of `Text` in order."""
+
+    ENCODER = TextEncoder
+
+
+class PairsStream(Stream):
+    """Reads the rows of `Pairs` in order."""
+
+    ENCODER = PairsEncoder
+
+
+def _open_stream(path: str, split: str, *, shuffle: bool, seed: int, buffer: int) -> RowStream:
+    window = buffer if shuffle else 0
+    if saved_folder(path):
+        return Shuffled(open_rows(path, split), shuffle, seed)
+    files = files_of(path)
+    if files and all(file.suffix == ".parquet" for file in files):
+        return tables.ParquetStream(files, seed, window)
+    if files:
+        return Shuffled(open_rows(path, split), shuffle, seed)
+    check_hub_name(path)
+    return tables.hub_stream(path, split, seed=seed, buffer=window)
