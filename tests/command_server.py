@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Mapping
 from functools import cache
@@ -58,6 +59,7 @@ class CommandServer:
             text=True,
             start_new_session=True,
         )
+        self._lock = threading.Lock()
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -74,7 +76,8 @@ class CommandServer:
                 "program": program,
                 "files": [os.devnull, *map(str, files)],
             }
-            code = self._answer(json.dumps(request))
+            with self._lock:
+                code = self._answer(json.dumps(request))
             out, err = (file.read_text(encoding="utf-8", errors="replace") for file in files)
         return subprocess.CompletedProcess(words, code, out, err)
 

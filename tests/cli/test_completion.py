@@ -25,6 +25,7 @@ from meshctl.cli.completion.words import candidates
 from meshctl.diagnostics.codes import codes
 from meshctl.recipe.compose.composition import compose
 from meshctl.recipe.compose.folders import config_folders
+from tests.examples import examples
 
 RECIPE = """\
 defaults:
@@ -338,11 +339,13 @@ def every(word: str = "") -> Iterator[str]:
             yield one.text
 
 
+@pytest.mark.hypothesis
 def test_what_is_proposed_is_accepted(place: Path) -> None:
-    """Every candidate is an existing key, option or package."""
+    """Every candidate is an existing key, option or package. A third of them is tried, and all in the nightly
+    tests."""
     proposed = list(every())
     assert len(proposed) > 100
-    for text in proposed:
+    for text in proposed[:: examples(3, 1)]:
         found = compose(place / "grpo.yaml", [text], place, config_folders(place, ())).found
         assert not [one for one in found if one.primary and one.primary.file.startswith("override")], (
             text,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tests.examples import examples
 from tests.pipelines.check import check_in_processes
 from tests.pipelines.generate import Scenario, scenarios
 from tests.pipelines.launcher import Launcher
@@ -29,7 +30,7 @@ def launcher(folder: Path) -> Iterator[Launcher]:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(8, 20), suppress_health_check=list(HealthCheck))
 @given(scenarios(MAX_WORKERS))
 def test_random_pipelines_do_what_the_model_does(
     launcher: Launcher, folder: Path, scenario: Scenario

@@ -49,7 +49,7 @@ def test_any_bytes_end_in_a_report(folder: Path, recipe: bytes) -> None:
 
 
 @settings(
-    max_examples=examples(80, 2000),
+    max_examples=examples(30, 2000),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     deadline=None,
 )
