@@ -1,0 +1,360 @@
+"""`hf.Model`: a model of transformers on its component's mesh.
+
+    actor: {_target_: meshctl.hf.Model, group: train, parallel: {fsdp_size: 4, tp_size: 2},
+            args: {model: Qwen/Qwen3-8B, lr: 1e-5, lora: {r: 16}}}
+
+One class is actor, critic, reference, reward model, teacher and student. A subclass may override `build`,
+`forward` and `loss`; everything else follows from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from meshctl.hf import columns, micro_batches, peft_api, transformers_api, weights
+from meshctl.hf.building import Build, build
+from meshctl.hf.errors import ModelError
+from meshctl.hf.optimizer import load_state, make_lr_schedule, make_optimizer, state_of
+from meshctl.hf.outputs import REF, SIDES, Outputs, output_of, prefixes_of
+from meshctl.hf.peft_api import Lora
+from meshctl.hf.sharding import whole_tensors
+from meshctl.hf.texts import Texts, joined, texts_of
+from meshctl.hf.training import Sums, Trainer
+from meshctl.hf.transformers_api import HEADS, Sizes
+from meshctl.losses import Loss, LossSum, find
+from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.component import Component, endpoint
+
+MAX_IDS_SHOWN = 5
+"""Samples that a message about a loss lists."""
+
+
+class Model(Component):
+    """A model with the endpoints of all roles in training."""
+
+    MODEL = "args.model"
+    LAYOUTS: ClassVar = {"dims": ("dp", "fsdp", "tp")}
+
+    def __init__(
+        self,
+        model: str | Mapping[str, Any],
+        *,
+        head: str = "lm",
+        config: Mapping[str, Any] | None = None,
+        dtype: str = "float32",
+        compute_dtype: str | None = None,
+        attention: str | None = None,
+        experts: str | None = None,
+        lora: Mapping[str, Any] | None = None,
+        loss: str = "cross_entropy",
+        loss_options: Mapping[str, Any] | None = None,
+        optimizer: str = "AdamW",
+        lr: float = 1e-5,
+        optimizer_options: Mapping[str, Any] | None = None,
+        schedule: Mapping[str, Any] | None = None,
+        clip: float | None = 1.0,
+        micro_batch: int | None = None,
+        micro_batch_tokens: int | None = None,
+        skip_nonfinite: bool = False,
+        activation_checkpointing: bool = False,
+        compile: bool | Mapping[str, Any] = False,
+    ) -> None:
+        """`model` is a folder, a name of the hub, or a config with `model_type`, for random weights. `head`
+        is `lm`, or `score` for a critic or a reward model. `config` replaces values of the model's config.
+
+        `dtype` is that of the stored weights, and `compute_dtype: bfloat16` that of forward and backward
+        passes. `attention` and `experts` choose transformers' implementations. `lora` has the keys `r`,
+        `alpha`, `target` and `dropout`.
+
+        `loss` is a name of `meshctl.losses` or a function's dotted path. `optimizer` is a class of
+        `torch.optim`, and `schedule` has the keys `name`, `warmup` and `steps` of transformers. `clip` is the
+        largest norm of a gradient. An update accumulates gradients over parts of at most `micro_batch`
+        samples or `micro_batch_tokens` tokens. With `skip_nonfinite`, a step whose gradient is not finite is
+        left out and counted; without it, it ends the run.
+        """
+        if head not in HEADS:
+            raise ModelError(f"`head` is {' or '.join(HEADS)}, not `{head}`")
+        if micro_batch and micro_batch_tokens:
+            raise ModelError("`micro_batch` and `micro_batch_tokens` exclude each other")
+        self.model, self.head, self.config = model, head, dict(config or {})
+        self.dtype = _dtype(dtype)
+        self.compute_dtype = _dtype(compute_dtype) if compute_dtype else None
+        if self.compute_dtype not in (None, torch.bfloat16):
+            raise ModelError("`compute_dtype` is bfloat16, or left out")
+        self.attention, self.experts = attention, experts
+        self.lora = Lora.of(lora) if lora else None
+        self.loss_function: Loss = find(loss, **(loss_options or {}))
+        self.optimizer, self.optimizer_options = optimizer, {"lr": lr, **(optimizer_options or {})}
+        self.schedule, self.clip = dict(schedule or {}), clip
+        self.micro_batch, self.micro_batch_tokens = micro_batch, micro_batch_tokens
+        self.skip_nonfinite = skip_nonfinite
+        self.activation_checkpointing, self.compile = activation_checkpointing, compile
+
+    # Building
+
+    def setup(self) -> None:
+        self.module  # noqa: B018
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        size = self.mesh.size
+        return Sizes(size("dp"), size("fsdp"), size("tp"))
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The model with the shards of this rank. All ranks use it first together."""
+        module = self.build()
+        if self.activation_checkpointing:
+            module.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        if self.compile:
+            module.compile(**(self.compile if isinstance(self.compile, Mapping) else {}))
+        return module
+
+    def build(self) -> nn.Module:
+        """Returns the model on this component's mesh."""
+        needs_mesh = self.mesh.world_size > 1 or self.compute_dtype is not None
+        return build(
+            Build(
+                self.model,
+                self.head,
+                self.config,
+                self.dtype,
+                self.compute_dtype,
+                self.attention,
+                self.experts,
+                self.lora,
+                self.seed,
+                self.sizes,
+                self.torch_mesh if needs_mesh else None,
+                self.device,
+            )
+        )
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        named = [(name, one) for name, one in weights.parameters(self.module) if one.requires_grad]
+        made = make_optimizer(self.optimizer, named, self.optimizer_options)
+        schedule = make_lr_schedule(self.schedule, made)
+        return Trainer(self.module, named, made, schedule, self.collective("world"), self.sizes, self.clip)
+
+    # What a subclass may override
+
+    def forward(self, texts: Texts) -> Tensor:
+        """Returns `[rows, longest, vocabulary]` logits, or with `head: score` `[rows, longest]` scores."""
+        inputs = {"input_ids": texts.input_ids}
+        if texts.position_ids is not None:
+            inputs["position_ids"] = texts.position_ids
+        if self.head == "score":
+            return transformers_api.scores_of(self.module, inputs)
+        found = self.module(**inputs).logits
+        assert isinstance(found, Tensor)
+        return found
+
+    def loss(self, batch: Batch) -> LossSum:
+        """Returns the loss of a micro-batch, which may be empty."""
+        function = self.loss_function
+        inputs = self.loss_inputs(batch, function.inputs)
+        found = function(inputs)
+        return LossSum(found.total + inputs["nothing"], found.count, found.metrics)
+
+    def loss_inputs(self, batch: Batch, names: Iterable[str]) -> dict[str, Any]:
+        """Returns the inputs of a loss: columns of the batch, and outputs of the model for its texts."""
+        names, prefixes = list(names), prefixes_of(names)
+        sides = [texts_of(batch, prefix, self.device) for prefix in prefixes]
+        own = self._outputs(sides)
+        found: dict[str, Any] = {"nothing": own[0].nothing}
+        reference: list[Outputs] = []
+        for name in names:
+            if name in batch:
+                column = batch[name]
+                found[name] = column.to(self.device) if isinstance(column, Tensor) else column
+                continue
+            wanted = output_of(name)
+            if wanted is None:
+                continue
+            is_reference, side, output = wanted
+            if is_reference and not self.lora:
+                continue
+            if is_reference and not reference:
+                with torch.no_grad(), peft_api.without_adapters(self.module):
+                    reference = self._outputs(sides)
+            found[name] = (reference if is_reference else own)[side].get(output)
+        return found
+
+    def _outputs(self, sides: list[Texts]) -> list[Outputs]:
+        """Returns the outputs for each of the texts, computed in one forward pass."""
+        if len(sides) == 1:
+            return [Outputs(self.forward(sides[0]), sides[0])]
+        first, second = sides
+        both = joined(first, second)
+        raw = self.forward(both)
+        rows = first.samples
+        halves = (slice(0, rows), slice(rows, None)) if rows else (slice(0, None), slice(0, None))
+        return [Outputs(raw[half], both.rows(half)) for half in halves]
+
+    # Endpoints
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        """Updates the weights once. Returns `loss`, `grad_norm` before clipping, `lr`, `units` (the tokens,
+        samples or pairs of all ranks), `skipped`, and the loss's own metrics."""
+        trainer, parts = self.trainer, self._parts(batch)
+        self.module.train()
+        culprits: list[Any] = []
+        for number, part in enumerate(parts, 1):
+            loss = self.loss(part)
+            if not bool(torch.isfinite(loss.total)):
+                culprits += part.ids.tolist()
+            trainer.backward(loss, number == len(parts))
+        skipped = trainer.skipped
+        found = dict(trainer.step())
+        if trainer.skipped > skipped and found["units"] and not self.skip_nonfinite:
+            ids = f"; the loss of samples {_shown(culprits)} is not finite" if culprits else ""
+            raise ModelError(
+                f"step {self.step}: the loss is {found['loss']:.4g} and the norm of its gradient "
+                f"{found['grad_norm']:.4g}{ids}; the weights were not changed"
+            )
+        return found
+
+    @endpoint(collect="mean")
+    def evaluate(self, batch: Batch) -> dict[str, float]:
+        """Returns the loss and its metrics, without an update."""
+        sums = Sums()
+        with self._inference():
+            for part in self._parts(batch):
+                sums.add(self.loss(part))
+        return sums.over_ranks(self.collective("world"), self.sizes.tp)[0].means()
+
+    @endpoint
+    def logprobs(self, batch: Batch) -> Batch:
+        """Returns a column `logprobs`, for each token the log-probability of its label, 0 at the first token
+        and where the label is -100. For pairs it returns `chosen_logprobs` and `rejected_logprobs`, sums over
+        each answer."""
+        return self._columns(batch, columns.logprobs)
+
+    @endpoint
+    def ref_logprobs(self, batch: Batch) -> Batch:
+        """Returns what `logprobs` does, under names with `ref_`, for the model without its adapter."""
+        with peft_api.without_adapters(self.module):
+            found = self._columns(batch, columns.logprobs)
+        named = {f"{REF}{name}": found[name] for name in found.names}
+        return Batch(named, ids=found.known_ids, group_depth=found.group_depth)
+
+    @endpoint
+    def values(self, batch: Batch) -> Batch:
+        """Returns a column `values`, a score for each token."""
+        return self._columns(batch, columns.values)
+
+    @endpoint
+    def scores(self, batch: Batch) -> Batch:
+        """Returns a column `scores`, that of the last token; for pairs `chosen_scores` and
+        `rejected_scores`."""
+        return self._columns(batch, columns.scores)
+
+    def _columns(self, batch: Batch, of: columns.OfTexts) -> Batch:
+        """Returns the columns that `of` makes of the outputs, for each of the texts of a batch."""
+        sides = SIDES if f"{SIDES[0]}input_ids" in batch else ("",)
+        found = []
+        with self._inference():
+            for part in self._parts(batch, sides):
+                texts = [texts_of(part, side, self.device) for side in sides]
+                outputs = self._outputs(texts)
+                named = zip(sides, outputs, strict=True)
+                made = {f"{side}{name}": column for side, one in named for name, column in of(one, side)}
+                found.append(Batch(made, ids=part.known_ids, group_depth=part.group_depth))
+        return Batch.concat(found)
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        """A context without gradients and dropout. FSDP keeps some parameters whole after a forward pass
+        without a backward pass; the end of the context shards them again."""
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.module.train()
+            for module in self.module.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    def _parts(self, batch: Batch, prefixes: tuple[str, ...] | None = None) -> list[Batch]:
+        """Returns the micro-batches of a batch: at least one, and the same number on all ranks."""
+        if self.micro_batch_tokens:
+            texts = prefixes or prefixes_of(self.loss_function.inputs)
+            data = self.collective("dp", "fsdp")
+            parts = micro_batches.by_tokens(batch, self.micro_batch_tokens, texts, data)
+        else:
+            parts = self.micro_batches(batch, self.micro_batch or max(1, batch.most))
+        return list(parts) or [batch]
+
+    # Weights
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the weights, with the adapter merged into them, as this rank's shards of whole tensors."""
+        return weights.merged_weights(self.module)
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        """Copies weights, each whole or this rank's shard, into those of the same names."""
+        own = weights.held(self.module).items()
+        weights.copy_named({peft_api.plain_name(name): tensor for name, tensor in own}, stream)
+
+    def adapter(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the parameters of the adapter under the names of peft's files."""
+        return weights.adapter_of(self.module)
+
+    def load_adapter(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        """Copies the parameters of an adapter, each whole or this rank's shard."""
+        weights.copy_named(dict(weights.adapter_of(self.module)), stream)
+
+    def export(self, folder: str | Path) -> None:
+        """Writes a folder that `from_pretrained` of plain transformers loads: the weights with the adapter
+        merged, and the config. All ranks call it together."""
+        whole = {
+            name: tensor.cpu()
+            for name, tensor in whole_tensors(self.weights())
+            if self.rank == 0 or tensor.is_meta
+        }
+        if self.rank == 0:
+            transformers_api.save(Path(folder), self.module.config, self.head, whole)
+        self.collective("world").all_reduce(torch.zeros(1, device=self.device))
+
+    # Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the trained weights and the state of the optimizer by the names of parameters, so that a
+        checkpoint resumes in any layout. With an adapter, the frozen weights are not part of it."""
+        trainer = self.trainer
+        return {
+            "weights": {name: one.detach() for name, one in trainer.named},
+            "optimizer": state_of(trainer.optimizer, trainer.named),
+            "updates": trainer.updates,
+            "skipped": trainer.skipped,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        trainer = self.trainer
+        weights.copy_named({name: one.detach() for name, one in trainer.named}, state["weights"].items())
+        load_state(trainer.optimizer, trainer.named, state["optimizer"])
+        trainer.updates, trainer.skipped = state["updates"], state["skipped"]
+        trainer.resume_schedule()
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ModelError(f"`{name}` is no floating-point dtype of torch")
+    return found
+
+
+def _shown(ids: list[list[int]]) -> str:
+    named = [".".join(map(str, one)) for one in ids[:MAX_IDS_SHOWN]]
+    return ", ".join(named) + (f" and {len(ids) - len(named)} more" if len(ids) > len(named) else "")

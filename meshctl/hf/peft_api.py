@@ -1,0 +1,110 @@
+"""All of peft that meshctl uses. `tests/hf/test_peft_api.py` pins it.
+
+A LoRA layer stands in place of a linear layer, which it holds as `base_layer`:
+
+    q_proj.weight                       before
+    q_proj.base_layer.weight            after
+    q_proj.lora_A.default.weight        [r, in]
+    q_proj.lora_B.default.weight        [out, r]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import Linear
+from torch import nn
+
+from meshctl.hf.errors import ModelError
+
+ADAPTER = "default"
+LINEAR = "all-linear"
+BASE = re.compile(r"\.base_layer(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The argument `lora` of `hf.Model`."""
+
+    r: int = 8
+    alpha: float = 16
+    target: str | Sequence[str] = LINEAR
+    """The last parts of the names of the adapted modules, or `all-linear`: all linear layers but the head."""
+    dropout: float = 0.0
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Lora:
+        """Raises `ModelError` for an unknown key."""
+        known = tuple(cls.__dataclass_fields__)
+        if unknown := [key for key in given if key not in known]:
+            raise ModelError(f"`lora` has no key `{unknown[0]}`; its keys are {', '.join(known)}")
+        return cls(**given)
+
+
+def inject(model: Any, lora: Lora) -> None:
+    """Puts adapters into a model, whose other parameters become frozen.
+
+    It comes after tensor parallelism and before FSDP: adapters that are added to an FSDP model are not
+    reduced, and train wrongly without an error.
+    """
+    target = lora.target if isinstance(lora.target, str) else list(lora.target)
+    config = LoraConfig(
+        r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=target, bias="none"
+    )
+    try:
+        inject_adapter_in_model(config, model, ADAPTER)
+    except ValueError as error:
+        raise ModelError(f"`lora`: {str(error).splitlines()[0]}") from error
+    # peft gives the layers of a sharded module their local widths, and transformers expects global ones.
+    for layer in layers(model).values():
+        inner, outer = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
+        inner.in_features, outer.out_features = inner.weight.shape[1], outer.weight.shape[0]
+
+
+def layers(model: nn.Module) -> dict[str, Any]:
+    """Returns name -> LoRA layer."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+
+
+def scaling(layer: Any) -> float:
+    """Returns the factor of `lora_B @ lora_A` in the weights of a layer."""
+    return float(layer.scaling[ADAPTER])
+
+
+def plain_name(name: str) -> str:
+    """Returns the name that a parameter of the base model has without adapters."""
+    return BASE.sub("", name)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter is part of an adapter."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def adapter_name(name: str) -> str:
+    """Returns the name of a parameter of an adapter as peft's files have it."""
+    return f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}"
+
+
+def renamed_by(model: nn.Module) -> dict[str, str]:
+    """Returns pattern of a name on disk -> name in the model with adapters, for the adapted modules."""
+    last = sorted({name.rpartition(".")[2] for name in layers(model)})
+    return {rf"\.{name}\.(weight|bias)$": rf".{name}.base_layer.\1" for name in last}
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Lets the model compute as its base model does. For forward passes without gradients."""
+    own = layers(model).values()
+    for layer in own:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in own:
+            layer._disable_adapters = False

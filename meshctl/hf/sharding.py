@@ -1,0 +1,60 @@
+"""This rank's part of a parameter, and the whole of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """Returns the memory that this rank holds of a tensor: all of a plain one."""
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
+
+
+def part_of(whole: Tensor, like: Tensor) -> Tensor:
+    """Returns the part of a whole tensor, which each rank has, that this rank holds of `like`."""
+    if not isinstance(like, DTensor):
+        return whole
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
+
+
+def whole_of(tensor: Tensor) -> Tensor:
+    """Returns all of a tensor. All ranks that hold a part of it call this together."""
+    detached = tensor.detach()
+    return detached.full_tensor() if isinstance(detached, DTensor) else detached
+
+
+def whole_tensors(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yields each tensor in whole, one after another, so that only one of them is gathered at a time."""
+    for name, tensor in tensors:
+        yield name, whole_of(tensor)
+
+
+def number_of_shards(tensor: Tensor) -> int:
+    """Returns the number of different shards of a tensor; 1 for a tensor that each rank has in whole."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    count = 1
+    for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
+        count *= 1 if placement.is_replicate() else size
+    return count
+
+
+def squared_norm(tensors: Iterable[Tensor], ranks: int) -> Tensor:
+    """Returns this rank's part of the squared norm of gradients; the sum over all `ranks` is the whole.
+
+    A shard that several ranks hold is counted by each with its share, so that parameters on different meshes,
+    and plain ones, need no collectives of their own.
+    """
+    parts: dict[int, list[Tensor]] = {}
+    for tensor in tensors:
+        parts.setdefault(number_of_shards(tensor), []).append(local_of(tensor))
+    total = torch.zeros((), dtype=torch.float64)
+    for shards, local in parts.items():
+        norms = torch.stack([norm.double() for norm in torch._foreach_norm(local)])
+        total = total.to(norms.device) + norms.square().sum() * shards / ranks
+    return total

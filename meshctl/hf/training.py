@@ -1,0 +1,129 @@
+"""One optimizer step of a model: gradients of several micro-batches, their norm, clipping, and the update.
+
+A backward pass adds the gradient of a sum over units (tokens, samples or pairs). FSDP averages it over the
+data ranks. At the end, one all-reduce over all ranks adds the counts, the losses and the squared norms, and
+one factor turns the gradients into those of the mean over all units, clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from meshctl.hf import transformers_api
+from meshctl.hf.sharding import local_of, squared_norm
+from meshctl.hf.transformers_api import Sizes
+from meshctl.losses import LossSum
+from meshctl.runtime.collective import Collective
+
+
+@dataclass
+class Sums:
+    """Losses of several micro-batches, summed over their units."""
+
+    total: float = 0.0
+    count: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def add(self, loss: LossSum) -> None:
+        self.total += float(loss.total.detach())
+        self.count += float(loss.count)
+        for name, value in loss.metrics.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + float(value)
+
+    def means(self) -> dict[str, float]:
+        """Returns the loss and its metrics, for each unit."""
+        sums = {"loss": self.total, **self.metrics}
+        return {name: value / self.count if self.count else 0.0 for name, value in sums.items()}
+
+    def over_ranks(self, world: Collective, tp: int, *further: Tensor) -> tuple[Sums, list[float]]:
+        """Returns the sums over all data ranks, and those of further numbers over all ranks: one all-reduce.
+
+        The `tp` ranks of a data rank have the same sums. All ranks have the same metrics.
+        """
+        names = sorted(self.metrics)
+        own = [self.total, self.count, *(self.metrics[name] for name in names)]
+        numbers = torch.tensor([value / tp for value in own], dtype=torch.float64)
+        numbers = torch.cat([numbers, *(value.reshape(1).to("cpu", torch.float64) for value in further)])
+        total, count, *rest = world.all_reduce(numbers.to(world.device)).tolist()
+        metrics = dict(zip(names, rest, strict=False))
+        return Sums(total, count, metrics), rest[len(names) :]
+
+
+class Trainer:
+    """The optimizer of a model, on one rank."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        named: Sequence[tuple[str, nn.Parameter]],
+        optimizer: torch.optim.Optimizer,
+        schedule: Any,
+        world: Collective,
+        sizes: Sizes,
+        clip: float | None,
+    ) -> None:
+        self.named, self.optimizer, self.schedule = list(named), optimizer, schedule
+        self.updates, self.skipped = 0, 0
+        """The numbers of steps, and of those that were left out because their gradient was not finite."""
+        self._model, self._world, self._sizes, self._clip = model, world, sizes, clip
+        self._sums = Sums()
+        # FSDP keeps no gradient between backward passes, so that the hook sums only the one of this pass.
+        has_hooks = sizes.tp > 1 and not isinstance(model, FSDPModule)
+        hooked = transformers_api.summed_by_hook(model) if has_hooks else []
+        self._hooked = [(parameter, []) for parameter in hooked if parameter.requires_grad]  # type: ignore[var-annotated]
+
+    def backward(self, loss: LossSum, is_last: bool) -> None:
+        """Adds the gradient of a micro-batch. All ranks have the same number of micro-batches."""
+        if isinstance(self._model, FSDPModule) and self._sizes.dp > 1:
+            self._model.set_requires_all_reduce(is_last)
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        self._sums.add(loss)
+        for parameter, grads in self._hooked:
+            if parameter.grad is not None:
+                grads.append(parameter.grad)
+                parameter.grad = None
+
+    def step(self) -> Mapping[str, float]:
+        """Updates the weights, and returns the means of the losses, `grad_norm` before clipping, `lr`,
+        `units` and `skipped`. A step whose gradient is not finite changes nothing on any rank."""
+        for parameter, grads in self._hooked:
+            parameter.grad = torch.stack(grads).sum(0) if grads else None
+            grads.clear()
+        grads = [parameter.grad for _, parameter in self.named if parameter.grad is not None]
+        squared = squared_norm(grads, self._world.size)
+        sums, [squared_sum] = self._sums.over_ranks(self._world, self._sizes.tp, squared)
+        self._sums = Sums()
+        mean = self._sizes.data / sums.count if sums.count else 0.0
+        norm = squared_sum**0.5 * mean
+        lr = self.optimizer.param_groups[0]["lr"]
+        is_finite = all(torch.isfinite(torch.tensor([norm, sums.total])).tolist())
+        if is_finite and sums.count:
+            self._apply(grads, mean, norm)
+        else:
+            self.skipped += 1
+        self.optimizer.zero_grad()
+        self.updates += 1
+        found = {"grad_norm": norm, "lr": float(lr), "units": sums.count, "skipped": float(self.skipped)}
+        return {**sums.means(), **found}
+
+    def resume_schedule(self) -> None:
+        """Sets the schedule to the number of updates that were not left out."""
+        done = self.schedule.last_epoch = self.updates - self.skipped
+        groups = zip(
+            self.optimizer.param_groups, self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True
+        )
+        for group, base, factor in groups:
+            group["lr"] = base * factor(done)
+
+    def _apply(self, grads: Sequence[Tensor], mean: float, norm: float) -> None:
+        clipped = min(1.0, self._clip / (norm + 1e-6)) if self._clip else 1.0
+        if grads:
+            torch._foreach_mul_([local_of(grad) for grad in grads], mean * clipped)
+        self.optimizer.step()
+        self.schedule.step()

@@ -1,0 +1,247 @@
+"""All of transformers that meshctl uses. `tests/hf/test_transformers_api.py` pins it.
+
+transformers makes meshes of its own, of the machine's accelerator and all processes, if
+`from_pretrained(distributed_config=...)` asks for them. The functions here apply the same plans to a mesh
+that is given instead.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    get_scheduler,
+)
+from transformers.distributed import DistributedConfig
+from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
+from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+from transformers.distributed.utils import TransformersDeviceMesh
+from transformers.utils import logging
+
+from meshctl.hf.errors import ModelError
+
+HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}
+"""`args.head` -> the class of transformers that finds a model's class: logits of the vocabulary, or one score
+for each position."""
+SUMMED_BY_HOOK = "replicated_with_grad_allreduce"
+"""The style of parameters whose gradient a hook sums over tp after each backward pass."""
+Distribute = Callable[[nn.Module], None]
+"""Shards the parameters of a model in place, which may be on torch's `meta` device."""
+make_schedule = get_scheduler
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a layout."""
+
+    dp: int = 1
+    fsdp: int = 1
+    tp: int = 1
+
+    @property
+    def data(self) -> int:
+        """The number of ranks that compute on different samples."""
+        return self.dp * self.fsdp
+
+
+IRRELEVANT_WARNINGS = ("FSDP2-wrapped module .* returned a view tensor", ".*sequential all_reduce operations")
+"""Warnings of torch about what transformers and DTensor do in each step, and which no user can change."""
+
+
+def quiet() -> None:
+    """Leaves out progress bars, reports of single weights, and warnings, which each rank would print."""
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    for message in IRRELEVANT_WARNINGS:
+        warnings.filterwarnings("ignore", message)
+
+
+def read_config(model: str | Mapping[str, Any], head: str, changes: Mapping[str, Any]) -> Any:
+    """Returns the config of a folder, a name of the hub, or a mapping with `model_type`. `changes` replace
+    values in it. Raises `ModelError`."""
+    # Only the pooled output, which is not used here, depends on the padding token.
+    options = {"num_labels": 1, "pad_token_id": 0} if head == "score" else {}
+    try:
+        if not isinstance(model, str):
+            return AutoConfig.for_model(**{**options, **model, **changes})
+        return AutoConfig.from_pretrained(model, **{**options, **changes})
+    except Exception as error:  # of any kind: each config checks its own values
+        shown = model if isinstance(model, str) else "the config"
+        raise ModelError(f"model `{shown}` cannot be read: {_first_line(error)}") from error
+
+
+def class_of(config: Any, head: str) -> Any:
+    """Returns the class of a config's model with a head of `HEADS`. Raises `ModelError` if it has none."""
+    try:
+        return HEADS[head]._model_mapping[type(config)]
+    except KeyError:
+        kind = getattr(config, "model_type", type(config).__name__)
+        raise ModelError(f"transformers has no class of a `{kind}` model with the head `{head}`") from None
+
+
+def new_model(config: Any, head: str, dtype: torch.dtype, attention: str | None, seed: int) -> Any:
+    """Returns a model with random weights in CPU memory: the same on every rank, whole."""
+    class_of(config, head)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return HEADS[head].from_config(deepcopy(config), dtype=dtype, attn_implementation=attention)
+
+
+def outline(config: Any, head: str) -> Any:
+    """Returns a model without memory, on torch's `meta` device."""
+    with torch.device("meta"):
+        return HEADS[head].from_config(deepcopy(config))
+
+
+def load_model(
+    folder: str,
+    config: Any,
+    head: str,
+    dtype: torch.dtype,
+    attention: str | None,
+    device: torch.device,
+    distribute: Distribute,
+    renamed: Mapping[str, str],
+) -> Any:
+    """Returns the model of a folder of safetensors, of which each rank reads only its shards.
+
+    The model is made on torch's `meta` device, `distribute` shards it there, and `from_pretrained` then reads
+    what the shards hold. `renamed` maps patterns of names on disk to names in the sharded model.
+    """
+    kind = class_of(config, head)
+
+    class Loading(kind):  # type: ignore[misc, valid-type]
+        @classmethod
+        def prepare_distribute_model(cls, distributed_config: Any, device_map: Any = None) -> Any:
+            return distributed_config, device, None
+
+        @classmethod
+        def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: Any) -> Any:
+            distribute(model)
+            return model
+
+    Loading.__name__, Loading.__module__ = kind.__name__, kind.__module__
+    try:
+        model = Loading.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            key_mapping=dict(renamed) or None,
+            distributed_config=DistributedConfig(),
+        )
+    except OSError as error:
+        raise ModelError(f"model `{folder}` cannot be loaded: {_first_line(error)}") from error
+    model.__class__ = kind
+    return model
+
+
+def shard_by_tp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes) -> None:
+    """Shards a model over the dim `tp` by its own plan. Raises `ModelError` if it has none."""
+    model.config.distributed_config = _config(sizes)
+    model._device_mesh, model._tp_size = mesh["tp"], sizes.tp
+    model._is_distributed_loading_by_transformers = True
+    try:
+        plan, _, _ = model._resolve_parallel_plans(_config(sizes))
+    except ValueError as error:
+        raise ModelError(_first_line(error)) from error
+    apply_tensor_parallelism(model, mesh["tp"], plan)
+
+
+def shard_by_fsdp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, compute: torch.dtype | None) -> None:
+    """Shards a model over the dim `fsdp` and replicates it over `dp`, by FSDP2 and the model's own plan.
+
+    With `compute` bfloat16, forward and backward use copies of the weights in it, and gradients are reduced
+    in float32.
+    """
+    config = _config(sizes, is_mixed=compute is not None)
+    model.config.distributed_config = config
+    model._is_distributed_loading_by_transformers = True
+    _, _, plan = model._resolve_parallel_plans(config)
+    apply_fully_sharded_data_parallelism(model, _Meshes(mesh), plan, {})
+
+
+class _Meshes(TransformersDeviceMesh):  # type: ignore[misc]
+    """A component's mesh, under transformers' names of dims."""
+
+    NAMES: Mapping[str, str] = {"dp_replicate": "dp"}
+
+    def __init__(self, mesh: TorchDeviceMesh) -> None:
+        self._mesh = mesh
+
+    def get_mesh(self, dims: str | tuple[str, ...]) -> TorchDeviceMesh:
+        if isinstance(dims, str):
+            return self._mesh[self.NAMES.get(dims, dims)]
+        return self._mesh[tuple(self.NAMES.get(dim, dim) for dim in dims)]
+
+
+def _config(sizes: Sizes, is_mixed: bool = False) -> Any:
+    return DistributedConfig(
+        tp_size=sizes.tp,
+        fsdp_size=sizes.fsdp,
+        dp_replicate_size=sizes.dp,
+        fsdp_mixed_precision=is_mixed,
+    )
+
+
+def untie(model: Any) -> None:
+    """Gives each tied parameter a copy of its own, because parameters are sharded one at a time."""
+    for name in tied_names(model):
+        module, _, attribute = name.rpartition(".")
+        parameter = model.get_parameter(name)
+        copy = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+        setattr(model.get_submodule(module), attribute, copy)
+
+
+def tie(model: Any) -> None:
+    """Ties the parameters again that `untie` separated."""
+    model.tie_weights(recompute_mapping=False)
+
+
+def scores_of(model: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Returns `[rows, length]`: the score of each position of a model with the head `score`, whose forward
+    returns that of the last position only."""
+    found: list[torch.Tensor] = []
+    handle = model.score.register_forward_hook(lambda module, given, output: found.append(output))
+    try:
+        model(**inputs)
+    finally:
+        handle.remove()
+    return found[0][..., 0]
+
+
+def tied_names(model: Any) -> frozenset[str]:
+    """Returns the names of the parameters that are another parameter's second name."""
+    return frozenset(getattr(model, "all_tied_weights_keys", None) or {})
+
+
+def summed_by_hook(model: Any) -> list[nn.Parameter]:
+    """Returns the parameters whose gradients a hook of tensor parallelism sums after each backward pass.
+
+    The hook sums `grad`, with what it held before: several backward passes must not share one `grad`.
+    """
+    plan = model._expand_parallel_plan(dict(model.tp_plan))
+    hooked = {name for name, style in plan.items() if style == SUMMED_BY_HOOK}
+    return [one for name, one in model.named_parameters() if {name, name.rpartition(".")[0]} & hooked]
+
+
+def save(folder: Path, config: Any, head: str, weights: Mapping[str, torch.Tensor]) -> None:
+    """Writes whole weights as safetensors, with their names on disk, and the config."""
+    plain = deepcopy(config)
+    plain.distributed_config = None  # otherwise transformers gathers the weights of the sharded model
+    outline(plain, head).save_pretrained(folder, state_dict=dict(weights))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0]

@@ -1,0 +1,201 @@
+"""Training of tiny models in one process, by a loop written here, and by `hf.Model` on a mesh.
+
+The loop uses plain transformers, one text at a time and without padding, so that it shares nothing with
+`hf.Model` but the initial weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshctl.hf import Model, peft_api, transformers_api, weights
+from meshctl.hf.peft_api import Lora
+from meshctl.hf.sharding import whole_tensors
+from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.topology.mesh import DeviceMesh
+
+STEPS, SAMPLES, LR, CLIP, EPS = 5, 8, 1e-3, 0.5, 1e-8
+COMMON = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "tie_word_embeddings": False,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **COMMON},
+    "llama_tied": {"model_type": "llama", **COMMON, "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", **COMMON},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        **COMMON,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+    },
+}
+LORA = {"r": 4, "alpha": 8, "target": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    lora: bool = False
+    packed: bool = False
+    micro_batch: int | None = None
+    micro_batch_tokens: int | None = None
+
+    @property
+    def name(self) -> str:
+        marks = ["lora"] * self.lora + ["packed"] * self.packed
+        if self.micro_batch or self.micro_batch_tokens:
+            marks.append(f"parts of {self.micro_batch or self.micro_batch_tokens}")
+        return " ".join([self.model, *marks])
+
+    @property
+    def task(self) -> Case:
+        """The case without what must not change a result."""
+        return replace(self, micro_batch=None, micro_batch_tokens=None)
+
+    @property
+    def experts(self) -> str | None:
+        return "eager" if "moe" in self.model else None
+
+
+@dataclass
+class Trained:
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+
+def batch_of(step: int, packed: bool) -> Batch:
+    """Returns the samples of a step; of the packed ones, each row has two texts."""
+    generator = torch.Generator().manual_seed(step)
+    rows, labels, positions = [], [], []
+    for sample in range(SAMPLES):
+        sizes = (
+            [4 + (sample * 3 + step) % 7, 3 + (sample + step) % 5]
+            if packed
+            else [4 + (sample * 5 + step) % 9]
+        )
+        ids = [torch.randint(1, 96, (size,), generator=generator) for size in sizes]
+        wanted = [text.clone() for text in ids]
+        for text in wanted:
+            text[:1] = -100
+        if sample % 3 == 0:
+            wanted[0][:3] = -100
+        rows.append(torch.cat(ids))
+        labels.append(torch.cat(wanted))
+        positions.append(torch.cat([torch.arange(size) for size in sizes]))
+    columns = {"input_ids": Ragged.of(rows), "labels": Ragged.of(labels)}
+    if packed:
+        columns["position_ids"] = Ragged.of(positions)
+    return Batch(columns, ids=torch.arange(SAMPLES) + SAMPLES * step)
+
+
+def texts_in(batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    """Returns (ids, labels) of each text."""
+    found = []
+    for row in range(len(batch)):
+        ids, labels = batch["input_ids"][row], batch["labels"][row]
+        starts = [0]
+        if "position_ids" in batch:
+            starts = (batch["position_ids"][row] == 0).nonzero().flatten().tolist()
+        for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True):
+            found.append((ids[start:stop], labels[start:stop]))
+    return found
+
+
+def by_hand(case: Case, dtype: torch.dtype = torch.float64, eps: float = EPS) -> Trained:
+    """Trains in one process."""
+    config = transformers_api.read_config(MODELS[case.model], "lm", {})
+    model = transformers_api.new_model(config, "lm", dtype, None, 0)
+    if case.experts:
+        model.set_experts_implementation(case.experts)
+    if case.lora:
+        peft_api.inject(model, Lora.of(LORA))
+        weights.reset_adapter(model, 0)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=LR, weight_decay=0.1, eps=eps)
+    found = Trained()
+    for step in range(1, STEPS + 1):
+        texts = texts_in(batch_of(step, case.packed))
+        count = sum(int((labels[1:] != -100).sum()) for _, labels in texts)
+        total = 0.0
+        for ids, labels in texts:
+            logits = model(input_ids=ids[None]).logits[0, :-1]
+            loss = torch.nn.functional.cross_entropy(logits, labels[1:], reduction="sum")
+            loss.backward()
+            total += float(loss.detach())
+        # The gradient of the sum is divided, not the loss: norms round to float32 in all architectures here,
+        # and a factor that is no power of 2 would change what is rounded.
+        for one in trained:
+            one.grad /= count
+        found.norms.append(float(torch.nn.utils.clip_grad_norm_(trained, CLIP)))
+        found.losses.append(total / count)
+        optimizer.step()
+        optimizer.zero_grad()
+    found.weights = {name: tensor.clone() for name, tensor in weights.merged_weights(model)}
+    return found
+
+
+def component(case: Case, sizes: dict[str, int], dtype: str = "float64", **more: Any) -> Model:
+    made = Model(
+        MODELS[case.model],
+        dtype=dtype,
+        lora=LORA if case.lora else None,
+        lr=LR,
+        optimizer_options={"weight_decay": 0.1, "eps": EPS, **more.pop("optimizer_options", {})},
+        clip=CLIP,
+        experts=case.experts,
+        micro_batch=case.micro_batch,
+        micro_batch_tokens=case.micro_batch_tokens,
+        **more,
+    )
+    made.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))
+    made.setup()
+    return made
+
+
+def share_of(model: Model, step: int, packed: bool) -> Batch:
+    """Returns the samples of this data rank."""
+    batch = batch_of(step, packed)
+    mesh = model.mesh
+    share = mesh.get_slice(SAMPLES, model.rank) if mesh.world_size > 1 else slice(0, SAMPLES)
+    own = batch.between(share.start, share.stop)
+    own.most = -(-SAMPLES // mesh.data_size)
+    return own
+
+
+def on_mesh(case: Case, sizes: dict[str, int], **more: Any) -> Trained:
+    model = component(case, sizes, **more)
+    found = Trained()
+    for step in range(1, STEPS + 1):
+        metrics = model.update(share_of(model, step, case.packed))
+        found.losses.append(metrics["loss"])
+        found.norms.append(metrics["grad_norm"])
+    found.weights = {name: tensor.clone() for name, tensor in whole_tensors(model.weights())}
+    return found
+
+
+def check_equal(found: Trained, expected: Trained, close: float = 1e-8) -> None:
+    assert found.losses == approx(expected.losses, close), (found.losses, expected.losses)
+    assert found.norms == approx(expected.norms, close), (found.norms, expected.norms)
+    assert found.weights.keys() == expected.weights.keys()
+    for name, tensor in expected.weights.items():
+        difference = float((found.weights[name] - tensor).abs().max())
+        assert difference <= close * float(tensor.abs().max()), (name, difference)
+
+
+def approx(values: list[float], close: float) -> Any:
+    import pytest
+
+    return pytest.approx(values, rel=close)

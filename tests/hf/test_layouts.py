@@ -1,0 +1,174 @@
+"""What a mesh must not change: weights read from files, checkpoints that resume in another layout, exports,
+log-probabilities, weights for a sync, and mixed precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from meshctl.hf import Model, transformers_api
+from meshctl.hf.sharding import whole_tensors
+from meshctl.hf.texts import texts_of
+from meshctl.runtime import checkpoint
+from meshctl.topology.mesh import DeviceMesh
+from tests.hf import parity
+from tests.hf.parity import LORA, Case
+from tests.runtime import worlds
+
+SHARED = Path()
+"""The folder of a world, set before its processes are forked."""
+TWO = ({"dp": 2}, {"fsdp": 2}, {"tp": 2})
+CASES = (Case("llama_tied"), Case("qwen3", lora=True))
+
+
+def on(sizes: dict[str, int], case: Case, **arguments: Any) -> Model:
+    return parity.component(case, sizes, **arguments)
+
+
+def train(model: Model, case: Case, steps: range) -> list[float]:
+    return [model.update(parity.share_of(model, step, case.packed))["loss"] for step in steps]
+
+
+def mesh_of(model: Model) -> DeviceMesh:
+    return model.mesh.at(dist.get_rank())
+
+
+def checkpoints_resume_in_all_other_layouts(rank: int) -> None:
+    for case in CASES:
+        expected = parity.by_hand(case)
+        for first in TWO:
+            model = on(first, case)
+            train(model, case, range(1, 3))
+            folder = SHARED / f"{case.name} {next(iter(first))}"
+            checkpoint.save(folder, "actor", model.state_dict(), mesh_of(model))
+            for second in TWO:
+                other = on(second, case)
+                state = checkpoint.load(folder, "actor", other.state_dict(), mesh_of(other))
+                other.load_state_dict(state)
+                losses = train(other, case, range(3, parity.STEPS + 1))
+                assert losses == parity.approx(expected.losses[2:], 1e-8), (first, second, losses)
+
+
+def models_are_read_from_files_as_shards(rank: int) -> None:
+    for name in ("llama_tied", "qwen3_moe"):
+        config = transformers_api.read_config(parity.MODELS[name], "lm", {})
+        plain = transformers_api.new_model(config, "lm", torch.float64, None, 3)
+        expected = dict(plain.named_parameters())
+        folder = SHARED / name
+        if rank == 0:
+            plain.save_pretrained(folder)
+        dist.barrier()
+        for sizes in TWO:
+            for lora in (None, LORA):
+                model = Model(str(folder), dtype="float64", lora=lora, experts="eager")
+                model.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))
+                model.setup()
+                found = dict(whole_tensors(model.weights()))
+                assert found.keys() == expected.keys(), (sizes, found.keys() ^ expected.keys())
+                for key, tensor in found.items():
+                    assert torch.equal(tensor, expected[key]), (name, sizes, lora, key)
+
+
+def exports_of_all_layouts_are_equal(rank: int) -> None:
+    case = Case("qwen3", lora=True)
+    expected = parity.by_hand(case).weights
+    for sizes in TWO:
+        model = on(sizes, case)
+        train(model, case, range(1, parity.STEPS + 1))
+        folder = SHARED / f"export {next(iter(sizes))}"
+        model.export(folder)
+        plain = transformers_api.HEADS["lm"].from_pretrained(folder, dtype=torch.float64)
+        for key, tensor in plain.named_parameters():
+            torch.testing.assert_close(tensor.detach(), expected[key], rtol=0, atol=1e-8)
+
+
+def log_probabilities_and_then_weights(rank: int) -> None:
+    case = Case("llama_tied", micro_batch=2)
+    expected = None
+    for sizes in TWO:
+        model = on(sizes, case)
+        share = parity.share_of(model, 1, False)
+        found = model.logprobs(share)["logprobs"].values
+        sums = torch.tensor([float(found.sum()) * (1 if "tp" not in sizes else 0.5)], dtype=torch.float64)
+        dist.all_reduce(sums)
+        expected = float(sums) if expected is None else expected
+        assert float(sums) == parity.approx(expected, 1e-12)
+        assert float(model.evaluate(share)["loss"]) == parity.approx(model.update(share)["loss"], 1e-12)
+        model.logprobs(share)
+        for name, tensor in model.weights():
+            if "fsdp" in sizes:
+                assert isinstance(tensor, DTensor) and tensor.to_local().numel() < tensor.numel(), name
+
+
+def bfloat16_computes_and_float32_is_stored(rank: int) -> None:
+    case = Case("llama")
+    exact = parity.on_mesh(case, {"dp": 2}, dtype="float32")
+    for sizes in TWO:
+        model = on(sizes, case, dtype="float32", compute_dtype="bfloat16")
+        losses = train(model, case, range(1, parity.STEPS + 1))
+        assert losses == parity.approx(exact.losses, 5e-2) and losses != exact.losses
+        for name, tensor in model.module.named_parameters():
+            assert tensor.dtype == torch.float32, name
+        logits = model.forward(texts_of(parity.share_of(model, 1, False), "", model.device))
+        assert logits.dtype == torch.bfloat16, logits.dtype
+
+
+def a_step_that_is_not_finite_is_skipped_on_all_ranks(rank: int) -> None:
+    for sizes in TWO:
+        model = on(sizes, Case("llama"), skip_nonfinite=True)
+        before = {name: tensor.clone() for name, tensor in whole_tensors(model.weights())}
+        function = model.loss_function.function
+        if rank == 1 or "tp" in sizes:
+            object.__setattr__(model.loss_function, "function", _not_finite)
+        metrics = model.update(parity.share_of(model, 1, False))
+        assert metrics["skipped"] == 1, metrics
+        for name, tensor in whole_tensors(model.weights()):
+            assert torch.equal(tensor, before[name]), name
+        object.__setattr__(model.loss_function, "function", function)
+        assert model.update(parity.share_of(model, 2, False))["skipped"] == 1
+
+
+def _not_finite(logprobs: torch.Tensor, mask: torch.Tensor) -> Any:
+    return (logprobs * torch.inf * mask).sum(), mask.sum()
+
+
+def uneven_shares_are_summed_by_tokens(rank: int) -> None:
+    case = Case("llama", micro_batch=2)
+    for sizes in ({"dp": 2}, {"fsdp": 2}):
+        model, alone = on(sizes, case), parity.by_hand(case.task)
+        batch = parity.batch_of(1, False)
+        own = batch.between(0, 7) if rank == 0 else batch.between(7, 8)
+        own.most = 7
+        metrics = model.update(own)
+        assert metrics["loss"] == parity.approx(alone.losses[0], 1e-10)
+        assert metrics["grad_norm"] == parity.approx(alone.norms[0], 1e-10)
+
+
+CHECKS: tuple[worlds.Check, ...] = (
+    checkpoints_resume_in_all_other_layouts,
+    models_are_read_from_files_as_shards,
+    exports_of_all_layouts_are_equal,
+    log_probabilities_and_then_weights,
+    bfloat16_computes_and_float32_is_stored,
+    a_step_that_is_not_finite_is_skipped_on_all_ranks,
+    uneven_shares_are_summed_by_tokens,
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    global SHARED
+    SHARED = tmp_path_factory.mktemp("shared")
+    yield worlds.run(2, CHECKS, tmp_path_factory.mktemp("world"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [check.__name__ for check in CHECKS])
+def test_in_two_processes(name: str, results: dict[str, str]) -> None:
+    assert results[name] == worlds.PASSED

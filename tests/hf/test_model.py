@@ -1,0 +1,277 @@
+"""`hf.Model` in one process: its endpoints, weights, checkpoints, exports, and messages about wrong input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from meshctl.hf import Model, ModelError
+from meshctl.losses import LossSum
+from meshctl.runtime.batch.batch import Batch, Ragged
+from tests.hf import parity
+from tests.hf.parity import LORA, MODELS, Case, batch_of
+
+
+def model(name: str = "qwen3", **arguments: Any) -> Model:
+    made = Model(MODELS[name], **{"dtype": "float64", "lr": 1e-2, **arguments})
+    made.setup()
+    return made
+
+
+def pairs() -> Batch:
+    chosen, rejected = batch_of(1, False), batch_of(2, False)
+    columns = {"chosen_input_ids": chosen["input_ids"], "chosen_labels": chosen["labels"]}
+    columns |= {"rejected_input_ids": rejected["input_ids"], "rejected_labels": rejected["labels"]}
+    return Batch(columns, ids=torch.arange(len(chosen)))
+
+
+def expected_logprobs(one: Model, batch: Batch) -> list[torch.Tensor]:
+    found = []
+    for ids, labels in parity.texts_in(batch):
+        logs = one.module(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+        picked = logs.gather(1, labels[1:].clamp(min=0)[:, None])[:, 0]
+        found.append(torch.where(labels[1:] == -100, 0.0, picked).detach())
+    return found
+
+
+def test_logprobs_are_those_of_each_text_alone() -> None:
+    one, batch = model(micro_batch=3), batch_of(1, False)
+    found = one.logprobs(batch)
+    for row, expected in enumerate(expected_logprobs(one, batch)):
+        assert found["logprobs"][row][0] == 0
+        torch.testing.assert_close(found["logprobs"][row][1:], expected)
+    assert found.ids.equal(batch.ids)
+
+
+def test_logprobs_of_packed_texts_are_those_of_each_text_alone() -> None:
+    one, batch = model(), batch_of(1, True)
+    found = one.logprobs(batch)["logprobs"].values
+    alone = [torch.cat([torch.zeros(1).double(), text]) for text in expected_logprobs(one, batch)]
+    torch.testing.assert_close(found, torch.cat(alone))
+
+
+def test_logprobs_of_pairs_are_sums_of_each_side() -> None:
+    one = model()
+    found = one.logprobs(pairs())
+    expected = torch.stack([text.sum() for text in expected_logprobs(one, batch_of(2, False))])
+    torch.testing.assert_close(found["rejected_logprobs"], expected)
+
+
+def test_an_empty_batch_gives_empty_columns_and_a_loss_of_nothing() -> None:
+    one, empty = model(), batch_of(1, False).between(0, 0)
+    assert len(one.logprobs(empty)) == 0
+    loss = one.loss(empty)
+    loss.total.backward()
+    assert loss.total.item() == 0 and float(loss.count) == 0
+    assert all(bool((parameter.grad == 0).all()) for parameter in one.module.parameters())
+
+
+def test_the_reference_of_an_adapted_model_is_its_base_model() -> None:
+    plain, adapted, batch = model(), model(lora=LORA), batch_of(1, False)
+    before = adapted.ref_logprobs(batch)["ref_logprobs"].values
+    for _ in range(2):
+        adapted.update(batch)
+    torch.testing.assert_close(adapted.ref_logprobs(batch)["ref_logprobs"].values, before)
+    torch.testing.assert_close(plain.logprobs(batch)["logprobs"].values, before)
+    assert not adapted.logprobs(batch)["logprobs"].values.allclose(before)
+
+
+def test_dpo_with_an_adapter_needs_no_reference_and_equals_one_with_columns() -> None:
+    adapted = model(lora=LORA, loss="dpo", micro_batch=3)
+    first = adapted.update(pairs())
+    assert first["loss"] == pytest.approx(torch.tensor(2.0).log().item()) and first["units"] == 8
+    second = adapted.evaluate(pairs())
+    assert second["loss"] < first["loss"] and second["margin"] > 0
+    columns = model().ref_logprobs(pairs())
+    with_columns = adapted.evaluate(pairs().joined(columns))
+    assert with_columns == pytest.approx(second)
+    with pytest.raises(ValueError, match="needs `ref_chosen_logprobs`"):
+        model(loss="dpo").evaluate(pairs())
+
+
+def test_a_reward_model_learns_to_prefer() -> None:
+    reward = model(head="score", loss="bradley_terry")
+    before = reward.evaluate(pairs())
+    for _ in range(3):
+        reward.update(pairs())
+    after, scores = reward.evaluate(pairs()), reward.scores(pairs())
+    assert after["loss"] < before["loss"] and after["accuracy"] == 1
+    assert bool((scores["chosen_scores"] > scores["rejected_scores"]).all())
+
+
+def test_values_are_scores_of_each_token_and_the_last_is_the_score() -> None:
+    critic, batch = model(head="score"), batch_of(1, False)
+    values, scores = critic.values(batch)["values"], critic.scores(batch)["scores"]
+    assert values.offsets.equal(batch["input_ids"].offsets)
+    torch.testing.assert_close(torch.stack([row[-1] for row in values.rows()]), scores)
+    alone = critic.values(batch.between(3, 4))["values"].values
+    torch.testing.assert_close(values[3], alone)
+
+
+def test_evaluate_is_the_loss_of_the_next_update() -> None:
+    one, batch = model(micro_batch=3), batch_of(1, False)
+    assert one.evaluate(batch)["loss"] == pytest.approx(one.update(batch)["loss"], rel=1e-12)
+
+
+def test_activation_checkpointing_changes_nothing() -> None:
+    expected = parity.on_mesh(Case("llama"), {})
+    parity.check_equal(parity.on_mesh(Case("llama"), {}, activation_checkpointing=True), expected)
+
+
+def test_a_compiled_model_trains_equally() -> None:
+    expected = parity.on_mesh(Case("llama"), {})
+    parity.check_equal(parity.on_mesh(Case("llama"), {}, compile={"backend": "eager"}), expected)
+
+
+def test_the_schedule_sets_the_learning_rate() -> None:
+    one = model(schedule={"name": "linear", "warmup": 2, "steps": 4}, lr=1.0, optimizer="SGD")
+    assert [one.update(batch_of(1, False))["lr"] for _ in range(5)] == [0, 0.5, 1, 0.5, 0]
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "torch.optim.RMSprop"])
+def test_any_optimizer_of_torch_trains(optimizer: str) -> None:
+    one = model(optimizer=optimizer)
+    losses = [one.update(batch_of(1, False))["loss"] for _ in range(3)]
+    assert losses[2] < losses[0]
+
+
+def broken(**arguments: Any) -> Model:
+    one = model(**arguments)
+    with torch.no_grad():
+        one.module.get_parameter("model.embed_tokens.weight")[7] = torch.nan
+    return one
+
+
+def rows_of(*tokens: int) -> Batch:
+    column = Ragged.of([torch.tensor([3, token, 4]) for token in tokens])
+    return Batch({"input_ids": column}, ids=torch.arange(len(tokens)) + 40)
+
+
+def test_a_loss_that_is_not_finite_names_its_samples_and_changes_nothing() -> None:
+    one = broken(micro_batch=1)
+    before = {name: tensor.clone() for name, tensor in one.weights()}
+    with pytest.raises(ModelError, match="the loss of samples 41 is not finite; the weights were not"):
+        one.update(rows_of(5, 7, 6))
+    for name, tensor in one.weights():
+        torch.testing.assert_close(tensor, before[name], equal_nan=True)
+
+
+def test_steps_that_are_not_finite_are_skipped_and_counted() -> None:
+    one = broken(skip_nonfinite=True)
+    assert one.update(rows_of(5, 7))["skipped"] == 1
+    assert one.update(rows_of(5, 6))["skipped"] == 1
+    assert all(bool(torch.isfinite(tensor).all()) for name, tensor in one.weights() if "embed" not in name)
+
+
+def test_an_export_is_loaded_by_plain_transformers(tmp_path: Path) -> None:
+    for name in MODELS:
+        one = model(name, lora=LORA, experts="eager" if "moe" in name else None)
+        one.update(batch_of(1, False))
+        one.export(tmp_path / name)
+        plain = AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float64)
+        if "moe" in name:
+            plain.set_experts_implementation("eager")
+        own = dict(one.weights())
+        for key, tensor in plain.state_dict().items():
+            if key in own:
+                torch.testing.assert_close(tensor, own[key])
+        batch = batch_of(1, False)
+        one.module = plain  # type: ignore[assignment]
+        again = Model(str(tmp_path / name), dtype="float64", experts="eager" if "moe" in name else None)
+        again.setup()
+        alone = [torch.cat([torch.zeros(1).double(), text]) for text in expected_logprobs(one, batch)]
+        torch.testing.assert_close(again.logprobs(batch)["logprobs"].values, torch.cat(alone))
+
+
+def test_an_exported_reward_model_keeps_its_score(tmp_path: Path) -> None:
+    reward = model(head="score", loss="bradley_terry")
+    reward.update(pairs())
+    reward.export(tmp_path)
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float64)
+    ids = batch_of(1, False)["input_ids"][2]
+    found = reward.scores(batch_of(1, False))["scores"][2]
+    torch.testing.assert_close(plain(input_ids=ids[None]).logits[0, 0].detach(), found)
+
+
+def test_weights_reach_another_model_of_the_same_architecture() -> None:
+    trained, other = model(lora=LORA), model()
+    trained.update(batch_of(1, False))
+    other.load_weights(trained.weights())
+    batch = batch_of(2, False)
+    torch.testing.assert_close(
+        other.logprobs(batch)["logprobs"].values, trained.logprobs(batch)["logprobs"].values
+    )
+
+
+def test_an_adapter_reaches_another_model_alone() -> None:
+    trained, other = model(lora=LORA), model(lora=LORA)
+    trained.update(batch_of(1, False))
+    sent = dict(trained.adapter())
+    assert sent and all(name.startswith("base_model.model.model.layers.") for name in sent)
+    other.load_adapter(sent.items())
+    batch = batch_of(2, False)
+    torch.testing.assert_close(
+        other.logprobs(batch)["logprobs"].values, trained.logprobs(batch)["logprobs"].values
+    )
+
+
+def test_weights_with_an_unknown_name_or_shape_are_refused() -> None:
+    with pytest.raises(ModelError, match="`nothing` is sent"):
+        model().load_weights([("nothing", torch.zeros(1))])
+    with pytest.raises(ModelError, match=r"`model.norm.weight` has the shape \[32\], and \[3\] is sent"):
+        model().load_weights([("model.norm.weight", torch.zeros(3))])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "/nowhere"}, "model `/nowhere` cannot be read"),
+        ({"model": {"model_type": "nothing"}}, "the config` cannot be read"),
+        ({"head": "tail"}, "`head` is lm or score"),
+        ({"dtype": "int64"}, "`int64` is no floating-point dtype"),
+        ({"compute_dtype": "float16"}, "`compute_dtype` is bfloat16"),
+        ({"lora": {"rank": 4}}, "`lora` has no key `rank`"),
+        ({"lora": {"target": ["nothing"]}}, "`lora`: Target modules"),
+        ({"loss": "dop"}, "did you mean `dpo`"),
+        ({"micro_batch": 1, "micro_batch_tokens": 8}, "exclude each other"),
+        ({"optimizer": "Adamw"}, "optimizer `Adamw` is no class"),
+        ({"optimizer_options": {"rho": 1}}, "optimizer `AdamW`: .*rho"),
+        ({"schedule": {"name": "sawtooth"}}, "`schedule` sawtooth"),
+    ],
+)
+def test_wrong_arguments_are_one_clear_message(arguments: dict[str, Any], message: str) -> None:
+    given = {"model": MODELS["llama"], **arguments}
+    with pytest.raises(ValueError, match=message) as error:
+        made = Model(**given)
+        made.setup()
+        made.update(batch_of(1, False))
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_column_is_named() -> None:
+    with pytest.raises(ModelError, match="no column `input_ids`; it has tokens"):
+        model().update(Batch({"tokens": Ragged.of([torch.arange(3)])}))
+
+
+class Focal(Model):
+    """A loss of its own."""
+
+    gamma = 2.0
+
+    def loss(self, batch: Batch) -> LossSum:
+        found = self.loss_inputs(batch, ["logprobs", "mask"])
+        logs, mask = found["logprobs"], found["mask"]
+        total = (-logs * (1 - logs.exp()) ** self.gamma * mask).sum() + found["nothing"]
+        return LossSum(total, mask.sum())
+
+
+def test_a_subclass_has_a_loss_of_its_own() -> None:
+    one = Focal(MODELS["llama"], dtype="float64", lr=1e-2)
+    losses = [one.update(batch_of(1, False))["loss"] for _ in range(3)]
+    assert losses[2] < losses[0]
+    one.gamma = 0.0
+    assert one.evaluate(batch_of(2, False)) == pytest.approx(Model.evaluate(one, batch_of(2, False)))

@@ -1,0 +1,59 @@
+"""Pins what meshctl uses of peft: a version that changes it fails here, with the reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from meshctl.hf import peft_api, transformers_api, weights
+from meshctl.hf.peft_api import Lora
+from tests.hf.parity import MODELS
+
+
+def adapted(**lora: Any) -> Any:
+    config = transformers_api.read_config(MODELS["llama"], "lm", {})
+    model = transformers_api.new_model(config, "lm", torch.float64, None, 0)
+    peft_api.inject(model, Lora(**{"r": 4, **lora}))
+    return model
+
+
+def test_all_linear_leaves_out_the_head() -> None:
+    names = set(peft_api.layers(adapted()))
+    last = {name.rpartition(".")[2] for name in names}
+    assert last == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert len(names) == 14
+
+
+def test_only_adapters_are_trained_and_have_these_names() -> None:
+    trained = {name for name, one in adapted(target=["q_proj"]).named_parameters() if one.requires_grad}
+    layer = "model.layers.{}.self_attn.q_proj.lora_{}.default.weight"
+    assert trained == {layer.format(number, letter) for number in range(2) for letter in "AB"}
+    assert all(peft_api.is_adapter(name) for name in trained)
+    assert peft_api.plain_name("a.q_proj.base_layer.weight") == "a.q_proj.weight"
+
+
+def test_the_factor_of_an_adapter_is_alpha_divided_by_r() -> None:
+    [layer, *_] = peft_api.layers(adapted(alpha=6)).values()
+    assert peft_api.scaling(layer) == 1.5
+
+
+def test_merged_weights_compute_what_the_adapter_does() -> None:
+    model, plain = adapted(alpha=6), adapted()
+    weights.reset_adapter(plain, 0)
+    for layer in peft_api.layers(model).values():
+        torch.nn.init.normal_(layer.lora_B["default"].weight)
+    ids = torch.tensor([[5, 6, 7]])
+    own = {peft_api.plain_name(name): one for name, one in weights.held(plain).items()}
+    weights.copy_named(own, weights.merged_weights(model))
+    torch.testing.assert_close(plain(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_a_model_without_its_adapters_is_its_base_model() -> None:
+    model, ids = adapted(), torch.tensor([[5, 6, 7]])
+    with_zero = model(input_ids=ids).logits
+    for layer in peft_api.layers(model).values():
+        torch.nn.init.normal_(layer.lora_B["default"].weight)
+    with peft_api.without_adapters(model):
+        torch.testing.assert_close(model(input_ids=ids).logits, with_zero)
+    assert not model(input_ids=ids).logits.allclose(with_zero)

@@ -1,0 +1,74 @@
+"""Pins what meshctl uses of transformers: a version that changes it fails here, with the reason."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers.distributed import DistributedConfig
+from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
+from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
+from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+from meshctl.hf import transformers_api
+from tests.hf.parity import MODELS
+
+
+def outline(name: str) -> transformers_api.Any:
+    return transformers_api.outline(transformers_api.read_config(MODELS[name], "lm", {}), "lm")
+
+
+def test_plans_name_modules_and_parameters() -> None:
+    model = outline("qwen3")
+    tp, ep, fsdp = model._resolve_parallel_plans(DistributedConfig(tp_size=2, fsdp_size=2))
+    assert tp["model.layers.0.self_attn.q_proj"] == "colwise" and not ep
+    assert {"model.layers.0", "model.layers.1", "model.norm", "lm_head"} <= set(fsdp)
+
+
+def test_the_arguments_of_the_functions_that_shard() -> None:
+    assert list(inspect.signature(apply_tensor_parallelism).parameters) == ["model", "tp_mesh", "tp_plan"]
+    names = ["model", "mesh_manager", "fsdp_plan", "ep_plan"]
+    assert list(inspect.signature(apply_fully_sharded_data_parallelism).parameters) == names
+
+
+def test_the_style_whose_gradients_a_hook_sums() -> None:
+    assert transformers_api.SUMMED_BY_HOOK in ALL_PARALLEL_STYLES
+    model = outline("qwen3")
+    names = {id(one): name for name, one in model.named_parameters()}
+    found = {names[id(one)] for one in transformers_api.summed_by_hook(model)}
+    norms = {f"model.layers.{layer}.self_attn.{one}_norm.weight" for layer in range(2) for one in "qk"}
+    assert found == norms
+    assert not transformers_api.summed_by_hook(outline("llama"))
+
+
+def test_tied_names_are_second_names() -> None:
+    assert transformers_api.tied_names(outline("llama_tied")) == {"lm_head.weight"}
+    assert not transformers_api.tied_names(outline("llama"))
+
+
+def test_classes_are_found_by_config() -> None:
+    assert transformers_api.class_of(LlamaConfig(), "lm").__name__ == "LlamaForCausalLM"
+    assert transformers_api.class_of(Qwen3Config(), "score").__name__ == "Qwen3ForSequenceClassification"
+    assert AutoConfig.for_model("llama", vocab_size=8).vocab_size == 8
+
+
+def test_from_pretrained_calls_the_class_to_prepare_and_to_shard() -> None:
+    kind = AutoModelForCausalLM._model_mapping[LlamaConfig]
+    names = list(inspect.signature(kind.prepare_distribute_model).parameters)
+    assert names == ["distributed_config", "device_map"]
+    names = list(inspect.signature(kind.maybe_distribute_model).parameters)
+    assert names == ["model", "distributed_config", "mesh_manager"]
+
+
+def test_padding_at_the_end_and_packed_positions_need_no_mask() -> None:
+    config = transformers_api.read_config(MODELS["llama"], "lm", {})
+    model = transformers_api.new_model(config, "lm", torch.float64, None, 0)
+    model.config.use_cache = False  # with a cache, the borders of packed texts are not looked for
+    first, second = torch.tensor([[5, 6, 7]]), torch.tensor([[8, 9]])
+    packed, positions = torch.cat([first, second], 1), torch.tensor([[0, 1, 2, 0, 1]])
+    found = model(input_ids=packed, position_ids=positions).logits
+    torch.testing.assert_close(found[:, :3], model(input_ids=first).logits)
+    torch.testing.assert_close(found[:, 3:], model(input_ids=second).logits)
+    padded = model(input_ids=torch.cat([first, first * 0], 1)).logits
+    torch.testing.assert_close(padded[:, :3], model(input_ids=first).logits)
