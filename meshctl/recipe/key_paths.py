@@ -21,14 +21,16 @@ def section_at(path: KeyPath, root: Node) -> Section | None:
         has_names = not isinstance(field.type, Nested)
         if has_names and next(keys, None) is None:
             return None
-    return stage_kind(root.at(path)) if section is STAGE else section
+    return stage_section(root.at(path)) if section is STAGE else section
 
 
-def stage_kind(stage: Node | None) -> Section:
-    """Returns `CALL`, `SYNC` or `BLOCK` for a stage that has a key which only these have, and else
-    `STAGE`."""
-    signs = {"call": CALL, "sync": SYNC, "repeat": BLOCK}
-    return next((kind for key, kind in signs.items() if stage and stage.get(key) is not None), STAGE)
+def stage_section(stage: Node | None) -> Section:
+    """Returns `CALL`, `SYNC` or `BLOCK` for a stage with keys of only one of these, and else `STAGE`."""
+    signs = {CALL: ("call",), SYNC: ("sync",), BLOCK: ("repeat", "stages")}
+    kinds = [
+        kind for kind, keys in signs.items() if stage and any(stage.get(key) is not None for key in keys)
+    ]
+    return kinds[0] if len(kinds) == 1 else STAGE
 
 
 def field_at(path: KeyPath, root: Node) -> Field | None:

@@ -19,8 +19,9 @@ from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.yaml_scalars import scalar
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node, can_hold, merge, put
 from meshctl.recipe.field_types import Arguments, Environment, Texts, Type
-from meshctl.recipe.fields import BLOCK, CALL, INNER, NOT_IN_BLOCK, PLANNED, RECIPE, STAGE, SYNC
+from meshctl.recipe.fields import INNER, NOT_IN_BLOCK, PLANNED, RECIPE, STAGE
 from meshctl.recipe.fixes import keys_meant
+from meshctl.recipe.key_paths import stage_section
 from meshctl.recipe.misplaced import (
     HINTS,
     INVISIBLE,
@@ -182,45 +183,60 @@ class _Walk:
     ) -> None:
         """Reports a key that is unknown in a section, and moves its value to the right place if that is
         known."""
-        span, here = item.key or item.span, (*path, key)
-        if purpose := PLANNED.get((path[0] if path else "", key)):
-            self.report("MC104", f"`{key}` ({purpose}) is not supported yet", span, "remove it")
-            self.wrong.add(here)
+        self.wrong.add((*path, key))
+        if self.is_refused(key, item, path, section, node):
             return
-        if section is INNER and (node.get("sync") or key in NOT_IN_BLOCK):
-            why = NOT_IN_BLOCK.get(key)
-            if why and not (key == "stages" and node.get("repeat")):
-                message = f"a stage of a block has no `{key}`: {why}"
-                self.report("MC571", message, span)
-            self.wrong.add(here)
-            return
-        known, odd = section.keys, invisible_character(key)
+        odd = invisible_character(key)
         key = INVISIBLE.sub("", key).strip() if odd else key
-        is_known_word = called(key, known) or key in HINTS
-        location = None if is_known_word else location_of(key, section, path, item, self.root)
-        if location and meant.get(key) and not location.is_named_item:
-            location = None  # a misspelling of a key of this mapping is likelier than a key of another one
-        near = ""
-        if not location and key in HINTS:
-            near = called(key, known)
-        elif not location:
-            near = key if key in known else nearest_key(key, known)
+        near, location = self.meaning(key, item, path, section, bool(meant.get(key)))
         help = odd or self.help_for(key, item, path, section, node, near, location)
         message = f"{section.title} has no key `{key[:MAX_LETTERS]}`"
         fixes = meant.get(key, ()) if near else ()
-        self.wrong.add(here)
         if not (path in self.misplaced and location and location.is_named_item):
-            self.report("MC101", message, span, help, fixes)
-        if location and location.path and (location.is_named_item or self.root.at(location.path) is None):
-            self.misplaced |= {location.path} if location.is_named_item else set()
-            self.moves.append((location.path, self.moved(item, location)))
+            self.report("MC101", message, item.key or item.span, help, fixes)
+        if location:
+            self.move(item, location)
         elif near and node.get(near) is not None and not path and item.is_mapping:  # from an included file
             self.moves.append(((near,), self.value(item, (near,), section.by_key[near].type)))
         elif near and near not in items and node.get(near) is None:
             items[near] = self.value(item, (*path, near), section.by_key[near].type)
-            if not fixes:
-                self.wrong.add((*path, near))
-        elif location:
+            self.wrong |= set() if fixes else {(*path, near)}
+
+    def is_refused(self, key: str, item: Node, path: KeyPath, section: Section, node: Node) -> bool:
+        """Whether a key is one of a later version, or one that a stage of a block cannot have. Reports it."""
+        span = item.key or item.span
+        if purpose := PLANNED.get((path[0] if path else "", key)):
+            self.report("MC104", f"`{key}` ({purpose}) is not supported yet", span, "remove it")
+            return True
+        if section is not INNER or not (node.get("sync") or key in NOT_IN_BLOCK):
+            return False
+        why = NOT_IN_BLOCK.get(key)
+        if why and not (key == "stages" and node.get("repeat")):
+            self.report("MC571", f"a stage of a block has no `{key}`: {why}", span)
+        return True
+
+    def meaning(
+        self, key: str, item: Node, path: KeyPath, section: Section, is_misspelt: bool
+    ) -> tuple[str, Location | None]:
+        """Returns (key of the section that was probably meant, place to which the key belongs). At most one
+        of them is known. `is_misspelt` says that the key is an unambiguous misspelling."""
+        word, known = called(key, section.keys), section.keys
+        location = None if word or key in HINTS else location_of(key, section, path, item, self.root)
+        if location and (location.is_named_item or not is_misspelt):
+            return "", location
+        if key in HINTS:
+            return word, None
+        return key if key in known else nearest_key(key, known), None
+
+    def move(self, item: Node, location: Location) -> None:
+        """Records that a value belongs to another place, or that it may belong to several."""
+        path = location.path
+        if location.is_named_item:
+            self.misplaced.add(path)
+            self.moves.append((path, self.named_item(path, item, NAMED[path[0]])))
+        elif path and self.root.at(path) is None:
+            self.moves.append((path, item))
+        elif not path:
             self.wrong |= {place for place in location.candidates if self.root.at(place) is None}
 
     def help_for(
@@ -245,10 +261,6 @@ class _Walk:
         known = section.keys
         listing = f"its {'key is' if len(known) == 1 else 'keys are'} {listed(known)}"
         return help_without_alternative(section, key) or listing
-
-    def moved(self, item: Node, location: Location) -> Node:
-        top = location.path[0]
-        return self.named_item(location.path, item, NAMED[top]) if location.is_named_item else item
 
     # Groups, components and stages
 
@@ -312,14 +324,7 @@ class _Walk:
             self.wrong |= {(*path, name, key) for name in lacking}
 
     def named_item(self, path: KeyPath, item: Node, section: Section) -> Node:
-        return self.section(item, path, _stage_section(item) if section is STAGE else section)
-
-
-def _stage_section(item: Node) -> Section:
-    """Returns the section `CALL`, `SYNC` or `BLOCK` of a stage; `STAGE` for keys of several, or of none."""
-    signs = {CALL: ("call",), SYNC: ("sync",), BLOCK: ("repeat", "stages")}
-    kinds = [kind for kind, keys in signs.items() if any(item.get(key) is not None for key in keys)]
-    return kinds[0] if len(kinds) == 1 else STAGE
+        return self.section(item, path, stage_section(item) if section is STAGE else section)
 
 
 def _is_stray(key: str, item: Node, section: Section) -> bool:

@@ -49,17 +49,23 @@ class Entry:
             return "${" in self.name
         return not self.is_list and any("${" in option for option in self.options)
 
-    def path(self, base: str) -> str:
-        """Returns the full name of the config or group, for a list in the folder `base`."""
-        return full_name(base, self.name)
+    def path(self, config: str) -> str:
+        """Returns the full name of the config or group, for an entry in the list of `config`."""
+        return full_name(config, self.name)
+
+    def group(self, path: str) -> str:
+        """Returns the config group in a path of this entry."""
+        return path if self.is_group else posixpath.dirname(path)
 
 
 SELF = "_self_"
 """The entry that stands for the file with the list itself."""
 
 
-def full_name(base: str, name: str) -> str:
-    """Returns the full name of a config or group that a defaults list in the folder `base` names."""
+def full_name(config: str, name: str) -> str:
+    """Returns the full name of a config or group that the defaults list of `config` names. Names are relative
+    to the folder of the file, or begin with `/`."""
+    base = posixpath.dirname(config)
     return posixpath.normpath(name.lstrip("/") if name.startswith("/") else posixpath.join(base, name))
 
 
@@ -69,14 +75,14 @@ class DefaultsLists:
 
     store: ConfigStore
     found: list[Diagnostic] = field(default_factory=list)
-    _entries: dict[tuple[str, str], list[Entry]] = field(default_factory=dict)
+    _entries: dict[str, list[Entry]] = field(default_factory=dict)
 
-    def entries(self, config: str, base: str) -> list[Entry]:
-        """Returns the valid entries of a config's defaults list. Names are relative to the folder `base`."""
-        if (config, base) not in self._entries:
+    def entries(self, config: str) -> list[Entry]:
+        """Returns the valid entries of a config's defaults list."""
+        if config not in self._entries:
             written = self.store.config(config).defaults
-            self._entries[config, base] = list(self._valid_entries(written, base)) if written else []
-        return self._entries[config, base]
+            self._entries[config] = list(self._valid_entries(written, config)) if written else []
+        return self._entries[config]
 
     def report(
         self, code: str, message: str, span: Span, help: str = "", fixes: tuple[Fix, ...] = ()
@@ -86,7 +92,7 @@ class DefaultsLists:
 
     # Entries
 
-    def _valid_entries(self, written: Node, base: str) -> Iterator[Entry]:
+    def _valid_entries(self, written: Node, config: str) -> Iterator[Entry]:
         if not written.is_list:
             self._report_no_list(written)
             return
@@ -98,10 +104,10 @@ class DefaultsLists:
             if entry.value == SELF:
                 yield from [Entry(SELF, entry.span)] if entry is itself[0] else []
             elif isinstance(entry.value, str):
-                yield from self._valid_include(entry, base)
+                yield from self._valid_include(entry, config)
             elif entry.is_mapping and len(entry.value) == 1:
                 ((key, option),) = entry.items()
-                yield from self._valid_choice(key, option, base)
+                yield from self._valid_choice(key, option, config)
             elif entry.value is not BROKEN:
                 message = "an entry of `defaults` must be a name or one `GROUP: OPTION`"
                 self.report("MC208", message, entry.span)
@@ -114,7 +120,7 @@ class DefaultsLists:
         help = "write `- base` below it, one entry a line"
         self.report("MC208", "`defaults` must be a list", entries.span, help, fixes)
 
-    def _valid_include(self, entry: Node, base: str) -> Iterator[Entry]:
+    def _valid_include(self, entry: Node, config: str) -> Iterator[Entry]:
         """Yields an include such as `base`, `./grpo` or `/common/cluster@_global_` if its config exists."""
         path, at, package = str(entry.value).partition("@")
         if "${" not in path:
@@ -126,13 +132,13 @@ class DefaultsLists:
         if (
             self._is_known_early(str(entry.value), entry.span)
             if include.is_interpolated
-            else (self.has_config(include, base))
+            else (self.has_config(include, config))
         ):
             yield include
 
-    def has_config(self, entry: Entry, base: str) -> bool:
+    def has_config(self, entry: Entry, config: str) -> bool:
         """Whether the config of an include exists. Reports it otherwise."""
-        path, full = entry.name, entry.path(base)
+        path, full = entry.name, entry.path(config)
         if not self._exists(full, entry.span):
             others = [option for option in self.store.options("") if option != self.store.recipe.stem]
             after = "" if entry.package is None else f"@{entry.package}"
@@ -142,12 +148,12 @@ class DefaultsLists:
             return False
         return True
 
-    def _valid_choice(self, key: str, option: Node, base: str) -> Iterator[Entry]:
-        """Yields `layout@components.actor.parallel: hsdp` if the group and the option exist; `override` or
-        `optional` can precede the group."""
+    def _valid_choice(self, key: str, option: Node, config: str) -> Iterator[Entry]:
+        """Yields `layout@components.actor.parallel: hsdp` if the group and the option exist. `override` or
+        `optional` can precede the group; an optional one may be missing."""
         *words, target = key.split(" ")
         group, at, package = target.partition("@")
-        span, full = option.key or option.span, full_name(base, group)
+        span, full = option.key or option.span, full_name(config, group)
         if group.strip("/").split("/")[0] == "hydra":
             self.report("MC216", "a recipe cannot configure Hydra itself", span, "remove this entry")
         elif not package and full == LAYOUT:
@@ -185,15 +191,14 @@ class DefaultsLists:
         return is_missing or self.has_option(group, text, node.span, entry.is_optional)
 
     def has_option(self, group: str, option: str, span: Span, is_optional: bool = False) -> bool:
-        """Whether an option of a config group exists. Reports one that does not, unless it is optional."""
-        if self._exists(f"{group}/{option}", span):
+        """Whether an option of a config group exists, or is optional. Reports it otherwise."""
+        if self._exists(f"{group}/{option}", span) or is_optional:
             return True
-        if not is_optional:
-            options = self.store.options(group)
-            help, fixes = did_you_mean(option, options), renamed(span, option, options)
-            if find_special(self.store.folders, f"{group}/{option}"):
-                help = self._searched(f"{group}/{option}")
-            self.report("MC201", f"`{option}` is not a {group}", span, help, fixes)
+        options = self.store.options(group)
+        help, fixes = did_you_mean(option, options), renamed(span, option, options)
+        if find_special(self.store.folders, f"{group}/{option}"):
+            help = self._searched(f"{group}/{option}")
+        self.report("MC201", f"`{option}` is not a {group}", span, help, fixes)
         return False
 
     def report_no_option(self, group: str, target: str, span: Span) -> None:
