@@ -144,4 +144,25 @@ def _diagnostic_of_class(target: str, found: Class, span: Span) -> Diagnostic | 
     return Diagnostic("MC503", message, span, help="derive it from meshctl.Component")
 
 
-RULES = (module_exists, class_is_component)
+STATE_METHODS = ("state_dict", "load_state_dict")
+
+
+def state_is_loaded(facts: Facts) -> Iterator[Diagnostic]:
+    """A component whose state is in checkpoints has both methods of state, or none."""
+    if facts.recipe.run.checkpoint is None:
+        return
+    for name, component in facts.recipe.components.items():
+        found = facts.class_of(name)
+        if found is None or not found.is_complete or component.frozen:
+            continue
+        offered = [method for method in STATE_METHODS if method in found.methods]
+        if len(offered) != 1:
+            continue
+        [absent] = {*STATE_METHODS} - {*offered}
+        span = facts.value("components", name, "_target_")
+        message = f"`{component.target}` has `{offered[0]}` and no `{absent}`"
+        help = f"define `{absent}` as well, or say `frozen: true` if `{name}` has no state"
+        yield Diagnostic("MC529", message, span, help=help)
+
+
+RULES = (module_exists, class_is_component, state_is_loaded)

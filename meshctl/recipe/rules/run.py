@@ -1,5 +1,5 @@
-"""MC560, MC562, MC563 and MC567: the metrics that `run.show`, `run.stop` and `run.checkpoint.best` name, and
-the routes that `run.record` names."""
+"""MC560, MC562, MC563, MC567 and MC568: the metrics that `run.show`, `run.stop` and `run.checkpoint.best`
+name, and the routes that `run.record` names."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.fixes import renamed
-from meshctl.recipe.model import stage_path
+from meshctl.recipe.model import Stage, stage_path
 from meshctl.recipe.rules.facts import Facts
-from meshctl.text.english import did_you_mean, nearest
+from meshctl.text.english import counted, did_you_mean, nearest
 
 
 def metric_exists(facts: Facts) -> Iterator[Diagnostic]:
@@ -35,7 +35,7 @@ def metric_exists(facts: Facts) -> Iterator[Diagnostic]:
             options = [f"{name}.{option}" for option in _metrics_of(facts, name)]
             help = did_you_mean("", options) or f"write {name}.NAME"
             yield Diagnostic("MC560", message, span, help=help, missing=True)
-        elif stage.kind == "sync":
+        elif stage.kind == "sync" and not _may_log(facts, stage):
             message = f"`{metric}` is not a metric: `{name}` is a sync"
             seconds = (facts.key("pipeline", name).with_word("a sync has no metrics"),)
             yield Diagnostic("MC560", message, span, seconds, missing=True)
@@ -73,6 +73,48 @@ def metric_may_be_given(facts: Facts) -> Iterator[Diagnostic]:
             message = f"stage `{name}` has no metrics, so `{metric}` never has a value"
             help = "name a metric of another stage, or report it with `self.log`"
             yield Diagnostic("MC567", message, span, seconds, help)
+
+
+def metric_is_often_enough(facts: Facts) -> Iterator[Diagnostic]:
+    """A metric that ends the run has more values in the run than `patience`."""
+    run = facts.recipe.run
+    for key, metric, span in facts.named_metrics():
+        name = facts.recipe.metric(metric)[0]
+        stage = facts.recipe.pipeline.get(name)
+        is_valid = facts.is_valid("run", "stop", "patience") and facts.is_valid("run", "steps")
+        if key != "run.stop.on" or run.stop is None or stage is None or not is_valid:
+            continue
+        values = _values_in_run(facts, stage)
+        if values is None or values > run.stop.patience:
+            continue
+        count, needed = counted(values, "value"), run.stop.patience + 1
+        message = f"`{metric}` has {count} in the run, and `run.stop` needs {needed} to end it"
+        where = stage_path(stage.block or name)
+        word = "when" if stage.when else "every"
+        seconds = (facts.value(*where, word).with_word(f"`{name}` runs {_times(stage)}"),)
+        help = "name a metric of a stage that runs more often, or leave out `run.stop`"
+        yield Diagnostic("MC568", message, span, seconds, help, severity="warning")
+
+
+def _values_in_run(facts: Facts, stage: Stage) -> int | None:
+    """Returns how many values a metric of a stage has in a run; None if this is unknown."""
+    path = stage_path(stage.block or stage.name)
+    if not facts.is_valid(*path, "when") or not facts.is_valid(*path, "every"):
+        return None
+    if stage.when:
+        return 1 if stage.when in ("start", "end") else None
+    steps = facts.recipe.run.steps
+    return steps // stage.every if steps and stage.every > 1 else None
+
+
+def _times(stage: Stage) -> str:
+    return f"once, at the {stage.when}" if stage.when else f"every {stage.every} steps"
+
+
+def _may_log(facts: Facts, stage: Stage) -> bool:
+    """Whether a method of a sync may call `self.log`."""
+    found = [facts.class_of(name) for name in (stage.component, stage.to)]
+    return any(one is None or not one.is_complete or one.logs for one in found)
 
 
 def _metrics_of(facts: Facts, name: str) -> tuple[str, ...]:
@@ -113,4 +155,4 @@ def route_exists(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC563", f"`{word}` has no route to record", span, seconds, did_you_mean("", routes))
 
 
-RULES = (metric_exists, metric_is_given, metric_may_be_given, route_exists)
+RULES = (metric_exists, metric_is_given, metric_may_be_given, metric_is_often_enough, route_exists)
