@@ -3,10 +3,10 @@
     python benchmarks/empty_step.py [--rounds 7] [--steps 2000] [--peers [PYTHON]] [--baseline COMMIT]
 
 The whole loop of a worker runs, with its journal. The CPU time of the busiest worker is compared with that of
-the same benchmark at a commit of this repository, alternating; it depends little on what else runs. Seconds
-are taken in the workers' own loops, from the first step of a round to its last; the slowest worker counts.
-They are judged only where each worker has a core. With `--peers`, the same stages over Ray's ObjectRefs,
-which only Ray's driver can time, alternate with ours.
+the same benchmark at a commit of this repository: the workers of both are on the same cores, and short rounds
+alternate. Seconds are taken in the workers' own loops, from the first step of a round to its last; the
+slowest worker counts. They are judged only where each worker has a core. With `--peers`, the same stages over
+Ray's ObjectRefs, which only Ray's driver can time, alternate with ours.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch.distributed import PrefixStore
@@ -44,6 +45,9 @@ GOAL_US = 100.0
 RAY_GOAL = 15.0
 """Times as fast as over Ray, at least."""
 RAY_STEPS = 100
+ROUNDS_PER_ROUND, SHORT_ROUND_STEPS = 4, 500
+"""Rounds against the baseline for each round of `--rounds`, and the steps of one. Short rounds that alternate
+see the same load of the machine."""
 WIDTH = 2
 """Workers of each group."""
 
@@ -110,7 +114,7 @@ def main() -> None:
         if rounds:
             print(f"{name:<24} {statistics.median(rounds):>10.1f} {max(rounds):>14.1f}")
     cases = []
-    if args.baseline and (ratio := ratio_to(args.baseline, args.rounds, args.steps)):
+    if args.baseline and (ratio := ratio_to(args.baseline, args.rounds)):
         what = f"CPU, of that of {args.baseline}"
         cases.append({"what": what, "value": round(ratio, 3), "goal": CPU_GOAL, "ok": ratio <= CPU_GOAL})
     value, has_cores = statistics.median(ours), (os.cpu_count() or 1) >= 2 * WIDTH
@@ -126,7 +130,7 @@ def main() -> None:
     print(json.dumps({"name": "empty_step", **first, "ok": ok, **more}))
 
 
-def ratio_to(commit: str, rounds: int, steps: int) -> float | None:
+def ratio_to(commit: str, rounds: int) -> float | None:
     """Returns the CPU time of a step, as a multiple of that at a commit: the median over rounds that
     alternate. None where the repository lacks the commit."""
     root = Path(__file__).resolve().parent.parent
@@ -134,19 +138,38 @@ def ratio_to(commit: str, rounds: int, steps: int) -> float | None:
     if archive.returncode:
         print(f"no baseline: {archive.stderr.decode().strip()}")
         return None
-    with tempfile.TemporaryDirectory() as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
-        ratios = [cpu_of(root, steps, "--baseline=") / cpu_of(Path(folder), steps) for _ in range(rounds)]
-    return statistics.median(ratios)
+        count = ROUNDS_PER_ROUND * rounds + 1
+        sides = [stack.enter_context(Checkout(checkout, count)) for checkout in (root, Path(folder))]
+        times = [[side.cpu_of_a_round() for side in sides] for _ in range(count)]
+    return statistics.median(ours / theirs for ours, theirs in times[1:])
 
 
-def cpu_of(root: Path, steps: int, *options: str) -> float:
-    """Returns the microseconds of CPU time that the benchmark of a checkout measures in one round."""
-    command = [sys.executable, "benchmarks/empty_step.py", "--rounds", "1", "--steps", str(steps), *options]
-    environ = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, check=True)
-    cpu: float = json.loads(done.stdout.splitlines()[-1])["cpu"]
-    return cpu
+class Checkout:
+    """This benchmark in a checkout, with workers that run a round when they are asked."""
+
+    def __init__(self, root: Path, rounds: int) -> None:
+        script = Path(__file__).resolve().parent / "peers" / "empty_step_at_commit.py"
+        command = [sys.executable, str(script), str(rounds), str(SHORT_ROUND_STEPS)]
+        environ = {**os.environ, "PYTHONPATH": str(root)}
+        self._process = subprocess.Popen(
+            command, cwd=root, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def cpu_of_a_round(self) -> float:
+        """Returns the microseconds of CPU time of the busiest worker in a step."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return max(json.loads(self._process.stdout.readline()))
 
 
 def measured(rounds: int, steps: int, python: str | None) -> tuple[list[float], list[float], list[float]]:
