@@ -124,7 +124,8 @@ class Journal(EventLog):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._group, self._rank = group, rank
-        self._templates: dict[tuple[tuple[str, ...], ...], bytes] = {}
+        self._templates: dict[tuple[str, ...], bytes] = {}
+        """The names in a `step` line (stages, waits, routes) -> the line, with formats for numbers."""
 
     def write(
         self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any
@@ -136,12 +137,16 @@ class Journal(EventLog):
         """Appends the events of a step in one write. The `step` line is a template filled with numbers,
         because encoding it as JSON would take longer than everything else in the loop of an empty step."""
         stages, waits, routes = report.stages, report.waits, report.routes
-        key = (tuple(stages), tuple(waits), tuple(routes))
+        key = (*stages, "", *waits, "", *routes)
         template = self._templates.get(key)
         if template is None:
             template = self._templates[key] = self._template(report)
         numbers = (report.step, report.seconds, *stages.values(), *waits.values(), *routes.values())
-        now = round(time.time(), 6)  # all have the same time: readers sort by it and keep their order
+        now = time.time()
+        if not report.metrics and not report.collectives:
+            os.write(self._file, template % (*numbers, b"", now))
+            return
+        now = round(now, 6)  # all have the same time: readers sort by it and keep their order
         lines = []
         for metric in report.metrics:
             value = dict(metric)

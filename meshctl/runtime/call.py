@@ -15,7 +15,7 @@ import torch
 from meshctl.plan.model import Stage
 from meshctl.run.bounds import end_of_data
 from meshctl.run.progress import Activity
-from meshctl.runtime.batch.batch import MARK, Batch, identify
+from meshctl.runtime.batch.batch import MARK, Batch, identify, numbered
 from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.borrowed import Borrowed
 from meshctl.runtime.component import context_of
@@ -35,7 +35,6 @@ from meshctl.runtime.stage_metrics import StageMetrics
 from meshctl.runtime.user_modes import collect_mode, execute_mode
 from meshctl.topology.mesh import even_split
 from meshctl.topology.modes import producer_set
-from meshctl.topology.samples import Grid
 
 RouteKey = tuple[str, str, str]
 """The source, the target and the parameter of a route."""
@@ -200,6 +199,8 @@ class Call:
     def _marked(self, batch: Batch) -> Batch:
         """Adds marks to samples: the version of the weights that made them, and their home where a later
         stage sends them back to it."""
+        if not self._has_home and not self._state.versions:
+            return batch
         marks: dict[str, Any] = {}
         if (version := self._state.versions.get(self.stage.component)) is not None:
             marks[MARK + "version"] = torch.full((len(batch),), version)
@@ -302,9 +303,10 @@ class SourceCall(Call):
             raise StageError(
                 f"`{stage.component}.{stage.method}` gave {count} samples, its share is {len(mine)}"
             )
-        ids = Grid(mine.start, (count,)) if count else torch.empty((0, 1), dtype=torch.int64)
         most = -(-len(numbers) // self._producers)
-        return self._marked(Batch(value.columns, ids=ids, most=most))
+        if count:
+            return self._marked(numbered(value, mine.start, most))
+        return self._marked(Batch(value.columns, ids=torch.empty((0, 1), dtype=torch.int64), most=most))
 
     def _next_numbers(self) -> range:
         """Returns the numbers of the source's next samples, over all producers."""

@@ -37,7 +37,7 @@ class Schedule:
         """Returns what runs in a step. `announced` is the run's last step as far as it is known; with
         `is_open_ended`, a stream may end the run earlier. `replayed` are the sources whose values are
         replayed."""
-        divides = tuple([step % interval == 0 for interval in self._intervals])
+        divides = tuple([step % interval == 0 for interval in self._intervals]) if self._intervals else ()
         key = (divides, step == 1, step == announced, is_open_ended, *replayed)
         found = self._known.get(key)
         if found is None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -121,26 +121,31 @@ class Batch:
         self._grid: Grid | None = None
         """The ids as a grid, where that is known."""
         self._ids: Tensor | None = None
-        if isinstance(ids, Tensor):
-            if ids.dtype.is_floating_point or ids.dtype.is_complex:
-                raise BatchError(f"ids are whole numbers, not {str(ids.dtype).removeprefix('torch.')}")
-            self._ids = (ids[:, None] if ids.ndim == 1 else ids).to(torch.int64)
-            if self._ids.ndim != 2 or not self._ids.shape[1]:
-                raise BatchError(f"ids are rows of numbers, [n] or [n, depth], not {list(ids.shape)}")
-            sizes.append(self._ids.shape[0])
-        elif ids is not None:
-            self._grid = ids
-            sizes.append(len(ids))
+        if ids is not None:
+            sizes.append(self._set_ids(ids))
         if sizes and sizes.count(sizes[0]) != len(sizes):
-            named = zip([*self._columns, "ids"], sizes, strict=False)
-            raise BatchError(
-                "columns differ in their number of samples: "
-                + ", ".join(f"{name} {size}" for name, size in named)
-            )
+            self._refuse(sizes)
         self._length = sizes[0] if sizes else 0
         self.group_depth = group_depth
         """The number of leading numbers of an id that identify its group; 0 without groups."""
         self._most = most
+
+    def _set_ids(self, ids: Tensor | Grid) -> int:
+        """Sets the ids and returns their number. Raises `BatchError` if they are no ids."""
+        if isinstance(ids, Grid):
+            self._grid = ids
+            return len(ids)
+        if ids.dtype.is_floating_point or ids.dtype.is_complex:
+            raise BatchError(f"ids are whole numbers, not {str(ids.dtype).removeprefix('torch.')}")
+        self._ids = (ids[:, None] if ids.ndim == 1 else ids).to(torch.int64)
+        if self._ids.ndim != 2 or not self._ids.shape[1]:
+            raise BatchError(f"ids are rows of numbers, [n] or [n, depth], not {list(ids.shape)}")
+        return len(self._ids)
+
+    def _refuse(self, sizes: Sequence[int]) -> NoReturn:
+        named = zip([*self._columns, "ids"], sizes, strict=False)
+        listed = ", ".join(f"{name} {size}" for name, size in named)
+        raise BatchError(f"columns differ in their number of samples: {listed}")
 
     # Reading
 
@@ -414,6 +419,14 @@ def children(ids: Tensor, times: int) -> Tensor:
     """Returns ids `[n * times, depth + 1]`: for each id of `[n, depth]` its children 0 to `times` - 1."""
     numbers = torch.arange(times).repeat(len(ids))[:, None]
     return torch.cat([ids.repeat_interleave(times, 0), numbers], 1)
+
+
+def numbered(batch: Batch, first: int, most: int) -> Batch:
+    """Returns the samples of a batch, at least one, with `first` and the numbers after it as their ids."""
+    made = Batch.__new__(Batch)  # all checks of the columns have been made
+    made._columns, made._length, made._most = batch._columns, batch._length, most
+    made._grid, made._ids, made.group_depth = Grid(first, (batch._length,)), None, 0
+    return made
 
 
 def identify(result: Batch, given: Batch | None) -> Batch:

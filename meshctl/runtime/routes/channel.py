@@ -54,7 +54,7 @@ from meshctl.runtime.routes.header import (
 from meshctl.runtime.routes.joins import join
 from meshctl.runtime.routes.paths import Paths
 from meshctl.runtime.routes.rows import RowRange, Schema, empty_like, fill, gather, row_bytes
-from meshctl.runtime.routes.step import Partition, StepHeader
+from meshctl.runtime.routes.step import Partition, SentPart, StepHeader
 from meshctl.runtime.transports.allgather import allgather
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, unpack
 from meshctl.runtime.transports.buffers.mapped_concat import fits_pages
@@ -99,6 +99,9 @@ class Channel:
             collect_mode(self.route.collect),
             dispatch_mode(self.route.dispatch.mode),
         )
+        self._is_even = self._dispatch.is_even
+        """Whether the partition may be reused. A user's mode may read the ids."""
+        self._takes_batches = self._collect.is_batch or self._collect.is_first
         self._execute = execute_mode(self._consumer.execute)
         producers = producer_set(self._collect, execute_mode(self._producer.execute))
         self._set_producers(producers.ranks(self._producer.mesh))
@@ -171,7 +174,7 @@ class Channel:
         `RouteError` where the route cannot carry it."""
         if value is END:
             return ProducerHeader()
-        if isinstance(value, Batch) and (self._collect.is_batch or self._collect.is_first):
+        if isinstance(value, Batch) and self._takes_batches:
             if (home := self.route.dispatch.home) and MARK + "home." + home not in value:
                 raise RouteError(
                     f"the samples of `{self.route.source}` did not pass stage `{home}`, they have no "
@@ -202,33 +205,31 @@ class Channel:
     def _send_parts(self, header: StepHeader, table: Sequence[bytes], value: Any) -> None:
         """Sends the samples that this rank holds, and the headers for the parts that it leads."""
         assert self._me is not None
-        for part, is_leader, held in header.partition.sent_by(self._me, self._led):
-            frame: list[Any] = [self._generation, header.digest, table if is_leader else None, None]
+        for sent in header.sent_by(self._me, self._led):
+            part, leading = sent.part, table if sent.is_leader else None
+            frame: list[Any] = [self._generation, header.digest, leading, None]
             if not isinstance(value, Batch):
                 self._send_frame(part, frame)
+            elif sent.flat and self._send_flat(header.digest, sent, sent.flat, leading, value):
                 continue
-            flat_part = header.flat_part(part)
-            if flat_part and self._send_flat(header, part, flat_part, table if is_leader else None, value):
-                continue
-            if flat_part is None and (schema := self._shared_schema(header, part)):
+            elif sent.flat is None and (schema := self._shared_schema(header, part)):
                 self._write_shared(header, frame, part, value, schema)
             else:
-                frame[3] = gather(value, held.packed)
-                self._send_rows(part, frame, value, held.packed)
+                frame[3] = gather(value, sent.held.packed)
+                self._send_rows(part, frame, value, sent.held.packed)
 
     def _send_flat(
-        self, header: StepHeader, part: int, flat: FlatPart, table: Sequence[bytes] | None, value: Batch
+        self, digest: int, sent: SentPart, flat: FlatPart, table: Sequence[bytes] | None, value: Batch
     ) -> bool:
         """Sends this rank's rows in a flat frame, and returns False if they do not fit into one."""
         assert self._me is not None
-        held, most = header.partition.held(part, self._me), self._paths.inline_max(part, self._me)
+        held, most = sent.held, self._paths.inline_max(sent.part, self._me)
         if not 0 < held.count * flat.row_bytes <= most:
             return False
-        digest, ranges = header.digest, held.ranges
-        frame = flat_frame.encode(self._generation, digest, table, value, flat.columns, ranges)
+        frame = flat_frame.encode(self._generation, digest, table, value, flat.columns, held.ranges)
         if len(frame) > most:
             return False
-        for job_ranks in self._paths.destinations(part, self._me):
+        for job_ranks in self._paths.destinations(sent.part, self._me):
             self.bytes_sent += len(frame)
             self._transport.send_inline(job_ranks, self._tag + VALUES, frame)
         return True
@@ -438,7 +439,7 @@ class Channel:
     def _step_header(self, headers: Sequence[ProducerHeader], digest: int) -> StepHeader | None:
         """Returns the header of a step with a batch, or None if all producers sent plain values or
         ended."""
-        key = partition_key(headers) if self._dispatch.is_even else None  # a user's mode may read the ids
+        key = partition_key(headers) if self._is_even else None
         if self._last is not None and key == self._last[0]:
             return StepHeader(headers, self._last[1], digest)
         if all(header.schema is None for header in headers):

@@ -184,8 +184,7 @@ def describe(
     `alone`; tokens and homes only where the dispatch uses them.
     """
     columns = batch.columns
-    kinds = _kinds(columns)
-    numbers = _Numbers()
+    kinds, numbers = _kinds(columns), _Numbers()
     ragged: list[tuple[str, int]] = []
     mappable: list[str] = []
     if not alone:
@@ -431,15 +430,19 @@ def partition_key(headers: Sequence[ProducerHeader]) -> PartitionKey | None:
     """Returns a key; steps with equal keys are partitioned alike, whatever their ids, and have the same
     columns in the same order. Returns None if the partition depends on the samples themselves, and if
     some producer has a plain value."""
+    key: list[bytes | None] = []
     next_id: int | None = None
     for header in headers:
         if schema := header.schema:
             if not schema.is_cut_by_count or (next_id is not None and header.ids < next_id):
                 return None
             next_id = header.ids + schema.grid[0]
-        elif not header.is_end:
+            key.append(schema.encoded)
+        elif header.is_end:
+            key.append(None)
+        else:
             return None
-    return tuple([header.schema.encoded if header.schema else None for header in headers])
+    return tuple(key)
 
 
 def table_of(headers: Sequence[ProducerHeader]) -> SampleTable:

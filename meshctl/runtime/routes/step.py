@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,17 @@ class HeldRows:
     packed: Sequence[RowRange]
     """The same rows, and where they go in a frame of this producer's rows alone: one after another from 0."""
     count: int
+
+
+class SentPart(NamedTuple):
+    """What one producer sends for one part."""
+
+    part: int
+    is_leader: bool
+    """Whether the producer sends the headers to the part's consumers."""
+    held: HeldRows
+    flat: FlatPart | None
+    """The layout of the part, where it is sent in flat frames."""
 
 
 @dataclass(frozen=True)
@@ -74,21 +85,9 @@ class Partition:
         return {}
 
     @cached_property
-    def _sent(self) -> dict[int, list[tuple[int, bool, HeldRows]]]:
+    def sent(self) -> dict[int, list[SentPart]]:
+        """Producer -> the result of `StepHeader.sent_by`, for the producers that were asked for."""
         return {}
-
-    def sent_by(self, producer: int, led: Sequence[int]) -> list[tuple[int, bool, HeldRows]]:
-        """Returns what a producer sends: (part, whether the producer leads it, the rows that it holds of it).
-
-        A producer sends something for the parts of which it holds rows, and for the parts in `led`, to whose
-        consumers it sends the headers.
-        """
-        found = self._sent.get(producer)
-        if found is None:
-            held = [part for part, producers in enumerate(self.producers) if producer in producers]
-            parts = sorted({*held, *led})
-            found = self._sent[producer] = [(part, part in led, self.held(part, producer)) for part in parts]
-        return found
 
     def held(self, part: int, producer: int) -> HeldRows:
         """Returns the rows of a part that a producer holds."""
@@ -115,6 +114,18 @@ class StepHeader:
     def key_of(self, part: int) -> tuple[object, ...]:
         """Returns a key of the samples of a part, in their order."""
         return self.table.key_of(self.partition.parts[part])
+
+    def sent_by(self, producer: int, led: Sequence[int]) -> list[SentPart]:
+        """Returns what a producer sends: something for the parts of which it holds rows, and for the parts in
+        `led`, to whose consumers it sends the headers."""
+        found = self.partition.sent.get(producer)
+        if found is None:
+            held, producers = self.partition.held, self.partition.producers
+            parts = sorted({*led, *(part for part, others in enumerate(producers) if producer in others)})
+            found = self.partition.sent[producer] = [
+                SentPart(part, part in led, held(part, producer), self.flat_part(part)) for part in parts
+            ]
+        return found
 
     def flat_part(self, part: int) -> FlatPart | None:
         """Returns the layout of a small part whose producers have the same plain columns and evenly numbered

@@ -25,11 +25,11 @@ def allgather(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int
     data_plane.reserve(tag, 0)
     count = len(job_ranks)
     if count <= MAX_DIRECT:
-        others = [job_ranks[number] for number in range(count) if number != me]
-        for other in others:
-            data_plane.send_bytes(other, tag, row)
-        found = [data_plane.receive_bytes(other, tag) for other in others]
-        return [*found[:me], row, *found[me:]]
+        own = job_ranks[me]
+        for other in job_ranks:
+            if other != own:
+                data_plane.send_bytes(other, tag, row)
+        return [row if other == own else data_plane.receive_bytes(other, tag) for other in job_ranks]
     rows, distance = [row], 1
     while distance < count:
         sent = rows[: min(distance, count - distance)]

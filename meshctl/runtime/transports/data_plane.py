@@ -219,11 +219,8 @@ class DataPlane:
 
     def send_bytes(self, to: int, tag: int, frame: bytes) -> None:
         """Sends bytes as a frame. Raises what `lease` raises."""
-        transport = self.transport_to(to)
-        if len(frame) <= transport.inline_max and to != self.job_rank:
-            if self._slots.get(tag, SLOTS):
-                self._take_slots([(to, tag)])
-            transport.post_inline(to, tag, frame)
+        if to != self.job_rank and len(frame) <= self.transport_to(to).inline_max:
+            self.send_inline((to,), tag, frame)
             return
         lease = self.lease([to], tag, len(frame))
         copy(lease.frame, tensor_of(frame))
@@ -252,12 +249,14 @@ class DataPlane:
 
     def _take_slots(self, wanted: Sequence[tuple[int, int]]) -> None:
         """Takes a slot of each (job rank, tag); none at all where the wait for one of them fails."""
-        slots, credits = self._slots, self._credits
-        bounded = [key for key in wanted if key[0] != self.job_rank and slots.get(key[1], SLOTS)]
+        credits, bounded = self._credits, list[tuple[int, int]]()
         with self._lock:
-            for key in bounded:
-                if credits.setdefault(key, slots.get(key[1], SLOTS)) <= 0:
-                    self._await_slot(key)
+            for key in wanted:
+                slots = self._slots.get(key[1], SLOTS)
+                if slots and key[0] != self.job_rank:
+                    bounded.append(key)
+                    if credits.setdefault(key, slots) <= 0:
+                        self._await_slot(key)
             for key in bounded:
                 credits[key] -= 1
 
@@ -415,13 +414,13 @@ class DataPlane:
         """Waits until `ready` returns true, which depends on a peer. The caller holds the lock. `verb` says
         what the peer has to do under the tag; it is for the message of `PeerLost`."""
         patience = self.context.patience_s if peer != self.job_rank else 0.0
-        until = time.monotonic() + patience if patience else None
+        left = patience or None
+        until = time.monotonic() + patience
         while True:
             if self._is_cancelled():
                 raise StepCancelled
             if self._losses or self._ended:
                 self.check(peer, tag)
-            left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 raise self.peer_lost(
                     peer, f"did not {verb} for {patience:.0f} s, which is `run.patience`", tag
@@ -436,6 +435,7 @@ class DataPlane:
                     self._lock.acquire()
             if ready():
                 return
+            left = until - time.monotonic() if patience else None
 
     # Losses
 

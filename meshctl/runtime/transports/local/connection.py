@@ -99,7 +99,9 @@ class SendQueue:
 
     def push(self, connection: Connection, message: bytes, files: Sequence[int] = ()) -> None:
         """Queues a message with duplicates of `files` to pass, and sends what can be sent at once."""
-        self._queue.append((connection, message, [os.dup(file) for file in files] if files else ()))
+        if files:
+            files = [os.dup(file) for file in files]
+        self._queue.append((connection, message, files))
         self._flush()
 
     def transmit(self, connection: Connection, message: bytes, files: Sequence[int]) -> bool:
@@ -139,15 +141,16 @@ class SendQueue:
     def _flush(self) -> None:
         """Sends the queued messages, unless another thread does. Threads that find the lock taken only queue,
         so the queue is checked again after the lock is released."""
-        while self._queue and self._lock.acquire(blocking=False):
+        queue, lock = self._queue, self._lock
+        while queue and lock.acquire(False):
             try:
-                while self._queue:
-                    connection, message, files = self._queue.popleft()
+                while queue:
+                    connection, message, files = queue.popleft()
                     if connection.backlog or not self.transmit(connection, message, files):
                         connection.backlog.append((message, files))
                         self._begin_retrying(connection)
             finally:
-                self._lock.release()
+                lock.release()
 
     def _begin_retrying(self, connection: Connection) -> None:
         self._backlogged[connection] = None

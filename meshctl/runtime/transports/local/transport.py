@@ -21,7 +21,7 @@ import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 
 from torch import Tensor
 
@@ -54,6 +54,7 @@ from meshctl.runtime.transports.transport import Delivery, Lease, Transport
 
 _CREDENTIALS = struct.Struct("3i")
 """Pid, uid and gid of a peer, as SO_PEERCRED has them."""
+CREDITS_KEPT = 1 << 10
 
 
 class LocalTransport(Transport):
@@ -163,7 +164,7 @@ class LocalTransport(Transport):
         self.send_queue.push(connection, head + frame)
 
     def credit(self, to: int, tag: int) -> None:
-        self.send_queue.push(self._from[to], HEAD.pack(Kind.CREDIT, self._generation, tag, 0, 0, 0))
+        self.send_queue.push(self._from[to], _credit(self._generation, tag))
 
     def _transfer(self, to: int, out_of_band: Sequence[BufferRef | DeviceBuffer]) -> None:
         transfers, device = self._data_plane.transfers, self.pool.device
@@ -512,6 +513,12 @@ class LocalTransport(Transport):
         self.peer_blocks.clear()
         self.mapped_concat.clear()
         self.send_queue.close()
+
+
+@lru_cache(CREDITS_KEPT)
+def _credit(generation: int, tag: int) -> bytes:
+    """Returns the message that returns a slot."""
+    return HEAD.pack(Kind.CREDIT, generation, tag, 0, 0, 0)
 
 
 _Action = Callable[[LocalTransport, Connection, Message], None]
