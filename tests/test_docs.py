@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import runpy
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +37,65 @@ def test_a_mesh_answers_as_documented() -> None:
 def test_python_blocks_compile(name: str) -> None:
     for block in _python(name):
         compile(block, name, "exec")
+
+
+def _rows(name: str, first: str) -> list[list[str]]:
+    """The cells of the table whose first column has a heading."""
+    table = TEXTS[name].split(f"| {first} |")[1].split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def _words(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
+
+
+def test_the_tables_of_data_are_those_of_the_code() -> None:
+    from meshctl.data.encoders import ChatEncoder, PairsEncoder, TextEncoder
+    from meshctl.data.packing import PACKED
+    from meshctl.data.source import Source
+    from meshctl.data.streams import Stream
+
+    parameters = {**inspect.signature(Stream).parameters, **inspect.signature(Source).parameters}
+    described = {_words(row[0])[0]: row[1] for row in _rows("data.md", "argument")}
+    assert described.keys() == parameters.keys()
+    for name, default in described.items():
+        stated = {"required": inspect.Parameter.empty, "`true`": True, "`false`": False}.get(default, default)
+        expected = parameters[name].default
+        assert stated == expected or stated.strip("`") == ("" if expected in (None, ()) else str(expected)), (
+            name
+        )
+    columns = {*ChatEncoder.COLUMNS, *TextEncoder.COLUMNS, *PACKED, *PairsEncoder.COLUMNS}
+    assert {_words(row[0])[0] for row in _rows("data.md", "column")} == columns
+
+
+def test_the_table_of_losses_is_that_of_the_code() -> None:
+    from meshctl.losses import LOSSES, find
+
+    inputs: dict[str, list[str]] = {}
+    for name, given, options in _rows("data.md", "name"):
+        [loss] = _words(name)
+        words = [word for one in _words(given) for word in inputs.get(one, [one])]
+        inputs[loss] = words
+        assert tuple(words) == find(loss).inputs, loss
+        function = find(loss).function
+        keywords = [
+            one.name
+            for one in inspect.signature(function).parameters.values()
+            if one.kind is one.KEYWORD_ONLY
+        ]
+        assert _words(options) == keywords, loss
+    assert inputs.keys() == LOSSES.keys()
+
+
+def test_the_loss_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from meshctl.losses import find
+
+    (tmp_path / "focal.py").write_text(next(block for block in _python("data.md") if "def focal" in block))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    inputs = {"logprobs": torch.tensor([-1.0, -2.0]), "mask": torch.tensor([1.0, 0.0])}
+    assert find("focal.focal", gamma=0.0)(inputs).total == 1.0
 
 
 OF_A_RUN = ("runs/", "logs/", "events/", "recorded/", "checkpoints/")

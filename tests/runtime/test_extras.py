@@ -1,0 +1,36 @@
+"""The message where a library of an extra is missing."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from meshctl.runtime.extras import MissingExtra, extra
+
+
+def test_a_missing_library_is_named_with_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingExtra) as raised, extra("hf"):
+        import transformers  # noqa: F401
+    assert str(raised.value) == "transformers is not installed: pip install 'meshctl[hf]'"
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(ValueError, match="other"), extra("hf"):
+        raise ValueError("other")
+
+
+@pytest.mark.parametrize(("library", "path"), [("transformers", "rows.jsonl"), ("pyarrow", "rows.parquet")])
+def test_a_source_names_what_it_needs(
+    library: str, path: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    from meshctl.data import Text
+
+    if library != "transformers":
+        pytest.importorskip("transformers")
+    file = tmp_path_factory.mktemp("rows") / path
+    file.write_text("{}")
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtra, match=rf"^{library} is not installed: pip install 'meshctl\[hf\]'$"):
+        Text(str(file), "byte")
