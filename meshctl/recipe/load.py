@@ -1,8 +1,15 @@
-"""Loads a recipe without executing anything: composes it, resolves references, reads and checks it.
+"""Loads a recipe without executing anything. Each pass takes the result of the one before, and reports all
+mistakes that it finds:
 
-loaded = load("grpo.yaml", ["run.steps=7"], cwd)
-loaded.report        all diagnostics; without errors, `plan.resolve(loaded.recipe, loaded.endpoints)` cannot
-                     fail
+    compose   files and overrides -> one tree, in which each value knows its place    compose/composition.py
+    correct   keys in a wrong place -> keys in the right place                        structure.py
+    resolve   `${...}` -> values                                                      compose/interpolation.py
+    read      the tree -> a `Recipe`, by the table of keys in `fields.py`             reader.py
+    check     the `Recipe` and the code that it names -> diagnostics                  rules/
+
+    loaded = load("grpo.yaml", ["run.steps=7"], cwd)
+    loaded.report        all diagnostics; without errors, `plan.resolve(loaded.recipe, loaded.endpoints)`
+                         cannot fail
 """
 
 from __future__ import annotations
@@ -86,9 +93,8 @@ def load(
         composed = replace(composed, tree=Node({}, composed.tree.span), found=(plan,))
     environment = RecordingEnviron(environ)
     if composed.unreadable:
-        report = Report(composed.found, composed.sources)
         secrets = secrets_of(composed.tree, composed.sources, environment)
-        report = redact_report(_in_order(keep_safe(report)), secrets)
+        report = _reported(Report(composed.found, composed.sources), None, secrets)
         return Loaded(Recipe(), report, "", folders, {}, readable=False, tree=composed.tree, secrets=secrets)
     return _checked(composed, file.stem, folders, environment, detect or detected)
 
@@ -100,25 +106,27 @@ def _checked(
     environment: RecordingEnviron,
     detect: Callable[[], str],
 ) -> Loaded:
-    """Reads and checks a composed recipe. `stem` is the name of its file without the suffix."""
+    """Corrects, resolves, reads and checks a composed recipe. `stem` is the name of its file without the
+    suffix."""
     # Imported here, because an unreadable file is refused without the rules.
     from meshctl.recipe.code.classes import Code
     from meshctl.recipe.rules import Facts, check
     from meshctl.recipe.structure import correct
 
-    tree = _completed(composed.tree, stem, detect)
     structure = correct(composed.tree)
-    meant = _completed(structure.tree, stem, detect)
-    resolved, unresolved = interpolation.resolve(meant, environment, yaml_scalars.scalar)
+    corrected = _completed(structure.tree, stem, detect)
+    resolved, unresolved = interpolation.resolve(corrected, environment, yaml_scalars.scalar)
     result = read(resolved, stem, structure.wrong)
     facts = Facts(result, resolved, Code(folders, sys.path))
+    found = [*structure.found, *unresolved, *result.found, *check(facts)]
+    # What users see is the composed recipe as they wrote it.
+    tree = _completed(composed.tree, stem, detect)
     secrets = secrets_of(tree, composed.sources, environment)
-    found = [*structure.found, *unresolved, *result.found, *check(facts), *warnings(tree, secrets)]
-    report = Report(composed.found, (*composed.sources, *facts.sources)).plus(_known(composed.found, found))
-    report = redact_report(_in_order(keep_safe(report, composed.tree)), secrets)
+    known = _known(composed.found, [*found, *warnings(tree, secrets)])
+    report = Report((*composed.found, *known), (*composed.sources, *facts.sources))
     return Loaded(
         result.recipe,
-        report,
+        _reported(report, composed.tree, secrets),
         yaml_scalars.dump(plain(tree)),
         folders,
         facts.endpoints(),
@@ -126,6 +134,11 @@ def _checked(
         facts=facts,
         secrets=secrets,
     )
+
+
+def _reported(report: Report, tree: Node | None, secrets: Secrets) -> Report:
+    """Returns a report in order, with safe edits only, and without secrets."""
+    return redact_report(_in_order(keep_safe(report, tree)), secrets)
 
 
 def _as_plan(composed: Composed, folder: Path, home: Path) -> Diagnostic | None:

@@ -1,8 +1,9 @@
-"""`Recipe` and its parts: the values that the user has written, with their types checked.
+"""`Recipe` and its parts, as plain classes: the values that the user has written, with their types checked.
 
-`fields.py` declares the keys, their defaults and their documentation. Only the composed tree has the places
-of values, so that two recipes with the same values are equal. A number that was wrong or left out is 0, and a
-text is empty. Rules skip values that were reported as wrong.
+Keys of recipes are declared in `fields.py`, with their defaults and their documentation. `reader.py` creates
+these classes. Only the composed tree has the places of values, so that two recipes with the same values are
+equal. A number that was wrong or left out is 0, and a text is empty. Rules skip values that were reported as
+wrong.
 """
 
 from __future__ import annotations

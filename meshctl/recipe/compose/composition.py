@@ -4,7 +4,8 @@
              (`config_store`)
     include  the configs that the defaults lists and the command line choose, in Hydra's order (`includes`,
              which reads the lists with `defaults_lists`)
-    merge    the configs in that order, then the layouts and the values of the command line
+    merge    the configs in that order (`yaml_tree`), then the layouts and the values of the command line
+             (`assignments`)
 
 Only the overrides' grammar is Hydra's own code. The rest follows Hydra's rules, and every value and every
 mistake keeps its file, line and column.
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.compose import overrides, yaml_tree
+from meshctl.recipe.compose import assignments, overrides, yaml_tree
 from meshctl.recipe.compose.config_store import PRIMARY, UNREADABLE, ConfigStore
 from meshctl.recipe.compose.defaults_lists import DefaultsLists
 from meshctl.recipe.compose.includes import Include, includes_of, includes_of_choice
@@ -168,7 +169,7 @@ def _no_component(root: Node, override: Override, name: str) -> Diagnostic:
 
 def _with_values(root: Node, values: Iterable[Override], found: list[Diagnostic]) -> Node:
     for override in values:
-        result = overrides.apply(root, override)
+        result = assignments.apply(root, override)
         if isinstance(result, Diagnostic):
             found.append(result)
             root = with_meant(root, override) if result.code == "MC203" else root

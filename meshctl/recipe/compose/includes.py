@@ -259,8 +259,9 @@ class _Walk:
         otherwise. As in Hydra, options may be equal if their file has a defaults list."""
         key, option = config.key_of(entry), next(iter(entry.options or ()), None)
         other = self.known.setdefault(key, entry)
-        file = self.lists.store.config(f"{entry.path(config.config)}/{option}")
-        if other is entry or (entry.options == other.options and (not option or file.defaults)):
+        name = f"{entry.path(config.config)}/{option}"
+        is_leaf = self.lists.store.file(name) is not None and not self.lists.store.config(name).defaults
+        if other is entry or (entry.options == other.options and not is_leaf):
             return True
         change = f"override {key}: {option}"
         if added := entry.override or other.override:

@@ -6,10 +6,9 @@ vars.layer=3       a misspelt variable                 actor.args.lr=3     a key
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from meshctl.diagnostics import Diagnostic, Fix
 from meshctl.recipe.compose import yaml_tree
+from meshctl.recipe.compose.overrides import Override
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node, can_hold, leaves
 from meshctl.recipe.fields import PLANNED, RECIPE
 from meshctl.recipe.fixes import renamed
@@ -17,9 +16,6 @@ from meshctl.recipe.key_paths import is_key, keys_below, section_at
 from meshctl.recipe.misplaced import NAMED, location_of
 from meshctl.recipe.suggestions import nearest_key
 from meshctl.text.english import listed
-
-if TYPE_CHECKING:
-    from meshctl.recipe.compose.overrides import Override
 
 MAX_MEANT = 3
 """Maximum number of key paths that a help proposes."""
