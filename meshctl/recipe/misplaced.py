@@ -51,6 +51,8 @@ ONE_WORKER = (
 
 EVALUATION = "an evaluation is a stage of the pipeline, or a block of stages, with `every: STEPS`"
 MINIBATCHES = "write a block of the pipeline with `repeat: {times: ROUNDS, over: STAGE, size: SAMPLES}`"
+IN_ARGS = "the class of a component decides it: an argument, under `components.NAME.args`"
+TRACKERS = "remove it: the run's folder has all metrics in metrics.jsonl, and trackers are not supported yet"
 EARLY_STOPPING = "write `run.stop: {on: STAGE.NAME, patience: 3}`"
 
 HINTS = {
@@ -71,6 +73,10 @@ HINTS = {
         MINIBATCHES,
     ),
     **dict.fromkeys(("early_stopping_patience", "early_stop_patience"), EARLY_STOPPING),
+    **dict.fromkeys(("precision", "dtype", "mixed_precision", "bf16", "fp16", "compile"), IN_ARGS),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches", "max_grad_norm"), IN_ARGS),
+    **dict.fromkeys(("lr", "learning_rate", "optimizer", "optim", "weight_decay", "warmup_steps"), IN_ARGS),
+    **dict.fromkeys(("wandb", "wandb_project", "tensorboard", "logger", "report_to", "mlflow"), TRACKERS),
     "remote_class": ONE_WORKER,
     "execute_on": ONE_WORKER,
 }

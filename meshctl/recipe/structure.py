@@ -199,8 +199,10 @@ class _Walk:
         elif near and node.get(near) is not None and not path and item.is_mapping:  # from an included file
             self.moves.append(((near,), self.value(item, (near,), section.by_key[near].type)))
         elif near and near not in items and node.get(near) is None:
-            items[near] = self.value(item, (*path, near), section.by_key[near].type)
-            self.wrong |= set() if fixes else {(*path, near)}
+            if fixes:
+                items[near] = self.value(item, (*path, near), section.by_key[near].type)
+            else:
+                self.wrong.add((*path, near))
 
     def is_refused(self, key: str, item: Node, path: KeyPath, section: Section, node: Node) -> bool:
         """Whether a key is one of a later version, or one that a stage of a block cannot have. Reports it."""

@@ -109,21 +109,33 @@ class Pipeline:
         keyword = f"{parameter}=" if parameter not in ("", *sources[:1]) else ""
         return Line(keyword, "[", joined(names), "]") if len(sources) > 1 else Line(keyword, names[0])
 
-    def facts(self, stage: PlacedStage) -> Line:
-        """Returns the samples that a stage produces, which workers it calls, and in which steps."""
-        words = []
+    def facts(self, stage: PlacedStage, space: int) -> Line:
+        """Returns the samples that a stage produces, which workers it calls, and in which steps. Where there
+        is not enough space, the steps are left out of a block, whose other stages name them, and then the
+        samples."""
+        samples, modes, times = self._samples(stage), self._modes(stage), self._times(stage)
+        choices = [[*samples, *modes, *times], [*modes, *times]]
+        if stage.block and samples:
+            choices.insert(1, [*samples, *modes])
+        lines = [Line(", ".join(words)) for words in choices]
+        return next((line for line in lines if line.width <= space), lines[-1]).clip(space)
+
+    def _samples(self, stage: PlacedStage) -> list[str]:
         if stage.samples:
-            words.append(count(stage.samples, "sample"))
-        elif stage.sample_bytes:
-            words.append(f"{size(stage.sample_bytes)} a sample")
-        if stage.kind == "call" and stage.name not in self.consumed:
-            words.append(shown_mode(stage.collect))
+            return [count(stage.samples, "sample")]
+        return [f"{size(stage.sample_bytes)} a sample"] if stage.sample_bytes else []
+
+    def _modes(self, stage: PlacedStage) -> list[str]:
+        """Returns how a stage's value is joined, which workers it calls, and how often a block runs."""
+        joins = stage.kind == "call" and stage.name not in self.consumed
+        words = [shown_mode(stage.collect)] if joins else []
         words += {"first": ["rank 0"], "peer": ["by peer"]}.get(stage.execute, [])
-        words += filter(None, [self.marks.topology.repeat_of(stage)])
-        words += [f"every {stage.every}"] * (stage.every > 1) + [f"at {stage.when}"] * bool(stage.when)
+        return [*words, *filter(None, [self.marks.topology.repeat_of(stage)])]
+
+    def _times(self, stage: PlacedStage) -> list[str]:
+        words = [f"every {stage.every}"] * (stage.every > 1) + [f"at {stage.when}"] * bool(stage.when)
         words += ["ends the run"] * (stage.name in self.marks.topology.ends_run)
-        words += [f"lag {stage.lag}"] * (stage.lag > 0)
-        return Line(", ".join(words))
+        return words + [f"lag {stage.lag}"] * (stage.lag > 0)
 
     # Routes
 
@@ -186,7 +198,7 @@ def in_lines(pipeline: Pipeline, width: int) -> list[Line]:
     space, facts = width - pipeline.indent, []
     for stage in pipeline.stages:
         least = pipeline.call(stage, 0).width
-        facts.append(pipeline.facts(stage).clip(max(space // 2, space - 3 - least)))
+        facts.append(pipeline.facts(stage, max(space // 2, space - 3 - least)))
     spaces = [space - fact.width - 3 for fact in facts]
     calls = [pipeline.call(stage, each) for stage, each in zip(pipeline.stages, spaces, strict=True)]
     column = max((call.width for call in calls if call.width <= min(spaces)), default=0)
