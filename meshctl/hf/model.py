@@ -205,7 +205,8 @@ class Model(Component):
     @endpoint(collect="mean")
     def update(self, batch: Batch) -> dict[str, float]:
         """Updates the weights once. Returns `loss`, `grad_norm` before clipping, `lr`, `units` (the tokens,
-        samples or pairs of all ranks), `skipped`, and the loss's own metrics."""
+        samples or pairs of all ranks), `skipped`, and the loss's own metrics. A skipped step has `lr`,
+        `units` and `skipped` only."""
         trainer, parts = self.trainer, self._parts(batch)
         self.module.train()
         culprits: list[Any] = []
@@ -216,13 +217,15 @@ class Model(Component):
             trainer.backward(loss, number == len(parts))
         skipped = trainer.skipped
         found = dict(trainer.step())
-        if trainer.skipped > skipped and found["units"] and not self.skip_nonfinite:
+        if trainer.skipped == skipped or not found["units"]:
+            return found
+        if not self.skip_nonfinite:
             ids = f"; the loss of samples {_shown(culprits)} is not finite" if culprits else ""
             raise ModelError(
                 f"step {self.step}: the loss is {found['loss']:.4g} and the norm of its gradient "
                 f"{found['grad_norm']:.4g}{ids}; the weights were not changed"
             )
-        return found
+        return {name: found[name] for name in ("lr", "units", "skipped")}  # a metric that is NaN ends a run
 
     @endpoint(collect="mean")
     def evaluate(self, batch: Batch) -> dict[str, float]:
@@ -315,16 +318,18 @@ class Model(Component):
         """Copies the parameters of an adapter, each whole or this rank's shard."""
         weights.copy_named(dict(weights.adapter_of(self.module)), stream)
 
-    def export(self, folder: str | Path) -> None:
+    @endpoint(collect="none")
+    def export(self, folder: str | Path | None = None) -> None:
         """Writes a folder that `from_pretrained` of plain transformers loads: the weights with the adapter
-        merged, and the config. All ranks call it together."""
-        whole = {
-            name: tensor.cpu()
-            for name, tensor in whole_tensors(self.weights())
-            if self.rank == 0 or tensor.is_meta
-        }
+        merged, and the config. Without `folder` it is `exports/step-N` in the run directory. All ranks call
+        it together; one tensor at a time is whole on a rank other than the first."""
+        whole: dict[str, Tensor] = {}
+        for name, tensor in whole_tensors(self.weights()):
+            if self.rank == 0:
+                whole[name] = tensor.cpu()
         if self.rank == 0:
-            transformers_api.save(Path(folder), self.module.config, self.head, whole)
+            path = Path(folder) if folder else self.run_dir / "exports" / f"step-{self.step}"
+            transformers_api.save(path, self.module.config, self.head, whole)
         self.collective("world").all_reduce(torch.zeros(1, device=self.device))
 
     # Checkpoints

@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from meshctl.hf import Model, ModelError
-from meshctl.losses import LossSum
 from meshctl.runtime.batch.batch import Batch, Ragged
 from tests.hf import parity
 from tests.hf.parity import LORA, MODELS, Case, batch_of
@@ -162,7 +161,8 @@ def test_a_loss_that_is_not_finite_names_its_samples_and_changes_nothing() -> No
 
 def test_steps_that_are_not_finite_are_skipped_and_counted() -> None:
     one = broken(skip_nonfinite=True)
-    assert one.update(rows_of(5, 7))["skipped"] == 1
+    skipped = one.update(rows_of(5, 7))
+    assert skipped == {"lr": 1e-2, "units": 4, "skipped": 1}
     assert one.update(rows_of(5, 6))["skipped"] == 1
     assert all(bool(torch.isfinite(tensor).all()) for name, tensor in one.weights() if "embed" not in name)
 
@@ -255,23 +255,3 @@ def test_wrong_arguments_are_one_clear_message(arguments: dict[str, Any], messag
 def test_a_missing_column_is_named() -> None:
     with pytest.raises(ModelError, match="no column `input_ids`; it has tokens"):
         model().update(Batch({"tokens": Ragged.of([torch.arange(3)])}))
-
-
-class Focal(Model):
-    """A loss of its own."""
-
-    gamma = 2.0
-
-    def loss(self, batch: Batch) -> LossSum:
-        found = self.loss_inputs(batch, ["logprobs", "mask"])
-        logs, mask = found["logprobs"], found["mask"]
-        total = (-logs * (1 - logs.exp()) ** self.gamma * mask).sum() + found["nothing"]
-        return LossSum(total, mask.sum())
-
-
-def test_a_subclass_has_a_loss_of_its_own() -> None:
-    one = Focal(MODELS["llama"], dtype="float64", lr=1e-2)
-    losses = [one.update(batch_of(1, False))["loss"] for _ in range(3)]
-    assert losses[2] < losses[0]
-    one.gamma = 0.0
-    assert one.evaluate(batch_of(2, False)) == pytest.approx(Model.evaluate(one, batch_of(2, False)))

@@ -26,7 +26,6 @@ LAYOUTS = {
     "fsdp 2 x tp 2": {"fsdp": 2, "tp": 2},
     "dp 2 x tp 2": {"dp": 2, "tp": 2},
 }
-OF_TWO, OF_FOUR = [name for name in LAYOUTS if "x" not in name], [name for name in LAYOUTS if "x" in name]
 CHOICE = {
     "dp 2": [Case("llama_tied", micro_batch=3), Case("qwen3", lora=True)],
     "fsdp 2": [Case("llama_tied", packed=True, micro_batch=1), Case("qwen3", lora=True)],
@@ -47,6 +46,8 @@ def verdicts(chosen: list[tuple[str, Case]]) -> dict[tuple[str, Case], str]:
     found: dict[tuple[str, Case], str] = {}
     for size in (2, 4):
         own = [one for one in chosen if ranks(one[0]) == size]
+        if not own:
+            continue
         checks = [_check(number, *one, expected[one[1].task]) for number, one in enumerate(own)]
         with tempfile.TemporaryDirectory() as folder:
             results = worlds.run(size, checks, Path(folder))
@@ -83,13 +84,10 @@ OPTIONS += [{"lora": True, "packed": True, "micro_batch_tokens": 24}]
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("model", list(parity.MODELS))
-def test_all_layouts_and_options(model: str) -> None:
-    all_cases = [(layout, Case(model, **options)) for layout, options in product(LAYOUTS, OPTIONS)]
-    found = verdicts(all_cases)
-    assert {
-        f"{layout} {case.name}": text for (layout, case), text in found.items() if text != worlds.PASSED
-    } == {}
+@pytest.mark.parametrize(("model", "layout"), list(product(parity.MODELS, LAYOUTS)))
+def test_all_layouts_and_options(model: str, layout: str) -> None:
+    found = verdicts([(layout, Case(model, **options)) for options in OPTIONS])
+    assert {case.name: text for (_, case), text in found.items() if text != worlds.PASSED} == {}
 
 
 @pytest.mark.parametrize(

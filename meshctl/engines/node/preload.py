@@ -1,8 +1,8 @@
-"""Imports the torch modules that the components import, once and before the fork.
+"""Imports the modules of torch and meshctl that the components import, once and before the fork.
 
 A component that uses FSDP imports `torch.distributed.fsdp`, which would take each worker almost a second of
-CPU time. The components' files are only read as text, because importing them may have side effects that
-belong in workers. Importing torch's modules has none.
+CPU time, and `meshctl.hf` imports transformers, which takes seconds. The components' files are only read as
+text, because importing them may have side effects that belong in workers. Importing these modules has none.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from meshctl.plan.model import Plan
 OURS = str(PACKAGE_DIR.parent)
 """The folder that contains the package meshctl, and thereby the components that it ships."""
 CHECKPOINTS = "torch.distributed.checkpoint"
+PRELOADED = ("torch.", "meshctl.")
 
 
 def preload(plan: Plan, path: Sequence[str]) -> None:
-    """Imports the modules of torch that the workers of a plan will import."""
+    """Imports the modules of torch and meshctl that the workers of a plan will import."""
     for name in sorted(named(plan, path)):
-        with contextlib.suppress(ImportError):  # the worker that imports the module reports the error
+        with contextlib.suppress(Exception):  # the worker that imports the module reports the error
             importlib.import_module(name)
 
 
 def named(plan: Plan, path: Sequence[str]) -> set[str]:
-    """Returns the torch modules that the components' files import, directly or through other local files."""
+    """Returns the modules of torch and meshctl that the components' files import, directly or through other
+    local files, and the modules of components that meshctl ships."""
     found: set[str] = {CHECKPOINTS} if plan.components and plan.run.checkpoint else set()
     waiting, seen = {component.target.rpartition(".")[0] for component in plan.components}, set()
+    found |= {module for module in waiting if module.startswith(PRELOADED)}
     while waiting:
         module = waiting.pop()
         seen.add(module)
         if file := local_file(module, [*path, OURS]):
             names = set(imports(file, module))
-            found |= {name for name in names if name.startswith("torch.")}
+            found |= {name for name in names if name.startswith(PRELOADED)}
             waiting |= {name for name in names if not name.startswith(("torch", "meshctl"))} - seen
     return found
 

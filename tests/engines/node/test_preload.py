@@ -1,4 +1,4 @@
-"""The torch modules that are imported before the fork."""
+"""The modules of torch and meshctl that are imported before the fork."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ def test_files_are_read_and_followed_but_not_imported(tmp_path: Path) -> None:
     found = named(plan("actor.Actor"), [str(tmp_path)])
     assert {"torch.nn.functional", "torch.distributed.fsdp", "torch.distributed.tensor"} <= found
     assert all(name.startswith("torch.") for name in found)
+
+
+def test_components_that_meshctl_ships_are_imported_themselves(tmp_path: Path) -> None:
+    assert "meshctl.hf" in named(plan("meshctl.hf.Model"), [str(tmp_path)])
+    (tmp_path / "actor.py").write_text("from meshctl.hf import Model\n")
+    assert "meshctl.hf" in named(plan("actor.Actor"), [str(tmp_path)])
 
 
 def test_checkpoints_have_their_own_part(tmp_path: Path) -> None:
