@@ -231,8 +231,10 @@ class Call:
         if self._recorder and self._producer is not None:
             routes = [end.route for end in outputs]
             self._recorder.write(routes, step, self._producer, self._producers, value, weight)
-        ends = [end.send(value, step, weight) for end in outputs]
-        return True in ends
+        has_ended = False
+        for end in outputs:
+            has_ended = end.send(value, step, weight) or has_ended
+        return has_ended
 
 
 class SourceCall(Call):

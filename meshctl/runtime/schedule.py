@@ -38,7 +38,9 @@ class Schedule:
         `is_open_ended`, a stream may end the run earlier. `replayed` are the sources whose values are
         replayed."""
         divides = tuple([step % interval == 0 for interval in self._intervals]) if self._intervals else ()
-        key = (divides, step == 1, step == announced, is_open_ended, *replayed)
+        key: tuple[object, ...] = (divides, step == 1, step == announced, is_open_ended)
+        if replayed:
+            key = (*key, *replayed)
         found = self._known.get(key)
         if found is None:
             is_last = step == announced

@@ -22,16 +22,16 @@ class Seeds:
         for a pass of it; passes count from 1."""
         hashed = self._hash.copy()
         hashed.update(b"%d, %d)" % (step, pass_number) if pass_number else b"%d)" % step)
-        _seed_all(hashed.digest(), is_cpu=self._is_cpu)
+        _seed_all(hashed.digest(), self._is_cpu)
 
 
 def seed_all(*words: Any, device: str) -> None:
     """Seeds the generators of torch, random and, where it is loaded, numpy: equally for equal words, on any
     machine and layout."""
-    _seed_all(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), is_cpu=device == "cpu")
+    _seed_all(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), device == "cpu")
 
 
-def _seed_all(digest: bytes, *, is_cpu: bool) -> None:
+def _seed_all(digest: bytes, is_cpu: bool) -> None:
     seed = int.from_bytes(digest, "big") >> 1
     random.seed(seed)
     if is_cpu:

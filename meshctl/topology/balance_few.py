@@ -22,15 +22,21 @@ def equal_loads_of_few(weights: Sequence[int], parts: int) -> list[int]:
         weights = [max(weight, 1) for weight in weights]
     loads, owner = [0] * parts, [0] * len(weights)
     light: Sequence[int] = range(len(weights))
+    left = weights
+    """The weights of the light units."""
     while light:
-        lacking = lacking_loads(loads, sum([weights[unit] for unit in light]))
+        lacking = lacking_loads(loads, sum(left))
         limit = min([load + more for load, more in zip(loads, lacking, strict=True)]) // LIGHT_FRACTION
-        heavy = [unit for unit in light if weights[unit] > limit]
-        if not heavy:
-            _fill(weights, light, lacking, owner)
+        if max(left) <= limit:
+            filled = _filled(left, lacking)
+            if len(light) == len(owner):
+                return filled
+            for unit, part in zip(light, filled, strict=True):
+                owner[unit] = part
             break
-        _longest_first(weights, heavy, loads, owner)
+        _longest_first(weights, [unit for unit in light if weights[unit] > limit], loads, owner)
         light = [unit for unit in light if weights[unit] <= limit]
+        left = [weights[unit] for unit in light]
     return owner
 
 
@@ -62,20 +68,22 @@ def _longest_first(weights: Sequence[int], units: Sequence[int], loads: list[int
         loads[part] = load
 
 
-def _fill(weights: Sequence[int], light: Sequence[int], lacking: Sequence[int], owner: list[int]) -> None:
-    """Sets the `owner` of the light units: each part receives neighbours of about the weight that it lacks.
+def _filled(weights: Sequence[int], lacking: Sequence[int]) -> list[int]:
+    """Returns the part of each light unit: each part receives neighbours of about the weight that it lacks.
     The units around each boundary are then assigned again: heaviest first, a unit goes to the part on the
     left if that part still lacks its weight."""
-    sums = list(accumulate([weights[unit] for unit in light], initial=0))
+    sums = list(accumulate(weights, initial=0))
     ends = list(accumulate(lacking))
-    cuts = [0, *[bisect_right(sums, end) - 1 for end in ends[:-1]], len(light)]
+    cuts = [0, *[bisect_right(sums, end) - 1 for end in ends[:-1]], len(weights)]
+    owner: list[int] = []
     for part, (start, stop) in enumerate(pairwise(cuts)):
-        for unit in light[start:stop]:
-            owner[unit] = part
+        owner += [part] * (stop - start)
     for part, (start, cut, stop) in enumerate(zip(cuts, cuts[1:], cuts[2:], strict=False)):
         half = min((cut - start) // 2, (stop - cut) // 2, WINDOW // 2)
         left = ends[part] - sums[cut - half]
-        for unit in sorted(light[cut - half : cut + half], key=weights.__getitem__, reverse=True):
+        around = range(cut - half, cut + half)
+        for unit in sorted(around, key=weights.__getitem__, reverse=True):
             fits = weights[unit] <= left
             owner[unit] = part if fits else part + 1
             left -= weights[unit] if fits else 0
+    return owner

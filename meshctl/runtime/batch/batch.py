@@ -52,7 +52,7 @@ class Ragged:
         return self.offsets.diff()
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return self.offsets.shape[0] - 1
 
     def __getitem__(self, row: int) -> Tensor:
         if not -len(self) <= row < len(self):

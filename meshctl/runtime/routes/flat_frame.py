@@ -47,7 +47,10 @@ def encode(
     packed = b"" if table is None else _PACKER.pack(table)
     pieces = [_HEAD.pack(MAGIC, generation, digest, len(packed)), packed]
     for column in columns:
-        tensor = as_plain(batch[column.name])
+        tensor = batch.columns[column.name]
+        assert isinstance(tensor, Tensor)
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            tensor = as_plain(tensor)
         address, row = tensor.data_ptr(), column.row_bytes
         for each in ranges:
             pieces.append(ctypes.string_at(address + each.start * row, (each.stop - each.start) * row))

@@ -230,11 +230,13 @@ def _copy_rows(target: Tensor, source: Tensor, spans: Spans, index: Tensor | Non
 def _check_fit(target: Tensor, source: Tensor, spans: Spans) -> None:
     """Raises `FrameError` if rows would be read or written outside of their tensors: another process may
     have laid the target out."""
-    is_inside = all(
-        0 <= at <= at + stop - start <= len(target) and 0 <= start <= stop <= len(source)
-        for at, start, stop in spans
-    )
-    if target.dtype != source.dtype or target.shape[1:] != source.shape[1:] or not is_inside:
+    room, rows = target.shape[0], source.shape[0]
+    outside = [
+        span
+        for span in spans
+        if not (0 <= span[0] <= span[0] + span[2] - span[1] <= room and 0 <= span[1] <= span[2] <= rows)
+    ]
+    if outside or target.dtype != source.dtype or target.shape[1:] != source.shape[1:]:
         raise FrameError(
             f"no room for rows of {source.dtype} {list(source.shape[1:])} in {target.dtype} "
             f"{list(target.shape)}"

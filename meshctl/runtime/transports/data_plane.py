@@ -27,6 +27,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any
 
 import torch
@@ -94,7 +95,8 @@ class DataPlane:
         self._lock = threading.RLock()
         self._state = threading.Condition(self._lock)
         self._inbox: defaultdict[tuple[int, int], deque[Delivery]] = defaultdict(deque)
-        self._credits: dict[tuple[int, int], int] = {}
+        self._credits: dict[tuple[int, int], float] = {}
+        """(job rank, tag) -> the free slots, infinite where there is no bound."""
         self._losses: dict[str | None, PeerLost] = {}
         """Peer group -> its loss; under None a loss that concerns all groups."""
         self._ended: dict[int, str] = {}
@@ -249,15 +251,16 @@ class DataPlane:
 
     def _take_slots(self, wanted: Sequence[tuple[int, int]]) -> None:
         """Takes a slot of each (job rank, tag); none at all where the wait for one of them fails."""
-        credits, bounded = self._credits, list[tuple[int, int]]()
+        credits = self._credits
         with self._lock:
             for key in wanted:
-                slots = self._slots.get(key[1], SLOTS)
-                if slots and key[0] != self.job_rank:
-                    bounded.append(key)
-                    if credits.setdefault(key, slots) <= 0:
-                        self._await_slot(key)
-            for key in bounded:
+                if key not in credits:
+                    credits[key] = self._slots.get(key[1], SLOTS) or inf
+                    if key[0] == self.job_rank:
+                        credits[key] = inf
+                if credits[key] <= 0:
+                    self._await_slot(key)
+            for key in wanted:
                 credits[key] -= 1
 
     def _await_slot(self, key: tuple[int, int]) -> None:
@@ -306,12 +309,11 @@ class DataPlane:
     def on_inline(self, source: int, tag: int, frame: bytes) -> None:
         """Queues a frame whose bytes came in the message itself. Called on the thread that waits only. Raises
         `ProtocolError` where the peer `source` has no slot for the frame."""
-        if not 0 <= tag < self.context.tag_count:
-            raise ProtocolError(NO_SLOT.format(tag))
         with self._lock:
-            queue = self._inbox[source, tag]
-            if len(queue) >= (self._slots.get(tag, SLOTS) or SLOTS):
-                raise ProtocolError(NO_SLOT.format(tag))
+            queue = self._inbox.get((source, tag))
+            if queue is None or len(queue) >= (self._slots.get(tag, SLOTS) or SLOTS):
+                self.check_slot(source, tag)
+                queue = self._inbox[source, tag]
             queue.append(Delivery(frame))
 
     def check_slot(self, source: int, tag: int) -> None:

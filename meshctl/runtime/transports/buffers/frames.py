@@ -332,10 +332,10 @@ class _Reader:
 
     def _ragged_of(self, values: Tensor, offsets: Tensor) -> Ragged:
         checked = self._ragged.get(id(offsets))
-        if checked and isinstance(values, Tensor) and values.ndim and len(values) == checked[0]:
+        if checked and isinstance(values, Tensor) and values.ndim and values.shape[0] == checked[0]:
             return Ragged(values, offsets)
         found = ragged(values, offsets)
-        self._ragged[id(offsets)] = (len(values), offsets)
+        self._ragged[id(offsets)] = (values.shape[0], offsets)
         return found
 
     def _out_of_band_tensor(self, kind: int, number: int, *shape: int) -> Tensor:
@@ -424,4 +424,6 @@ def ragged(values: Tensor, offsets: Tensor) -> Ragged:
 
 def fits(values: Tensor, offsets: Tensor) -> bool:
     """Whether offsets, int64 `[n + 1]`, divide all of the values into `n` rows."""
-    return int(offsets[0]) == 0 and int(offsets[-1]) == len(values) and not bool((offsets.diff() < 0).any())
+    if int(offsets[0]) or int(offsets[-1]) != values.shape[0]:
+        return False
+    return not bool((offsets.diff() < 0).any())

@@ -99,10 +99,15 @@ class SendQueue:
 
     def push(self, connection: Connection, message: bytes, files: Sequence[int] = ()) -> None:
         """Queues a message with duplicates of `files` to pass, and sends what can be sent at once."""
-        if files:
-            files = [os.dup(file) for file in files]
-        self._queue.append((connection, message, files))
-        self._flush()
+        if not files and not self._queue and self._lock.acquire(False):
+            try:
+                self._send(connection, message, ())
+            finally:
+                self._lock.release()
+        else:
+            self._queue.append((connection, message, [os.dup(file) for file in files]))
+        if self._queue:
+            self._flush()
 
     def transmit(self, connection: Connection, message: bytes, files: Sequence[int]) -> bool:
         """Sends a message without waiting. Returns False if the socket is full. Otherwise the message is
@@ -145,12 +150,15 @@ class SendQueue:
         while queue and lock.acquire(False):
             try:
                 while queue:
-                    connection, message, files = queue.popleft()
-                    if connection.backlog or not self.transmit(connection, message, files):
-                        connection.backlog.append((message, files))
-                        self._begin_retrying(connection)
+                    self._send(*queue.popleft())
             finally:
                 lock.release()
+
+    def _send(self, connection: Connection, message: bytes, files: Sequence[int]) -> None:
+        """Sends a message, or adds it to the backlog of its connection. The caller holds the lock."""
+        if connection.backlog or not self.transmit(connection, message, files):
+            connection.backlog.append((message, files))
+            self._begin_retrying(connection)
 
     def _begin_retrying(self, connection: Connection) -> None:
         self._backlogged[connection] = None
