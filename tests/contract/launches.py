@@ -68,6 +68,7 @@ def runs_of(folder: Path) -> dict[str, Run]:
     calls: dict[str, Callable[[], Run]] = {
         "SIGINT": partial(interrupted, prepared(folder / "interrupted"), signal.SIGINT, workers=3),
         "failed": partial(failed, prepared(folder / "failed")),
+        "checks": partial(checked, prepared(folder / "checks")),
         "replayed": partial(replayed, prepared(folder / "replayed")),
     }
     calls |= {
@@ -87,6 +88,11 @@ def ended(path: Path, done: Done, since: float = 0.0) -> Run:
 def run_directory_of(folder: Path) -> Path:
     """Returns the only run directory. Where a launch made none, the path does not exist."""
     return next(folder.glob("runs/contract/*"), folder / "runs" / "contract" / "none")
+
+
+def checked(folder: Path) -> Run:
+    """Runs a recipe whose workers log different numbers, and one that is not finite."""
+    return ended(run_directory_of(folder), launch(folder, "checks.yaml"))
 
 
 def failed(folder: Path) -> Run:

@@ -1,0 +1,25 @@
+"""Components of the run whose events are those of all checks."""
+
+from __future__ import annotations
+
+import torch
+
+from meshctl import Batch, Component, endpoint
+
+
+class Source(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        return Batch({"x": torch.tensor([float(sample) for sample in samples])})
+
+
+class Trainer(Component):
+    """A component whose two ranks log different numbers, and whose loss is not finite in step 2."""
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        self.collective("tp").all_reduce(batch["x"].sum())
+        self.log({"drift": float(self.rank)})
+        if self.rank:
+            self.log({"own": 1.0})
+        return {"loss": float("nan") if self.step == 2 else 1.0}
