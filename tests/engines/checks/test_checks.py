@@ -9,9 +9,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -20,32 +17,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import (
-    cgroup,
     clock,
     devices,
     disk,
     limits,
     memory,
     network,
-    probe,
     runner,
     versions,
 )
-from meshctl.engines.checks.probe import Answer, Probe
+from meshctl.engines.checks.probe import Answer
 from meshctl.engines.checks.requirements import GIB, MIB, Finding, Requirements, amount
 from meshctl.view.reports.health import table
-from tests.paths import ROOT
+from tests.engines.checks.facts import row
 
 GOLDEN = Path(__file__).parent / "golden" / "doctor.txt"
-HERE = "tests.engines.checks.test_checks"
+
 
 RANGES = {"python": ">=3.11", "torch": ">=2.11", "hydra-core": "<1.4,>=1.3.8"}
+
+
 INSTALLED = {"python": "3.11.7", "torch": "2.13.0+cu126", "hydra-core": "1.3.8"}
+
+
 TORCH: Mapping[str, Any] = {
     "version": "2.13.0+cu126",
     "file": "/env/lib/torch/__init__.py",
@@ -53,7 +50,11 @@ TORCH: Mapping[str, Any] = {
     "cuda": "12.6",
     "hip": "",
 }
+
+
 CPU_TORCH = {**TORCH, "version": "2.13.0+cpu", "cuda": ""}
+
+
 SEEN: Mapping[str, Any] = {
     "kind": "cuda",
     "count": 2,
@@ -62,22 +63,31 @@ SEEN: Mapping[str, Any] = {
     "capabilities": [[9, 0]] * 2,
     "archs": ["sm_80", "sm_90"],
 }
+
+
 VERSIONS = versions.Facts(
     "0.1.0", RANGES, INSTALLED, "/env/bin/meshctl", "/env", "/env/lib/meshctl", (), TORCH
 )
 
 
-def row(index: int, used_mib: int = 4, mode: str = "Default") -> list[str]:
-    """Returns a row of nvidia-smi."""
-    return [str(index), "NVIDIA H200", "570.86.15", str(used_mib), str(140 << 10), mode]
-
-
 DEVICES = devices.Facts({"cuda": 2}, smi=[row(0), row(1)], torch=TORCH, seen=SEEN)
+
+
 NO_DEVICE = devices.Facts(torch=CPU_TORCH, seen={"kind": "cuda", "count": 0})
+
+
 TRAINS = Requirements(device_types=("cuda",), workers=8)
+
+
 ONLY_CPU = Requirements(device_types=("cpu",))
+
+
 BIG = limits.Facts(cpus=256, allowed=256)
+
+
 NOW = time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1))
+
+
 CLOCK = clock.Facts("Linux", "6.8.0", now=NOW + 60, written=NOW)
 
 
@@ -228,228 +238,6 @@ def test_what_is_not_well_has_a_remedy_and_each_name_is_there_once(checks: tuple
         assert (
             "\n" not in check.found + check.remedy and not check.found.endswith(".") and len(check.name) <= 21
         )
-
-
-# Versions
-
-
-@given(
-    st.lists(st.integers(0, 30), min_size=1, max_size=4),
-    st.sampled_from(["", "+cpu", ".dev1", "rc1", "a0", ".post1"]),
-)
-def test_ranges_are_those_of_packaging(parts: list[int], suffix: str) -> None:
-    from packaging.specifiers import SpecifierSet
-
-    text = ".".join(map(str, parts))
-    for range in (">=1.3.8,<1.4", ">=2.11", "<1.4,>=1.3.8", "", "!=1.2", "==2.0", ">1,<=3"):
-        if suffix in ("", "+cpu"):
-            assert versions.is_in_range(text + suffix, range) == SpecifierSet(range).contains(
-                text + suffix, prereleases=True
-            )
-        assert versions.is_in_range(text + suffix, range) == versions.is_in_range(text, range)
-
-
-def test_requirements_are_read() -> None:
-    lines = [
-        "torch>=2.11",
-        "hydra-core<1.4,>=1.3.8",
-        "numpy",
-        "rich[jupyter] (>=13)",
-        "ruff>=0.11; extra == 'dev'",
-    ]
-    assert versions.required_ranges(lines) == {
-        "torch": ">=2.11",
-        "hydra-core": "<1.4,>=1.3.8",
-        "numpy": "",
-        "rich": ">=13",
-    }
-
-
-def test_the_facts_of_this_installation() -> None:
-    import tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    facts = versions.Facts(**versions.measure(asdict(Requirements())))
-    assert facts.ranges["python"] == project["requires-python"]
-    assert {"torch", "hydra-core", "omegaconf"} <= facts.ranges.keys() == facts.installed.keys()
-    assert facts.lost == [] and Path(facts.folder).name == "meshctl"
-    assert facts.torch["version"].startswith("2.")
-
-
-def test_files_that_hide_modules(tmp_path: Path) -> None:
-    for name in ("random.py", "mine.py", "yaml.py", "torch.txt"):
-        (tmp_path / name).touch()
-    (tmp_path / "hydra").mkdir()
-    (tmp_path / "hydra" / "__init__.py").touch()
-    (tmp_path / "typer").mkdir()
-    libraries = {"hydra-core", "pyyaml", "typer", "torch"}
-    found = versions.hiding_files((str(tmp_path), "/nowhere"), libraries)
-    assert [Path(path).name for path in found] == ["hydra", "random.py", "yaml.py"]
-    assert versions.hiding_files((str(ROOT),), {"torch"}) == []
-
-
-# Devices
-
-
-def test_rows_of_nvidia_smi_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = ["0, NVIDIA H200, 570.86.15, 1024, 143771, Default", "1, GB10, 580.1, [N/A], [N/A], [N/A]"]
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    found = devices.read_rows(devices.nvidia_smi())
-    assert found[0] == devices.Device(0, "NVIDIA H200", "570.86.15", GIB, 143771 * MIB, "Default")
-    assert found[1] == devices.Device(1, "GB10", "580.1", 0, 0, "[N/A]")
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'Failed to initialize NVML'\nexit 9\n")
-    with pytest.raises(OSError, match="Failed to initialize NVML"):
-        devices.nvidia_smi()
-    assert devices.read_rows([["nonsense"]]) == ()
-
-
-@pytest.mark.parametrize(
-    ("arch", "pair"), [("sm_90", (9, 0)), ("sm_90a", (9, 0)), ("compute_120", (12, 0)), ("gfx942", (94, 2))]
-)
-def test_capabilities(arch: str, pair: tuple[int, int]) -> None:
-    assert devices.capability(arch) == pair
-
-
-# Limits of containers
-
-
-@pytest.fixture
-def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cgroup, "MOUNT", tmp_path)
-    return tmp_path
-
-
-def within(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Sets the text of /proc/self/cgroup."""
-    read = Path.read_text
-
-    def fake(path: Path, *words: Any, **more: Any) -> str:
-        return text if str(path) == "/proc/self/cgroup" else read(path, *words, **more)
-
-    monkeypatch.setattr(Path, "read_text", fake)
-
-
-def test_the_least_limit_above_counts(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    within(monkeypatch, "0::/user.slice/job\n")
-    job = mount / "user.slice" / "job"
-    job.mkdir(parents=True)
-    (job / "memory.max").write_text("max\n")
-    (job / "memory.current").write_text("4096\n")
-    (job / "memory.stat").write_text("anon 100\ninactive_file 96\n")
-    (job.parent / "memory.max").write_text(f"{8 * GIB}\n")
-    (job / "cpu.max").write_text("400000 100000\n")
-    (job.parent / "cpu.max").write_text("150000 100000\n")
-    assert cgroup.smallest_limit("memory.max", "memory/memory.limit_in_bytes") == 8 * GIB
-    assert cgroup.value("memory.current", "memory/memory.usage_in_bytes") == 4096
-    assert cgroup.entry("memory.stat", "inactive_file") == 96
-    assert cgroup.cpus() == 1.5
-
-
-def test_version_1_writes_no_limit_as_a_large_number(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    within(monkeypatch, "5:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n2:pids:/\n")
-    for folder, name, text in (
-        ("memory", "memory.limit_in_bytes", "9223372036854771712"),
-        ("pids", "pids.max", "1024"),
-        ("cpu", "cpu.cfs_quota_us", "200000"),
-        ("cpu", "cpu.cfs_period_us", "100000"),
-    ):
-        (mount / folder).mkdir(exist_ok=True)
-        (mount / folder / name).write_text(text)
-    assert cgroup.smallest_limit("memory.max", "memory/memory.limit_in_bytes") == 0
-    assert cgroup.smallest_limit("pids.max", "pids/pids.max") == 1024
-    assert cgroup.cpus() == 2.0
-
-
-def test_without_control_groups_there_is_no_limit(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    within(monkeypatch, "nonsense")
-    assert (
-        cgroup.smallest_limit("memory.max", "memory/x"),
-        cgroup.value("a", "b/c"),
-        cgroup.entry("a", "b"),
-        cgroup.cpus(),
-    ) == (0, 0, 0, 0.0)
-
-
-# Children
-
-
-def echo(word: str) -> str:
-    print("noise that is no answer")
-    return word
-
-
-def hang() -> None:
-    subprocess.Popen(["sleep", "1000"])
-    time.sleep(1000)
-
-
-def crash() -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def leave() -> None:
-    print("first\nRuntimeError: the last line", file=sys.stderr)
-    sys.stderr.flush()
-    os._exit(3)
-
-
-def fail() -> None:
-    raise ValueError("two\n  lines")
-
-
-def chatter() -> str:
-    sys.stderr.write("x" * 500_000)
-    return "y" * 300_000
-
-
-@pytest.fixture(autouse=True)
-def found_by_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "ROOT", str(ROOT))
-
-
-def test_a_child_answers() -> None:
-    assert Probe(f"{HERE}:echo", ["word"], 60).answer() == Answer("word")
-    assert Probe(f"{HERE}:chatter", [], 60).answer() == Answer("y" * 300_000)
-    assert Probe(f"{HERE}:fail", [], 60).answer() == Answer(None, "ValueError: two lines")
-    assert Probe(f"{HERE}:none", [], 60).answer().error.startswith("AttributeError: ")
-
-
-def test_a_child_that_dies_is_reported_with_its_cause() -> None:
-    assert Probe(f"{HERE}:crash", [], 60).answer() == Answer(None, "killed by SIGSEGV")
-    assert Probe(f"{HERE}:leave", [], 60).answer() == Answer(None, "exit code 3: RuntimeError: the last line")
-
-
-def test_a_child_that_hangs_goes_with_all_that_it_started() -> None:
-    hanging = Probe(f"{HERE}:hang", [], 4)
-    group = hanging.pid
-    assert hanging.answer() == Answer(None, "no answer within 4 s")
-    end = time.monotonic() + 20
-    while processes_in(group):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    hanging.close()
-    assert hanging.answer().error == "no answer within 4 s"
-
-
-def processes_in(group: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, pgid = stat.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(pgid) == group and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
-
-
-def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert Probe(f"{HERE}:echo", ["word"]).answer() == Answer(
-        None, "no process could be started: No such file or directory"
-    )
 
 
 # Measurements

@@ -39,8 +39,8 @@ from meshctl.runtime.transports.errors import BuffersHeld, OutOfMemory, PeerLost
 from meshctl.runtime.transports.tcp.transport import TcpTransport
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
+from tests.runtime.devices.host_pairs import HostStreams, by_gloo
 from tests.runtime.devices.standin import Standin
-from tests.runtime.devices.test_nccl import HostStreams, by_gloo
 from tests.runtime.hostile_world import Worker, World
 
 TAG, BACK = 5, 6

@@ -1,4 +1,4 @@
-"""Guarantees of all transports. Tests of each one are in test_local, test_tcp and test_all_transports."""
+"""Guarantees of all transports. Tests of each one are in local/, tcp/ and test_all_transports.py."""
 
 from __future__ import annotations
 

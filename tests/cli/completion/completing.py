@@ -1,0 +1,61 @@
+"""Completes lines as bash does."""
+
+from __future__ import annotations
+
+from meshctl.cli.completion.line import answer
+from meshctl.cli.completion.words import candidates
+
+RECIPE = """\
+defaults:
+  - layout@components.actor.parallel: fsdp
+  - data@_global_: small
+  - _self_
+groups:
+  rollout: {ranks: 2, device_type: cpu}
+  train: {ranks: 8, device_type: cuda, env: {A: 1}}
+components:
+  prompts: {_target_: arithmetic.Prompts, group: rollout}
+  sampler: {_target_: arithmetic.Sampler, group: rollout, args: {max_new_tokens: 16}}
+  actor: {_target_: arithmetic.Actor, group: train}
+pipeline:
+  batch: {call: prompts.next, samples: 64}
+  rollouts: {call: sampler.sample, in: batch}
+  metrics: {call: actor.update, in: rollouts}
+  publish: {sync: actor, to: sampler}
+run: {steps: 170, checkpoint: {every: 50}}
+"""
+
+
+CODE = """\
+import a_module_that_does_not_exist
+from meshctl import Component, endpoint
+
+class Prompts(Component):
+    @endpoint
+    def next(self, samples): ...
+
+class Sampler(Component):
+    @endpoint
+    def sample(self, batch): ...
+
+    @endpoint
+    def greedy(self, batch): ...
+
+class Actor(Component):
+    @endpoint
+    def update(self, batch): ...
+"""
+
+
+def bash(line: str, point: int | None = None) -> list[str]:
+    return list(
+        answer(
+            "bash", [], {"COMP_LINE": line, "COMP_POINT": str(len(line.encode()) if point is None else point)}
+        )
+    )
+
+
+def texts(line: str) -> list[str]:
+    """Returns the whole words, as for zsh and fish."""
+    *before, word = line.split(" ")
+    return [one.text for one in candidates(before, word) if one.text.startswith(word)]

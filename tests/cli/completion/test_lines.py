@@ -1,0 +1,107 @@
+"""Completion of a line: word breaks, cursors, and what completion costs and never does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshctl.cli.completion.line import BREAKS, answer, complete, typed
+from tests.cli.completion.completing import bash
+
+# Lines
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "last", "rest"),
+    [
+        ("m a b", ("m", "a"), "b", "b"),
+        ("m a ", ("m", "a"), "", ""),
+        ("m a=b", ("m",), "a=b", "b"),
+        ("m a@b=c:d", ("m",), "a@b=c:d", "d"),
+        ("m a@b", ("m",), "a@b", "@b"),
+        ("m 'a b", ("m",), "a b", "a b"),
+        ("m x'a b", ("m",), "xa b", "a b"),
+        ('m "a \\" b', ("m",), 'a " b', 'a " b'),
+        ("m a\\ b", ("m",), "a b", "a b"),
+        ("m '' x", ("m", ""), "x", "x"),
+        ("m a\\", ("m",), "a", "a"),
+    ],
+)
+def test_a_line_of_bash(line: str, words: tuple[str, ...], last: str, rest: str) -> None:
+    at = typed(line)
+    assert (at.words, at.last, at.last[at.kept :]) == (words, last, rest)
+
+
+def test_other_word_breaks() -> None:
+    assert typed("m a=b", " ").kept == 0 and "=" in BREAKS
+
+
+def test_the_cursor_may_stand_inside(place: Path) -> None:
+    assert bash("meshctl val grpo.yaml", 11) == ["validate "]
+
+
+def test_each_shell_is_answered_in_its_terms(place: Path) -> None:
+    output = "Number of steps after which the run ends. Default: it ends with the data."
+    assert list(answer("zsh", ["launch", "grpo.yaml", "run.ste"], {})) == [f"run.steps=\t{output}\t0"]
+    assert list(answer("fish", ["launch", "grpo.yaml", "run.ste"], {})) == [f"run.steps=\t{output}"]
+    assert list(answer("fish", ["launch", "grpo"], {})) == ["grpo.yaml"]
+    assert list(answer("zsh", ["launch", "grpo"], {})) == ["grpo.yaml\t\t1"]
+
+
+@given(st.lists(st.text(max_size=12), max_size=5), st.text(max_size=30))
+def test_nothing_that_is_typed_makes_it_fail(words: list[str], line: str) -> None:
+    os.environ["MESHCTL_DEBUG"] = "1"
+    try:
+        assert all("\n" not in one for one in answer("fish", ["launch", "x.yaml", *words], {}))
+        list(
+            answer(
+                "bash", [], {"COMP_LINE": "meshctl launch x.yaml " + line, "COMP_POINT": str(22 + len(line))}
+            )
+        )
+    finally:
+        del os.environ["MESHCTL_DEBUG"]
+
+
+def test_what_goes_wrong_is_an_empty_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshctl.cli.completion.line.candidates", lambda *_: 1 / 0)
+    assert complete(["fish", "x"]) == 0 and capsys.readouterr().out == ""
+
+
+# What it costs, and what it never does
+
+WATCH = """
+import sys
+seen = []
+sys.addaudithook(lambda event, given: seen.append((event, given)) if watching else None)
+watching = True
+from meshctl.cli.main import main
+sys.argv = ["meshctl", "complete", "fish", *sys.argv[1:]]
+try:
+    main()
+except SystemExit:
+    pass
+watching = False
+wrote = [given for event, given in seen if event == "open" and isinstance(given[1], str) and set(given[1]) & set("wax+")]
+acted = [event for event, given in seen if event.startswith(("subprocess", "socket", "os.system", "os.exec", "os.fork", "os.mkdir"))]
+print("SEEN", wrote, acted, sorted({"rich", "torch", "numpy", "arithmetic"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(
+    "word", ["groups.train.", "pipeline.rollouts.call=sampler.", "layout@components.actor.parallel=", "~"]
+)
+def test_a_recipe_is_read_and_nothing_else_happens(word: str, place: Path) -> None:
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", WATCH, "launch", "grpo.yaml", word], capture_output=True, text=True, env=env
+    )
+    assert done.stdout.splitlines()[-1] == "SEEN [] [] []", done.stderr
+    assert len(done.stdout.splitlines()) > 1

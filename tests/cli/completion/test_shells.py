@@ -1,0 +1,130 @@
+"""Completion in the shells themselves."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from meshctl.cli.app import app
+from meshctl.cli.completion.shells import FOLDER, shells
+
+# The shells themselves
+
+
+def test_scripts_are_printed() -> None:
+    for shell in shells():
+        done = CliRunner().invoke(app, ["completion", shell])
+        assert (done.exit_code, done.stdout) == (0, (FOLDER / f"meshctl.{shell}").read_text())
+
+
+def test_the_shell_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHELL", "/usr/bin/fish")
+    assert "fish completes" in CliRunner().invoke(app, ["completion"]).stdout
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    done = CliRunner().invoke(app, ["completion"])
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "error: shell `tcsh` is not supported; available: `bash`, `fish` and `zsh`\n",
+    )
+
+
+@pytest.mark.parametrize("shell", shells())
+def test_scripts_are_right_to_their_shells(shell: str) -> None:
+    program = shutil.which(shell) or pytest.skip(f"{shell} is not here")
+    assert subprocess.run([program, "-n", FOLDER / f"meshctl.{shell}"], capture_output=True).returncode == 0
+
+
+ARGV = {"bash": ["--norc", "--noprofile", "-i"], "zsh": ["-f", "-i"], "fish": ["--no-config", "-i"]}
+
+
+BEGIN = {
+    "bash": 'eval "$(meshctl completion bash)"',
+    "zsh": 'autoload -Uz compinit; compinit -u -D; eval "$(meshctl completion zsh)"',
+    "fish": "meshctl completion fish | source",
+}
+
+
+TYPED = (
+    ("meshctl vali\tgr\t run.ste\t3", "validate grpo.yaml run.steps=3"),
+    (
+        "meshctl launch grpo.yaml layout@components.act\thsdp_\t",
+        "launch grpo.yaml layout@components.actor.parallel=hsdp_tp",
+    ),
+    (
+        "meshctl launch grpo.yaml pipeline.rollouts.call=sampler.g\t",
+        "launch grpo.yaml pipeline.rollouts.call=sampler.greedy",
+    ),
+    (
+        "meshctl launch my\ta\tgroups.tr\tdev\tcu\t",
+        "launch my runs/a recipe.yaml groups.train.device_type=cuda",
+    ),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", ARGV)
+def test_in_a_real_shell(shell: str, place: Path) -> None:
+    """Presses Tab in an interactive shell. A fake `meshctl` prints the arguments with which it is called."""
+    program = shutil.which(shell) or pytest.skip(f"{shell} is not here")
+    binary = place / "bin" / "meshctl"
+    binary.parent.mkdir()
+    answers = f'case "$1" in complete|completion) exec {sys.executable} -m meshctl "$@";; esac'
+    binary.write_text(f'#!{shutil.which("bash")}\n{answers}\necho "$@" >> {place}/calls\n')
+    binary.chmod(0o755)
+    lines, expected = zip(*TYPED, strict=True)
+    assert in_terminal([program, *ARGV[shell]], BEGIN[shell], lines, binary.parent, place / "calls") == list(
+        expected
+    )
+
+
+def in_terminal(argv: list[str], begin: str, lines: Sequence[str], path: Path, calls: Path) -> list[str]:
+    """Returns the arguments of `meshctl` for each line. A line is typed after the command of the previous one
+    has run."""
+    env = {"PATH": f"{path}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    env |= {"TERM": "dumb", "HOME": str(path), "LANG": "C.UTF-8"}
+    child, terminal = pty.fork()
+    if not child:
+        os.execve(argv[0], argv, env)
+    try:
+        settle(terminal)
+        os.write(terminal, f"{begin}; echo rea''dy\n".encode())
+        settle(terminal, until=b"ready")
+        for number, line in enumerate(lines, 1):
+            for part in re.findall("[^\t]+\t?|\t", line):
+                os.write(terminal, part.encode())
+                settle(terminal)
+            os.write(terminal, b"\n")
+            end = time.monotonic() + 30
+            while (
+                len(calls.read_text().splitlines()) if calls.exists() else 0
+            ) < number and time.monotonic() < end:
+                settle(terminal)
+        return calls.read_text().splitlines() if calls.exists() else []
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        os.close(terminal)
+
+
+def settle(terminal: int, until: bytes = b"", quiet: float = 0.2) -> None:
+    """Reads until there has been output, followed by a pause."""
+    seen, end = b"", time.monotonic() + 30
+    while time.monotonic() < end:
+        if select.select([terminal], [], [], quiet)[0]:
+            try:
+                seen += os.read(terminal, 1 << 16)
+            except OSError:
+                return
+        elif until in seen:
+            return
