@@ -92,7 +92,8 @@ def run_directory_of(folder: Path) -> Path:
 
 def checked(folder: Path) -> Run:
     """Runs a recipe whose workers log different numbers, and one that is not finite."""
-    return ended(run_directory_of(folder), launch(folder, "checks.yaml"))
+    done = launch(folder, "checks.yaml")
+    return ended(run_directory_of(folder), done)
 
 
 def failed(folder: Path) -> Run:
