@@ -53,7 +53,7 @@ def _system(facts: Facts) -> Finding:
 
 
 def _clock(facts: Facts) -> Finding:
-    remedy = "set it (timedatectl set-ntp true): run directories are named by it"
+    remedy = "set it (timedatectl set-ntp true): run directories are named after the time"
     shown = time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.now))
     if facts.now < facts.written - HOUR_S:
         return warning("clock", f"{shown}: meshctl's own files are newer", remedy)

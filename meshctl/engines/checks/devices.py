@@ -151,7 +151,7 @@ def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
 
 def _accelerators(facts: Facts, requirements: Requirements) -> Finding:
     if facts.hidden and not facts.files:
-        found = f"the driver has {facts.hidden} NVIDIA devices, and /dev has none"
+        found = f"the driver has {facts.hidden} NVIDIA devices, but /dev has none"
         state = requirements.missing("cuda")
         return Finding("accelerators", state, found, "in a container: docker run --gpus all")
     if not facts.files:
@@ -185,7 +185,7 @@ def _cuda(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     if not facts.has_torch:
         return
     if not (facts.torch.get("cuda") or facts.torch.get("hip")):
-        found = f"{facts.files['cuda']} devices, and torch {facts.torch['version']} is built for cpu"
+        found = f"{facts.files['cuda']} devices, but torch {facts.torch['version']} is built for cpu"
         remedy = f"install a build for CUDA: {INSTALL}"
         yield Finding("torch on cuda", requirements.missing("cuda"), found, remedy)
         return
@@ -197,14 +197,14 @@ def _cuda(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
 def _driver(facts: Facts, broken: State, expected: int) -> Finding:
     """Judges whether torch can use the devices."""
     name, torch, seen = "torch on cuda", facts.torch, facts.seen
-    usual = "torch.cuda.init() in a Python of its own prints more"
+    usual = "python -c 'import torch; torch.cuda.init()' prints the full error"
     if facts.seen_error:
         return Finding(name, broken, f"asking the driver: {facts.seen_error}", usual)
     if error := seen.get("error"):
         return Finding(name, broken, error.rstrip("."), _driver_advice(seen, torch) or usual)
     if seen["count"] < expected:
         remedy = "one of them is in error, or not passed into this container: compare with nvidia-smi"
-        return Finding(name, broken, f"it sees {seen['count']} of {expected} devices", remedy)
+        return Finding(name, broken, f"torch sees {seen['count']} of {expected} devices", remedy)
     if device := _unsupported(seen):
         remedy = f"install a torch that is built for it: {INSTALL}"
         return Finding(name, broken, f"torch {torch['version']} has no code for {device}", remedy)
@@ -278,7 +278,7 @@ def _other_users(facts: Facts) -> Iterator[Finding]:
 
 def _npu(facts: Facts, requirements: Requirements) -> Finding:
     if not facts.has_torch_npu:
-        found = f"{facts.files['npu']} devices, and torch_npu is not installed"
+        found = f"{facts.files['npu']} devices, but torch_npu is not installed"
         remedy = "pip install torch-npu, in the version that fits torch's"
         return Finding("torch on npu", requirements.missing("npu"), found, remedy)
     return _seen(facts, requirements, "npu", "source CANN's set_env.sh, and compare with npu-smi info")

@@ -213,15 +213,14 @@ def _operations(facts: Facts) -> Finding:
         return failure(name, found, "write to another file system: run.dir=PATH")
     if abs(facts.skew_s) > MAX_CLOCK_SKEW_S:
         direction = "behind" if facts.skew_s > 0 else "ahead of"
-        found = (
-            f"they work; the clock of the disk is {abs(facts.skew_s):.0f} s {direction} that of this machine"
-        )
+        skew = f"{abs(facts.skew_s):.0f} s {direction} that of this machine"
+        found = f"both work; the clock of the file server is {skew}"
         return warning(name, found, "set both clocks (timedatectl set-ntp true, on the server too)")
     return ok(name, "a rename is atomic, a lock holds")
 
 
 def _speed(facts: Facts) -> Finding:
-    found = f"a small file is on the disk after {1000 * facts.flush_s:.0f} ms"
+    found = f"a small file reaches the disk after {1000 * facts.flush_s:.0f} ms"
     if facts.flush_s > MAX_FLUSH_S:
         remedy = "write checkpoints less often (run.checkpoint.every), or to a faster disk: run.dir=PATH"
         return warning("speed", found, remedy)

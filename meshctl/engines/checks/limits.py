@@ -98,13 +98,13 @@ def _need(workers: int, per_worker: int, bounds: Bounds) -> tuple[Bounds, str]:
     """Returns the bounds for a number of workers, and the reason to report if a value is below them."""
     if (needed := per_worker * workers) > bounds.recommended:
         return replace(bounds, recommended=needed), f": {workers} workers may need {needed:,}"
-    return bounds, ": little for a run"
+    return bounds, ": may be too few for a run"
 
 
 def _files(facts: Facts, workers: int) -> Finding:
     soft, hard = facts.files
     bounds, reason = _need(workers, FILES_PER_WORKER, FILES)
-    found = f"{number(soft)} a process" + (f", may be raised to {number(hard)}" if hard != soft else "")
+    found = f"{number(soft)} per process" + (f" (can be raised to {number(hard)})" if hard != soft else "")
     remedy = "raise nofile in /etc/security/limits.conf"
     if _unbounded(hard) >= bounds.recommended:
         remedy = f"ulimit -n {min(65536, _unbounded(hard)):.0f}"
@@ -132,7 +132,7 @@ def _locked(facts: Facts) -> Finding:
     found = "no limit" if facts.locked_bytes == NO_LIMIT else amount(facts.locked_bytes)
     if not facts.infiniband or facts.locked_bytes == NO_LIMIT:
         return ok("locked memory", found)
-    found += f", and there is {', '.join(facts.infiniband[:4])}: its driver locks what it sends"
+    found += f"; the driver of {', '.join(facts.infiniband[:4])} locks the memory that it sends"
     return warning("locked memory", found, "ulimit -l unlimited; docker run --ulimit memlock=-1")
 
 
@@ -162,5 +162,5 @@ def _threads(facts: Facts, workers: int) -> Finding:
     if threads == 1 or threads * workers <= usable:
         return ok(name, text)
     per_worker = f" x {workers} workers" if workers > 1 else ""
-    found = f"{threads}{per_worker} on {usable:g} processors: they wait for each other"
+    found = f"{threads} threads{per_worker} on {usable:g} processors: they wait for each other"
     return warning(name, found, f"export {name}={max(1, int(usable // workers))}")

@@ -133,7 +133,7 @@ def _memory(facts: Facts) -> Finding:
     total = f"the limit of {amount(facts.limit)}" if facts.limit else amount(facts.total)
     machine = f"; the machine has {amount(facts.total)}" if facts.limit else ""
     found = f"{amount(max(0, left))} free of {total}{machine}"
-    remedy = "end what uses it (ps aux --sort=-rss | head)"
+    remedy = "end the processes that use it (ps aux --sort=-rss | head)"
     if facts.limit:
         remedy = "raise the limit of the container or session (memory.max)"
     return FREE_BYTES.judge("memory", left, found, remedy)
@@ -142,10 +142,10 @@ def _memory(facts: Facts) -> Finding:
 def _shared_memory(facts: Facts) -> Finding:
     container = "in a container: docker run --shm-size=8g, or an emptyDir with `medium: Memory` at /dev/shm"
     if facts.shm_error:
-        found = f"nothing can be written there: {facts.shm_error}; DataLoader and NCCL write there"
+        found = f"cannot be written to: {facts.shm_error}; DataLoader and NCCL need it"
         return warning("/dev/shm", found, container)
     found = f"{amount(facts.shm_free)} free of {amount(facts.shm)}"
     is_small = facts.shm < SHM_BYTES.recommended
-    remedy = container if is_small else "delete what dead processes left there (ls -l /dev/shm)"
-    why = ": little for the workers of a DataLoader and for NCCL"
+    remedy = container if is_small else "delete the files that dead processes left there (ls -l /dev/shm)"
+    why = ": may be too little for DataLoader workers and NCCL"
     return SHM_BYTES.judge("/dev/shm", facts.shm_free, found, remedy, why)

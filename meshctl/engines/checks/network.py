@@ -85,7 +85,6 @@ def _ports(facts: Facts) -> Finding:
     count = max(0, last - first + 1)
     free = max(0, count - facts.ports_used)
     found = f"about {free:,} of {count:,} are free"
-    remedy = (
-        "sysctl -w net.ipv4.ip_local_port_range='15000 64000', or end what holds so many connections (ss -s)"
-    )
+    end = "end the processes that hold so many connections (ss -s)"
+    remedy = f"sysctl -w net.ipv4.ip_local_port_range='15000 64000', or {end}"
     return PORTS.judge("ports", free, found, remedy, f" ({first}-{last})")

@@ -182,7 +182,7 @@ def _torch(facts: Facts, library: Finding) -> Finding:
         return warning("torch", found, "remove one of the two: look at PYTHONPATH and at `pip list`")
     if torch.get("seconds", 0) > SLOW_IMPORT_S:
         found = f"{imported}; its import took {torch['seconds']:.0f} s"
-        return warning("torch", found, "install it on a local disk, every worker waits for it")
+        return warning("torch", found, "install it on a local disk: every worker waits for the import")
     return ok("torch", f"{imported}, {_build(torch)}")
 
 
