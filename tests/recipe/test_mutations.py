@@ -13,7 +13,7 @@ from tests.recipe.mutations.forms import OVERRIDES
 from tests.recipe.mutations.judge import GOOD, Verdict, judge, mutations
 from tests.recipe.mutations.mutation import KINDS
 
-MIN_GOOD = 0.95
+MIN_GOOD = 0.97
 """Minimum share of mistakes whose report leads to a correct recipe."""
 MAX_VALID = 0.06
 """Maximum share of mutations after which a recipe is valid with another meaning."""
