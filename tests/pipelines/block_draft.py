@@ -36,9 +36,12 @@ class BlockDraft(Draft):
 def add_block(draft: Draft, name: str) -> None:
     """Adds a block that repeats a source until its data end, or minibatches over a value from outside."""
     until = draft.one_in(2)
-    over = "" if until else draft.pick(batches(draft))
+    over = "" if until else draft.pick(draft.rows())
+    if over and draft.one_in(3):
+        draft.add_on(f"{name}_groups", over, draft.pick(["twins", "thrice"]))
+        over = f"{name}_groups"
     if over and draft.one_in(2):
-        draft.add_likeness(f"{name}_like", over)
+        draft.add_on(f"{name}_like", over, "take")
     base = Value("rows", f"{name}.p0", passed=("p0",)) if until else draft.values[over]
     values = {
         other: value
@@ -69,10 +72,21 @@ def add_block(draft: Draft, name: str) -> None:
     times = draft.times(value)
     draft.stages[name] = {"repeat": repeat, "stages": {one: inside.stages[one] for one in names}, **times}
     draft.values[f"{name}.{names[-1]}"] = value
+    if draft.one_in(2):
+        add_taker(draft, f"{name}_taker", f"{name}.{names[-1]}")
 
 
-def batches(draft: Draft) -> list[str]:
-    return [name for name, value in draft.values.items() if value.kind == "rows"]
+def add_taker(draft: Draft, name: str, taken: str) -> None:
+    """Adds a stage that takes the value of a block."""
+    value = draft.values[taken]
+    leads = [one for one in draft.rows() if meet(draft.values[one], value)]
+    if value.kind == "rows":
+        draft.add_on(name, taken, "take")
+    elif value.kind in ("numbers", "list") and leads:
+        lead = draft.pick(leads)
+        draft.add_on(name, lead, "pair")
+        draft.stages[name]["in"] = {"one": lead, "other": taken}
+        draft.values[name] = draft.merged(draft.values[name], value, draft.values[name].columns)
 
 
 def block_source(draft: Draft) -> tuple[dict[str, Any], frozenset[str]]:

@@ -9,14 +9,19 @@ from typing import Any
 from hypothesis import strategies as st
 
 PARTS = "tests.pipelines.parts"
-LAYOUTS: dict[int, list[dict[str, int]]] = {
+ORDER = {"order": ["tp", "cp", "fsdp", "dp", "pp"]}
+LAYOUTS: dict[int, list[dict[str, Any]]] = {
     1: [{}],
-    2: [{}, {"dp_size": 2}, {"fsdp_size": 2}, {"tp_size": 2}, {"pp_size": 2}],
-    3: [{}, {"fsdp_size": 3}, {"tp_size": 3}],
+    2: [{}, {"dp_size": 2}, {"fsdp_size": 2}, {"tp_size": 2}, {"pp_size": 2}, {"cp_size": 2},
+        {"ulysses_size": 2}],
+    3: [{}, {"fsdp_size": 3}, {"tp_size": 3}, {"ulysses_size": 3}],
     4: [{}, {"tp_size": 2}, {"fsdp_size": 2}, {"pp_size": 2}, {"fsdp_size": 2, "tp_size": 2},
-        {"pp_size": 2, "tp_size": 2}, {"pp_size": 2, "fsdp_size": 2}, {"tp_size": 4}],
+        {"pp_size": 2, "tp_size": 2}, {"pp_size": 2, "fsdp_size": 2}, {"tp_size": 4},
+        {"cp_size": 2, "fsdp_size": 2}, {"fsdp_size": 2, "ulysses_size": 2}, {"ulysses_size": 2},
+        {"fsdp_size": 4, "ulysses_size": 2}, {"tp_size": 2, "fsdp_size": 2} | ORDER,
+        {"pp_size": 2, "fsdp_size": 2} | ORDER, {"ulysses_size": 2, "fsdp_size": 2} | ORDER],
 }  # fmt: skip
-"""Number of workers -> sizes; `dp_size` is what they leave."""
+"""Number of workers -> layouts; `dp_size` is what they leave."""
 ROWS = ["take", "take", "same", "reverse", "thrice", "twins", "drop", "parts", "logged"]
 """Endpoints of one batch that return a batch."""
 NUMBERS = ["loss", "total"]
@@ -140,11 +145,13 @@ class Draft:
         stage |= self.times(value)
         self.stages[name], self.values[name] = stage, value
 
-    def add_likeness(self, name: str, first: str) -> None:
-        """Adds a stage that gives a batch of the same samples with other columns."""
+    def add_on(self, name: str, first: str, method: str) -> None:
+        """Adds a stage that calls `method` with a batch, in the steps of the batch."""
         component, value = self.worker(), self.values[first]
-        self.stages[name] = {"call": f"{component}.take", "in": first, "dispatch": {"allow_empty": True}}
-        self.values[name] = replace(value, columns=frozenset({component}), passed=(*value.passed, name))
+        self.stages[name] = {"call": f"{component}.{method}", "in": first, "dispatch": {"allow_empty": True}}
+        columns = value.columns if method == "thrice" else frozenset({component})
+        samples = name if method in ("thrice", "twins") else value.samples
+        self.values[name] = replace(value, columns=columns, samples=samples, passed=(*value.passed, name))
 
     def inputs(self, first: str) -> tuple[Any, str, Value]:
         """What a stage takes, the method where only one fits, and the value of the first input."""

@@ -44,19 +44,22 @@ class Rows:
 
 
 class Mesh:
-    """The ranks of a component, row-major over the dims pp, dp, fsdp, tp."""
+    """The ranks of a component, row-major over the dims in their order."""
 
-    def __init__(self, workers: int, sizes: Mapping[str, int]) -> None:
-        size = {dim: sizes.get(f"{dim}_size", 1) for dim in ("pp", "fsdp", "tp")}
-        dp = workers // (size["pp"] * size["fsdp"] * size["tp"])
-        places = list(product(range(size["pp"]), range(dp), range(size["fsdp"]), range(size["tp"])))
+    def __init__(self, workers: int, sizes: Mapping[str, Any]) -> None:
+        size = {dim: sizes.get(f"{dim}_size", 1) for dim in ("pp", "dp", "fsdp", "cp", "tp")}
+        size["dp"] = workers // (size["pp"] * size["fsdp"] * size["cp"] * size["tp"])
+        order, ulysses = sizes.get("order", list(size)), sizes.get("ulysses_size", 1)
+        places = [
+            dict(zip(order, place, strict=True)) for place in product(*(range(size[dim]) for dim in order))
+        ]
         self.ranks = range(workers)
-        self.data_ranks = [dp_rank * size["fsdp"] + fsdp_rank for _, dp_rank, fsdp_rank, _ in places]
+        self.data_ranks = [(at["dp"] * size["fsdp"] + at["fsdp"]) // ulysses for at in places]
         """By rank."""
-        self.last_stage = [rank for rank in self.ranks if places[rank][0] == size["pp"] - 1]
+        self.last_stage = [rank for rank in self.ranks if places[rank]["pp"] == size["pp"] - 1]
         self.representatives = [
             next(rank for rank in self.last_stage if self.data_ranks[rank] == data_rank)
-            for data_rank in range(dp * size["fsdp"])
+            for data_rank in range(size["dp"] * size["fsdp"] // ulysses)
         ]
 
 
