@@ -10,7 +10,8 @@ from tests.pipelines.shares import Rows, Sample, even
 
 MINIBATCH = 2
 COPIES = {"thrice": 3, "twins": 2}
-DEFAULT_COLLECT = {"loss": "mean", "total": "sum", "tick": "sum"}
+DEFAULT_COLLECT = {"loss": "mean", "total": "sum", "tick": "sum", "peak": "largest"}
+DEFAULT_DISPATCH = {"spread": "interleaved"}
 
 
 @dataclass(frozen=True)
@@ -69,5 +70,7 @@ METHODS: Mapping[str, Callable[[Any, int], Any]] = {
     "drop": lambda rows, keep: rows.of([s for s in rows.samples if s.id[0] % keep == 0]),
     "loss": lambda rows, keep: {"number": mean(rows), "samples": len(rows.samples)},
     "total": lambda rows, keep: {"number": sum(id[0] for id in rows.ids), "samples": len(rows.samples)},
+    "peak": lambda rows, keep: {"number": sum(id[0] for id in rows.ids), "samples": len(rows.samples)},
+    "spread": lambda rows, keep: rows,
     "tick": lambda rows, keep: {"ticks": 1},
 }

@@ -27,6 +27,9 @@ class BlockDraft(Draft):
     def has_same_layout(self, stage: str, component: str) -> bool:
         return self.is_like(self.stages.get(stage) or self.outer[stage], component)
 
+    def is_joined_by_user(self, stage: str) -> bool:
+        return str(self.stages[stage]["call"]).endswith(".peak") and "collect" not in self.stages[stage]
+
     def times(self, value: Value) -> dict[str, Any]:
         if self.stages and self.one_in(8):
             return {"after": [self.pick(list(self.stages))]}
@@ -60,6 +63,8 @@ def add_block(draft: Draft, name: str) -> None:
         inside.add_call(f"p{number}")
     names = draft.draw(st.permutations(list(inside.stages))) if draft.one_in(4) else list(inside.stages)
     last = inside.values[names[-1]]
+    if inside.is_joined_by_user(names[-1]):
+        last.kind = "metric"  # how it joins passes is known to nobody
     passed = tuple(one for one in last.passed if one in draft.stages)
     period = lcm(*(inside.values[name].period for name in inside.stages))
     whens = [inside.values[name].when for name in inside.stages if inside.values[name].when]
@@ -73,10 +78,10 @@ def add_block(draft: Draft, name: str) -> None:
     draft.stages[name] = {"repeat": repeat, "stages": {one: inside.stages[one] for one in names}, **times}
     draft.values[f"{name}.{names[-1]}"] = value
     if draft.one_in(2):
-        add_taker(draft, f"{name}_taker", f"{name}.{names[-1]}")
+        add_consumer(draft, f"{name}_after", f"{name}.{names[-1]}")
 
 
-def add_taker(draft: Draft, name: str, taken: str) -> None:
+def add_consumer(draft: Draft, name: str, taken: str) -> None:
     """Adds a stage that takes the value of a block."""
     value = draft.values[taken]
     leads = [one for one in draft.rows() if meet(draft.values[one], value)]

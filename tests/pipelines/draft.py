@@ -22,9 +22,11 @@ LAYOUTS: dict[int, list[dict[str, Any]]] = {
         {"pp_size": 2, "fsdp_size": 2} | ORDER, {"ulysses_size": 2, "fsdp_size": 2} | ORDER],
 }  # fmt: skip
 """Number of workers -> layouts; `dp_size` is what they leave."""
-ROWS = ["take", "take", "same", "reverse", "thrice", "twins", "drop", "parts", "logged"]
+ROWS = ["take", "take", "same", "reverse", "thrice", "twins", "drop", "parts", "logged", "spread"]
 """Endpoints of one batch that return a batch."""
-NUMBERS = ["loss", "total"]
+NUMBERS = ["loss", "total", "peak"]
+WIDE = 600
+"""The width of columns that do not fit into a flat frame."""
 
 
 @dataclass
@@ -64,6 +66,8 @@ class Draft:
         if name not in self.components:
             parallel = self.pick(LAYOUTS[self.groups[group]])
             made = {"_target_": f"{PARTS}.{target}", "group": group, "args": {"column": name, **args}}
+            if self.one_in(4):
+                made["args"]["width"] = WIDE
             self.components[name] = made | ({"parallel": parallel} if parallel else {})
         return name
 
@@ -112,7 +116,10 @@ class Draft:
         if method == "":
             method = self.pick([*ROWS, *NUMBERS, *NUMBERS])
         stage: dict[str, Any] = {"call": f"{component}.{method}", "in": given}
-        stage |= self.modes(component, value, is_single=given == first)
+        if method == "spread":
+            stage |= {"dispatch": {"allow_empty": True}}
+        else:
+            stage |= self.modes(component, value, is_single=given == first)
         lossless = (
             not {"execute", "dispatch"} & set(stage)
             or stage.get("dispatch", {}).get("mode", "slice_dp") == "slice_dp"
@@ -125,7 +132,7 @@ class Draft:
             value.when,
             (*value.passed, name),
         )
-        if method in ("take", "pair", "twins"):
+        if method in ("take", "pair", "twins", "spread"):
             value.columns = frozenset({component})
         if method in ("thrice", "twins", "drop"):
             value.samples = name

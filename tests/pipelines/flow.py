@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from tests.pipelines.behaviours import DEFAULT_DISPATCH
 from tests.pipelines.shares import Fault, Id, Mesh, Rows, even, shares
 
 Dispatch = Mapping[str, Any]
@@ -31,7 +32,8 @@ class Input:
 
 def inputs_of(stage: Mapping[str, Any]) -> list[Input]:
     """The parameters of a stage, in written order. In a block, shares may be empty."""
-    given, own = stage.get("in"), dispatch_of(stage.get("dispatch"))
+    mode = DEFAULT_DISPATCH.get(stage.get("call", "").partition(".")[2], "slice_dp")
+    given, own = stage.get("in"), dispatch_of(stage.get("dispatch"), mode)
     if "block" in stage:
         own = {**own, "allow_empty": True}
     if not isinstance(given, dict):
@@ -39,7 +41,7 @@ def inputs_of(stage: Mapping[str, Any]) -> list[Input]:
     found = []
     for item in given.values():
         stated = item if isinstance(item, dict) else {"from": item}
-        dispatch = dispatch_of(stated["dispatch"]) if "dispatch" in stated else own
+        dispatch = dispatch_of(stated["dispatch"], mode) if "dispatch" in stated else own
         found.append(Input(names_of(stated["from"]), dispatch))
     return found
 
@@ -48,9 +50,9 @@ def names_of(given: Any) -> tuple[str, ...]:
     return tuple(given) if isinstance(given, list) else (given,)
 
 
-def dispatch_of(stated: Any) -> Dispatch:
+def dispatch_of(stated: Any, default: str) -> Dispatch:
     words = stated if isinstance(stated, dict) else {"mode": stated}
-    return {**words, "mode": words.get("mode") or "slice_dp"}
+    return {**words, "mode": words.get("mode") or default}
 
 
 def producers(mesh: Mesh, collect: str, execute: str) -> list[int]:
@@ -77,6 +79,8 @@ def joined(collect: str, parts: Sequence[Part]) -> Any:
         return flattened([part.value for part in parts])
     if collect in ("mean", "sum"):
         return reduced(collect, parts)
+    if collect == "largest":
+        return {name: max(part.value[name] for part in parts) for name in parts[0].value}
     return parts[0].value if collect in ("first", "last_pp_first") else [part.value for part in parts]
 
 
@@ -110,7 +114,7 @@ class Consumer:
         return [0] if self.execute == "first" else list(self.mesh.ranks)
 
     def share_of(self, rank: int, mode: str) -> int:
-        return {"slice_dp": self.mesh.data_ranks[rank], "slice": rank, "all": 0}[mode]
+        return {"slice": rank, "all": 0}.get(mode, self.mesh.data_ranks[rank])
 
     def senders(self, rank: int, producers: int) -> list[int]:
         """The producers of a value from which a rank receives."""

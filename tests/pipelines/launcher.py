@@ -50,7 +50,7 @@ class Launcher:
         self._process.stdin.flush()
         code = json.loads(self._process.stdout.readline())["code"]
         if code:
-            assert code in (1, 5), f"exit code {code}: {(self._folder / 'out').read_text()}"
+            assert code in (1, 4, 5), f"exit code {code}: {(self._folder / 'out').read_text()}"
             return Ran(fault=(self._folder / "out").read_text())
         return self._ran(recipe if recipe.is_dir() else newest(self._folder))
 

@@ -10,23 +10,38 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from meshctl import Batch, Component, Ragged, endpoint
+from meshctl import Batch, CollectMode, Component, DispatchMode, Ragged, endpoint
+from meshctl.topology.modes import Dispatch
+from meshctl.topology.samples import Run, SampleTable
 
 ROW_LENGTHS = 5
 """Sample n has n modulo this number of tokens."""
 
 
+def interleaved(table: SampleTable, parts: int, options: Dispatch) -> list[list[Run]]:
+    return [table.select(range(part, table.total, parts)) for part in range(parts)]
+
+
+def largest(parts: Sequence[tuple[Any, float]]) -> dict[str, float]:
+    return {name: max(value[name] for value, _ in parts) for name in parts[0][0]}
+
+
+INTERLEAVED = DispatchMode(partition=interleaved)
+LARGEST = CollectMode(join=largest)
+
+
 class Recorded(Component):
     seen: list[Any] | None = None
 
-    def __init__(self, column: str, stop_at: int = 0) -> None:
-        """Batches that this component makes have the columns `column` and `column`_tokens. It asks for the end
-        of the run in the step `stop_at`."""
-        self.column, self.stop_at, self.calls = column, stop_at, 0
+    def __init__(self, column: str, stop_at: int = 0, width: int = 0) -> None:
+        """Batches that this component makes have the columns `column` and `column`_tokens. With a `width`, a row
+        of `column` has so many numbers. It asks for the end of the run in the step `stop_at`."""
+        self.column, self.stop_at, self.calls, self.width = column, stop_at, 0, width
 
     def record(self, method: str, *arguments: Any) -> None:
         line = [self.place.name, self.rank, self.step, method, [recorded(argument) for argument in arguments]]
@@ -44,7 +59,10 @@ class Recorded(Component):
 
     def rows(self, numbers: list[int]) -> Batch:
         tokens = [torch.full((number % ROW_LENGTHS,), number) for number in numbers]
-        columns = {self.column: torch.tensor(numbers, dtype=torch.int64)}
+        column = torch.tensor(numbers, dtype=torch.int64)
+        if self.width:
+            column = column[:, None].repeat(1, self.width)
+        columns = {self.column: column}
         return Batch({**columns, f"{self.column}_tokens": Ragged.of(tokens)})
 
 
@@ -70,7 +88,10 @@ def check_columns(batch: Batch) -> None:
             found = [row.tolist() for row in column.rows()]
             wanted: list[Any] = [[number] * (number % ROW_LENGTHS) for number in numbers]
         else:
-            found, wanted = column.tolist(), numbers
+            wide = column.reshape(len(numbers), -1) if numbers else column[:, None]
+            found, wanted = wide[:, 0].tolist(), numbers
+            if not bool((wide == wide[:, :1]).all()):
+                raise ValueError(f"a row of column {name} has numbers of several samples")
         if found != wanted:
             raise ValueError(f"column {name} has {found} for the samples {numbers}")
 
@@ -83,8 +104,8 @@ class Endless(Recorded):
 
 
 class Sized(Recorded):
-    def __init__(self, column: str, length: int, stop_at: int = 0) -> None:
-        super().__init__(column, stop_at)
+    def __init__(self, column: str, length: int, stop_at: int = 0, width: int = 0) -> None:
+        super().__init__(column, stop_at, width)
         self.length = length
 
     def __len__(self) -> int:
@@ -99,8 +120,8 @@ class Sized(Recorded):
 class Stream(Recorded):
     """Has `length` samples, and does not say so."""
 
-    def __init__(self, column: str, length: int, stop_at: int = 0) -> None:
-        super().__init__(column, stop_at)
+    def __init__(self, column: str, length: int, stop_at: int = 0, width: int = 0) -> None:
+        super().__init__(column, stop_at, width)
         self.length = length
 
     @endpoint
@@ -111,9 +132,9 @@ class Stream(Recorded):
 
 
 class Worker(Recorded):
-    def __init__(self, column: str, keep: int = 2, stop_at: int = 0) -> None:
+    def __init__(self, column: str, keep: int = 2, stop_at: int = 0, width: int = 0) -> None:
         """`drop` keeps the samples whose number is a multiple of `keep`."""
-        super().__init__(column, stop_at)
+        super().__init__(column, stop_at, width)
         self.keep = keep
 
     @endpoint
@@ -171,6 +192,16 @@ class Worker(Recorded):
     @endpoint(collect="sum")
     def total(self, batch: Batch) -> dict[str, float]:
         self.record("total", batch)
+        return {"number": sum(numbers_of(batch)), "samples": len(batch)}
+
+    @endpoint(dispatch="tests.pipelines.parts:INTERLEAVED")
+    def spread(self, batch: Batch) -> Batch:
+        self.record("spread", batch)
+        return self.rows(numbers_of(batch))
+
+    @endpoint(collect="tests.pipelines.parts:LARGEST")
+    def peak(self, batch: Batch) -> dict[str, float]:
+        self.record("peak", batch)
         return {"number": sum(numbers_of(batch)), "samples": len(batch)}
 
     @endpoint(collect="sum")

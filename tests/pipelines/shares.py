@@ -84,7 +84,10 @@ def shares(
     """Divides a batch. `homes` is id -> data rank; `found` are the ids of each share as they were in the run,
     where `balance` leaves that open."""
     units = groups(rows, dispatch)
-    if dispatch.get("home"):
+    if dispatch["mode"] == "interleaved":
+        units = [[sample] for sample in sorted(rows.samples)]
+        divided = [[sample for (sample,) in units[part::parts]] for part in range(parts)]
+    elif dispatch.get("home"):
         divided = [[s for s in sorted(rows.samples) if home(s.id, homes) == part] for part in range(parts)]
     elif dispatch.get("balance") and found is not None:
         check_balanced(rows, units, found, dispatch)
