@@ -85,6 +85,18 @@ class Type(ABC):
 # Simple values
 
 
+def _integer(
+    reader: FieldReader, node: Node, path: KeyPath, wanted: str, least: int, most: int
+) -> int | None:
+    """Returns an integer from `least` to `most`. Reports another value; `wanted` describes a right one."""
+    value = number_of(node, int)
+    if not is_whole(value) or not least <= value <= most:
+        reader.expected(wanted, node, path, integer_hint(node), as_whole(node, least, most))
+        return None
+    reader.check_octal(node, path)
+    return int(value)
+
+
 @dataclass(frozen=True)
 class Whole(Type):
     """An integer."""
@@ -95,13 +107,9 @@ class Whole(Type):
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         value = number_of(node, int)
-        if not is_whole(value) or not self.min <= value <= self.max:
-            is_too_large = is_whole(value) and value > self.max
-            wanted = f"an integer up to {self.max:,}" if is_too_large else integers_from(self.min)
-            reader.expected(wanted, node, path, integer_hint(node), as_whole(node, self.min, self.max))
-            return None
-        reader.check_octal(node, path)
-        return int(value)
+        is_too_large = is_whole(value) and value > self.max
+        wanted = f"an integer up to {self.max:,}" if is_too_large else integers_from(self.min)
+        return _integer(reader, node, path, wanted, self.min, self.max)
 
     def schema(self) -> Schema:
         return whole(self.min, self.max)
@@ -126,13 +134,8 @@ class Size(Type):
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if self.may_be_auto and node.value == "auto":
             return "auto"
-        value = number_of(node, int)
-        if not is_whole(value) or not 1 <= value <= MAX_COUNT:
-            wanted = f"{integers_from(1)}{' or `auto`' if self.may_be_auto else ''}"
-            reader.expected(wanted, node, path, integer_hint(node), as_whole(node, 1, MAX_COUNT))
-            return None
-        reader.check_octal(node, path)
-        return int(value)
+        wanted = f"{integers_from(1)}{' or `auto`' if self.may_be_auto else ''}"
+        return _integer(reader, node, path, wanted, 1, MAX_COUNT)
 
     def schema(self) -> Schema:
         auto = {"const": "auto", "description": AUTO}
@@ -363,15 +366,8 @@ class Ranks(Type):
             return Whole(1).read(reader, node, path)
         seen: dict[int, Span] = {}
         for item in node.value:
-            number = number_of(item, int)
-            if not is_whole(number) or not 0 <= number <= MAX_COUNT:
-                reader.expected(
-                    "a device number, an integer of at least 0",
-                    item,
-                    path,
-                    integer_hint(item),
-                    as_whole(item, 0, MAX_COUNT),
-                )
+            number = _integer(reader, item, path, "the number of a device, at least 0", 0, MAX_COUNT)
+            if number is None:
                 return None
             if number in seen:
                 message = f"`{shown(path)}` names device {number} twice"

@@ -85,11 +85,7 @@ def _read(file: Path, name: str) -> Config:
 
 def _unread(name: str, found: Diagnostic) -> str:
     """Returns the recipe reader's diagnostic as a message about a JSON file."""
-    what = (
-        found.message.removeprefix("this ")
-        .removesuffix(", the limit for a recipe")
-        .removesuffix(", the limit for a recipe")
-    )
+    what = found.message.removeprefix("this ").removesuffix(", the limit for a recipe")
     if found.code == "MC003":
         what = (
             "it has further text after the value"

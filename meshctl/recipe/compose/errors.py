@@ -33,11 +33,8 @@ TRANSLATIONS: Mapping[str, str] = {
     "did not find expected node content": "a value is missing, or must be quoted",
     "found character that cannot start any token": "a value cannot start with this character; quote it",
     "found unexpected end of stream": "a quote is not closed",
-    "found unknown escape character": "this escape is not valid in double quotes; write \\\\ for a "
-    "backslash, or "
-    "use "
-    "single "
-    "quotes",
+    "found unknown escape character": "this escape is not valid in double quotes; "
+    "write \\\\ for a backslash, or use single quotes",
 }
 """Message of the parser -> message of the diagnostic."""
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.compose import interpolation
-from meshctl.recipe.compose.config_store import PRIMARY
+from meshctl.recipe.compose.config_store import PRIMARY, Config
 from meshctl.recipe.compose.defaults_lists import SELF, DefaultsLists, Entry
 from meshctl.recipe.compose.folders import real
-from meshctl.recipe.compose.overrides import Override
+from meshctl.recipe.compose.overrides import Override, is_layout
 from meshctl.recipe.compose.yaml_reader import MAX_DEPTH
 from meshctl.recipe.compose.yaml_tree import MISSING, of_plain
 
@@ -38,10 +38,18 @@ class Include:
     """The dotted key path below which its keys are merged; empty for the top."""
     above: Include | None = None
     """The config that includes it; None for the first one."""
+    file: Config = Config()
 
     @property
     def path(self) -> tuple[str, ...]:
         return tuple(self.package.split(".")) if self.package else ()
+
+    @property
+    def choices(self) -> Iterator[tuple[str, Span]]:
+        """Yields (`group@package`, span) for each option that its defaults list chooses."""
+        entries = self.file.defaults
+        for item in entries.value if entries is not None and entries.is_list else ():
+            yield from ((key.split(" ")[-1], option.key or option.span) for key, option in item.items())
 
     @property
     def is_part_of_group(self) -> bool:
@@ -77,25 +85,29 @@ TOP = Include("")
 """Stands for the command line, whose entries are in no config."""
 
 
-def includes_of(
-    lists: DefaultsLists, choices: Iterable[Override], layouts: Iterable[Override]
-) -> list[Include]:
-    """Returns the recipe and the configs that it includes, directly or indirectly, in merge order.
+@dataclass(frozen=True)
+class Included:
+    """The configs of a composed recipe."""
 
-    `choices` are the overrides that choose options. One that does not apply is reported. `layouts` are the
-    overrides that replace a layout, which is then not included.
-    """
+    configs: tuple[Include, ...] = ()
+    """The recipe and the configs that it includes, directly or indirectly, in merge order."""
+    layouts: tuple[tuple[Override, tuple[Include, ...]], ...] = ()
+    """The overrides that replace a layout, each with the configs of the new one."""
+    is_complete: bool = False
+    """Whether no mistake was found, so that no config is missing."""
+
+
+def include(lists: DefaultsLists, choices: Sequence[Override]) -> Included:
+    """Follows the defaults lists of the recipe. `choices` are the overrides that choose options; one that
+    does not apply is reported."""
+    layouts = [one for one in choices if is_layout(one.parsed.package) and not one.is_deletion]
     walk = _Walk(lists, frozenset(TOP.key_of(_entry_of(one)) for one in layouts))
-    added = [entry for one in choices if (entry := walk.add(one))]
+    added = [entry for one in choices if one not in layouts and (entry := walk.add(one))]
     package = (walk.header(PRIMARY) or "").removeprefix(GLOBAL).removeprefix(".")
-    found = walk.follow(Include(PRIMARY, package), added)
+    configs = walk.follow(Include(PRIMARY, package, file=lists.store.config(PRIMARY)), added)
     walk.report_unused()
-    return found
-
-
-def includes_of_choice(lists: DefaultsLists, override: Override) -> list[Include]:
-    """Returns the config that an override chooses, and the configs that it includes, in merge order."""
-    return _Walk(lists).enter(_entry_of(override), TOP)
+    new = tuple((one, tuple(_Walk(lists).enter(_entry_of(one), TOP))) for one in layouts)
+    return Included(tuple(configs), new, is_complete=not lists.found)
 
 
 def _entry_of(override: Override) -> Entry:
@@ -195,7 +207,8 @@ class _Walk:
         self.count += 1
         if file is None or self.count > MAX_INCLUDES + 1:  # optional, or reported
             return []
-        config = Include(name, above.package_of(entry, self.header(name)), above)
+        package = above.package_of(entry, self.header(name))
+        config = Include(name, package, above, self.lists.store.config(name))
         limit = ""
         if self.count > MAX_INCLUDES:
             limit = f"the defaults lists include more than {MAX_INCLUDES} files"

@@ -1,0 +1,165 @@
+"""Merges the configs, layouts and values of a recipe into one tree. Reports and leaves out what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.recipe.compose import yaml_tree
+from meshctl.recipe.compose.includes import Include, Included
+from meshctl.recipe.compose.overrides import Override, is_layout
+from meshctl.recipe.compose.unknown_keys import renamed_key, similar_key, unknown, with_meant
+from meshctl.recipe.compose.yaml_tree import MISSING, Node
+from meshctl.recipe.fixes import renamed
+from meshctl.recipe.key_paths import is_key
+from meshctl.text.english import did_you_mean, nearest
+
+
+def merge(root: Node, included: Included, values: Iterable[Override]) -> tuple[Node, list[Diagnostic]]:
+    """Returns (tree, diagnostics): `root` with the configs, the layouts of the command line and then its
+    values."""
+    merging = _Merging(root)
+    merging.add_configs(included.configs)
+    for override, configs in included.layouts:
+        merging.replace_layout(override, configs)
+    for override in values:
+        merging.apply(override)
+    merging.remove_hydra()
+    if included.is_complete:
+        merging.remove_layouts_of_nobody(included.configs)
+    return merging.root, merging.found
+
+
+@dataclass
+class _Merging:
+    root: Node
+    found: list[Diagnostic] = field(default_factory=list)
+
+    def add_configs(self, configs: Iterable[Include]) -> None:
+        for config in configs:
+            tree, path = config.file.tree, config.path
+            if tree is None:
+                continue
+            if is_layout(config.package) and self.root.at(path) is not None and not config.is_part_of_group:
+                self.root = yaml_tree.put(self.root, path, tree)
+            else:
+                self.root = yaml_tree.merge(self.root, yaml_tree.nested(path, tree))
+
+    def replace_layout(self, override: Override, configs: Iterable[Include]) -> None:
+        """Replaces the layout of a component by one that the command line chooses."""
+        layout = Node({}, override.value_span, override.key_span)
+        for config in configs:
+            layout = yaml_tree.merge(layout, config.file.tree) if config.file.tree else layout
+        path = tuple(str(override.parsed.package).removeprefix("_global_.").split("."))
+        if self.root.at(path[:-1]) is not None:
+            self.root = yaml_tree.put(self.root, path, replace(layout, key=override.key_span))
+            return
+        components = self.root.get("components") or Node({}, self.root.span)
+        names = [key for key, _ in components.items()]
+        self.report_no_component(path[1], override.target, override.key_span, names)
+
+    def report_no_component(self, name: str, key: str, span: Span, names: Sequence[str]) -> None:
+        """Reports a layout for a component that does not exist. `key` is the text at the span."""
+        before, _, after = key.partition(f".{name}.")
+        fixes = renamed(span, name, names, after=f".{after}", before=f"{before}.")
+        message, help = f"component `{name}` does not exist", did_you_mean(name, names)
+        self.found.append(Diagnostic("MC203", message, span, help=help, fixes=fixes))
+
+    def apply(self, override: Override) -> None:
+        """Sets, adds or deletes one value."""
+        result = _applied(self.root, override)
+        if isinstance(result, Node):
+            self.root = result
+        else:
+            self.found.append(result)
+            self.root = with_meant(self.root, override) if result.code == "MC203" else self.root
+
+    def remove_hydra(self) -> None:
+        if (hydra := self.root.get("hydra")) is not None:
+            message, span = "a recipe cannot configure Hydra itself", hydra.key or hydra.span
+            self.found.append(Diagnostic("MC216", message, span, help="remove it"))
+            self.root = yaml_tree.without(self.root, ("hydra",))
+
+    def remove_layouts_of_nobody(self, configs: Sequence[Include]) -> None:
+        """Removes layouts that a defaults list assigns to components which no file defines, and reports them.
+        A layout stays if no defined component has a similar name."""
+        components = self.root.get("components") or Node({}, self.root.span)
+        layouts = {config.package: config.path[1] for config in configs if is_layout(config.package)}
+        wrong = {package: name for package, name in layouts.items() if _has_layout_only(components.get(name))}
+        names = [name for name, item in components.items() if not _has_layout_only(item)]
+        for key, span in (choice for config in configs for choice in config.choices):
+            name = wrong.pop(key.partition("@")[2].removeprefix("_global_."), "")
+            if name and nearest(name, names):
+                self.report_no_component(name, key, span, names)
+                self.root = yaml_tree.without(self.root, ("components", name))
+
+
+def _has_layout_only(component: Node | None) -> bool:
+    return component is not None and {key for key, _ in component.items()} == {"parallel"}
+
+
+# Overrides of values
+
+
+def _applied(root: Node, override: Override) -> Node | Diagnostic:
+    """Returns the tree with one value set, added or deleted, or a diagnostic if the override does not apply
+    to the tree."""
+    if beyond := _unreachable(root, override):
+        return beyond
+    old, parsed = root.at(override.path), override.parsed
+    if override.is_deletion:
+        return _delete(root, override, old)
+    new = override.node()
+    if (
+        parsed.is_add()
+        and old is not None
+        and old.value not in (None, MISSING)
+        and not (new.is_mapping or new.is_list)
+    ):
+        return _exists_already(override, old)
+    needs_key = not parsed.is_add() and not parsed.is_force_add()
+    if needs_key and old is None and not is_key(override.path, root):
+        return unknown(root, override)
+    if old is not None and new.is_mapping and not is_layout(override.group):
+        new = yaml_tree.merge(old, new)
+    return yaml_tree.put(root, override.path, new)
+
+
+def _delete(root: Node, override: Override, old: Node | None) -> Node | Diagnostic:
+    expected = override.parsed.value()
+    if old is None:
+        message = f"`{override.target}` cannot be deleted: it is not in the recipe"
+        help, fixes = similar_key(root, override), renamed_key(root, override)
+        return Diagnostic("MC209", message, override.key_span, help=help, fixes=fixes)
+    if expected is not None and expected != yaml_tree.plain(old):
+        message = f"`{override.target}` cannot be deleted: its value is not {override.value_text}"
+        return Diagnostic("MC209", message, override.value_span, (old.span.with_word("its value"),))
+    return yaml_tree.without(root, override.path)
+
+
+def _exists_already(override: Override, old: Node) -> Diagnostic:
+    help = f"`{override.target}={override.value_text}` replaces it"
+    plus = Span(override.file, 1, override.text.index("+") + 1)
+    message, here = f"`{override.target}` already exists", old.span.with_word("here")
+    return Diagnostic("MC204", message, override.key_span, (here,), help, fixes=(Fix(plus, "+", ""),))
+
+
+def _unreachable(root: Node, override: Override) -> Diagnostic | None:
+    """Returns a diagnostic if a value on the path to the key is not a mapping."""
+    for length in range(1, len(override.path)):
+        node, key = root.at(override.path[:length]), override.path[length]
+        if node is None:
+            return None
+        where, span = ".".join(override.path[:length]), override.part_span(length)
+        if node.is_list and node.get(key) is None:
+            return Diagnostic("MC203", f"the list `{where}` has no item {key}", span, (node.span,))
+        if not node.is_list and not node.is_mapping and node.value is not None:
+            rest = ".".join(override.path[length:])
+            help = f"replace it: {where}={{{rest}: {override.value_text}}}"
+            message, second = (
+                f"`{where}` is a single value and has no keys",
+                node.span.with_word(f"`{where}`"),
+            )
+            return Diagnostic("MC220", message, span, (second,), help)
+    return None
