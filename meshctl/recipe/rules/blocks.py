@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.model import Block, Stage
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.rules.names import named_homes, named_stages
+from meshctl.recipe.rules.home import homes_of
+from meshctl.recipe.rules.names import named_stages
 from meshctl.text.english import counted, did_you_mean
 from meshctl.topology.modes import COLLECT, DISPATCH
 
@@ -121,7 +122,8 @@ def _minibatches_are_shared(facts: Facts, block: Block) -> Iterator[Diagnostic]:
 def only_the_last_stage_is_taken(facts: Facts) -> Iterator[Diagnostic]:
     """A stage outside takes the last stage of a block by its full name."""
     for name, stage in facts.recipe.pipeline.items():
-        for other, path in (*named_stages(stage), *named_homes(stage)):
+        homes = [(one.home, one.path) for one in homes_of(stage)]
+        for other, path in (*named_stages(stage), *homes):
             block = facts.recipe.blocks.get(other.partition(".")[0])
             is_order = path[0] == "after" and other in facts.recipe.blocks
             if block is None or not block.stages or stage.block == block.name or is_order:

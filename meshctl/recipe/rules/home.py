@@ -32,23 +32,23 @@ class Home:
     """The stages from which these samples come."""
 
 
-def _homes(facts: Facts) -> Iterator[Home]:
-    for stage in facts.recipe.pipeline.values():
-        if stage.dispatch.home:
-            plain = [given for given in stage.inputs if given.dispatch is None]
-            sources = tuple(name for given in plain for name in given.stages)
-            yield Home(stage, stage.dispatch.home, stage.dispatch, ("dispatch", "home"), sources)
-        for given in stage.inputs:
-            if given.dispatch and given.dispatch.home:
-                path = ("in", given.parameter, "dispatch", "home")
-                yield Home(stage, given.dispatch.home, given.dispatch, path, given.stages)
+def homes_of(stage: Stage) -> Iterator[Home]:
+    """Yields the `home` keys of a stage: that of its `dispatch`, and those of its inputs."""
+    if stage.dispatch.home:
+        plain = [given for given in stage.inputs if given.dispatch is None]
+        sources = tuple(name for given in plain for name in given.stages)
+        yield Home(stage, stage.dispatch.home, stage.dispatch, ("dispatch", "home"), sources)
+    for given in stage.inputs:
+        if given.dispatch and given.dispatch.home:
+            path = ("in", given.parameter, "dispatch", "home")
+            yield Home(stage, given.dispatch.home, given.dispatch, path, given.stages)
 
 
 def home_made_samples(facts: Facts) -> Iterator[Diagnostic]:
     """The samples of a stage with `home` come from the home stage, which has the same group and the same
     number of shares."""
     pipeline, components = facts.recipe.pipeline, facts.recipe.components
-    for one in _homes(facts):
+    for one in (one for stage in pipeline.values() for one in homes_of(stage)):
         if one.home not in pipeline:
             continue
         span, name = facts.value("pipeline", one.stage.name, *one.path), one.stage.name

@@ -15,6 +15,7 @@ from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Stage
 from meshctl.recipe.rules.facts import Facts, input_path
+from meshctl.recipe.rules.home import homes_of
 from meshctl.text.english import did_you_mean, nearest, similar
 
 MAX_SECONDS = 4
@@ -92,12 +93,10 @@ def _stages(facts: Facts) -> Iterator[Reference]:
             span = facts.value("pipeline", name, *path)
             message, options = f"stage `{other}` does not exist", names[stage.block]
             yield Reference("pipeline", other, span, "MC530", message, name, options=options)
-        for home, path in named_homes(stage):
-            span, message = (
-                facts.value("pipeline", name, *path),
-                f"stage `{home}` of `home` does not exist",
-            )
-            yield Reference("pipeline", home, span, "MC534", message, name, options=names[stage.block])
+        for one in homes_of(stage):
+            span = facts.value("pipeline", name, *one.path)
+            message = f"stage `{one.home}` of `home` does not exist"
+            yield Reference("pipeline", one.home, span, "MC534", message, name, options=names[stage.block])
     for block in facts.recipe.blocks.values():
         is_own = f"{block.name}.{block.over}" in block.stages  # another rule reports that
         if block.over and not is_own and facts.is_valid("pipeline", block.name, "repeat"):
@@ -138,15 +137,6 @@ def named_stages(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield other, input_path(given, index)
     for index, other in enumerate(stage.after):
         yield other, ("after", str(index)) if len(stage.after) > 1 else ("after",)
-
-
-def named_homes(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields (name of a stage, key path below `stage`) for each `home`."""
-    if stage.dispatch.home:
-        yield stage.dispatch.home, ("dispatch", "home")
-    for given in stage.inputs:
-        if given.dispatch and given.dispatch.home:
-            yield given.dispatch.home, ("in", given.parameter, "dispatch", "home")
 
 
 @dataclass
