@@ -366,7 +366,7 @@ class Ranks(Type):
             return Whole(1).read(reader, node, path)
         seen: dict[int, Span] = {}
         for item in node.value:
-            number = _integer(reader, item, path, "the number of a device, at least 0", 0, MAX_COUNT)
+            number = _integer(reader, item, path, "a device number, an integer of at least 0", 0, MAX_COUNT)
             if number is None:
                 return None
             if number in seen:
