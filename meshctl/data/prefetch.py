@@ -61,10 +61,23 @@ def results(function: Callable[[range], Result], calls: Iterable[range], workers
         multiprocessing_context="fork",
         generator=torch.Generator(),  # the seeds of the processes are not drawn from the run's generator
     )
-    for result in loader:
+    for result in _of_living(loader):
         if isinstance(result, _Failure):
             raise DataError(result.message)
         yield result
+
+
+def _of_living(loader: Iterable[Result]) -> Iterator[Result]:
+    """Yields the results of a loader. Raises `DataError` if one of its processes is killed."""
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        first = str(error).splitlines()[0].strip(" .")
+        raise DataError(
+            f"a process that prepares samples was killed, perhaps for want of memory: {first}"
+        ) from None
 
 
 class Prefetch(Generic[Result]):
