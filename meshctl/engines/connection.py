@@ -109,9 +109,9 @@ def _parsed(line: bytes) -> Message:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError("the message is no JSON") from error
+        raise ProtocolError("the message is not JSON") from error
     if not isinstance(message, dict):
-        raise ProtocolError("the message is no JSON object")
+        raise ProtocolError("the message is not a JSON object")
     return message
 
 
@@ -157,7 +157,7 @@ class Handshake:
             return True
         node, nonce = message.get("node"), message.get("nonce")
         if not isinstance(node, int) or not isinstance(nonce, str):
-            raise ProtocolError("this is no node process")
+            raise ProtocolError("this is not a node process")
         if message.get("version") != version():
             theirs = str(message.get("version"))[:40]
             self.connection.send({"refused": f"meshctl {version()} runs the head, {theirs} runs this node"})

@@ -44,6 +44,6 @@ class EarlyStopping:
     def _described(self) -> str:
         values, metric = counted(self._waited, "value"), f"`{self._metric}`"
         if self._best is None:
-            return f"{metric} had no finite number in {values}, until step {self._last_step}"
-        best = f"its best is {self._best:.4g}, of step {self._best_step}"
-        return f"{metric} has not improved in {values}, until step {self._last_step}: {best}"
+            return f"{metric} had no finite value in {values}, up to step {self._last_step}"
+        best = f"its best value is {self._best:.4g}, in step {self._best_step}"
+        return f"{metric} has not improved in {values}, up to step {self._last_step}: {best}"

@@ -45,7 +45,8 @@ class RepeatedSource(SourceCall):
         has_ended = super().run_once(outputs, step)
         if has_ended and self._state.pass_number == 1:
             called = f"`{self.stage.component}.{self.stage.method}`"
-            raise StageError(f"{called} gave no samples, and `{self.stage.block}` runs until its data end")
+            block = self.stage.block
+            raise StageError(f"{called} returned no samples, but `{block}` runs until its data end")
         return has_ended
 
     def _next_numbers(self) -> range:

@@ -182,7 +182,7 @@ class Call:
     def _no_data_expected(self) -> StageError:
         """Returns the error for a stage without data that returns a batch: its samples would have no ids."""
         called = f"`{self.stage.component}.{self.stage.method}`"
-        return StageError(f"{called} gave a Batch, and `{self.stage.name}` is a stage without data")
+        return StageError(f"{called} returned a Batch, but `{self.stage.name}` is a stage without data")
 
     def _call(self, step: int, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Calls the endpoint, with seeded generators; a TensorDict that it returns becomes a batch."""
@@ -297,13 +297,13 @@ class SourceCall(Call):
             return END
         if not isinstance(value, Batch):
             raise StageError(
-                f"a source gives a Batch or None, `{stage.component}.{stage.method}` gave a "
+                f"a source must return a Batch or None, but `{stage.component}.{stage.method}` returned a "
                 f"{type(value).__name__}"
             )
         count = len(value)
         if count > len(mine):
             raise StageError(
-                f"`{stage.component}.{stage.method}` gave {count} samples, its share is {len(mine)}"
+                f"`{stage.component}.{stage.method}` returned {count} samples, but its share is {len(mine)}"
             )
         most = -(-len(numbers) // self._producers)
         if count:
@@ -322,11 +322,11 @@ class SourceCall(Call):
     def _check_end(self, numbers: range, step: int) -> None:
         """Raises `StageError` if a source that gave None must not end the data."""
         stage = self.stage
-        total, gave = self._total, f"`{stage.component}` gave no samples from {numbers.start} on"
+        total, gave = self._total, f"`{stage.component}` returned no samples from number {numbers.start} on"
         if total is not None and numbers.start < total:
-            raise StageError(f"{gave}, and it has said that there are {total}")
+            raise StageError(f"{gave}, but its __len__ promises {total}")
         if not stage.block and not self._sources.bounds_run(stage):
             raise StageError(
-                f"{gave} (step {step}), and the run does not end with the data of `{stage.name}`: return "
-                "samples again, from the first one, or say `ends_run: true` there"
+                f"{gave} (step {step}), but the run does not end with the data of `{stage.name}`: return "
+                "samples again, from the first one, or set `ends_run: true` there"
             )

@@ -74,7 +74,7 @@ def load(folder: Path, name: str, own: dict[str, Any], mesh: DeviceMesh) -> dict
     """
     path = folder / name
     if not path.is_dir():
-        raise CheckpointError(f"{folder} holds no state of component `{name}`")
+        raise CheckpointError(f"{folder} contains no state of component `{name}`")
     metadata = dcp.read_metadata(path)
     if not any(entry.startswith(DOCUMENT) for entry in metadata.state_dict_metadata):
         dcp.read(path, name, own)

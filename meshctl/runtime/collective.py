@@ -468,7 +468,7 @@ class Collective:
             layout = str(tensor.layout).removeprefix("torch.")
             raise CollectiveError(f"{operation} takes a strided tensor, not one of layout {layout}")
         if tensor.ndim < dims:
-            raise CollectiveError(f"{operation} goes along dim 0, and this tensor has no dims")
+            raise CollectiveError(f"{operation} goes along dim 0, but this tensor has no dims")
 
     @staticmethod
     def _check_op(tensor: Tensor, op: str) -> None:
@@ -483,7 +483,7 @@ class Collective:
             )
         if len(tensors) != self.size:
             raise CollectiveError(
-                f"{operation} takes one tensor for each of the {self.size} ranks, here are {len(tensors)}"
+                f"{operation} takes one tensor for each of the {self.size} ranks, not {len(tensors)}"
             )
         for tensor in tensors:
             self._check(operation, tensor, dims=int(uneven))
@@ -494,7 +494,7 @@ class Collective:
             if not uneven:
                 rule = "(`uneven=True` lets dim 0 differ)" if operation == "all_to_all" else ""
             same = f"of one dtype, device and shape {rule}".rstrip()
-            raise CollectiveError(f"{operation} takes tensors {same}, here are {' and '.join(sorted(forms))}")
+            raise CollectiveError(f"{operation} takes tensors {same}, not {' and '.join(sorted(forms))}")
 
     @staticmethod
     def _listed(tensors: Sequence[Tensor] | None) -> Sequence[Tensor]:
@@ -511,7 +511,7 @@ class Collective:
     def _other(self, operation: str, rank: int) -> int:
         """Returns the rank of a peer in the group's world."""
         if self._peer(operation, rank) == self.rank:
-            raise CollectiveError(f"{operation} goes to another rank, and {self.rank} is this one")
+            raise CollectiveError(f"{operation} needs another rank, and {self.rank} is this one")
         return self.ranks[rank]
 
 
@@ -521,7 +521,7 @@ def _process_group(ranks: Sequence[int], rank: int) -> dist.ProcessGroup | None:
     world."""
     if not dist.is_initialized():
         raise CollectiveError(
-            f"the ranks {shown(ranks)} work together, and this process has no torch.distributed"
+            f"a collective of the ranks {shown(ranks)} needs torch.distributed, which is not initialized here"
         )
     world = dist.get_world_size()
     if dist.get_rank() != rank or max(ranks) >= world:

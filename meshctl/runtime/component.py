@@ -102,7 +102,7 @@ class Component:
         where the recipe decides, and `MeshError` where the mesh and the world have different sizes.
         """
         if self._context is not None and self._context.name:
-            raise ComponentError(f"the mesh of `{self._context.name}` is the recipe's: `parallel:` states it")
+            raise ComponentError(f"the mesh of `{self._context.name}` is set in the recipe, by `parallel`")
         self._context, self._collectives, self._torch_meshes = standalone(mesh), None, None
 
     # Facts
@@ -240,7 +240,7 @@ class Component:
             )
         if alone := {"local", "world"} & set(dims):
             raise CollectiveError(
-                f"`{min(alone)}` is not a dim of the mesh and is named alone, here are {', '.join(dims)}"
+                f"`{min(alone)}` is not a dim of the mesh and is named alone, not in {', '.join(dims)}"
             )
         try:
             self.mesh.ranks_along(dims, self.rank)

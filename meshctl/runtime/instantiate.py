@@ -77,7 +77,7 @@ def component_class(placed: Placed, path: Sequence[str]) -> type[Component]:
         raise TargetError(f"component `{placed.name}`: module {module} has no {name!r}")
     if not (isinstance(found, type) and issubclass(found, Component)):
         raise TargetError(
-            f"component `{placed.name}`: {placed.target} is no class that derives from meshctl.Component"
+            f"component `{placed.name}`: {placed.target} is not a class that derives from meshctl.Component"
         )
     return found
 
@@ -88,7 +88,8 @@ def _check(placed: Placed, kind: type[Component], method: str) -> None:
     declared = endpoint_of(kind, method)
     if declared is None:
         raise TargetError(
-            f"component `{placed.name}`: {placed.target}.{method} is no endpoint; decorate it with @endpoint"
+            f"component `{placed.name}`: {placed.target}.{method} is not an endpoint: decorate it with "
+            "@endpoint"
         )
     planned = placed.endpoints.get(method)
     if planned is None:
@@ -97,9 +98,9 @@ def _check(placed: Placed, kind: type[Component], method: str) -> None:
     found = tuple(_mode_name(mode, name) for mode, name in zip(modes, planned, strict=True))
     if tuple(planned) != found:
         raise TargetError(
-            f"component `{placed.name}`: @endpoint of {method} says dispatch, collect, execute "
+            f"component `{placed.name}`: @endpoint of {method} states dispatch, collect, execute "
             f"{', '.join(found)}; "
-            f"its source text was read as {', '.join(planned)}. Write them as literals, or say them in the "
+            f"its source text was read as {', '.join(planned)}. Write them as literals, or state them in the "
             "recipe's stage"
         )
 

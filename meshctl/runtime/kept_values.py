@@ -32,7 +32,7 @@ class KeptValues:
                 return value, weight
         raise StageError(
             f"the data ended after step {step}, and `{self._stage}` is more than {self._kept.maxlen} steps "
-            "ahead, so its value for the end is gone: let it take a stage that takes the data"
+            "ahead, so its value for the end is gone: give it an input that depends on the data"
         )
 
 

@@ -125,8 +125,7 @@ class Loop:
         known = self._agreement.plan(steps, self._sources.last_steps(own), names)
         if self._plan.run.epochs and all(count is None for count in known):
             raise StageError(
-                f"run.epochs needs a source that knows its length, and none of {', '.join(names)} has a "
-                "__len__"
+                f"run.epochs needs a source with a length, but none of {', '.join(names)} has a __len__"
             )
         if None not in known:  # a stream may end the run earlier
             last = self._agreement.last

@@ -82,9 +82,9 @@ class Sources:
             shares = dispatch_mode(route.dispatch.mode).share_count(mesh)
             if execute_mode(target.execute).is_joint and tail < shares:
                 raise StageError(
-                    f"the data of `{stage.name}` end with a batch of {tail}, and stage `{target.name}` "
-                    f"shares it among {shares}: "
-                    "say dispatch: {allow_empty: true} there, or choose samples or data so that more are left"
+                    f"the data of `{stage.name}` end with a batch of {tail}, and stage `{target.name}` needs "
+                    f"at least {shares}, one for each share: set dispatch: {{allow_empty: true}} there, or "
+                    "change `samples` or the data so that more are left"
                 )
 
     def given_after(self, step: int) -> dict[str, int]:

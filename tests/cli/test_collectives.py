@@ -139,7 +139,7 @@ def test_another_operation(folder: Path) -> None:
 @pytest.mark.slow
 def test_all_checks_name_the_first_operation_that_differs(folder: Path) -> None:
     error = failed(folder, "op", "run.checks=all")
-    assert "number 4 differs: rank 0 called `all_reduce sum float32 [4]` at parts.py:" in error
+    assert "call number 4 differs: rank 0 called `all_reduce sum float32 [4]` at parts.py:" in error
     assert "rank 1 called `all_reduce max float32 [4]` at parts.py:" in error
 
 

@@ -88,7 +88,7 @@ def test_devices_that_the_environment_does_not_leave_are_refused(
         "groups.two={ranks: 2, device_type: cuda, visible_devices: 'GPU-a,GPU-c'}",
     )
     assert done.returncode == 4
-    expected = "group two is to see GPU-a, GPU-c (its visible_devices), and CUDA_VISIBLE_DEVICES leaves GPU-a, GPU-b: GPU-c is not there"
+    expected = "group two needs GPU-a, GPU-c (its visible_devices), but CUDA_VISIBLE_DEVICES leaves GPU-a, GPU-b: GPU-c is not there"
     assert done.stderr == f"error: {expected}\n"
     done = meshctl(folder, "launch", "recipe.yaml", "groups.two={ranks: [1, 2], device_type: cuda}")
     assert done.returncode == 4

@@ -129,7 +129,7 @@ def test_a_metric_that_no_longer_improves_ends_the_run_in_order(deciding: Path) 
     ]
     done = meshctl(deciding, "launch", "deciding.yaml", *words)
     assert done.returncode == 0, done.stderr
-    reason = "`eval.loss` has not improved in 2 values, until step 4: its best is 1, of step 2"
+    reason = "`eval.loss` has not improved in 2 values, up to step 4: its best value is 1, in step 2"
     assert f"stopping: {reason}" in done.stdout.splitlines()
     assert "  warning: two:1 has logged `eval.own` in step 1, and two:0 has not" in done.stdout
     run = run_of(deciding)
@@ -168,7 +168,7 @@ def test_an_evaluation_that_repeats_decides_by_its_mean(deciding: Path) -> None:
     (deciding / "block.yaml").write_text(BLOCK)
     done = meshctl(deciding, "launch", "block.yaml", "name=small", "components.judge.args.losses=['3']")
     assert done.returncode == 0, done.stderr
-    reason = "`exam.grades.loss` has not improved in 2 values, until step 6: its best is 1, of step 2"
+    reason = "`exam.grades.loss` has not improved in 2 values, up to step 6: its best value is 1, in step 2"
     assert f"stopping: {reason}" in done.stdout.splitlines()
     rows = [json.loads(row) for row in (run_of(deciding) / "metrics.jsonl").read_text().splitlines()]
     assert [row["exam.grades.loss"] for row in rows[:6] if row["step"] % 2 == 0] == [1.0] * 3

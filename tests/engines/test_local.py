@@ -79,7 +79,7 @@ def test_a_machine_is_held_against_what_each_group_needs(machine: Path) -> None:
     assert refusal(train(0, 1, visible_devices=("3",))) == ""
     assert (
         refusal(train(8, 10, visible_devices=("3", "4")))
-        == "group train is to see 4 (its visible_devices), and this machine has 4"
+        == "group train needs 4 (its visible_devices), but this machine has 4"
     )
     assert refusal(train(0, 1, visible_devices=("GPU-1",))) == ""
     assert [count_devices(kind) for kind in ("cuda", "npu")] == [4, 2]

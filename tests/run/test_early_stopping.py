@@ -24,7 +24,7 @@ def decided(values: Values, patience: int, mode: Mode = "min", every: int = 10) 
 
 
 def test_patience_counts_values_and_not_steps() -> None:
-    reason = "`eval.loss` has not improved in 3 values, until step 50: its best is 1, of step 20"
+    reason = "`eval.loss` has not improved in 3 values, up to step 50: its best value is 1, in step 20"
     assert decided([3.0, 1.0, 2.0, 1.5, 1.0], 3) == (50, reason)
 
 
@@ -39,7 +39,7 @@ def test_the_mode_decides_which_value_is_better(mode: Mode, step: int | None) ->
 
 def test_a_value_that_is_not_finite_is_no_improvement() -> None:
     assert decided([2.0, None, None], 2)[0] == 30
-    assert decided([None, None], 2) == (20, "`eval.loss` had no finite number in 2 values, until step 20")
+    assert decided([None, None], 2) == (20, "`eval.loss` had no finite value in 2 values, up to step 20")
 
 
 def test_a_row_that_arrives_again_is_counted_once() -> None:

@@ -284,7 +284,7 @@ def test_a_source_without_samples_is_an_error() -> None:
     for held in (Held, HeldStream):
         outcome, _ = execute(job, held, length=0)
         [fault] = [fault for fault in outcome.faults.values() if isinstance(fault, StageError)]
-        assert str(fault) == "`held.next` gave no samples, and `eval` runs until its data end"
+        assert str(fault) == "`held.next` returned no samples, but `eval` runs until its data end"
 
 
 class Ends(Source):
@@ -537,7 +537,7 @@ def test_a_value_that_is_no_batch_cannot_be_cut() -> None:
     )
     outcome, _ = learn(replace(job, stages=stages, routes=routes))
     [fault] = [fault for fault in outcome.faults.values() if isinstance(fault, StageError)]
-    assert str(fault) == "block `ppo` cuts a Batch into minibatches, and `rollouts` gives a dict"
+    assert str(fault) == "block `ppo` cuts a Batch into minibatches, and `rollouts` returned a dict"
 
 
 @pytest.mark.parametrize(

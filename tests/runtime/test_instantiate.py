@@ -53,12 +53,12 @@ def test_a_component_is_made_with_its_arguments(folder: str) -> None:
 @pytest.mark.parametrize(
     ("target", "methods", "message"),
     [
-        ("a_target_module.Bad", [], "is no class that derives from meshctl.Component"),
-        ("a_target_module.number", [], "is no class that derives from meshctl.Component"),
+        ("a_target_module.Bad", [], "is not a class that derives from meshctl.Component"),
+        ("a_target_module.number", [], "is not a class that derives from meshctl.Component"),
         ("a_target_module.Gone", [], "module a_target_module has no 'Gone'"),
         ("nowhere_at_all.Thing", [], "no module 'nowhere_at_all'"),
-        ("a_target_module.Good", ["plain"], "plain is no endpoint"),
-        ("a_target_module.Good", ["gone"], "gone is no endpoint"),
+        ("a_target_module.Good", ["plain"], "plain is not an endpoint"),
+        ("a_target_module.Good", ["gone"], "gone is not an endpoint"),
     ],
 )
 def test_what_is_no_component_is_named(folder: str, target: str, methods: list[str], message: str) -> None:
@@ -78,7 +78,7 @@ def test_a_decorator_that_differs_from_its_source_text_is_an_error(folder: str) 
         ["go"],
         [folder],
     )
-    with pytest.raises(TargetError, match="says dispatch, collect, execute slice_dp, mean, all"):
+    with pytest.raises(TargetError, match="states dispatch, collect, execute slice_dp, mean, all"):
         make(
             placed("a_target_module.Good", args={"size": 1}, endpoints={"go": ("slice_dp", "sum", "all")}),
             ["go"],

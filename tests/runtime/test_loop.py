@@ -135,7 +135,7 @@ def test_numbers_are_reduced_and_batches_are_not() -> None:
         [call("batch", "source.next", samples=5, collect="mean"), call("taken", "echo.take", "batch")], steps=1,
     )  # fmt: skip
     outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Echo([]))
-    assert "`batch` gave a Batch, and collect: mean is for numbers and tensors" in str(outcome.faults[0])
+    assert "`batch` returned a Batch, but collect: mean is for numbers and tensors" in str(outcome.faults[0])
 
 
 class Careless(Echo):
@@ -159,13 +159,13 @@ class Careless(Echo):
 @pytest.mark.parametrize(
     ("method", "kind", "message"),
     [
-        ("nothing", StageError, "`made` gave None; does it return what it made?"),
+        ("nothing", StageError, "`made` returned None; is its `return` missing?"),
         (
             "numbers",
             StageError,
-            "`made` gave a dict; flatten joins batches, lists and tensors: say mean, sum or first",
+            "`made` returned a dict; flatten joins batches, lists and tensors: use mean, sum or first",
         ),
-        ("column", BatchError, "there is no column 'nope', there are x, rows, text"),
+        ("column", BatchError, "the batch has no column 'nope'; its columns are x, rows, text"),
         ("words", TypeError, "self.log takes numbers: 'said' is a str"),
     ],
 )
@@ -368,7 +368,7 @@ def test_a_stage_without_data_runs_at_its_time(when: str, steps: list[int]) -> N
 def test_a_stage_without_data_returns_no_batch() -> None:
     outcome, _ = run_sleeper(call("wake", "sleeper.samples", is_without_data=True))
     messages = {str(error) for error in outcome.faults.values() if isinstance(error, StageError)}
-    assert messages == {"`sleeper.samples` gave a Batch, and `wake` is a stage without data"}
+    assert messages == {"`sleeper.samples` returned a Batch, but `wake` is a stage without data"}
 
 
 def test_every_and_when_and_what_depends_on_them() -> None:
@@ -458,8 +458,8 @@ def test_an_exam_without_a_length_may_not_end_in_silence() -> None:
     outcome, _ = run_with_exam(lambda name: Endless(9) if name == "exam-a" else sized(400), every=2)
     messages = [str(error) for error in outcome.faults.values() if isinstance(error, StageError)]
     assert messages == [
-        "`exam-a` gave no samples from 9 on (step 8), and the run does not end with the data of `questions`: "
-        "return samples again, from the first one, or say `ends_run: true` there"
+        "`exam-a` returned no samples from number 9 on (step 8), but the run does not end with the data of `questions`: "
+        "return samples again, from the first one, or set `ends_run: true` there"
     ]
 
 
@@ -587,7 +587,7 @@ def test_a_source_that_has_less_than_it_announced_is_an_error() -> None:
 
     job = plan({"a": 1}, {"source": ("a", {})}, [call("batch", "source.next", samples=4)], steps=0)
     [fault] = in_process.run(job, lambda name, rank: Short()).faults.values()
-    assert "gave no samples from 4 on, and it has said that there are 10" in str(fault)
+    assert "returned no samples from number 4 on, but its __len__ promises 10" in str(fault)
 
 
 @pytest.mark.parametrize("collect", ["flatten", "first"])
@@ -777,7 +777,7 @@ def test_changed_weights_are_reported_in_one_line_also_at_a_cut() -> None:
     )  # fmt: skip
     outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Grown([]))
     [fault] = [error for error in outcome.faults.values() if isinstance(error, StageError)]
-    assert str(fault).endswith("gives other weights, or in other shards, than in the first sync")
+    assert str(fault).endswith("returns other weights or shards than in the first sync")
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])

@@ -67,7 +67,7 @@ def required_names(group: Group, numbers: Sequence[int], visible: DeviceList | N
     names = hardware_names(group, numbers, None)
     if missing := [name for name in names if count == 0 or (name.isdigit() and int(name) >= count)]:
         needs = (
-            f"is to see {', '.join(missing)} (its visible_devices)"
+            f"needs {', '.join(missing)} (its visible_devices)"
             if group.visible_devices
             else f"needs {devices_text(group, numbers)}"
         )

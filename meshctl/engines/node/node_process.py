@@ -126,7 +126,7 @@ class NodeProcess:
                 self._last_seen = time.monotonic()
                 self._obey(message)
         except (ProtocolError, LookupError, TypeError, ValueError) as error:
-            print(f"error: the head sends what this node process cannot read: {error}", file=sys.stderr)
+            print(f"error: the head sends a malformed message: {error}", file=sys.stderr)
             self._connection.close()
 
     def _obey(self, message: Message) -> None:

@@ -91,7 +91,7 @@ def hardware_names(group: Group, numbers: Sequence[int], visible: DeviceList | N
         if visible is not None and (missing := [name for name in names if not _has(visible.names, name)]):
             has = ", ".join(visible.names) or "none"
             message = (
-                f"group {group.name} is to see {', '.join(names)} (its visible_devices), and "
+                f"group {group.name} needs {', '.join(names)} (its visible_devices), but "
                 f"{visible.variable} leaves {has}"
             )
             raise CannotStart(

@@ -133,12 +133,12 @@ def missing(start: Start, group: Group) -> str:
     if program is None:
         return ""
     if (cwd := cwd_of(start, program)) and not Path(cwd).is_dir():
-        return f"the folder {cwd}, in which the program of group {group.name} is to run, does not exist"
+        return f"the working directory {cwd} of the program of group {group.name} does not exist"
     if shutil.which(python := interpreter_of(start, program)) is None:
         return f"the interpreter {python} of group {group.name} does not exist"
     if not program.argv[0].startswith("-") and script_of(start, program) is None:
         return (
-            f"the program {program.argv[0]} of group {group.name} is in none of "
+            f"the program {program.argv[0]} of group {group.name} was not found in "
             f"{', '.join(_folders(start, program))}"
         )
     return ""

@@ -121,7 +121,7 @@ def lock(run: RunDir) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
-        raise RunHeld(f"the run in {run.path} is still going") from error
+        raise RunHeld(f"the run in {run.path} is still running") from error
     return descriptor
 
 

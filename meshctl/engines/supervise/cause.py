@@ -294,9 +294,9 @@ class Causes:
 def _hint(code: int, position: Position) -> str:
     """Returns the usual reason of an exit with this code or signal, for the error line."""
     if code == -signal.SIGKILL:
-        return ", which is often the kernel's when memory runs out"
+        return ", which the kernel often sends when memory runs out"
     if code == -signal.SIGBUS:
-        return ", which is often shared memory that is full"
+        return ", which often means that shared memory is full"
     return READ_ONLY if code == -signal.SIGSEGV and position.has_batch else ""
 
 

@@ -194,7 +194,7 @@ class CollectiveCheck:
             members = {rank: Report(own, {}), other: Report(calls, {})}
             doings = f"{self._doing(record, rank)}, and {doing}"
             if number := own.first_difference(calls):
-                self._find(name, key, _visit(record), members, f"number {number} differs: {doings}")
+                self._find(name, key, _visit(record), members, f"call number {number} differs: {doings}")
             elif is_passed and calls.count < own.count:
                 self._find(name, key, _visit(record), members, doings)
 
@@ -281,7 +281,7 @@ def _by_operations(members: Mapping[int, Report]) -> str:
     pairs = zip_longest(members[one].operations, members[other].operations, fillvalue="none")
     for number, (own, theirs) in enumerate(pairs, 1):
         if own.partition(" at ")[0] != theirs.partition(" at ")[0]:
-            return f"number {number} differs: rank {one} called {own}, rank {other} called {theirs}"
+            return f"call number {number} differs: rank {one} called {own}, rank {other} called {theirs}"
     return ""
 
 

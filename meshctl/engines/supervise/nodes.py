@@ -217,7 +217,9 @@ class Nodes:
                 return []
             host, port = self._listener.getsockname()[:2]
             return self._lose(
-                number, node, f"no node process of node {number} within {JOIN_S:.0f} s at {host}:{port}"
+                number,
+                node,
+                f"no node process of node {number} has connected to {host}:{port} within {JOIN_S:.0f} s",
             )
         reports: list[Report] = []
         try:
@@ -225,7 +227,7 @@ class Nodes:
                 node.last_seen = now
                 reports += self._on_message(number, node, message)
         except (ProtocolError, LookupError, TypeError, ValueError) as error:
-            return [*reports, *self._lose(number, node, f"node {number} sends what cannot be read: {error}")]
+            return [*reports, *self._lose(number, node, f"node {number} sends a malformed message: {error}")]
         node.connection.flush()
         if node.connection.is_closed:
             return [*reports, *self._lose(number, node, f"the connection to node {number} is lost")]

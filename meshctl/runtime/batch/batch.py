@@ -136,7 +136,7 @@ class Batch:
             self._grid = ids
             return len(ids)
         if ids.dtype.is_floating_point or ids.dtype.is_complex:
-            raise BatchError(f"ids are whole numbers, not {str(ids.dtype).removeprefix('torch.')}")
+            raise BatchError(f"ids must be integers, not {str(ids.dtype).removeprefix('torch.')}")
         self._ids = (ids[:, None] if ids.ndim == 1 else ids).to(torch.int64)
         if self._ids.ndim != 2 or not self._ids.shape[1]:
             raise BatchError(f"ids are rows of numbers, [n] or [n, depth], not {list(ids.shape)}")
@@ -171,7 +171,7 @@ class Batch:
             return self._columns[name]
         except KeyError:
             raise BatchError(
-                f"there is no column {name!r}, there are {', '.join(self.names) or 'none'}"
+                f"the batch has no column {name!r}; its columns are {', '.join(self.names) or 'none'}"
             ) from None
 
     def __contains__(self, name: object) -> bool:
@@ -288,7 +288,7 @@ class Batch:
         """Returns the samples whose mask is true."""
         keep = mask.tolist() if isinstance(mask, Tensor) else list(mask)
         if len(keep) != len(self):
-            raise BatchError(f"a mask of {len(keep)} for {len(self)} samples")
+            raise BatchError(f"the mask has {len(keep)} entries, and the batch {len(self)} samples")
         return self.take([index for index, kept in enumerate(keep) if kept])
 
     def repeat(self, times: int) -> Batch:
@@ -316,7 +316,7 @@ class Batch:
         samples yields smaller or empty ones, so that collectives inside the loop match on all ranks.
         """
         if size < 1:
-            raise BatchError(f"a minibatch has at least 1 sample, not {size}")
+            raise BatchError(f"the size of a minibatch must be at least 1, not {size}")
         count = -(-self.most // size)
         order = list(range(len(self)))
         if seed is not None:
@@ -442,8 +442,8 @@ def identify(result: Batch, given: Batch | None) -> Batch:
         times, rest = divmod(len(result), len(given)) if len(given) else (1, len(result))
         if rest or (len(result) and not times):
             raise BatchError(
-                f"{len(result)} rows came out of {len(given)} samples: "
-                "say their ids, by batch.where, batch.take or ids="
+                f"{len(result)} rows were made from {len(given)} samples: "
+                "state their ids with batch.where, batch.take or ids="
             )
         if times > 1:
             listed = children(given.ids, times)

@@ -35,7 +35,7 @@ def read(td: Any, noted: tuple[str, ...]) -> tuple[dict[str, Entry], dict[str, i
     Raises `ValueError` if an entry is not a column.
     """
     if not is_tensordict(td):
-        raise ValueError(f"a TensorDict is wanted, not a {type(td).__name__}")
+        raise ValueError(f"expected a TensorDict, not a {type(td).__name__}")
     if not td.batch_size:
         raise ValueError(
             "a TensorDict without batch dim has no samples: "

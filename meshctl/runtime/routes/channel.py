@@ -186,15 +186,15 @@ class Channel:
         return ProducerHeader(value=value, weight=weight)
 
     def _check_joinable(self, value: Any) -> None:
-        gave = f"`{self.route.source}` gave "
+        gave = f"`{self.route.source}` returned "
         if self._collect.is_batch and not isinstance(value, list):
             if value is None:
-                raise RouteError(f"{gave}None; does it return what it made?")
+                raise RouteError(f"{gave}None; is its `return` missing?")
             if not isinstance(value, Tensor) or not value.ndim:
-                hint = "flatten joins batches, lists and tensors: say mean, sum or first"
+                hint = "flatten joins batches, lists and tensors: use mean, sum or first"
                 raise RouteError(f"{gave}a {type(value).__name__}; {hint}")
         if self._collect.is_reduced and isinstance(value, Batch):
-            raise RouteError(f"{gave}a Batch, and collect: {self.route.collect} is for numbers and tensors")
+            raise RouteError(f"{gave}a Batch, but collect: {self.route.collect} is for numbers and tensors")
 
     def _decoded(self, producer: int, row: Any) -> ProducerHeader:
         header = decode(row)
@@ -419,7 +419,7 @@ class Channel:
         try:
             generation, digest, table, rows = flat_frame.decode(frame)
         except FrameError as error:
-            raise self._transport.peer_lost(source, f"sent what is no frame: {error}") from None
+            raise self._transport.peer_lost(source, f"sent a malformed frame: {error}") from None
         return _Message(generation, digest, table, rows) if generation >= 0 else None
 
     def _check(self, message: _Message, digest: int, producer: int) -> None:
@@ -431,7 +431,8 @@ class Channel:
 
     def _buffers_held(self, held: BuffersHeld) -> RouteError:
         return RouteError(
-            f"`{self.route.name}`: {held}; a received batch is lent until the call ends: clone() what is kept"
+            f"`{self.route.name}`: {held}; a received batch is borrowed until the call ends: clone() what is "
+            "kept"
         )
 
     # What follows from the headers
@@ -445,7 +446,7 @@ class Channel:
         if all(header.schema is None for header in headers):
             return None
         if any(header.schema is None and not header.is_end for header in headers):
-            raise RouteError(f"`{self.route.source}` gave a Batch on some of its ranks, but not on all")
+            raise RouteError(f"`{self.route.source}` returned a Batch on some of its ranks, but not on all")
         try:
             parts = parts_for(
                 self._execute, self._dispatch, self.route.dispatch, self._consumer.mesh, table_of(headers)

@@ -82,8 +82,8 @@ class MinibatchInput(HeldInput):
         value = super().receive(step).value
         if has_value and not isinstance(value, Batch):
             raise RouteError(
-                f"block `{self._block.name}` cuts a Batch into minibatches, and `{self._block.over}` gives a "
-                f"{type(value).__name__}"
+                f"block `{self._block.name}` cuts a Batch into minibatches, and `{self._block.over}` "
+                f"returned a {type(value).__name__}"
             )
         return has_value
 

@@ -114,7 +114,7 @@ def _joined(values: Sequence[_Value], leading: _Value | None) -> Any:
         return _aligned(values[0], leading)
     if not all(isinstance(value.received.value, Batch) for value in values):
         kinds = ", ".join(
-            f"`{value.channel.route.source}` gives a {type(value.received.value).__name__}"
+            f"`{value.channel.route.source}` returned a {type(value.received.value).__name__}"
             for value in values
         )
         raise RouteError(f"a list of stages joins batches: {kinds}")

@@ -28,7 +28,7 @@ def _concatenated(parts: Parts, route: Route) -> Any:
     if all(isinstance(value, Tensor) for value in values):
         return torch.cat(values)
     kinds = ", ".join(sorted({type(value).__name__ for value in values}))
-    raise RouteError(f"`{route.source}` gave different kinds on its ranks: {kinds}")
+    raise RouteError(f"`{route.source}` returned different types on its ranks: {kinds}")
 
 
 def _reduced(parts: Parts, route: Route, reduce: Callable[[Parts], Any]) -> Any:
@@ -42,14 +42,14 @@ def _reduced(parts: Parts, route: Route, reduce: Callable[[Parts], Any]) -> Any:
         }
     if not all(isinstance(value, (bool, int, float, Tensor)) for value, _ in parts):
         raise RouteError(
-            f"`{route.source}` gave a {type(first).__name__}, and collect: {route.collect} is for "
+            f"`{route.source}` returned a {type(first).__name__}, but collect: {route.collect} is for "
             "numbers, tensors and mappings of them"
         )
     shapes = dict.fromkeys(tuple(value.shape) if isinstance(value, Tensor) else () for value, _ in parts)
     if len(shapes) > 1:
         listed = " and ".join(str(list(shape)) for shape in shapes)
         raise RouteError(
-            f"`{route.source}` gave tensors of the shapes {listed} on its ranks, and collect: "
+            f"`{route.source}` returned tensors of the shapes {listed} on its ranks, but collect: "
             f"{route.collect} is for those of one shape"
         )
     return reduce(parts)

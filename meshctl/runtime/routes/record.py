@@ -168,7 +168,7 @@ def read(path: Path) -> tuple[Any, float]:
         OverflowError,
     ) as error:
         raise FrameError(
-            f"{path} is no recording: {str(error) if str(error) else type(error).__name__}"
+            f"{path} is not a recording: {str(error) if str(error) else type(error).__name__}"
         ) from error
 
 
@@ -211,7 +211,7 @@ def _value(tensors: Mapping[str, Tensor]) -> tuple[Any, float]:
     about, others = rest["batch"], rest["others"]
     columns = {name: others[name] if name in others else _column(tensors, name) for name in about["columns"]}
     if tensors["ids"].dtype is not torch.int64 or tensors["ids"].ndim != 2:
-        raise FrameError("its ids are no ids")
+        raise FrameError("its ids are malformed")
     batch = Batch(columns, ids=tensors["ids"], group_depth=int(about["group_depth"]), most=int(about["most"]))
     return batch, float(rest["weight"])
 
@@ -245,7 +245,7 @@ class ReplayedChannel(Channel):
     def receive(self, step: int) -> Received:
         files = self._recorded.files(step)
         if not files:
-            raise RouteError(f"`{self.route.name}` has nothing of this step in {self._recorded.path}")
+            raise RouteError(f"`{self.route.name}` has no value of this step in {self._recorded.path}")
         self._values = [read(path) for path in files]
         self._set_producers(tuple(range(len(files))))  # another attempt may have had others
         header = self._step_header([self._describe(value, weight) for value, weight in self._values], 0)

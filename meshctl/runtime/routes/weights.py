@@ -237,9 +237,7 @@ class WeightChannel:
         if value is None:
             return False
         if layout_of(value) != self._held:
-            raise RouteError(
-                f"`{self.route.source}` gives other weights, or in other shards, than in the first sync"
-            )
+            raise RouteError(f"`{self.route.source}` returns other weights or shards than in the first sync")
         self._local = {
             name: tensor.to_local() if isinstance(tensor, DTensorLike) else tensor
             for name, tensor in value.items()
@@ -449,18 +447,18 @@ class WeightChannel:
             if checksum(part.view_of(tensor, shard)) != expected:
                 who = self._transport.name_of(job_rank)
                 raise RouteError(
-                    f"`{self.route.name}`: `{item.name}` from {who} is not what it gave: its checksum is "
+                    f"`{self.route.name}`: `{item.name}` from {who} is not what was sent: its checksum is "
                     "another one"
                 )
 
     def _buffers_held(self, held: BuffersHeld) -> RouteError:
         return RouteError(
-            f"`{self.route.name}`: {held}; weights are lent while they are loaded: clone() what is kept"
+            f"`{self.route.name}`: {held}; weights are borrowed while they are loaded: clone() what is kept"
         )
 
     def _malformed(self, job_rank: int, why: str) -> RouteError:
         who = self._transport.name_of(job_rank)
-        return RouteError(f"`{self.route.name}`: {who} gave what are no weights: {why}")
+        return RouteError(f"`{self.route.name}`: {who} sent malformed weights: {why}")
 
 
 def checksum(tensor: Tensor) -> int:

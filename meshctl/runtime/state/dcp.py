@@ -96,7 +96,7 @@ class _Reader(dcp.FileSystemReader):
         except (OSError, pickle.UnpicklingError, EOFError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
         if not isinstance(metadata, Metadata):
-            raise CheckpointError(f"{path} is no metadata of a checkpoint")
+            raise CheckpointError(f"{path} is not the metadata of a checkpoint")
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata

@@ -290,7 +290,7 @@ class DataPlane:
         try:
             return delivery.value(self.context.device)
         except FrameError as error:
-            raise self.peer_lost(source, f"sent what is no frame: {error}") from None
+            raise self.peer_lost(source, f"sent a malformed frame: {error}") from None
 
     def next(self, source: int, tag: int) -> Delivery:
         """Returns the next delivery of a tag, its frame as a tensor or as bytes. Raises `PeerLost`,

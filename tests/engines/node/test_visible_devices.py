@@ -92,7 +92,9 @@ def test_a_groups_visible_devices_are_names_of_the_hardware() -> None:
     assert seen(cuda((0, 1), visible_devices=("GPU-abc",)), 0, "GPU-0,GPU-abcdef") == ["GPU-abc"]
     with pytest.raises(CannotStart) as refused:
         seen(cuda((0, 2), visible_devices=("8", "9")), 0, "8,10")
-    message = "group train is to see 8, 9 (its visible_devices), and CUDA_VISIBLE_DEVICES leaves 8, 10: 9 is not there"
+    message = (
+        "group train needs 8, 9 (its visible_devices), but CUDA_VISIBLE_DEVICES leaves 8, 10: 9 is not there"
+    )
     assert str(refused.value) == message
     with pytest.raises(CannotStart, match="leaves none: 8, 9 are not there"):
         seen(cuda((0, 2), visible_devices=("8", "9")), 0, "")

@@ -137,8 +137,8 @@ def test_a_program_is_found_in_the_folder_of_the_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        (Program(("none.py",)), "the program none.py of group one is in none of"),
-        (Program(("none.py",), cwd="none"), "in which the program of group one is to run, does not exist"),
+        (Program(("none.py",)), "the program none.py of group one was not found in"),
+        (Program(("none.py",), cwd="none"), "of the program of group one does not exist"),
         (
             Program(("-m", "x"), python="no-such-python"),
             "the interpreter no-such-python of group one does not exist",

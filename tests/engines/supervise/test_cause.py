@@ -67,7 +67,7 @@ def verdict(tmp_path: Path, *arrivals: tuple[int, Event], log: str = "", look: i
         ([(1, LOST), (30, RAISED)], "train:1 failed in stage metrics, step 3: ValueError: boom"),
         (
             [(1, LOST), (30, exited(1, -9))],
-            "train:1 failed: killed by SIGKILL, which is often the kernel's when memory runs out",
+            "train:1 failed: killed by SIGKILL, which the kernel often sends when memory runs out",
         ),
         ([(1, exited(0, 3)), (2, exited(1, -11))], "train:1 failed: killed by SIGSEGV"),
         ([(1, exited(0, -6)), (2, exited(1, -11))], "train:1 failed: killed by SIGSEGV"),
@@ -77,7 +77,10 @@ def verdict(tmp_path: Path, *arrivals: tuple[int, Event], log: str = "", look: i
             [(1, Event("step", "train", 1, 7)), (2, exited(1, -11))],
             "train:1 failed: killed by SIGSEGV after step 7",
         ),
-        ([(1, exited(1, -7))], "train:1 failed: killed by SIGBUS, which is often shared memory that is full"),
+        (
+            [(1, exited(1, -7))],
+            "train:1 failed: killed by SIGBUS, which often means that shared memory is full",
+        ),
         ([(1, exited(1, -11, group="program"))], "program:1 failed: killed by SIGSEGV"),
         ([(1, exited(1, 0))], "train:1 failed: ended before the run was over, with exit code 0"),
         ([(1, exited(1, 7))], "train:1 failed: exit code 7"),

@@ -148,7 +148,7 @@ def test_a_continued_run_stops_by_the_values_before_it_too(launch: Launch, tmp_p
     assert (run.run.saved(), losses(run)) == (1, [(1, 1)])
     again = launch(plan, "forever resumes losses=1,2,3,4", again=True)
     assert again.end() == 0, again.output()
-    reason = "`eval.loss` has not improved in 2 values, until step 3: its best is 1, of step 1"
+    reason = "`eval.loss` has not improved in 2 values, up to step 3: its best value is 1, in step 1"
     assert again.events("over")[-1].value == {"code": 0, "reason": reason}
     assert again.run.saved() > 3
     assert kept(again) == {"latest", "best.json", "step-1"}

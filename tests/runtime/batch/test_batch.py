@@ -92,7 +92,7 @@ def test_the_result_of_an_endpoint_is_identified_by_its_number_of_rows() -> None
     assert children.group_depth == 1
     own = identify(given_.select().where([False, True]), given_)
     assert own.ids.tolist() == [[11]]
-    with pytest.raises(BatchError, match="3 rows came out of 2 samples"):
+    with pytest.raises(BatchError, match="3 rows were made from 2 samples"):
         identify(Batch({"y": [1, 2, 3]}), given_)
 
 

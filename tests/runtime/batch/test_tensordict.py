@@ -211,7 +211,7 @@ def jagged_elsewhere() -> Any:
     ("made", "message"),
     [
         (lambda: TensorDict({"loss": torch.tensor(1.0)}), r"without batch dim has no samples: its batch_size is \[\]"),
-        (lambda: {"a": torch.zeros(2)}, "a TensorDict is wanted, not a dict"),
+        (lambda: {"a": torch.zeros(2)}, "expected a TensorDict, not a dict"),
         (lambda: TensorDict({}, batch_size=[3]), "a TensorDict of 3 samples without entries"),
         (lambda: TensorDict({"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}}, batch_size=[1]), "entry 'a.b' is given twice"),
         (lambda: TensorDict({"t": jagged_elsewhere()}, batch_size=[2]), "'t' is a nested tensor whose rows differ in more"),

@@ -108,9 +108,9 @@ def refused(it: Collective) -> Iterator[tuple[Callable[[], object], str]]:
     one, each = torch.ones(2), [torch.ones(2)] * it.size
     yield (
         lambda: it.all_to_all([*each, one]),
-        f"one tensor for each of the {it.size} ranks, here are {it.size + 1}",
+        f"one tensor for each of the {it.size} ranks, not {it.size + 1}",
     )
-    yield lambda: it.all_to_all([]), "here are 0"
+    yield lambda: it.all_to_all([]), "not 0"
     yield lambda: it.all_to_all(one), "takes a list of tensors, one for each rank, not a Tensor"  # type: ignore[arg-type]
     yield lambda: it.all_to_all([3.0] * it.size), "all_to_all takes a tensor, not a float"  # type: ignore[list-item]
     for source in (-1, it.size, True, 0.0):
@@ -132,7 +132,7 @@ def refused(it: Collective) -> Iterator[tuple[Callable[[], object], str]]:
     )  # type: ignore[arg-type]
     yield lambda: it.all_reduce(3.0), "all_reduce takes a tensor, not a float"  # type: ignore[arg-type]
     yield lambda: it.all_reduce(one, "bitwise_or"), "float32 have no bitwise_or"
-    yield lambda: it.send(one, it.rank), f"send goes to another rank, and {it.rank} is this one"
+    yield lambda: it.send(one, it.rank), f"send needs another rank, and {it.rank} is this one"
     yield lambda: it.recv(it.size), f"recv names a rank of its collective, 0 to {it.size - 1}, not {it.size}"
     yield (
         lambda: it.scatter([one], it.rank) if it.size > 1 else it.scatter([], 0),
@@ -143,7 +143,7 @@ def refused(it: Collective) -> Iterator[tuple[Callable[[], object], str]]:
     yield lambda: it.all_gather(torch.eye(2).to_sparse()), "not one of layout sparse_coo"
     yield (
         lambda: it.reduce_scatter(torch.tensor(1.0)),
-        "reduce_scatter goes along dim 0, and this tensor has no dims",
+        "reduce_scatter goes along dim 0, but this tensor has no dims",
     )
     yield lambda: it.all_gather(torch.tensor(1.0), uneven=True), "has no dims"
     yield lambda: it.all_gather_object({"a": [{1, 2}]}), "a set cannot be sent: say it in plain data"

@@ -229,8 +229,8 @@ def test_plain_values_join_alike_for_all_consumers(collect: str, values: list[An
 @pytest.mark.parametrize(
     ("collect", "value", "text"),
     [
-        ("flatten", None, "`a` gave None; does it return what it made"), ("flatten", 3, "`a` gave a int; flatten joins batches"),
-        ("mean", Batch({"x": [1]}), "`a` gave a Batch, and collect: mean"), ("flatten", {1}, "`a` gave a set"),
+        ("flatten", None, "`a` returned None; is its `return` missing"), ("flatten", 3, "`a` returned a int; flatten joins batches"),
+        ("mean", Batch({"x": [1]}), "`a` returned a Batch, but collect: mean"), ("flatten", {1}, "`a` returned a set"),
     ],
     ids=repr,
 )  # fmt: skip

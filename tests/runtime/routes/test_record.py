@@ -130,7 +130,7 @@ HEADS: list[Any] = [
 def test_a_header_that_is_none_names_the_file(head: Any, tmp_path: Path) -> None:
     text = json.dumps(head).encode()
     (tmp_path / "file").write_bytes(struct.pack("<Q", len(text)) + text + b"x" * 20)
-    with pytest.raises(FrameError, match=f"^{tmp_path}/file is no recording"):
+    with pytest.raises(FrameError, match=f"^{tmp_path}/file is not a recording"):
         read(tmp_path / "file")
 
 
@@ -367,4 +367,4 @@ def test_a_damaged_file_is_reported_in_one_line(tmp_path: Path) -> None:
     faults = replay(job, "b", [], tmp_path).faults
     assert faults
     for fault in faults.values():
-        assert isinstance(fault, StageError) and "step-2/0-of-1.safetensors is no recording" in str(fault)
+        assert isinstance(fault, StageError) and "step-2/0-of-1.safetensors is not a recording" in str(fault)

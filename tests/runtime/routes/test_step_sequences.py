@@ -83,7 +83,7 @@ def test_a_users_mode_that_reads_the_ids_reads_those_of_each_step() -> None:
 )
 def test_a_list_and_a_batch_in_one_step_are_an_error(first: list[Any]) -> None:
     mixed = [Batch({"x": torch.arange(4)}, ids=torch.arange(4)), [1, 2, 3]]
-    with pytest.raises((RouteError, PeerLost), match="`a` gave a Batch on some of its ranks"):
+    with pytest.raises((RouteError, PeerLost), match="`a` returned a Batch on some of its ranks"):
         received([*first, mixed])
 
 

@@ -393,7 +393,7 @@ def test_what_is_missing_is_named() -> None:
 
 def test_other_weights_than_at_first_are_refused() -> None:
     pair = Counted(0)
-    with pytest.raises(RouteError, match="gives other weights"):
+    with pytest.raises(RouteError, match="returns other weights"):
         pair.producer.send({"w": torch.zeros(3)}, 0)
 
 
@@ -423,7 +423,7 @@ def test_a_malformed_layout_names_who_sent_it() -> None:
         target=lambda: pair.transports[0].send(1, 2, Frame([{"w": [[2], "torch.nn"]}])), daemon=True
     )
     again.start()
-    with pytest.raises(RouteError, match="job rank 0 gave what are no weights: no layout"):
+    with pytest.raises(RouteError, match="job rank 0 sent malformed weights: no layout"):
         pair.consumer.open(0)
 
 
@@ -449,7 +449,7 @@ def test_a_wrong_checksum_names_sync_parameter_and_producer(
 
     monkeypatch.setattr(threading.Thread, "start", named)
     with pytest.raises(
-        RouteError, match=f"`sync 0`: `.*` from job rank {producer.size - 1} is not what it gave"
+        RouteError, match=f"`sync 0`: `.*` from job rank {producer.size - 1} is not what was sent"
     ):
         run([producer.size, 1], [Sync(producer, Layout(plain=True), (0, 1), checksum=True)], 1)
 
