@@ -167,6 +167,17 @@ class StopAgreement:
             self._announced = min(self._announced, planned)
         return known
 
+    def length_on_first(self, source: str, length: int | None, *, is_first: bool) -> int | None:
+        """Returns the length of a source on its first producer; `length` is that on this worker. All
+        producers of the source call it."""
+        key = f"length/{source}"
+        if is_first:
+            self._store.set(key, json.dumps(length))
+            return length
+        self._store.wait([key], FOREVER)
+        found: int | None = json.loads(self._store.get(key))
+        return found
+
     def begin(self, step: int) -> bool:
         """Whether this step is part of the run. It waits only while a last step is being agreed."""
         with self._lock:

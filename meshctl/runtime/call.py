@@ -251,6 +251,20 @@ class SourceCall(Call):
         """This producer's part of a call for the stage's full number of samples. The last call may be for
         fewer."""
 
+    def check_length(self) -> None:
+        """Compares the lengths of the source on its producers, which would end its data in different steps.
+        Raises `StageError` if they differ."""
+        if self._producer is None or self._producers == 1:
+            return
+        name, own = self.stage.name, self._total
+        first = self._agreement.length_on_first(name, own, is_first=self._producer == 0)
+        if own != first:
+            shown = ["none" if length is None else str(length) for length in (first, own)]
+            raise StageError(
+                f"the length of `{self.stage.component}` is {shown[0]} on its first rank and {shown[1]} on "
+                "this one: __len__ must return the number of samples of all ranks together"
+            )
+
     def _share_of(self, count: int) -> range:
         """Returns this producer's part of `count` samples; an empty one where others produce."""
         return range(0) if self._producer is None else even_split(count, self._producers, self._producer)

@@ -101,6 +101,9 @@ class Loop:
     def _run_after(self, start: int, given: Mapping[str, int]) -> int:
         self._sources.begin(start, given)
         self._is_open_ended, source = self._agree_on_length()
+        for call in self._calls.values():
+            if isinstance(call, SourceCall):
+                call.check_length()
         if self._is_open_ended:
             for call in self._calls.values():
                 call.keep_for(self._schedule.late_stages - self._schedule.together(call.stage))

@@ -590,6 +590,19 @@ def test_a_source_that_has_less_than_it_announced_is_an_error() -> None:
     assert "returned no samples from number 4 on, but its __len__ promises 10" in str(fault)
 
 
+@pytest.mark.parametrize("workers", [2, 4])
+def test_ranks_with_sources_of_different_lengths_are_an_error(workers: int) -> None:
+    class OfRank(Sized):
+        def __len__(self) -> int:
+            return 10 - self.rank
+
+    job = plan({"a": workers}, {"source": ("a", {})}, [call("batch", "source.next", samples=4)], steps=0)
+    faults = in_process.run(job, lambda name, rank: OfRank()).faults
+    messages = {str(fault) for fault in faults.values() if isinstance(fault, StageError)}
+    start = "the length of `source` is 10 on its first rank and"
+    assert messages and all(message.startswith(start) for message in messages)
+
+
 @pytest.mark.parametrize("collect", ["flatten", "first"])
 @pytest.mark.parametrize("execute", ["all", "first"])
 def test_a_source_delivers_every_sample_whichever_rank_is_its_producer(collect: str, execute: str) -> None:
