@@ -7,7 +7,7 @@
                     rank has called in it since its last `step` event, and the digests after the last ones
 
 The worker writes with plain stores, without a lock and without a system call. A record that has not changed
-between two looks of the reader is consistent, and its worker "stands". The pass is that of the `repeat` block
+between two polls of the reader is consistent, and its worker "stands". The pass is that of the `repeat` block
 to which the stage belongs. `route` and `peer` name what the worker waits for. 0 means none.
 """
 

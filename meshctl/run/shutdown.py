@@ -26,7 +26,7 @@ from typing import Protocol
 
 FOREVER = timedelta(days=100)
 POLL_S = 0.001
-"""Seconds between two looks at whether other workers have completed a step."""
+"""Seconds between two checks of whether other workers have completed a step."""
 ENDLESS = 2**62
 """The last step of a run that only a stop ends."""
 
@@ -120,7 +120,7 @@ class StopAgreement:
         those of all workers of components.
 
         `on_decision` is called on the listener thread when a last step is announced, so that a worker that
-        waits inside a cancelled step looks again.
+        waits inside a cancelled step checks again.
         """
         self._store, self._listener, self._on_decision = store, listener, on_decision
         self._job_rank, self._job_ranks = job_rank, tuple(job_ranks)

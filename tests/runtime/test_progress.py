@@ -10,7 +10,7 @@ from time import perf_counter
 
 import torch
 
-from meshctl.engines.node.progress import LOOK_S, Records, recorded_workers
+from meshctl.engines.node.progress import POLL_S, Records, recorded_workers
 from meshctl.plan.model import Plan
 from meshctl.run.progress import DIGESTS, RECORD_BYTES, ROWS, VARIABLE, Activity, Calls, Record
 from meshctl.runtime.call_site import call_site
@@ -151,13 +151,13 @@ def test_the_node_process_reads_what_stands() -> None:
     shared = memoryview(mmap.mmap(records.descriptor, 0))
     progress = Progress(shared[3 * RECORD_BYTES : 4 * RECORD_BYTES])
     progress.begin_step(1)
-    assert records.standing(LOOK_S) == [], "one look knows nothing"
+    assert records.standing(POLL_S) == [], "one poll knows nothing"
     progress.enter(Activity.CALLING, 1, 1.0)
-    standing = {(group, rank) for group, rank, _ in records.standing(2 * LOOK_S)}
+    standing = {(group, rank) for group, rank, _ in records.standing(2 * POLL_S)}
     assert standing == {("one", 0), ("one", 1), ("two", 0), ("two", 2)}, "two:1 has moved"
-    [[group, rank, message]] = records.standing(3 * LOOK_S)
+    [[group, rank, message]] = records.standing(3 * POLL_S)
     assert (group, rank, Record.of_message(message)) == ("two", 1, progress.record)
-    assert records.standing(4 * LOOK_S) == [], "it was reported"
+    assert records.standing(4 * POLL_S) == [], "it was reported"
     records.begin(two_groups(), 0)
     assert records.of_failed([3])[0][2]["stage"] == -1, "a new attempt begins with empty records"
 

@@ -33,7 +33,7 @@ from meshctl.engines.node import forkserver, process_setup, termination
 from meshctl.engines.node.agent import AgentJob, run_agent
 from meshctl.engines.node.exec_server import ExecServer
 from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets, leave
-from meshctl.engines.node.progress import LOOK_S, Records
+from meshctl.engines.node.progress import POLL_S, Records
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start
 
@@ -87,7 +87,7 @@ class NodeProcess:
                 *self._others.values(),
             ]
             before = time.monotonic()
-            patience = LOOK_S if self._records.is_open else BEAT_S
+            patience = POLL_S if self._records.is_open else BEAT_S
             ready, writable, _ = select.select(waiting, sending, [], patience)
             self._keep_lease(before)
             self._wakeup.clear()

@@ -1,7 +1,7 @@
 """The progress records of a node's workers: shared memory that the node process creates, and reads while they
 run.
 
-A worker stands if its record is the same in two consecutive looks: it waits, hangs or computes. The record of
+A worker stands if its record is the same in two consecutive polls: it waits, hangs or computes. The record of
 a worker that stands is sent to the head once, and again after the worker has moved and stands at another
 place. A worker that has failed also stands.
 """
@@ -17,8 +17,8 @@ from meshctl.engines.engine import groups_on
 from meshctl.plan.model import Plan
 from meshctl.run.progress import RECORD_BYTES, decode
 
-LOOK_S = 1.0
-"""Seconds between two looks at the records."""
+POLL_S = 1.0
+"""Seconds between two polls of the records."""
 
 Worker = tuple[str, int]
 """Group and rank."""
@@ -42,10 +42,10 @@ class Records:
         self._workers: list[Worker] = []
         self._memory: mmap.mmap | None = None
         self._seen: dict[Worker, bytes] = {}
-        """The records of the last look."""
+        """The records of the last poll."""
         self._reported: dict[Worker, bytes] = {}
         """The records that were returned."""
-        self._looked = 0.0
+        self._polled = 0.0
 
     def begin(self, plan: Plan, node: int) -> None:
         """Clears the records for a new attempt, before its workers are started."""
@@ -68,10 +68,10 @@ class Records:
 
     def standing(self, now: float) -> list[list[Any]]:
         """Returns [group, rank, record] of the workers that stand and have not been returned for this record
-        yet; an empty list if the last look was less than `LOOK_S` ago."""
-        if self._memory is None or now - self._looked < LOOK_S:
+        yet; an empty list if the last poll was less than `POLL_S` ago."""
+        if self._memory is None or now - self._polled < POLL_S:
             return []
-        self._looked = now
+        self._polled = now
         found: list[list[Any]] = []
         for number, worker in enumerate(self._workers):
             data = self._data(number)

@@ -10,11 +10,11 @@ in this order:
 
 Among faults of equal priority, the first that was received is the cause; the loss of a peer that has itself
 lost a peer comes after the other losses. If only faults of low priority are
-known, a fault of higher priority may still be unread, so the decision waits for a number of looks. A look is
-one reading of the new events by the head. Looks are counted instead of seconds, because on a busy machine the
+known, a fault of higher priority may still be unread, so the decision waits for a number of polls. A poll is
+one reading of the new events by the head. Polls are counted instead of seconds, because on a busy machine the
 head itself may not run for seconds while the report is already written.
 
-    causes.add(event) for each event of a look, causes.end_look(now), then causes.settled: a `Cause` or None
+    causes.add(event) for each event of a poll, causes.end_poll(now), then causes.settled: a `Cause` or None
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class Priority(IntEnum):
     """The exit of an agent, which follows from the exit of one of its workers."""
 
 
-LOOK_S = 0.03
-"""Seconds between two looks. Looks that follow each other faster, because the head was woken, count as
+POLL_S = 0.03
+"""Seconds between two polls. Polls that follow each other faster, because the head was woken, count as
 one."""
 
-WAIT_LOOKS: Mapping[Priority, int] = {
+WAIT_POLLS: Mapping[Priority, int] = {
     Priority.OWN: 3,
     Priority.CODE: 10,
     Priority.LOST: 33,
     Priority.ECHO: 33,
 }
-"""Priority -> number of looks that begin after a fault of this priority, in which a fault of higher priority
+"""Priority -> number of polls that begin after a fault of this priority, in which a fault of higher priority
 may still arrive."""
 
 ATTEMPT = "==== meshctl: attempt "
@@ -105,10 +105,10 @@ class Cause:
     """The activity if no stage was running, e.g. "setup of `actor`"."""
     traceback: str = ""
     log: str = ""
-    look: int = 0
-    """The look in which the head received the fault. Clocks of several hosts cannot order faults."""
+    poll: int = 0
+    """The poll in which the head received the fault. Clocks of several hosts cannot order faults."""
     time: float = 0.0
-    """When the fault was reported, in seconds since the epoch. Orders faults of the same look."""
+    """When the fault was reported, in seconds since the epoch. Orders faults of the same poll."""
     peer: tuple[str, int] | None = None
     """Group and rank of the peer that was lost."""
     code: int | None = None
@@ -153,8 +153,8 @@ class Causes:
         self._positions: dict[Who, Position] = {}
         self._exits: list[Event] = []
         self._pending: list[tuple[Event, int]] = []
-        """Exits received in the previous look, each with the number of that look."""
-        self._look, self._look_began = 0, -math.inf
+        """Exits received in the previous poll, each with the number of that poll."""
+        self._poll, self._poll_began = 0, -math.inf
         self._are_services_released = False
 
     def add(self, event: Event) -> None:
@@ -180,22 +180,22 @@ class Causes:
 
     def record(self, error: str, priority: Priority, log: str = "") -> None:
         """Adds a fault that the head has noticed itself, e.g. the death of an agent."""
-        self._found.append(Cause(priority, error, log=log, look=self._look))
+        self._found.append(Cause(priority, error, log=log, poll=self._poll))
 
     def release_services(self) -> None:
         """Allows services to end, because all other groups have ended."""
         self._are_services_released = True
 
-    def end_look(self, now: float) -> None:
-        """Ends the look that began at `now`, in seconds; a look is one reading of the new events. Decides
-        which exits of the previous look are faults. By this time the last events of those workers have been
+    def end_poll(self, now: float) -> None:
+        """Ends the poll that began at `now`, in seconds; a poll is one reading of the new events. Decides
+        which exits of the previous poll are faults. By this time the last events of those workers have been
         read."""
-        for event, look in self._pending:
-            if cause := self._exit(event, look):
+        for event, poll in self._pending:
+            if cause := self._exit(event, poll):
                 self._found.append(cause)
-        self._pending, self._exits = [(event, self._look) for event in self._exits], []
-        if now >= self._look_began + LOOK_S:
-            self._look, self._look_began = self._look + 1, now
+        self._pending, self._exits = [(event, self._poll) for event in self._exits], []
+        if now >= self._poll_began + POLL_S:
+            self._poll, self._poll_began = self._poll + 1, now
 
     @property
     def settled(self) -> Cause | None:
@@ -203,15 +203,15 @@ class Causes:
         best = self.best
         if best is None or self._pending:
             return None
-        first = min(cause.look for cause in self._found)
-        return best if self._look > first + WAIT_LOOKS[best.priority] else None
+        first = min(cause.poll for cause in self._found)
+        return best if self._poll > first + WAIT_POLLS[best.priority] else None
 
     @property
     def best(self) -> Cause | None:
         victims = {(cause.group, cause.rank) for cause in self._found if cause.peer}
         first = min(
             self._found,
-            key=lambda cause: (cause.priority, cause.peer in victims, cause.look, cause.time),
+            key=lambda cause: (cause.priority, cause.peer in victims, cause.poll, cause.time),
             default=None,
         )
         return first if first is None or first.code is None else self._placed(first, first.code)
@@ -240,12 +240,12 @@ class Causes:
             doing=str(value.get("doing", "")),
             traceback=str(value.get("traceback", "")),
             log=self._log(event),
-            look=self._look,
+            poll=self._poll,
             time=event.time,
             peer=(peer[0], peer[1]) if peer else None,
         )
 
-    def _exit(self, event: Event, look: int) -> Cause | None:
+    def _exit(self, event: Event, poll: int) -> Cause | None:
         who, code, log = (event.group, event.rank), int(event.value["code"]), self._log(event)
         if self._is_expected(who, code):
             return None
@@ -258,7 +258,7 @@ class Causes:
             event.rank,
             traceback=text,
             log=log,
-            look=look,
+            poll=poll,
             time=event.time,
             code=code,
         )

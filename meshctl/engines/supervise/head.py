@@ -40,7 +40,7 @@ from typing import Any
 from meshctl.engines.engine import STOP_KEY, Exited, Handle, Job, groups_on, nodes_of
 from meshctl.engines.node.termination import GRACE_S, name_of
 from meshctl.engines.supervise.attempt import Attempt
-from meshctl.engines.supervise.cause import LOOK_S, NOWHERE, Cause, Causes, Position, Priority
+from meshctl.engines.supervise.cause import NOWHERE, POLL_S, Cause, Causes, Position, Priority
 from meshctl.engines.supervise.collective_check import CollectiveCheck
 from meshctl.engines.supervise.judge import Judge
 from meshctl.engines.supervise.nodes import AgentExited, NodeLost, Nodes, ServerExited, Standing
@@ -138,16 +138,16 @@ class Head:
         self._session.observers.on_attempt(start.attempt, self._attempt.step)
         self._nodes.begin(self._message(), {node: groups_on(plan, node) for node in nodes_of(plan)})
         while self._nodes.running:
-            self._look()
+            self._poll()
             self._end_in_order()
             self._end_services()
             self._end_by_force()
-            wait([*self._session.handle.files(), *self._nodes.files()], LOOK_S)
-        self._look()
-        self._look()  # classifies exits that the last look has read
+            wait([*self._session.handle.files(), *self._nodes.files()], POLL_S)
+        self._poll()
+        self._poll()  # classifies exits that the last poll has read
         outcome = self._outcome()
         self._warn(self._judge.warnings_at_end() if outcome.code == 0 else ())
-        self._look()  # observers see the warnings
+        self._poll()  # observers see the warnings
         return outcome
 
     def _message(self) -> dict[str, Any]:
@@ -162,9 +162,9 @@ class Head:
 
     # Reading events
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         now = time.monotonic()
-        self._look_at_processes()
+        self._poll_processes()
         for event in sorted(self._attempt.follower.new(), key=lambda event: event.time):
             self._session.observers.on_event(event)
             self._causes.add(event)
@@ -175,7 +175,7 @@ class Head:
                 if self._collectives.allows(row["step"]):
                     self._session.observers.on_row(row)
                     self._judge.add(row, self._attempt.fold.not_finite())
-        self._causes.end_look(now)
+        self._causes.end_poll(now)
         self._warn(self._judge.warnings())
         self._publish_saved()
 
@@ -187,7 +187,7 @@ class Head:
             )
             self._causes.record(found.message, Priority.OWN)
 
-    def _look_at_processes(self) -> None:
+    def _poll_processes(self) -> None:
         for exited in self._session.handle.poll():
             self._on_exit(exited)
             if exited.node is not None:
@@ -240,7 +240,7 @@ class Head:
 
     def _publish_saved(self) -> None:
         """Publishes the checkpoints that all workers have saved, once the metrics of their steps are judged.
-        To be called when all events of a look are read: those of a worker arrive in order."""
+        To be called when all events of a poll are read: those of a worker arrive in order."""
         for step in sorted(self._saved):
             is_right = self._judge.is_right(step) and self._collectives.allows(step)
             is_judged = step <= self._attempt.fold.last and is_right

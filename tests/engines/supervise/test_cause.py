@@ -8,7 +8,7 @@ import pytest
 
 from meshctl.engines.supervise.cause import (
     ATTEMPT,
-    LOOK_S,
+    POLL_S,
     READ_ONLY,
     Cause,
     Causes,
@@ -49,15 +49,15 @@ def head(path: Path) -> Causes:
     return Causes(frozenset({"train", "rollout"}), lambda group, rank: path)
 
 
-def verdict(tmp_path: Path, *arrivals: tuple[int, Event], log: str = "", look: int = 100) -> Cause | None:
-    """Returns the settled cause after a look. `events` are given with the look in which each is read."""
+def verdict(tmp_path: Path, *arrivals: tuple[int, Event], log: str = "", poll: int = 100) -> Cause | None:
+    """Returns the settled cause after a poll. `events` are given with the poll in which each is read."""
     path = tmp_path / "log"
     path.write_text(log)
     causes = head(path)
-    for number in range(look + 1):
+    for number in range(poll + 1):
         for event in [event for when, event in arrivals if when == number]:
             causes.add(event)
-        causes.end_look(float(number))
+        causes.end_poll(float(number))
     return causes.settled
 
 
@@ -132,7 +132,7 @@ def test_a_death_is_reported_with_what_the_worker_was_doing(
     causes.place("train", 1, position)
     causes.add(exited(1, -11))
     for number in range(6):
-        causes.end_look(float(number))
+        causes.end_poll(float(number))
     assert causes.settled is not None and causes.settled.line == f"train:1 failed in {line}"
 
 
@@ -148,24 +148,24 @@ def test_an_end_after_the_last_step_is_no_cause(tmp_path: Path) -> None:
 
 
 def test_who_knows_better_is_waited_for(tmp_path: Path) -> None:
-    assert verdict(tmp_path, (1, LOST), look=33) is None
-    assert verdict(tmp_path, (1, LOST), look=34) is not None
-    assert verdict(tmp_path, (1, LOST), (8, exited(1, 3)), look=10) is None
-    assert verdict(tmp_path, (1, LOST), (8, exited(1, 3)), look=11) is not None
-    assert verdict(tmp_path, (1, LOST), (8, RAISED), look=8) is not None
+    assert verdict(tmp_path, (1, LOST), poll=33) is None
+    assert verdict(tmp_path, (1, LOST), poll=34) is not None
+    assert verdict(tmp_path, (1, LOST), (8, exited(1, 3)), poll=10) is None
+    assert verdict(tmp_path, (1, LOST), (8, exited(1, 3)), poll=11) is not None
+    assert verdict(tmp_path, (1, LOST), (8, RAISED), poll=8) is not None
 
 
 def test_a_head_that_stood_still_reads_what_arrived_meanwhile(tmp_path: Path) -> None:
     """Everything stands still for a minute after the victim's report. The exit of the worker that vanished is
-    read in the next look, and is decided in the one after that."""
+    read in the next poll, and is decided in the one after that."""
     causes = head(tmp_path / "log")
     causes.add(LOST)
-    causes.end_look(0.0)
+    causes.end_poll(0.0)
     causes.add(exited(1, 0))
-    causes.end_look(60.0)
+    causes.end_poll(60.0)
     assert causes.settled is None
     for number in range(3):
-        causes.end_look(61.0 + number)
+        causes.end_poll(61.0 + number)
     assert causes.settled is not None
     assert causes.settled.line == "train:1 failed: ended before the run was over, with exit code 0"
 
@@ -176,7 +176,7 @@ def test_an_exit_that_is_not_yet_classified_is_waited_for(tmp_path: Path) -> Non
     for number in range(40):
         if number == 33:
             causes.add(exited(1, 0))
-        causes.end_look(float(number))
+        causes.end_poll(float(number))
         assert causes.settled is None or causes.settled.group == "train"
     assert causes.settled is not None
 
@@ -185,7 +185,7 @@ def test_looks_that_something_wakes_early_count_as_one(tmp_path: Path) -> None:
     causes = head(tmp_path / "log")
     causes.add(LOST)
     for number in range(1000):
-        causes.end_look(number * LOOK_S / 1000)
+        causes.end_poll(number * POLL_S / 1000)
     assert causes.settled is None
 
 
@@ -244,10 +244,10 @@ def test_an_exit_is_classified_after_the_next_reading(tmp_path: Path) -> None:
     """The file with the last event of a worker may be read after that with its exit."""
     causes = head(tmp_path / "log")
     causes.add(exited(0, 0))
-    causes.end_look(1)
+    causes.end_poll(1)
     causes.add(Event("done", "train", 0))
     for now in range(2, 102):
-        causes.end_look(now)
+        causes.end_poll(now)
     assert causes.settled is None
 
 
