@@ -89,7 +89,7 @@ def test_with_a_recipe(checked: list[Any], here: Path, capsys: pytest.CaptureFix
 def test_a_recipe_that_would_not_start_here(checked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     code, found = output(capsys, "far.yaml")
     assert code == 4 and checked[0].device_types == ["cuda"]
-    assert found["checks"][-1]["found"] == "group train needs the cuda devices 0-1, and this machine has none"
+    assert found["checks"][-1]["found"] == "group train needs the cuda devices 0-1, but this machine has none"
 
 
 def test_a_recipe_with_errors(checked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,7 +93,7 @@ def test_devices_that_the_environment_does_not_leave_are_refused(
     done = meshctl(folder, "launch", "recipe.yaml", "groups.two={ranks: [1, 2], device_type: cuda}")
     assert done.returncode == 4
     assert (
-        "group two needs the cuda devices 1-2 of its node, and CUDA_VISIBLE_DEVICES=GPU-a,GPU-b leaves 2"
+        "group two needs the cuda devices 1-2 of its node, but CUDA_VISIBLE_DEVICES=GPU-a,GPU-b leaves 2"
         in done.stderr
     )
     assert not (folder / "runs").exists()

@@ -74,8 +74,8 @@ def train(*run: int, kind: Any = "cuda", **more: Any) -> Group:
 def test_a_machine_is_held_against_what_each_group_needs(machine: Path) -> None:
     assert refusal(train(0, 4)) == ""
     assert refusal(train(0, 2), replace(train(0, 2, kind="npu"), name="rollout", first_job_rank=2)) == ""
-    assert refusal(train(2, 6)) == "group train needs the cuda devices 2-5, and this machine has 4"
-    assert refusal(train(1, 3, kind="npu")) == "group train needs the npu devices 1-2, and this machine has 2"
+    assert refusal(train(2, 6)) == "group train needs the cuda devices 2-5, but this machine has 4"
+    assert refusal(train(1, 3, kind="npu")) == "group train needs the npu devices 1-2, but this machine has 2"
     assert refusal(train(0, 1, visible_devices=("3",))) == ""
     assert (
         refusal(train(8, 10, visible_devices=("3", "4")))
@@ -94,13 +94,13 @@ def test_a_list_in_the_environment_is_obeyed_before_the_start(
     assert refusal(train(0, 2)) == ""
     assert (
         refusal(train(0, 3))
-        == "group train needs the cuda devices 0-2 of its node, and CUDA_VISIBLE_DEVICES=2,3 leaves 2"
+        == "group train needs the cuda devices 0-2 of its node, but CUDA_VISIBLE_DEVICES=2,3 leaves 2"
     )
     assert "leaves 2, 3: 0 is not there" in refusal(train(0, 1, visible_devices=("0",)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4,0")  # the driver stops at what the machine does not have
     assert (
         refusal(train(0, 2))
-        == "group train needs the cuda devices 0-1 of its node, and CUDA_VISIBLE_DEVICES=3,4,0 leaves 1"
+        == "group train needs the cuda devices 0-1 of its node, but CUDA_VISIBLE_DEVICES=3,4,0 leaves 1"
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "CUDA_VISIBLE_DEVICES= leaves none" in refusal(train(0, 1))
@@ -120,7 +120,7 @@ def test_two_groups_on_one_device_are_marked(machine: Path) -> None:
 def test_a_machine_without_devices(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for file in (machine / "dev").iterdir():
         file.unlink()
-    assert refusal(train(0, 1)) == "group train needs the cuda device 0, and this machine has none"
+    assert refusal(train(0, 1)) == "group train needs the cuda device 0, but this machine has none"
     assert refusal(train(0, 1, visible_devices=("GPU-1",))).endswith("this machine has none")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert refusal(train(0, 2)) == ""
@@ -137,7 +137,7 @@ def test_gpus_of_rocm_are_counted_among_its_processors(
     assert count_devices("cuda", rocm=True) == 2
     assert (
         refusal(train(0, 2)) == ""
-        and refusal(train(0, 3)) == "group train needs the cuda devices 0-2, and this machine has 2"
+        and refusal(train(0, 3)) == "group train needs the cuda devices 0-2, but this machine has 2"
     )
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "1")
     assert refusal(train(0, 1)) == "" and "ROCR_VISIBLE_DEVICES=1 leaves 1" in refusal(train(0, 2))

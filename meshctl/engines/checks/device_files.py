@@ -71,7 +71,7 @@ def required_names(group: Group, numbers: Sequence[int], visible: DeviceList | N
             if group.visible_devices
             else f"needs {devices_text(group, numbers)}"
         )
-        raise CannotStart(f"group {group.name} {needs}, and this machine has {count or 'none'}")
+        raise CannotStart(f"group {group.name} {needs}, but this machine has {count or 'none'}")
     return names
 
 

@@ -102,7 +102,7 @@ def hardware_names(group: Group, numbers: Sequence[int], visible: DeviceList | N
         return [str(number) for number in numbers]
     if any(number >= len(visible.names) for number in numbers):
         raise CannotStart(
-            f"group {group.name} needs {devices_text(group, numbers)} of its node, and {visible}"
+            f"group {group.name} needs {devices_text(group, numbers)} of its node, but {visible}"
         )
     return [visible.names[number] for number in numbers]
 

@@ -83,7 +83,7 @@ def test_too_few_devices_are_reported_by_group_and_numbers(inherited: str) -> No
     with pytest.raises(CannotStart) as refused:
         seen(cuda((0, 2), (3, 4)), 0, inherited)
     left = f"CUDA_VISIBLE_DEVICES={inherited} leaves {'1' if inherited == '0' else 'none'}"
-    assert str(refused.value) == f"group train needs the cuda devices 0-1, 3 of its node, and {left}"
+    assert str(refused.value) == f"group train needs the cuda devices 0-1, 3 of its node, but {left}"
 
 
 def test_a_groups_visible_devices_are_names_of_the_hardware() -> None:
