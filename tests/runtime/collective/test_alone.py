@@ -141,7 +141,9 @@ def test_dims_that_make_no_collective(dims: tuple[str, ...], message: str) -> No
 def test_ranks_that_are_no_processes() -> None:
     with pytest.raises(CollectiveError, match=r"a collective of the ranks 0, 1 needs torch.distributed"):
         component(1).collective("tp")
-    with pytest.raises(CollectiveError, match=r"a collective of the ranks 0, 1, 2, 3, 4, 5, 6, 7, \.\.\. needs"):
+    with pytest.raises(
+        CollectiveError, match=r"a collective of the ranks 0, 1, 2, 3, 4, 5, 6, 7, \.\.\. needs"
+    ):
         component(1, DeviceMesh.from_sizes(dp_size=100)).collective("world")
     assert component(1).collective("cp").ranks == (1,)
     assert component(3).collective("cp").ranks == (3,)
