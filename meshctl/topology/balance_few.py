@@ -28,10 +28,7 @@ def equal_loads_of_few(weights: Sequence[int], parts: int) -> list[int]:
         lacking = lacking_loads(loads, sum(left))
         limit = min([load + more for load, more in zip(loads, lacking, strict=True)]) // LIGHT_FRACTION
         if max(left) <= limit:
-            filled = _filled(left, lacking)
-            if len(light) == len(owner):
-                return filled
-            for unit, part in zip(light, filled, strict=True):
+            for unit, part in zip(light, _filled(left, lacking), strict=True):
                 owner[unit] = part
             break
         _longest_first(weights, [unit for unit in light if weights[unit] > limit], loads, owner)

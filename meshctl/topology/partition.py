@@ -144,11 +144,11 @@ def _by_tokens(
 def _few_by_tokens(
     table: SampleTable, lengths: Sequence[Sequence[int]], bounds: Sequence[int], parts: int
 ) -> list[list[Run]]:
-    import numpy
-
     weights: list[int] = []
     for producer, start, stop in table.in_order:
-        weights += numpy.asarray(lengths[producer][start:stop]).tolist()
+        some = lengths[producer][start:stop]
+        as_list = getattr(some, "tolist", None)  # integers of numpy are slower than those of Python
+        weights += as_list() if as_list else some
     if len(bounds) <= len(weights):
         weights = [sum(weights[start:stop]) for start, stop in pairwise(bounds)]
     part_of_unit = equal_loads_of_few(weights, parts)

@@ -108,9 +108,15 @@ class SampleTable:
     def _is_even(self) -> bool:
         """Whether the ids of each producer with samples are a grid, and larger than those of the producers
         before it."""
-        filled = [ids for ids in self.ids if len(ids)]
-        grids = [ids for ids in filled if isinstance(ids, Grid)]
-        return len(grids) == len(filled) and all(one.last < other.first for one, other in pairwise(grids))
+        next_number: int | None = None
+        for ids in self.ids:
+            if isinstance(ids, Grid):
+                if next_number is not None and ids.start < next_number:
+                    return False
+                next_number = ids.start + ids.shape[0]
+            elif len(ids):
+                return False
+        return True
 
     def group_size(self, depth: int) -> int:
         """The number of samples in each group, where the samples of a group have the same first `depth`
