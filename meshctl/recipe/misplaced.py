@@ -165,7 +165,7 @@ def _named(key: str, item: Node, path: KeyPath, root: Node) -> Location | None:
     """Returns the place of a group, component or stage that is in the wrong section."""
     if top := kind_of(item):
         is_in_block = top == "pipeline" and path[:1] == (top,) and root.at((*path[:2], "repeat")) is not None
-        if is_in_block and item.get("repeat") is None:
+        if is_in_block and item.get("repeat") is None and item.get("sync") is None:
             help = f"it looks like a stage of the block, which goes under `{'.'.join(path[:2])}.stages`"
             return Location(help, (*path[:2], "stages", key), is_named_item=True)
         near = f", beside `{path[1]}`" if len(path) > 1 and path[0] == top else ""

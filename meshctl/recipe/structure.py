@@ -321,7 +321,8 @@ class _Walk:
             "MC101", message, item.key or item.span, f"it goes under {place}: indent it as the keys there"
         )
         if owner:
-            found[owner] = replace(found[owner], value={**found[owner].value, key: item})
+            items = _with_neighbours(key, item, section)
+            found[owner] = replace(found[owner], value={**found[owner].value, **items})
         else:
             self.wrong |= {(*path, name, key) for name in lacking}
 
@@ -329,11 +330,28 @@ class _Walk:
         return self.section(item, path, stage_section(item) if section is STAGE else section)
 
 
+def _with_neighbours(key: str, item: Node, section: Section) -> dict[str, Node]:
+    """Returns a misplaced key and the keys that follow it in its section, which YAML reads as keys of its
+    value, because they are indented more."""
+    type_ = section.by_key[key].type
+    if not item.is_mapping or not isinstance(type_, Nested):
+        return {key: item}
+    others = section.by_key.keys() - type_.section.by_key.keys()
+    rest = {inner: node for inner, node in item.items() if inner not in others}
+    return {
+        key: replace(item, value=rest),
+        **{inner: node for inner, node in item.items() if inner in others},
+    }
+
+
 def _is_stray(key: str, item: Node, section: Section) -> bool:
     """Whether a key in the place of a name is a key of the section."""
-    first = next((inner for inner, _ in item.items()), "")
-    is_name = item.value is None or kind_of(item) != "" or first in section.by_key
-    return key in section.by_key and not is_name
+    if key not in section.by_key or item.value is None or kind_of(item):
+        return False
+    type_, keys = section.by_key[key].type, [inner for inner, _ in item.items()]
+    of_section = [inner for inner in keys if inner in section.by_key]
+    is_of_value = isinstance(type_, Nested) and keys[:1] and keys[0] in type_.section.by_key
+    return bool(is_of_value or not of_section or (of_section[0] != keys[0] and len(of_section) == 1))
 
 
 def _empty_above(item: Node, node: Node, section: Section) -> str:

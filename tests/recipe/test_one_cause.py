@@ -44,6 +44,18 @@ CASES = {
         "`parts.Sampler` does not have the form COMPONENT.METHOD",
         "write `sampler.sample`",
     ),
+    "a component whose name is a key of components": (
+        "experts.yaml",
+        ("  model:\n    _target_:", "  model:\n    _targte_:"),
+        "a component has no key `_targte_`",
+        "did you mean `_target_`?",
+    ),
+    "a sync that is indented into a block": (
+        "blocks.yaml",
+        ("  publish: {sync", "    publish: {sync"),
+        "a block has no key `publish`",
+        "it looks like a stage, which goes under `pipeline`: indent it less, beside `eval`",
+    ),
     "a key of a program": (
         "programs.yaml",
         ("{module: json.tool}", "{script: train.py}"),
