@@ -21,6 +21,12 @@ def logprobs(outputs: Outputs, prefix: str) -> Iterator[tuple[str, Column]]:
     yield "logprobs", outputs.texts.ragged(torch.cat([first, outputs.token_logprobs], 1))
 
 
+def reference(outputs: Outputs, prefix: str) -> Iterator[tuple[str, Column]]:
+    yield from logprobs(outputs, prefix)
+    if not prefix and outputs.texts.position_ids is None:
+        yield "sequence_logprobs", outputs.sequence_logprobs.cpu()
+
+
 def values(outputs: Outputs, prefix: str) -> Iterator[tuple[str, Column]]:
     yield "values", outputs.texts.ragged(outputs.values)
 

@@ -173,11 +173,11 @@ class Model(Component):
         found: dict[str, Any] = {"nothing": own[0].nothing}
         reference: list[Outputs] = []
         for name in names:
-            if name in batch:
+            wanted = output_of(name)
+            if name in batch and (wanted is None or wanted[0]):  # a column has no gradient, an output has one
                 column = batch[name]
                 found[name] = column.to(self.device) if isinstance(column, Tensor) else column
                 continue
-            wanted = output_of(name)
             if wanted is None:
                 continue
             is_reference, side, output = wanted
@@ -245,9 +245,10 @@ class Model(Component):
 
     @endpoint
     def ref_logprobs(self, batch: Batch) -> Batch:
-        """Returns what `logprobs` does, under names with `ref_`, for the model without its adapter."""
+        """Returns what `logprobs` does, under names with `ref_`, for the model without its adapter; for texts
+        that are not packed also `ref_sequence_logprobs`, their sums."""
         with peft_api.without_adapters(self.module):
-            found = self._columns(batch, columns.logprobs)
+            found = self._columns(batch, columns.reference)
         named = {f"{REF}{name}": found[name] for name in found.names}
         return Batch(named, ids=found.known_ids, group_depth=found.group_depth)
 
