@@ -133,7 +133,7 @@ def _plain(node: Node, path: KeyPath, secrets: Secrets) -> Any:
 
 
 def _references(tree: Node, path: KeyPath, leaf: Node, secrets: Secrets) -> Iterator[Reference]:
-    if isinstance(leaf.value, str) and "${" in leaf.value:
+    if leaf.is_interpolated:
         for written, target in references(leaf.value, path):
             node = tree.at(target) if target is not None else None
             text = str(
@@ -182,9 +182,7 @@ def _leads_to_secret(loaded: Loaded, path: KeyPath, leaf: Node) -> bool:
         for below, inner in leaves(node, here):
             if below in loaded.secrets.paths:
                 return True
-            for _, target in (
-                references(inner.value, below) if isinstance(inner.value, str) and "${" in inner.value else ()
-            ):
+            for _, target in references(inner.value, below) if inner.is_interpolated else ():
                 if target is not None and (found := loaded.tree.at(target)) is not None:
                     open.append((target, found))
     return False

@@ -147,8 +147,7 @@ def secret_leaves(tree: Node) -> Iterator[tuple[KeyPath, Node]]:
             continue
         seen.add(path)
         yield path, leaf
-        is_reference = isinstance(leaf.value, str) and "${" in leaf.value
-        for _, target in references(leaf.value, path) if is_reference else ():
+        for _, target in references(leaf.value, path) if leaf.is_interpolated else ():
             if target is not None and _is_free(target) and (node := tree.at(target)) is not None:
                 open += [((*target, *below), inner) for below, inner in leaves(node) if _has_text(inner)]
 

@@ -63,7 +63,7 @@ class _Resolver:
 
     def resolved(self, leaf: Node, path: KeyPath) -> Node:
         """Returns a leaf with its value resolved, or a broken node if its interpolation is wrong."""
-        if not _is_interpolated(leaf):
+        if not leaf.is_interpolated:
             return leaf
         if frozenset() in self.circles:
             return replace(leaf, value=BROKEN)
@@ -113,7 +113,7 @@ class _Resolver:
             raise InvalidInterpolation("MC218", message, is_limit=True)
         if leaf.value is BROKEN:
             raise InvalidInterpolation("", "", path=path)  # reported at the value that contains it
-        if not _is_interpolated(leaf):
+        if not leaf.is_interpolated:
             return leaf
         try:
             return self.text(leaf, path, keep)
@@ -231,10 +231,6 @@ class _Resolver:
         """Returns the path of the only other value with this key; empty if there is none, or several."""
         found = [path for path, _ in leaves(self.root) if path[-1:] == (key,) and path != here]
         return found[0] if len(found) == 1 else ()
-
-
-def _is_interpolated(node: Node) -> bool:
-    return isinstance(node.value, str) and "${" in node.value
 
 
 def _is_kept(path: KeyPath) -> bool:

@@ -63,6 +63,11 @@ class Node:
     def is_list(self) -> bool:
         return isinstance(self.value, list)
 
+    @property
+    def is_interpolated(self) -> bool:
+        """Whether it is a text with an interpolation, `${...}`."""
+        return isinstance(self.value, str) and "${" in self.value
+
     def items(self) -> Iterator[tuple[str, Node]]:
         if isinstance(self.value, dict):
             yield from self.value.items()
