@@ -498,6 +498,39 @@ def test_a_package_header_is_obeyed(tmp_path: Path) -> None:
     assert plain(composed(write(tmp_path, files)).tree) == {"vars": {"x": {"a": 1}}}
 
 
+PAINT = {"paint/red.yaml": "a: 1\n", "paint/blue.yaml": "a: 2\n", "size/red.yaml": "b: 1\n"}
+WRONG_ENTRIES = [
+    ("[override paint: red, size: red]", [], [("MC208", "recipe.yaml:1:39"), ("MC208", "recipe.yaml:1:28")]),
+    ("[paint: red, paint: blue]", [], [("MC208", "recipe.yaml:1:19")]),
+    ("[paint: red, size: '${pant}']", [], [("MC208", "recipe.yaml:1:30")]),
+    ("[paint: red, size: '${paint}']", [], []),
+    ("[paint: '???']", [], [("MC211", "recipe.yaml:1:19")]),
+    ("[optional paint: gold]", ["paint=red"], []),
+    ("[paint: red]", ["+paint=blue"], [("MC208", "override 1:1:8")]),
+    ("[paint: red]", ["++paint=blue"], [("MC208", "override 1:1:3")]),
+    ("[paint: red]", ["size=red"], [("MC203", "override 1:1:1")]),
+    ("[paint: red]", ["~size"], [("MC209", "override 1:1:2")]),
+    ("[paint: red]", ["paint=null"], [("MC211", "override 1:1:7")]),
+]
+
+
+@pytest.mark.parametrize(("entries", "overrides", "expected"), WRONG_ENTRIES)
+def test_a_wrong_entry_is_reported_where_it_is(
+    tmp_path: Path, entries: str, overrides: list[str], expected: list[tuple[str, str]]
+) -> None:
+    recipe = write(tmp_path, {"recipe.yaml": f"defaults: {entries}\nname: x\n", **PAINT})
+    result = composed(recipe, *overrides)
+    spans = [(found.code, found.primary) for found in result.found]
+    assert [(code, f"{at.file}:{at.line}:{at.column}") for code, at in spans if at] == expected
+    assert len(spans) == len(expected) and plain(result.tree)["name"] == "x"
+
+
+def test_a_wrong_header_is_reported(tmp_path: Path) -> None:
+    files = {"recipe.yaml": "defaults: [paint: red]\n", "paint/red.yaml": "# @package a b\nx: 1\n"}
+    (found,) = composed(write(tmp_path, files)).found
+    assert found.primary is not None and (found.code, found.primary.file) == ("MC208", "paint/red.yaml")
+
+
 def test_includes_without_end_are_refused(tmp_path: Path) -> None:
     files = {f"f{n}.yaml": f"defaults: [./f{n + 1}@a, ./f{n + 1}@b]\n" for n in range(15)}
     result = composed(write(tmp_path, files | {"f15.yaml": "x: 1\n"}))
