@@ -10,7 +10,7 @@ BROWSER := .venv/browser
 CHROMIUM = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
 # Two processes share the files of the tests: most of the time a test of real processes waits.
-TWO := -n 2 --dist loadfile
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 APT := -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o DPkg::Lock::Timeout=60
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections import Counter
 
 import pytest
 from hypothesis import settings
@@ -21,6 +22,13 @@ settings.load_profile("untimed")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.register_at_fork(after_in_child=gc.freeze)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Moves files that start processes to the front, those with most of such tests first. Of the files that two
+    processes share, none is then so long that the other process waits for it at the end."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -18,6 +18,10 @@ PINS = {
 }
 
 
+MAX_LINES = 500
+"""Lines of a file of tests."""
+
+
 def promised() -> list[str]:
     extras = [
         requirement for extra in PROJECT["project"]["optional-dependencies"].values() for requirement in extra
@@ -36,3 +40,11 @@ def test_ci_runs_make_test_and_nothing_else() -> None:
         line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")
     ]
     assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make test"]
+
+
+def test_a_file_of_tests_is_about_one_subject() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in (ROOT / "tests").rglob("*.py")
+    }
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}

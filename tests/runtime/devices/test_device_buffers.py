@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,63 +21,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed import FileStore
 
-from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.devices.backend import DEVICES, DeviceError, PeerAccess
+from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.devices.backend import DeviceError
 from meshctl.runtime.devices.device_buffers import DeviceBuffers
 from meshctl.runtime.devices.nccl import PairTransfers
-from meshctl.runtime.routes import rows, weights
-from meshctl.runtime.routes.channel import Channel
-from meshctl.runtime.routes.end import RouteContext, RouteSide
-from meshctl.runtime.routes.sync_plan import Shard as Part
-from meshctl.runtime.routes.weights import WeightChannel
-from meshctl.runtime.transports.buffers import buffer_pool, frames
+from meshctl.runtime.transports.buffers import buffer_pool
 from meshctl.runtime.transports.buffers.arena import ArenaError
 from meshctl.runtime.transports.buffers.buffer_pool import MAX_HELD
-from meshctl.runtime.transports.data_plane import SLOTS, Context, DataPlane, OnBroken
+from meshctl.runtime.transports.data_plane import SLOTS, Context, DataPlane
 from meshctl.runtime.transports.errors import BuffersHeld, OutOfMemory, PeerLost
 from meshctl.runtime.transports.tcp.transport import TcpTransport
-from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import Dispatch, Route
+from tests.runtime.devices.accesses import KINDS, READ, Device
 from tests.runtime.devices.host_pairs import HostStreams, by_gloo
 from tests.runtime.devices.standin import Standin
 from tests.runtime.hostile_world import Worker, World
 
 TAG, BACK = 5, 6
-READ = PeerAccess(
-    dict.fromkeys(range(4), "one"), {job_rank: frozenset(range(4)) - {job_rank} for job_rank in range(4)}
-)
-"""All ranks are on one device."""
-MOVED = PeerAccess(
-    {job_rank: f"device {job_rank}" for job_rank in range(4)},
-    {job_rank: frozenset() for job_rank in range(4)},
-)
-"""No rank can read another rank's device."""
-MIXED = PeerAccess(
-    {job_rank: f"device {job_rank}" for job_rank in range(4)}, {0: frozenset({1, 2, 3}), 1: frozenset({0})}
-)
-"""Ranks 2 and 3 cannot read other devices."""
-KINDS = {"read": READ, "moved": MOVED, "mixed": MIXED}
-
-
-class Device:
-    """A worker's stand-in device, whose tensors are allocated in one large piece."""
-
-    def __init__(self, access: PeerAccess, store: Path, job_rank: int) -> None:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        self.memory, self.access = Standin(f"device {job_rank}"), access
-        self._place, self._piece, self._at = job_rank, self.memory.make(64 << 20), 0
-        self._store = FileStore(str(store), -1)
-        self._store.set_timeout(timedelta(seconds=60))
-
-    def make_transfers(self, on_broken: OnBroken) -> PairTransfers:
-        return PairTransfers(self._place, HostStreams(), by_gloo(self._store), on_broken)
-
-    def tensor(self, of: Tensor) -> Tensor:
-        """A copy on the device."""
-        if self._at + of.nbytes > self._piece.nbytes:
-            self._at = 0
-        at, self._at = self._at, self._at + -(-of.nbytes // 64) * 64
-        return self._piece.view(at, of.nbytes).view(of.dtype).view(of.shape).copy_(of)
 
 
 def value(step: int, sizes: Sequence[int] = (3, 1000, 0, 70_000)) -> list[Tensor]:
@@ -274,140 +232,6 @@ def test_who_waits_for_tensors_of_a_dead_peer_is_notified(tmp_path: Path, kind: 
             and text.startswith((f"job rank {victim} is gone", f"job rank {victim} broke off"))
             and when - killed < 1
         )
-
-
-# Batches and weights
-
-
-def everywhere(device: Device) -> None:
-    """Makes this process treat memory of the stand-in as device memory."""
-    for module in (frames, rows, weights):
-        module.on_device = device.memory.holds  # type: ignore[attr-defined]
-    DEVICES["cpu"] = DEVICES["cuda"]  # type: ignore[index]
-
-
-def ragged_batch(device: Device, rank: int, step: int) -> Batch:
-    """Returns a batch of 12 samples with two columns on the device, one of them ragged, and two in CPU
-    memory."""
-    lengths = [1 + 700 * ((7 * row + step + rank) % 5) for row in range(12)]
-    tokens = Ragged.of([torch.full((length,), length + step) for length in lengths])
-    wide = torch.arange(12 * 1000).view(12, 1000) + 7 * rank + step
-    columns = {
-        "wide": device.tensor(wide),
-        "tokens": Ragged(device.tensor(tokens.values), tokens.offsets),
-        "near": torch.full((12, 3000), rank + step),
-        "words": [f"{rank} {step} {row}" for row in range(12)],
-    }
-    return Batch(columns, ids=torch.arange(rank * 12, rank * 12 + 12))
-
-
-def is_as_given(batch: Batch, step: int) -> bool:
-    for index, (number,) in enumerate(batch.ids.tolist()):
-        rank, row = divmod(number, 12)
-        length = 1 + 700 * ((7 * row + step + rank) % 5)
-        assert batch["wide"][index].tolist() == [
-            *range(row * 1000 + 7 * rank + step, row * 1000 + 1000 + 7 * rank + step)
-        ]
-        assert batch["tokens"][index].tolist() == [length + step] * length
-        assert batch["near"][index].eq(rank + step).all() and batch["words"][index] == f"{rank} {step} {row}"
-    return bool(len(batch))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["read", "moved"])
-@pytest.mark.parametrize("balance", ["", "tokens"])
-@pytest.mark.parametrize("producers", [1, 2])
-def test_batches_on_devices(tmp_path: Path, kind: str, balance: Any, producers: int) -> None:
-    sizes = dict.fromkeys(range(producers), DeviceMesh.from_sizes(dp_size=producers))
-
-    def channel_of(worker: Worker) -> Channel:
-        route = Route("a -> b", "a", "b", dispatch=Dispatch(balance=balance))
-        consumer = RouteSide(DeviceMesh.from_sizes(dp_size=2), producers)
-        return Channel(RouteContext(route, RouteSide(sizes[0], 0), consumer, worker.transport))
-
-    def producer(worker: Worker) -> bool:
-        device, channel = worker.device, channel_of(worker)
-        everywhere(device)
-        for step in range(6):
-            channel.send(ragged_batch(device, worker.job_rank, step), step, 12)
-        worker.transport.close()
-        return True
-
-    def consumer(worker: Worker) -> bool:
-        device, channel = worker.device, channel_of(worker)
-        everywhere(device)
-        whole = False
-        for step in range(6):
-            batch = channel.receive(step).value
-            assert is_as_given(batch, step)
-            whole = whole or device.memory.holds(batch["wide"])
-        worker.transport.close()
-        return bool(balance) or whole == (kind == "read")
-
-    with World(
-        *[producer] * producers, consumer, consumer, device=partial(Device, KINDS[kind], tmp_path / "store")
-    ) as world:
-        assert world.results() == [True] * (producers + 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["read", "moved"])
-def test_weights_on_devices(tmp_path: Path, kind: str) -> None:
-    """A sync from two ranks with halves of the weights to two ranks that need all of them, bucket by bucket.
-    No rank writes to another rank's frame."""
-    shapes = {"a": (64, 700), "b": (10,), "c": (128, 500)}
-
-    def whole(name: str, step: int) -> Tensor:
-        count = shapes[name][0] * (shapes[name][1] if len(shapes[name]) > 1 else 1)
-        return (torch.arange(count, dtype=torch.float32) + step).view(shapes[name])
-
-    def work(worker: Worker) -> bool:
-        device = worker.device
-        everywhere(device)
-        mesh, gives = DeviceMesh.from_sizes(dp_size=2), worker.job_rank < 2
-        context = RouteContext(
-            Route("s", "s", "s", kind="weights"), RouteSide(mesh, 0), RouteSide(mesh, 2), worker.transport
-        )
-
-        def held(step: int) -> dict[str, Any]:
-            found = {}
-            for name, shape in shapes.items():
-                half = shape[0] // 2
-                box = Part((half * worker.job_rank, *(0 for _ in shape[1:])), (half, *shape[1:]))
-                found[name] = Shard(
-                    shape,
-                    box,
-                    device.tensor(whole(name, step)[half * worker.job_rank : half * (worker.job_rank + 1)]),
-                )
-            return found
-
-        ends = (lambda: held(0), None) if gives else (None, lambda: {})
-        channel = WeightChannel(context, *ends, checksum=True)
-        channel.open(0)
-        for step in range(1, 5):
-            channel.send(held(step) if gives else None, step)
-            if not gives:
-                stream = channel.receive(step).value
-                assert all(torch.equal(tensor, whole(name, step)) for name, tensor in stream)
-        worker.transport.close()
-        return True
-
-    with World(*[work] * 4, device=partial(Device, KINDS[kind], tmp_path / "store")) as world:
-        assert world.results() == [True] * 4
-
-
-class Shard:
-    """A shard with the interface of a DTensor."""
-
-    def __init__(self, shape: tuple[int, ...], box: Part, local: Tensor) -> None:
-        self.shape, self.dtype, self.ndim = shape, local.dtype, len(shape)
-        self.offsets, self.sizes, self._local = box.start, box.size, local
-
-    def __create_chunk_list__(self) -> Sequence[Shard]:
-        return [self]
-
-    def to_local(self) -> Tensor:
-        return self._local
 
 
 # Between nodes

@@ -1,0 +1,107 @@
+"""Syncs of weights in whole runs: exact, with checksums, and up to date in checkpoints."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.component import endpoint
+from meshctl.runtime.errors import StageError
+from meshctl.runtime.routes import weights
+from tests.runtime import in_process
+from tests.runtime.loop.sources import Weights
+from tests.runtime.pipelines import Source
+from tests.runtime.plans import Checkpoint, call, plan, sync
+
+
+@pytest.mark.parametrize(("lag", "every"), [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2)])
+def test_a_sync_is_exact(lag: int, every: int) -> None:
+    seen: list[tuple[int, int]] = []
+    job = plan(
+        {"a": 2, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
+        [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
+         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", lag=lag, every=every)], steps=7,
+    )  # fmt: skip
+    outcome = in_process.run(
+        job,
+        lambda name, rank: (
+            Source() if name == "source" else Weights(seen if (name, rank) == ("sampler", 0) else [])
+        ),
+    )
+    assert not outcome.faults
+    assert [value for _, value in seen] == [0, *(step for step in range(every, 8 - lag) if step % every == 0)]
+    versions = [event.value["values"]["version"] for event in outcome.events if event.name == "metric"]
+    assert versions == [max(0, (step - 1 - lag) // every * every) for step in range(1, 8)]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_sync_compares_checksums_where_the_recipe_states_it(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = itertools.count()
+    monkeypatch.setattr(weights, "checksum", lambda tensor: next(sums))
+    job = plan(
+        {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
+        [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
+         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", checksum=asked)],
+    )  # fmt: skip
+    outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Weights([]))
+    assert bool(outcome.faults) == asked
+    assert not asked or "`publish`: `w` from " in str(outcome.faults[0])
+
+
+def test_a_checkpoint_lets_weights_catch_up() -> None:
+    seen: list[tuple[int, int]] = []
+    job = plan(
+        {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
+        [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
+         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", lag=2)],
+        steps=6, checkpoint=Checkpoint(every=3),
+    )  # fmt: skip
+    in_process.run(
+        job, lambda name, rank: Source() if name == "source" else Weights(seen if name == "sampler" else [])
+    )
+    assert [value for _, value in seen] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_checkpoint_sends_weights_again_that_changed_after_their_sync() -> None:
+    seen: list[tuple[int, int]] = []
+    job = plan(
+        {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
+        [sync("publish", "actor", "sampler", every=2), call("batch", "source.next", samples=4),
+         call("learnt", "actor.learn", "batch", collect="mean"), call("made", "sampler.use", "batch")],
+        steps=2, checkpoint=Checkpoint(every=2),
+    )  # fmt: skip
+    in_process.run(
+        job,
+        lambda name, rank: Source() if name == "source" else Unversioned(seen if name == "sampler" else []),
+    )
+    assert [value for _, value in seen] == [0, 1, 2]  # at the start, by the sync of step 2, at the cut
+
+
+class Unversioned(Weights):
+    @endpoint
+    def learn(self, batch: Batch) -> dict[str, float]:
+        self.value = torch.full((3, 2), float(self.step))
+        return {}
+
+
+class Grown(Weights):
+    @endpoint
+    def learn(self, batch: Batch) -> None:
+        self.value = torch.zeros(2 + self.step, 2)
+
+
+def test_changed_weights_are_reported_in_one_line_also_at_a_cut() -> None:
+    job = plan(
+        {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
+        [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
+         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", every=5)],
+        steps=6, checkpoint=Checkpoint(every=3),
+    )  # fmt: skip
+    outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Grown([]))
+    [fault] = [error for error in outcome.faults.values() if isinstance(error, StageError)]
+    assert str(fault).endswith("returns other weights or shards than in the first sync")
