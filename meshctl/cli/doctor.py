@@ -82,7 +82,7 @@ def preflight(ready: Launchable) -> Check:
             "start",
             "failure",
             redact(str(refused)),
-            "change the recipe, or launch it on a machine that has it",
+            "change the recipe, or launch it on another machine",
         )
     return Check("recipe", "start", "ok", "`launch` would start it here")
 
