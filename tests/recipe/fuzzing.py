@@ -5,7 +5,7 @@ with a report and do nothing else.
     python -m tests.recipe.fuzzing --engine atheris           guided by coverage, if atheris is installed
 
 Each input is validated and printed in every format, as by `validate`, `config` and, for a correct recipe,
-`show-topology`; and completions are requested. For every input, these conditions are checked: no exception is
+`show-topology`, whole and in parts; and completions are requested. For every input, these conditions are checked: no exception is
 raised; each command takes at most 2 seconds of CPU time, also for 1 MiB; no process is started, no socket
 opened, no module imported and no file written; the spans of the report are in the text; and the output
 contains no control characters and no values of environment variables. The first input that violates a
@@ -34,8 +34,11 @@ from meshctl.cli import config
 from meshctl.cli.completion.line import answer
 from meshctl.cli.show_topology import FORMATS as PICTURES
 from meshctl.cli.show_topology import draw_in
+from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
-from meshctl.plan.views.topology import topology
+from meshctl.plan.views.difference import difference
+from meshctl.plan.views.selection import Selection, select
+from meshctl.plan.views.topology import Topology, topology
 from meshctl.recipe.load import Loaded, load
 from meshctl.text.characters import UNSEEN
 from meshctl.view.reports import FORMATS, Checked, Findings
@@ -203,6 +206,7 @@ def _shown(one: Input, loaded: Loaded) -> Iterator[str]:
         plan.to_json()
         drawn = topology(plan)
         yield from (draw_in(picture.whole, drawn) for picture in PICTURES.values())
+        yield from _parts(plan, drawn)
     if not one.word:
         return
     words = ["meshctl", "validate", one.name, one.word]
@@ -211,6 +215,21 @@ def _shown(one: Input, loaded: Loaded) -> Iterator[str]:
     yield from answer(
         "bash", [], {"COMP_LINE": line, "COMP_POINT": str(len(line.encode("utf-8", "surrogateescape")))}
     )
+
+
+def _parts(plan: Plan, drawn: Topology) -> Iterator[str]:
+    """Yields pictures of parts of a plan, and of the difference to the same plan."""
+    parts = [Selection(node=0)]
+    parts += [Selection(rank=(group.name, 0)) for group in plan.groups[:1]]
+    parts += [Selection(component=component.name) for component in plan.components[:1]]
+    for picture in PICTURES.values():
+        if picture.difference:
+            yield draw_in(picture.difference, difference(drawn, drawn))
+        for part in parts:
+            if picture.zoom:
+                yield draw_in(picture.zoom, select(plan, drawn, part), drawn)
+            elif picture.selects:
+                yield draw_in(picture.whole, drawn, part)
 
 
 def _check_spans(loaded: Loaded) -> None:
@@ -304,7 +323,9 @@ def grown(chance: random.Random) -> Input:
         chance.choice(around).format(repeated)
         + "groups: {a: {ranks: 1, device_type: cpu, program: recipe.yaml}}\n"
     )
-    return Input(text.encode()[:MAX_BYTES], (f"+vars.y={piece}",) if chance.random() < 0.3 else ())
+    overrides = (f"+vars.y={piece}",) if chance.random() < 0.3 else ()
+    word = _override(chance)[: chance.randrange(30)] if chance.random() < 0.3 else ""
+    return Input(text.encode()[:MAX_BYTES], overrides, word=word)
 
 
 def _changed(text: bytes, recipes: list[bytes], chance: random.Random) -> bytes:
@@ -353,9 +374,10 @@ def warm(folder: Path) -> None:
     """Imports the modules that are imported on use, before the audit begins."""
     os.chdir(folder)
     inputs = (CORRECT, Input(b"a: 1\n"), Input(corpus()[0], ("seed=1", "+x@vars=y"), word="run."))
+    pictures = {name for one in PICTURES.values() for name in (one.whole, one.zoom, one.difference) if name}
     for name in (
         *(f"view.reports.{name}" for name in FORMATS),
-        *(f"view.pictures.{one.whole}" for one in PICTURES.values()),
+        *(f"view.pictures.{name}" for name in sorted(pictures)),
     ):
         import_module(f"meshctl.{name}")
     for one in inputs:

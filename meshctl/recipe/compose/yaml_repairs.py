@@ -120,8 +120,12 @@ def _leaps(lines: Sequence[str], step: int) -> int:
 
 
 def _misplaced_keys(text: str) -> int:
-    """Returns the number of keys that the sections in which they are do not have."""
-    root = yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    """Returns the number of keys that the sections in which they are do not have. A text with an undefined
+    alias has a large number of them."""
+    try:
+        root = yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError:
+        return len(text)
     return _unknown_keys(root, RECIPE)
 
 
