@@ -146,7 +146,7 @@ class Worker:
             self._progress,
         )
         self._loop = Loop(context)
-        self._begin("first sync", doing="the first sync")
+        self._begin("first sync", doing="the preparation of the first step")
         last = self._loop.run(step, produced)
         self._doing = "close"
         for name, component in components.items():

@@ -37,12 +37,6 @@ class Judge(Component):
     def __init__(self, losses: list) -> None:
         self.losses = losses
 
-    def setup(self) -> None:
-        self.log({"parameters": 7})
-
-    def close(self) -> None:
-        self.log({"last": self.step})
-
     @endpoint(collect="mean")
     def loss(self, batch: Batch) -> dict[str, float]:
         if self.rank == 1:
@@ -58,6 +52,13 @@ class Judge(Component):
 
     def load_state_dict(self, state):
         pass
+
+class Logging(Judge):
+    def setup(self) -> None:
+        self.log({"parameters": 7})
+
+    def close(self) -> None:
+        self.log({"last": self.step})
 
 class Crashing(Judge):
     @endpoint(collect="mean")
@@ -126,6 +127,7 @@ def test_a_metric_that_no_longer_improves_ends_the_run_in_order(deciding: Path) 
     words = [
         *("components.judge.args.losses=['3','1','2']", "run.stop={on: eval.loss, patience: 2}"),
         "run.checkpoint={every: 1, keep: 1, best: {on: eval.loss}}",
+        "components.judge._target_=deciding.Logging",
     ]
     done = meshctl(deciding, "launch", "deciding.yaml", *words)
     assert done.returncode == 0, done.stderr

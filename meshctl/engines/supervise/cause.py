@@ -221,7 +221,8 @@ class Causes:
         who = (cause.group, cause.rank)
         position = self._positions.get(who, NOWHERE)
         if who in self._phases:
-            position = Position(doing=self._phases[who])
+            phase = self._phases[who]
+            position = Position(doing=phase if " of " in phase else f"the {phase}")
         if position.stage or position.doing:
             cause = replace(cause, stage=position.stage, step=position.step, doing=position.doing)
         elif code <= 0 and who in self._steps:

@@ -88,6 +88,10 @@ def verdict(tmp_path: Path, *arrivals: tuple[int, Event], log: str = "", poll: i
             [(1, Event("phase", "train", 1, value={"phase": "setup of `actor`"})), (2, exited(1, -11))],
             "train:1 failed in setup of `actor`: killed by SIGSEGV",
         ),
+        (
+            [(1, Event("phase", "train", 1, value={"phase": "connection"})), (2, exited(1, -11))],
+            "train:1 failed in the connection: killed by SIGSEGV",
+        ),
         ([(1, LOST)], "rollout:0 failed in stage batch, step 3: a peer is gone"),
         (
             [(1, lost("c", 0, "b", 1)), (30, lost("b", 1, "a", 0))],
