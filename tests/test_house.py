@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
 
 import pytest
@@ -20,6 +21,12 @@ PINS = {
 
 MAX_LINES = 500
 """Lines of a file of tests."""
+MAX_BODY_LINES = 40
+"""Lines of a function, without its signature and docstring."""
+LONG = {
+    "meshctl/runtime/call.py: __init__": "sets what each step of a stage reads, and does nothing else",
+}
+"""Longer functions, each with the reason."""
 
 
 def promised() -> list[str]:
@@ -48,3 +55,18 @@ def test_a_file_of_tests_is_about_one_subject() -> None:
         for path in (ROOT / "tests").rglob("*.py")
     }
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def body_lines(function: ast.FunctionDef) -> int:
+    first = function.body[1 if ast.get_docstring(function) and len(function.body) > 1 else 0]
+    return (function.end_lineno or first.lineno) - first.lineno + 1
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in (ROOT / "meshctl").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and body_lines(node) > MAX_BODY_LINES
+    }
+    assert long == set(LONG)

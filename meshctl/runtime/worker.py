@@ -129,22 +129,7 @@ class Worker:
             step, produced = self._resume(plan, components, start.resume)
         else:
             step, produced = start.after, samples_after(plan, start.after)
-        save = self._checkpoint_hook(plan, components)
-        recorder = Recorder(plan.run.record, run.recorded) if plan.run.record else None
-        recorded = {route: Recorded(Path(folder)) for route, folder in start.replay.items()}
-        context = LoopContext(
-            plan,
-            env.group,
-            env.rank,
-            components,
-            data_plane,
-            agreement,
-            self._journal,
-            save,
-            recorder,
-            recorded,
-            self._progress,
-        )
+        context = self._loop_context(plan, start, components, agreement, data_plane)
         self._loop = Loop(context)
         self._begin("first sync", doing="the preparation of the first step")
         last = self._loop.run(step, produced)
@@ -154,6 +139,31 @@ class Worker:
         self._journal.write("done", step=last)
         data_plane.close()
         dist.destroy_process_group()
+
+    def _loop_context(
+        self,
+        plan: Plan,
+        start: Start,
+        components: Mapping[str, Component],
+        agreement: StopAgreement,
+        data_plane: DataPlane,
+    ) -> LoopContext:
+        save = self._checkpoint_hook(plan, components)
+        recorder = Recorder(plan.run.record, self._run.recorded) if plan.run.record else None
+        recorded = {route: Recorded(Path(folder)) for route, folder in start.replay.items()}
+        return LoopContext(
+            plan,
+            self._env.group,
+            self._env.rank,
+            components,
+            data_plane,
+            agreement,
+            self._journal,
+            save,
+            recorder,
+            recorded,
+            self._progress,
+        )
 
     def _close(self, plan: Plan, name: str, component: Component, last: int) -> None:
         metrics = PhaseMetrics(plan.component(name), "close", self._env.rank, last, self._journal)
