@@ -11,19 +11,22 @@ A LoRA layer stands in place of a linear layer, which it holds as `base_layer`:
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import Linear
+from peft.tuners.lora import Linear, LoraLayer
 from torch import nn
 
 from meshctl.hf.errors import ModelError
 
 ADAPTER = "default"
 LINEAR = "all-linear"
+STYLES = ("colwise", "rowwise")
+"""The styles of tensor parallelism that peft can adapt."""
 BASE = re.compile(r"\.base_layer(?=\.|$)")
 
 
@@ -34,7 +37,8 @@ class Lora:
     r: int = 8
     alpha: float = 16
     target: str | Sequence[str] = LINEAR
-    """The last parts of the names of the adapted modules, or `all-linear`: all linear layers but the head."""
+    """The last parts of the names of the adapted modules, as a list; or `all-linear`, all linear layers but
+    the head."""
     dropout: float = 0.0
 
     @classmethod
@@ -52,18 +56,45 @@ def inject(model: Any, lora: Lora) -> None:
     It comes after tensor parallelism and before FSDP: adapters that are added to an FSDP model are not
     reduced, and train wrongly without an error.
     """
-    target = lora.target if isinstance(lora.target, str) else list(lora.target)
+    target = linear_names(model) if lora.target == LINEAR else lora.target
     config = LoraConfig(
         r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=target, bias="none"
     )
-    try:
-        inject_adapter_in_model(config, model, ADAPTER)
-    except ValueError as error:
-        raise ModelError(f"`lora`: {str(error).splitlines()[0]}") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what they warn of is an error below
+        try:
+            inject_adapter_in_model(config, model, ADAPTER)
+        except ValueError as error:
+            raise ModelError(f"`lora`: {str(error).splitlines()[0]}") from error
+    _refuse_others(model)
     # peft gives the layers of a sharded module their local widths, and transformers expects global ones.
     for layer in layers(model).values():
         inner, outer = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
         inner.in_features, outer.out_features = inner.weight.shape[1], outer.weight.shape[0]
+
+
+def linear_names(model: Any) -> list[str]:
+    """Returns the last parts of the names of all linear layers but the head. The fused weights of experts are
+    no linear layers."""
+    heads = (model.get_output_embeddings(), getattr(model, "score", None))
+    linear = [name for name, one in model.named_modules() if isinstance(one, nn.Linear) and one not in heads]
+    return sorted({name.rpartition(".")[2] for name in linear})
+
+
+def _refuse_others(model: nn.Module) -> None:
+    """Raises `ModelError` for an adapter that is computed or exported wrongly."""
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLayer) and not isinstance(module, Linear):
+            raise ModelError(
+                f"`lora` can adapt linear layers only, and `{name}` is none; change its `target`"
+            )
+    for name, layer in layers(model).items():
+        style = getattr(layer.get_base_layer(), "_hf_tp_plan", None)
+        if style not in (None, *STYLES):
+            raise ModelError(
+                f"`lora` cannot adapt `{name}` with tp: its style in the plan is `{style}`, and peft "
+                f"supports {' and '.join(STYLES)}; change its `target`, or use fsdp"
+            )
 
 
 def layers(model: nn.Module) -> dict[str, Any]:

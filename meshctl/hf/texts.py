@@ -67,9 +67,10 @@ def texts_of(batch: Batch, prefix: str, device: torch.device) -> Texts:
         one = torch.zeros((1, 2), dtype=torch.int64, device=device)
         return Texts(one, torch.full_like(one, IGNORED), torch.zeros(0, dtype=torch.int64))
     positions = None
+    padded = labels.padded(IGNORED).to(device)
     if not prefix and "position_ids" in batch:
         positions = _positions(_column(batch, "position_ids"), ids).to(device)
-    padded = labels.padded(IGNORED).to(device)
+        padded = padded.masked_fill(positions == 0, IGNORED)  # no text predicts the first token of the next
     return Texts(ids.padded().to(device), padded, ids.lengths.cpu(), positions)
 
 

@@ -41,6 +41,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 16,
     },
 }
+WITHOUT_HEAD_DIM = {key: value for key, value in COMMON.items() if key != "head_dim"}
+FURTHER: dict[str, dict[str, Any]] = {
+    "biases": {"model_type": "qwen2", **WITHOUT_HEAD_DIM},
+    "sliding window": {"model_type": "mistral", **COMMON, "sliding_window": 4},
+    "fused projections": {"model_type": "phi3", **WITHOUT_HEAD_DIM, "pad_token_id": 0},
+}
+"""Architectures of other kinds."""
+ALL = {**MODELS, **FURTHER}
 LORA = {"r": 4, "alpha": 8, "target": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 
 
@@ -67,6 +75,12 @@ class Case:
     @property
     def experts(self) -> str | None:
         return "eager" if "moe" in self.model else None
+
+    @property
+    def lora_arguments(self) -> dict[str, Any] | None:
+        if not self.lora:
+            return None
+        return LORA if self.model in MODELS else {**LORA, "target": "all-linear"}
 
 
 @dataclass
@@ -116,12 +130,12 @@ def texts_in(batch: Batch) -> list[tuple[Tensor, Tensor]]:
 
 def by_hand(case: Case, dtype: torch.dtype = torch.float64, eps: float = EPS) -> Trained:
     """Trains in one process."""
-    config = transformers_api.read_config(MODELS[case.model], "lm", {})
+    config = transformers_api.read_config(ALL[case.model], "lm", {})
     model = transformers_api.new_model(config, "lm", dtype, None, 0)
     if case.experts:
         model.set_experts_implementation(case.experts)
-    if case.lora:
-        peft_api.inject(model, Lora.of(LORA))
+    if case.lora_arguments:
+        peft_api.inject(model, Lora.of(case.lora_arguments))
         weights.reset_adapter(model, 0)
     trained = [one for one in model.parameters() if one.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LR, weight_decay=0.1, eps=eps)
@@ -149,9 +163,9 @@ def by_hand(case: Case, dtype: torch.dtype = torch.float64, eps: float = EPS) ->
 
 def component(case: Case, sizes: dict[str, int], dtype: str = "float64", **more: Any) -> Model:
     made = Model(
-        MODELS[case.model],
+        ALL[case.model],
         dtype=dtype,
-        lora=LORA if case.lora else None,
+        lora=case.lora_arguments,
         lr=LR,
         optimizer_options={"weight_decay": 0.1, "eps": EPS, **more.pop("optimizer_options", {})},
         clip=CLIP,

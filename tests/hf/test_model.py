@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from meshctl.hf import Model, ModelError
+from meshctl.hf.micro_batches import by_tokens
 from meshctl.runtime.batch.batch import Batch, Ragged
 from tests.hf import parity
 from tests.hf.parity import LORA, MODELS, Case, batch_of
@@ -51,6 +52,22 @@ def test_logprobs_of_packed_texts_are_those_of_each_text_alone() -> None:
     found = one.logprobs(batch)["logprobs"].values
     alone = [torch.cat([torch.zeros(1).double(), text]) for text in expected_logprobs(one, batch)]
     torch.testing.assert_close(found, torch.cat(alone))
+
+
+def test_packed_texts_without_labels_do_not_predict_each_other() -> None:
+    one, packed = model(), batch_of(1, True).select("input_ids", "position_ids")
+    texts = [ids for ids, _ in parity.texts_in(batch_of(1, True))]
+    alone = Batch({"input_ids": Ragged.of(texts)}, ids=torch.arange(len(texts)))
+    assert one.evaluate(packed) == pytest.approx(one.evaluate(alone))
+
+
+def test_pairs_are_cut_by_the_tokens_of_both_sides() -> None:
+    one = model(loss="simpo", micro_batch_tokens=30)
+    whole = model(loss="simpo")
+    parts = list(by_tokens(pairs(), 30, ("chosen_", "rejected_"), one.collective("world")))
+    tokens = [sum(len(part[f"{side}_input_ids"].values) for side in ("chosen", "rejected")) for part in parts]
+    assert len(parts) > 3 and max(tokens) <= 30 and sum(map(len, parts)) == len(pairs())
+    assert one.update(pairs()) == pytest.approx(whole.update(pairs()))
 
 
 def test_logprobs_of_pairs_are_sums_of_each_side() -> None:

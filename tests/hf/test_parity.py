@@ -90,6 +90,19 @@ def test_all_layouts_and_options(model: str, layout: str) -> None:
     assert {case.name: text for (_, case), text in found.items() if text != worlds.PASSED} == {}
 
 
+UNSUPPORTED = {("tp 2", "fused projections", True): "its style in the plan is `rowwise_split_input`"}
+"""(layout, model, with LoRA) -> the message."""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("model", "layout"), list(product(parity.FURTHER, ("fsdp 2", "tp 2"))))
+def test_further_architectures_work_or_say_what_their_plan_lacks(model: str, layout: str) -> None:
+    for lora in (False, True):
+        one = (layout, Case(model, lora=lora))
+        found, message = verdicts([one])[one], UNSUPPORTED.get((layout, model, lora))
+        assert message in found if message else found == worlds.PASSED, found
+
+
 @pytest.mark.parametrize(
     "case",
     [

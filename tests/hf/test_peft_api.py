@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
-from meshctl.hf import peft_api, transformers_api, weights
+from meshctl.hf import ModelError, peft_api, transformers_api, weights
 from meshctl.hf.peft_api import Lora
 from tests.hf.parity import MODELS
 
@@ -23,6 +24,27 @@ def test_all_linear_leaves_out_the_head() -> None:
     last = {name.rpartition(".")[2] for name in names}
     assert last == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert len(names) == 14
+
+
+def test_all_linear_leaves_out_the_fused_weights_of_experts() -> None:
+    config = transformers_api.read_config(MODELS["qwen3_moe"], "lm", {})
+    model = transformers_api.new_model(config, "lm", torch.float64, None, 0)
+    peft_api.inject(model, Lora(4))
+    last = {name.rpartition(".")[2] for name in peft_api.layers(model)}
+    assert last == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def test_adapters_that_would_be_exported_wrongly_are_refused() -> None:
+    with pytest.raises(ModelError, match="embed_tokens` is none"):
+        adapted(target=["q_proj", "embed_tokens"])
+
+
+def test_a_style_of_tensor_parallelism_that_peft_cannot_adapt_is_refused() -> None:
+    config = transformers_api.read_config(MODELS["llama"], "lm", {})
+    model = transformers_api.new_model(config, "lm", torch.float64, None, 0)
+    model.model.layers[0].self_attn.q_proj._hf_tp_plan = "colwise_gather_output"
+    with pytest.raises(ModelError, match="its style in the plan is `colwise_gather_output`"):
+        peft_api.inject(model, Lora(4))
 
 
 def test_only_adapters_are_trained_and_have_these_names() -> None:
