@@ -96,7 +96,9 @@ UNSUPPORTED = {("tp 2", "fused projections", True): "its style in the plan is `r
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("model", "layout"), list(product(parity.FURTHER, ("fsdp 2", "tp 2"))))
-def test_further_architectures_work_or_say_what_their_plan_lacks(model: str, layout: str) -> None:
+def test_further_architectures_work_or_the_message_names_what_their_plan_lacks(
+    model: str, layout: str
+) -> None:
     for lora in (False, True):
         one = (layout, Case(model, lora=lora))
         found, message = verdicts([one])[one], UNSUPPORTED.get((layout, model, lora))
