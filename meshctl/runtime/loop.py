@@ -80,6 +80,11 @@ class Loop:
         return self._state.at
 
     @property
+    def has_syncs(self) -> bool:
+        """Whether components of this worker send or receive weights."""
+        return bool(self._syncs)
+
+    @property
     def unfinished(self) -> StepReport:
         """The report of the running step; that of an ended one, which has been written, is empty."""
         stage, step = self._state.at

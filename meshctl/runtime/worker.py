@@ -131,7 +131,8 @@ class Worker:
             step, produced = start.after, samples_after(plan, start.after)
         context = self._loop_context(plan, start, components, agreement, data_plane)
         self._loop = Loop(context)
-        self._begin("first sync", doing="the preparation of the first step")
+        phase = "first sync" if self._loop.has_syncs else "agreement on the last step"
+        self._begin(phase, doing="the preparation of the first step")
         last = self._loop.run(step, produced)
         self._doing = "close"
         for name, component in components.items():

@@ -32,6 +32,16 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def last_phases(run: Path) -> dict[str, str]:
+    """Returns group -> the last phase before the first step."""
+    found = {}
+    for file in run.glob("events/*.jsonl"):
+        for event in map(json.loads, file.read_text().splitlines()):
+            if event["name"] == "phase":
+                found[event["group"]] = event["value"]["phase"]
+    return found
+
+
 @pytest.mark.parametrize("recipe", sorted(path.name for path in RECIPES.glob("*.yaml")))
 def test_a_recipe_makes_the_same_plan_twice(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -52,11 +62,17 @@ def test_a_layout_is_a_word(layout: str) -> None:
 
 @pytest.mark.slow
 def test_two_groups_and_a_judge_begin_to_learn(tmp_path: Path) -> None:
-    lines = metrics(launch(tmp_path, "grpo_arithmetic.yaml", "run.steps=3"))
+    run = launch(tmp_path, "grpo_arithmetic.yaml", "run.steps=3")
+    lines = metrics(run)
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert all({"exam.reward", "scored.reward", "metrics.entropy"} <= line.keys() for line in lines)
     assert lines[0]["exam.reward"] < 0.2
     assert lines[-1]["metrics.entropy"] != lines[0]["metrics.entropy"]
+    assert last_phases(run) == {
+        "judge": "agreement on the last step",
+        "rollout": "first sync",
+        "train": "first sync",
+    }
 
 
 @pytest.mark.slow
