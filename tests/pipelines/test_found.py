@@ -17,6 +17,7 @@ PARTS = """
   sized: {_target_: tests.pipelines.parts.Sized, group: a, args: {column: sized, length: 28}}
   stream: {_target_: tests.pipelines.parts.Stream, group: b, args: {column: stream, length: 2}, parallel: {tp_size: 3}}
   one: {_target_: tests.pipelines.parts.Worker, group: a, args: {column: one}}
+  peers: {_target_: tests.pipelines.parts.Worker, group: c, args: {column: peers}, parallel: {tp_size: 3}}
   three: {_target_: tests.pipelines.parts.Worker, group: b, args: {column: three}}
 """
 FOUND = {
@@ -44,6 +45,11 @@ FOUND = {
     stages:
       p0: {call: three.take, in: s0}
 """,
+    "peers that receive different samples, and a collect mode of the user": """
+  s0: {call: three.take, in: s1}
+  s1: {call: endless.next, samples: 6}
+  s2: {call: peers.peak, in: s0, execute: peer}
+""",
     "a group that runs ahead of the end of a stream into its own last step": """
   s0: {call: sized.next, samples: 9}
   s1: {call: three.thrice, in: s0, when: checkpoint}
@@ -65,7 +71,8 @@ def test_what_random_pipelines_found_does_what_the_model_does(
     name: str, file: Path, found: dict[str, str]
 ) -> None:
     text = f"""
-groups: {{a: {{ranks: 1, device_type: cpu}}, b: {{ranks: 3, device_type: cpu}}}}
+groups: {{a: {{ranks: 1, device_type: cpu}}, b: {{ranks: 3, device_type: cpu}},
+          c: {{ranks: 3, device_type: cpu}}}}
 components:{PARTS}
 pipeline:{found[name]}
 run: {{steps: 6, checkpoint: {{every: 0}}}}

@@ -274,12 +274,17 @@ class Facts:
     @cached_property
     def known_calls(self) -> tuple[Stage, ...]:
         """The stages with `call` whose inputs and modes are known."""
+        return tuple(stage for stage in self.known_receivers if self.modes[stage.name].are_known)
+
+    @cached_property
+    def known_receivers(self) -> tuple[Stage, ...]:
+        """The stages with `call` of which it is known what their ranks receive."""
         keys = ("in", "samples", "dispatch", "execute", "collect")
         found = []
         for name, stage in self.recipe.pipeline.items():
             is_valid = all(self.is_valid("pipeline", name, key) for key in keys)
             is_declared = self.endpoint(stage).dispatch in DISPATCH
-            if stage.kind == "call" and is_valid and is_declared and self.modes[name].are_known:
+            if stage.kind == "call" and is_valid and is_declared and self.modes[name].are_known_to_receive:
                 found.append(stage)
         return tuple(found)
 

@@ -46,7 +46,7 @@ def batches_are_taken(facts: Facts) -> Iterator[Diagnostic]:
 def peers_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
     """All ranks of a data rank receive the same samples in mode `execute: peer`, which assigns each worker to
     one producer."""
-    for stage in facts.known_calls:
+    for stage in facts.known_receivers:
         mesh = facts.meshes.get(stage.component)
         source = facts.lead_stage(stage)
         split = _split_peers(facts, stage)
