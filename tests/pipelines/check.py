@@ -13,7 +13,7 @@ from hypothesis import event, note
 from meshctl.recipe.compose.yaml_scalars import dump
 from tests.pipelines.compare import first_difference
 from tests.pipelines.generate import Scenario, overrides, resumed
-from tests.pipelines.launcher import Launcher
+from tests.pipelines.launcher import launch
 from tests.pipelines.model import Expected, Model, Saved
 from tests.pipelines.run import Ran, in_memory, read
 from tests.pipelines.shares import Fault
@@ -41,11 +41,11 @@ def _in_memory(scenario: Scenario, recipe: Mapping[str, Any], file: Path, start:
     return ran if compared(scenario, recipe, ran, start) else None
 
 
-def check_in_processes(scenario: Scenario, launcher: Launcher, file: Path) -> None:
-    recipe = scenario.recipe
+def check_in_processes(scenario: Scenario, folder: Path) -> None:
+    recipe, file = scenario.recipe, folder / "recipe.yaml"
     note(dump(recipe))
     file.write_text(dump(recipe), encoding="utf-8")
-    ran = launcher.launch(file)
+    ran = launch(folder, file)
     expected = compared(scenario, recipe, ran, None)
     if not expected or not scenario.resume or not ran.saved or not ran.folder:
         return
@@ -54,7 +54,7 @@ def check_in_processes(scenario: Scenario, launcher: Launcher, file: Path) -> No
         return
     event("continues from a checkpoint")
     note(" ".join(overrides(scenario, second)))
-    again = launcher.launch(ran.folder, overrides(scenario, second))
+    again = launch(folder, ran.folder, overrides(scenario, second))
     loaded = loaded_states(again)
     if expected.before_end is not None and (
         DIFFERS in again.fault or any(len(s) > 1 for s in loaded.values())

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.examples import examples
 from tests.pipelines.check import check_in_processes
 from tests.pipelines.generate import Scenario, scenarios
-from tests.pipelines.launcher import Launcher
 
 MAX_WORKERS = 4
 NIGHTLY_PARTS, PART = 25, 20
@@ -22,25 +19,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-@pytest.fixture(scope="module")
-def launcher(folder: Path) -> Iterator[Launcher]:
-    found = Launcher(folder)
-    yield found
-    found.close()
-
-
 @pytest.mark.slow
-@settings(max_examples=examples(8, 20), suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(scenarios(MAX_WORKERS))
-def test_random_pipelines_do_what_the_model_does(
-    launcher: Launcher, folder: Path, scenario: Scenario
-) -> None:
-    check_in_processes(scenario, launcher, folder / "recipe.yaml")
+def test_random_pipelines_do_what_the_model_does(folder: Path, scenario: Scenario) -> None:
+    check_in_processes(scenario, folder)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("part", range(NIGHTLY_PARTS))
 @settings(max_examples=PART, suppress_health_check=list(HealthCheck))
 @given(scenarios(MAX_WORKERS))
-def test_the_same_for_hundreds(part: int, launcher: Launcher, folder: Path, scenario: Scenario) -> None:
-    check_in_processes(scenario, launcher, folder / "recipe.yaml")
+def test_the_same_for_hundreds(part: int, folder: Path, scenario: Scenario) -> None:
+    check_in_processes(scenario, folder)
