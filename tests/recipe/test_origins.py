@@ -17,7 +17,8 @@ from meshctl.recipe.load import Loaded, load
 from meshctl.recipe.origins import Origin, line_of, origins
 from meshctl.text.redaction import HIDDEN
 from tests.examples import examples
-from tests.recipe.compose.test_composition import by_hydra, composed, write
+from tests.recipe.compose.test_composing_as_hydra import by_hydra
+from tests.recipe.compose.test_composition import composed, write
 
 # The text at every place is the value's
 

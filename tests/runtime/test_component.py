@@ -122,7 +122,7 @@ def test_a_constructor_knows_its_rank() -> None:
 def test_the_mesh_of_a_run_is_the_recipe_s() -> None:
     component = Component()
     component._context = RankContext("actor")
-    with pytest.raises(ComponentError, match="the mesh of `actor` is the recipe's"):
+    with pytest.raises(ComponentError, match="the mesh of `actor` is set in the recipe, by `parallel`"):
         component.use_mesh(DeviceMesh.from_sizes())
 
 

@@ -49,9 +49,10 @@ def encode(
     for column in columns:
         tensor = batch.columns[column.name]
         assert isinstance(tensor, Tensor)
-        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-            tensor = as_plain(tensor)
         address, row = tensor.data_ptr(), column.row_bytes
+        if not address or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            tensor = as_plain(tensor)
+            address = tensor.data_ptr()
         for each in ranges:
             pieces.append(ctypes.string_at(address + each.start * row, (each.stop - each.start) * row))
     return b"".join(pieces)

@@ -74,7 +74,7 @@ def test_a_run_that_goes_on_is_held_and_then_continues(launch: Launch, tmp_path:
     run = launch(plan, "forever").ready(1)
     held = launch(plan, again=True)
     assert held.end() == 4
-    assert "still going" in held.output()
+    assert "is still running" in held.output()
     run.send(signal.SIGTERM)
     assert run.end() == 143
     saved = run.run.latest.resolve()

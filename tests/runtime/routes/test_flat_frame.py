@@ -115,3 +115,14 @@ def test_one_producer_may_send_a_flat_frame_and_another_one_a_large_frame() -> N
         thread.join(10)
     assert found["x"].tolist() == [float(number) for number in range(900)]
     assert found.ids[:, 0].tolist() == [*range(900)]
+
+
+def test_zeros_without_memory_are_written_as_zeros() -> None:
+    """The frame is compared many times, because memory that nobody has written often holds zeros by chance."""
+    zeros = torch._efficientzerotensor(64)
+    expected, *_ = sent(Batch({"x": torch.zeros(64)}, ids=torch.arange(64)))
+    for _ in range(50):
+        noise = [bytes([255]) * 256 for _ in range(100)]
+        del noise
+        frame, *_ = sent(Batch({"x": zeros}, ids=torch.arange(64)))
+        assert frame == expected
