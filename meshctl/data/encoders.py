@@ -25,7 +25,7 @@ class Encoder(ABC):
     """Makes examples of rows."""
 
     LEARN: ClassVar[tuple[str, ...]]
-    """The values of `learn`; the first is the default."""
+    """The accepted values of the argument `learn`. The first one is the default."""
     COLUMNS: ClassVar[tuple[str, ...]] = ("input_ids", "labels")
     FIELDS: ClassVar[tuple[str, ...]]
     """The keys of a row that are read; `fields` maps them to other names."""

@@ -77,8 +77,8 @@ class FromDataset(Component):
 class FromDataLoader(Component):
     """The items of a `DataLoader` of a map-style dataset, in the order of its sampler.
 
-    Its `collate_fn` makes the rows of a call, however many these are, and its `num_workers` processes read
-    ahead. Its `batch_size` is not used, since the stage's `samples` decides.
+    The loader's `collate_fn` is called once for all items of a call, and its `num_workers` processes read
+    ahead. The stage's `samples` determines the number of items; the loader's `batch_size` is not used.
     """
 
     def __init__(

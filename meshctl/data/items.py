@@ -1,4 +1,4 @@
-"""A user's items as columns, and the functions that make what yields them."""
+"""Creates a user's dataset or loader by its dotted path, and converts its items to columns of a batch."""
 
 from __future__ import annotations
 

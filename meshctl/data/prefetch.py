@@ -45,8 +45,8 @@ class _Calls(Dataset[object]):
 
 
 def results(function: Callable[[range], Result], calls: Iterable[range], workers: int) -> Iterator[Result]:
-    """Yields the function's result of each call, in order. With `workers` they are computed by so many
-    processes, and ahead; `calls` may be endless. Raises `DataError`, as the function does."""
+    """Yields the function's result of each call, in order. If `workers` is not 0, this number of processes
+    computes the results ahead. `calls` may be endless. Raises `DataError`, as the function does."""
     if not workers:
         yield from map(function, calls)
         return
@@ -81,10 +81,11 @@ def _of_living(loader: Iterable[Result]) -> Iterator[Result]:
 
 
 class Prefetch(Generic[Result]):
-    """Calls a pure function of sample numbers, and from the second call on ahead in worker processes.
+    """Calls a pure function of sample numbers. Worker processes compute its next results ahead.
 
-    Consecutive calls for equally many samples are equally far apart, so the numbers of later calls are known.
-    Another call is computed here.
+    Two calls for equally many samples determine the sample numbers of the next ones, which follow at the same
+    distance. From the second call on, the processes compute the results of these expected calls. An
+    unexpected call ends the processes, and this process computes its result.
     """
 
     def __init__(self, function: Callable[[range], Result], workers: int) -> None:

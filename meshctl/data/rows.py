@@ -1,8 +1,8 @@
 """Rows of files by number: JSON lines, and the sequences that other files and libraries provide.
 
-A row is a mapping from names to plain data, and `place(n)` names its file and line for messages. A file of
-JSON lines is split at `\\n` only, because its strings may contain the other line separators of Unicode. The
-index of a file holds the offset of each line; the lines stay on disk.
+`source.Source` makes samples from rows. A row is a mapping from names to plain data, and `place(n)` names its
+file and line for messages. A file of JSON lines is split at `\\n` only, because its strings may contain the
+other line separators of Unicode. The index of a file holds the offset of each line; the lines stay on disk.
 """
 
 from __future__ import annotations

@@ -77,8 +77,11 @@ class Model(Component):
         `loss` is a name of `meshctl.losses` or a function's dotted path. `optimizer` is a class of
         `torch.optim`, and `schedule` has the keys `name`, `warmup` and `steps` of transformers. `clip` is the
         largest norm of a gradient. An update accumulates gradients over parts of at most `micro_batch`
-        samples or `micro_batch_tokens` tokens. With `skip_nonfinite`, a step whose gradient is not finite is
-        left out and counted; without it, it ends the run.
+        samples or `micro_batch_tokens` tokens. A loss or gradient that is not finite leaves the weights as
+        they are: with `skip_nonfinite` the step counts as skipped, otherwise the run ends.
+
+        `activation_checkpointing` computes activations again in the backward pass. `compile` is true or a
+        mapping of options of `torch.compile`. Raises `ModelError` for arguments that do not fit.
         """
         if head not in HEADS:
             raise ModelError(f"`head` is {' or '.join(HEADS)}, not `{head}`")

@@ -94,8 +94,11 @@ def prefixes_of(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def output_of(name: str) -> tuple[bool, int, str] | None:
-    """Returns (whether it is the reference's, number of the side, name of the output) of a loss's input; None
-    for one that a model does not compute."""
+    """Returns the output of a model that an input of a loss needs; None for an input that no model computes.
+
+    The result is (whether the reference model computes it, index in `SIDES` or 0, name in `OUTPUTS`):
+    `ref_rejected_logprobs` is (True, 1, "sequence_logprobs").
+    """
     plain = name.removeprefix(REF)
     for side, prefix in enumerate(SIDES):
         if plain.startswith(prefix):

@@ -43,7 +43,7 @@ class Lora:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Lora:
-        """Raises `ModelError` for an unknown key."""
+        """Returns the options of a mapping such as `{r: 16}`. Raises `ModelError` for an unknown key."""
         known = tuple(cls.__dataclass_fields__)
         if unknown := [key for key in given if key not in known]:
             raise ModelError(f"`lora` has no key `{unknown[0]}`; its keys are {', '.join(known)}")
@@ -98,7 +98,7 @@ def _refuse_others(model: nn.Module) -> None:
 
 
 def layers(model: nn.Module) -> dict[str, Any]:
-    """Returns name -> LoRA layer."""
+    """Returns the layers that have an adapter: name of the module -> LoRA layer."""
     return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
 
 
@@ -118,7 +118,7 @@ def is_adapter(name: str) -> bool:
 
 
 def adapter_name(name: str) -> str:
-    """Returns the name of a parameter of an adapter as peft's files have it."""
+    """Returns the name of an adapter's parameter in the files of peft."""
     return f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}"
 
 

@@ -1,4 +1,7 @@
-"""This rank's part of a parameter, and the whole of it."""
+"""Converts parameters between local shards and whole tensors, and computes the norm of sharded gradients.
+
+A model is sharded elsewhere: `building.distribute` applies tensor parallelism and FSDP to it.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ class Texts:
         return self.labels[: self.samples, 1:]
 
     def rows(self, kept: slice) -> Texts:
-        """Returns some of the rows; none of the samples where there are none."""
+        """Returns a slice of the rows. An empty batch has one row that belongs to no sample; its slice has no
+        samples, either."""
         positions = None if self.position_ids is None else self.position_ids[kept]
         return Texts(self.input_ids[kept], self.labels[kept], self.lengths[kept], positions)
 

@@ -56,11 +56,12 @@ class Sizes:
 
 
 IRRELEVANT_WARNINGS = ("FSDP2-wrapped module .* returned a view tensor", ".*sequential all_reduce operations")
-"""Warnings of torch about what transformers and DTensor do in each step, and which no user can change."""
+"""Patterns of torch's warnings about the code of transformers and DTensor, which a user cannot change."""
 
 
 def quiet() -> None:
-    """Leaves out progress bars, reports of single weights, and warnings, which each rank would print."""
+    """Turns off output of transformers that each rank would print: progress bars, reports about single
+    weights, and irrelevant warnings."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     for message in IRRELEVANT_WARNINGS:
@@ -229,7 +230,8 @@ def tied_names(model: Any) -> frozenset[str]:
 def summed_by_hook(model: Any) -> list[nn.Parameter]:
     """Returns the parameters whose gradients a hook of tensor parallelism sums after each backward pass.
 
-    The hook sums `grad`, with what it held before: several backward passes must not share one `grad`.
+    The hook all-reduces the whole `grad` over tp, including gradients of earlier backward passes. These would
+    be summed a second time, so each backward pass needs a `grad` of its own.
     """
     plan = model._expand_parallel_plan(dict(model.tp_plan))
     hooked = {name for name, style in plan.items() if style == SUMMED_BY_HOOK}

@@ -1,4 +1,5 @@
-"""A model's weights under the names of the Hugging Face model, in the layout that the ranks hold."""
+"""Reads and writes the weights of a sharded model: each by its name in the Hugging Face model, and on each
+rank as its shard."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def copy_named(own: Mapping[str, Tensor], stream: Iterable[tuple[str, Tensor]]) 
 
 
 def _part(tensor: Tensor, own: Tensor, target: Tensor) -> Tensor:
-    """Returns this rank's part of a tensor, which is whole, a DTensor, or that part already."""
+    """Returns the part of `tensor` that this rank stores. `tensor` is whole, a DTensor, or already that part.
+    `own` is the model's parameter, and `target` the memory of its local shard."""
     if isinstance(tensor, DTensor):
         is_alike = isinstance(own, DTensor) and own.placements == tensor.placements
         if is_alike and own.device_mesh == tensor.device_mesh:  # type: ignore[attr-defined]

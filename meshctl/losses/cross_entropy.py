@@ -15,8 +15,11 @@ from meshctl.losses.loss import LossSum
 
 
 def cross_entropy(logprobs: Tensor, mask: Tensor) -> LossSum:
-    """`logprobs` and `mask` have one shape, and the unit is a token. `mask` is boolean or holds weights; the
-    log-probability of a token with weight 0 is not used, so it may be anything."""
+    """Returns the sum of `-mask * logprobs` over all tokens, and the sum of `mask` as the count.
+
+    `logprobs` and `mask` are `[tokens]`, or have any other shape in common. `mask` is boolean or has weights.
+    The log-probability of a token with weight 0 is not used, so it may be infinite or NaN.
+    """
     weights = mask.to(logprobs.dtype)
     used = torch.where(mask != 0, logprobs, 0.0)
     return LossSum(-(used * weights).sum(), weights.sum().detach())

@@ -1,4 +1,7 @@
-"""The result of a loss, and the lookup of a loss by its name."""
+"""The table of losses, the lookup of a loss by its name, and the result of a loss.
+
+A new loss is a file with a function, as described in `meshctl.losses`, and one line in `LOSSES`.
+"""
 
 from __future__ import annotations
 

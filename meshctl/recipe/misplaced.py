@@ -113,8 +113,8 @@ def invisible_character(key: str) -> str:
 
 
 def location_of(key: str, section: Section, path: KeyPath, item: Node, root: Node) -> Location | None:
-    """Returns the place of a key that is unknown in the mapping at `path`, which is a `section`. None if no
-    section has the key."""
+    """Returns the place to which a key belongs that was found in the wrong section: in the mapping at `path`,
+    which is a `section`. `item` is its value, `root` the recipe. Returns None if no section has the key."""
     if found := _named(key, item, path, root):
         return found
     for word in (key, *meanings(key, with_related=path in ((), ("run",)))):

@@ -84,7 +84,7 @@ def modes_of(stage: Stage, declared: DeclaredModes) -> StageModes:
 
 @dataclass(frozen=True)
 class Times:
-    """The steps in which a stage and every stage whose value it takes run."""
+    """The steps in which a stage runs together with all stages whose values reach it."""
 
     period: int = 1
     """The stage runs in multiples of this step only."""

@@ -80,7 +80,7 @@ class _Step:
     ended: float = 0.0
     """The time at which the last worker ended the step, by its own clock."""
     fresh: bool = False
-    """Whether it has values that are in no line yet."""
+    """Whether the step has values that no returned line contains yet."""
 
 
 class Fold:

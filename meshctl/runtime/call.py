@@ -44,7 +44,8 @@ NOTHING_HELD: Mapping[RouteKey, HeldInput] = MappingProxyType({})
 
 
 class Call:
-    """A stage that receives inputs. `SourceCall` is one without."""
+    """Runs a stage with inputs on this worker: receives them, calls the endpoint, and sends the value.
+    `SourceCall` runs a stage without inputs."""
 
     def __init__(
         self,
@@ -106,7 +107,9 @@ class Call:
         return tuple(end for end in self._outputs if end.route.target in running)
 
     def keep_for(self, late: Set[str]) -> None:
-        """Keeps the last values from now on, if this stage is an input of one of the stages `late`."""
+        """Keeps the values of the newest steps from now on, if a stage of `late` takes them. These stages may
+        run after an unannounced end of the data. They then take the value of the last complete step, and this
+        stage may be ahead of it."""
         slots = [end.route.slots for end in self._outputs if end.route.target in late]
         if slots:
             self._kept = KeptValues(self.stage.name, max(slots) + 1)
@@ -209,7 +212,8 @@ class Call:
         return batch.with_columns(**marks) if marks else batch
 
     def _send(self, outputs: Sequence[Channel], value: Any, step: int, weight: float) -> bool:
-        """Sends the value and returns whether the stream has ended. The numbers in it are metrics."""
+        """Sends the value on all outputs, and adds the numbers that it contains to the metrics of the stage.
+        Returns whether the stream has ended."""
         if self.passes is not None:
             self.passes.add(value, weight)
         elif self._kept:

@@ -10,8 +10,8 @@ FORMAT = "%(levelname)s %(name)s: %(message)s"
 def set_log_level(level: str) -> None:
     """Writes records of this level and above to standard error, each with its level.
 
-    It is the last resort: as soon as the user's code adds a handler (`logging.basicConfig`), only that one
-    counts.
+    The handler is `logging.lastResort`, which Python uses only while no other handler exists. A handler that
+    the user's code adds, for example by `logging.basicConfig`, replaces it.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(FORMAT))

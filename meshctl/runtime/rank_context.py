@@ -60,7 +60,7 @@ class RankContext:
     progress: Progress = field(default_factory=Progress)
     """The worker's progress record, in which collectives are counted."""
     known_location: Location | None = None
-    """The location, where it is known without `nodes`."""
+    """The location, if the environment states it; None if it follows from `nodes`."""
 
     def ranks_by_node(self) -> list[list[int]]:
         """Returns the group's ranks, node by node."""

@@ -1,7 +1,8 @@
 """The metrics of one stage on one worker: the numbers that its endpoint returns, and those that it logs.
 
-One rank of each data rank counts. A rank that does not count reports the names that it logs, once each, so
-that the supervisor can warn of a metric that no counted rank has logged.
+One rank of each data rank is counted: its numbers enter the metrics. The other ranks report only the names of
+the metrics that they log, each name once. From these the supervisor can warn of a metric that no counted rank
+has logged.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 LIGHT_FRACTION = 16
-"""A light unit weighs at most this fraction, 1/16, of the smallest load that a part is to have."""
+"""A light unit weighs at most 1 / `LIGHT_FRACTION` of the smallest load that any part has in the end."""
 WINDOW = 16
 """The number of units around a boundary between two parts that are assigned again to even out their loads."""
 

@@ -287,11 +287,12 @@ def _boundaries(runs: tuple[NodeRun, ...]) -> Iterator[_Boundaries]:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """The process groups of a dim of a certain size and stride, in blocks of size x stride ranks.
+    """The process groups of one dim, in blocks of `length` ranks: the size of the dim times its stride.
 
-    Each block has `stride` groups: the group of corner b, 0 <= b < stride, has the ranks at the offsets b, b
-    + stride, ... of the block. A boundary between nodes at offset o of a block splits the groups of the
-    corners o - reach to o - 1, where reach is (size - 1) x stride.
+    Each block has `stride` groups. The corner of a group is the offset of its first rank in the block: the
+    group of corner b has the ranks at the offsets b, b + stride, ..., b + reach, where reach is
+    (size - 1) x stride. If a node begins at offset o, the groups of the corners o - reach to o - 1 have ranks
+    before and after it, so they are split.
     """
 
     length: int

@@ -42,9 +42,9 @@ class Records:
         self._workers: list[Worker] = []
         self._memory: mmap.mmap | None = None
         self._seen: dict[Worker, bytes] = {}
-        """The records of the last poll."""
+        """Worker -> its record in the last poll."""
         self._reported: dict[Worker, bytes] = {}
-        """The records that were returned."""
+        """Worker -> the record that `standing` has last returned for it."""
         self._polled = 0.0
 
     def begin(self, plan: Plan, node: int) -> None:

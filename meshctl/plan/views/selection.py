@@ -46,7 +46,7 @@ class Selection:
 
     component: str = ""
     dim: str = ""
-    """A dim of `component`, or of every component that has it where `component` is empty."""
+    """A dim of `component`. If `component` is empty, the dim is selected in every component that has it."""
     node: int | None = None
     rank: tuple[str, int] | None = None
     """(group, rank)"""

@@ -50,7 +50,7 @@ class Override:
 
     @property
     def target(self) -> str:
-        """`group@package`, or the dotted key, without the sign before it."""
+        """`group@package`, or the dotted key, without the sign `+`, `++` or `~` that precedes it."""
         return str(self.parsed.get_key_element()).lstrip("+~")
 
     @property

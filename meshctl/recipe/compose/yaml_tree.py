@@ -48,7 +48,7 @@ class Node:
     from_environment: bool = False
     """Whether a part of its text came from the environment, by `oc.env`."""
     target: Span | None = None
-    """The span of the value to which it refers."""
+    """For an interpolation such as `${run.steps}`: the span of the value to which it refers."""
     lines: int = 1
     """Number of lines of a scalar's text."""
     inferred_from: str = ""

@@ -33,7 +33,7 @@ class _Type(ctypes.Structure):
 
 
 class _Described(ctypes.Structure):
-    """DLTensor."""
+    """The struct `DLTensor` of DLPack's C header."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -50,7 +50,7 @@ _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class _Managed(ctypes.Structure):
-    """DLManagedTensor."""
+    """The struct `DLManagedTensor` of DLPack's C header."""
 
     _fields_ = (("tensor", _Described), ("context", ctypes.c_void_p), ("deleter", _Deleter))
 

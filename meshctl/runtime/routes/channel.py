@@ -333,7 +333,8 @@ class Channel:
         return join(self._collect, [(header.value, header.weight or 0.0) for header in headers], self.route)
 
     def _received_batch(self, header: StepHeader, part: int, message: _Message) -> Received:
-        """Returns the samples of a part, of which the leader sent `message`."""
+        """Returns the samples of a part. `message` is the frame of the leader. This function receives the
+        frames of the other producers."""
         partition, leader = header.partition, self.consumers.leaders[part]
         producers = partition.producers[part]
         sent: dict[int, _Message] = {}

@@ -218,7 +218,8 @@ class _Numbers:
         return len(self.found) - 1
 
     def lengths(self, column: Ragged) -> int:
-        """Returns the index of a column's lengths."""
+        """Adds the lengths of a column, unless a column with the same offsets has added them. Returns their
+        index in `found`."""
         index = self._by_offsets.get(id(column.offsets))
         if index is None:
             index = self._by_offsets[id(column.offsets)] = self.add(column.lengths)

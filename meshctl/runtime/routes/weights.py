@@ -226,10 +226,10 @@ class WeightChannel:
     # Sending
 
     def send(self, value: Weights | None, step: int, weight: float = 1.0) -> bool:
-        """Sends this rank's parts of the weights of `step`; `value` is None if it only consumes.
+        """Sends this rank's parts of the weights of `step`. `value` is None on a rank that only consumes.
 
-        A rank that also consumes them in the same step sends while it receives: the weights must stay as they
-        are until then.
+        A rank that also consumes these weights in the same step sends nothing here. It sends its parts while
+        it receives, so its weights must not change before it has received all.
         """
         self.last_sent = step
         if self._wanted_of is not None:

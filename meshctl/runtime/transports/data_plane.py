@@ -507,7 +507,8 @@ class DataPlane:
     # Generations
 
     def generation_of(self, job_rank: int) -> int:
-        """Returns the generation of a job rank's peer group, which its messages carry."""
+        """Returns the current generation of the peer group of a job rank, to compare with that of a message
+        from it."""
         return self._generations.get(self.context.group_of(job_rank), 0)
 
     def reopen(self, group: str, generation: int) -> None:

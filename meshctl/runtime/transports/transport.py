@@ -103,7 +103,7 @@ class Transport:
         return Lease(tuple(to), tag, torch.empty(nbytes, dtype=torch.uint8), out_of_band)
 
     def own_delivery(self, lease: Lease) -> Delivery:
-        """Returns what this job rank itself receives, where it is one of the receivers."""
+        """Returns the delivery of a leased frame to this job rank itself, which is one of its receivers."""
         return Delivery(lease.frame, lease.out_of_band)
 
     def post(self, to: int, tag: int, lease: Lease, *, write: bool = False) -> None:
@@ -116,7 +116,7 @@ class Transport:
         self.post(to, tag, Lease((to,), tag, tensor_of(frame)))
 
     def credit(self, to: int, tag: int) -> None:
-        """Returns a slot to the sender of a frame."""
+        """Sends the credit for a received frame to its sender: a slot of the tag is free again."""
         raise NotImplementedError
 
     def reopen(self, job_ranks: Sequence[int]) -> None:

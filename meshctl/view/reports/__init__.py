@@ -52,7 +52,8 @@ class Findings:
     """The version of meshctl."""
     color: bool = False
     folder: str = ""
-    """The folder that contains the files, relative to the folder in which the reader of the report looks."""
+    """The path of the working directory relative to the user's checkout in CI; otherwise empty. The reports
+    `github` and `sarif` prepend it to file names."""
     explained: Callable[[str], str] = field(default=lambda code: "")
     """Returns the page of a code, with its title on the first line; empty if it has none."""
 

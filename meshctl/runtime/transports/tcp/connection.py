@@ -21,7 +21,7 @@ HEAD = struct.Struct("<BIiq")
 _MAX_PIECES_PER_CALL = 64
 """The most pieces of a backlog that one system call sends."""
 _WAKE_BYTES = 1 << 20
-"""For a large frame, the reading thread is woken only when so many bytes have arrived."""
+"""Number of bytes of a large frame that must have arrived before the reading thread is woken."""
 
 
 class Head(NamedTuple):

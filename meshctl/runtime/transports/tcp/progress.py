@@ -30,7 +30,8 @@ class ProgressThread:
         self._last_timer = time.monotonic()
 
     def add(self, file: int, act: Callable[[], None]) -> None:
-        """Has the thread call `act` when the file is ready. From any thread."""
+        """Registers the file descriptor `file`: the thread calls `act` whenever it is ready. May be called on
+        any thread."""
         self._actions[file] = act
         self._epoll.register(file, self._events)
 

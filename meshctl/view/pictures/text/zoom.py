@@ -312,8 +312,8 @@ def _stages(sheet: Sheet, stages: Sequence[RankStage]) -> list[Line]:
 
 
 def _samples(span: tuple[int, int] | None, amount: int | None, total: int) -> str:
-    """Returns `samples 171-341 (171 of 512)`; without `span` `171 of 512 samples`; also without `amount`
-    `some of 512 samples`."""
+    """Returns `samples 171-341 (171 of 512)`. If `span` is None, returns `171 of 512 samples`; if `amount` is
+    also None, returns `some of 512 samples`."""
     of = f" of {total}" if total else ""
     if span is not None:
         numbers = range(*span)
