@@ -11,6 +11,7 @@ either). How the run ends is agreed by all workers (`run.shutdown`); a checkpoin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 
@@ -160,13 +161,13 @@ class Loop:
     def _run_steps(self, start: int) -> int:
         """Runs the steps after `start` and returns the last one that was completed."""
         step = start
-        try:
+        with suppress(StepCancelled):
             while not self._state.ended and self._agreement.begin(step + 1):
                 self._run_step(step + 1)
                 step += not self._state.ended
-        except StepCancelled:
-            return self._agreement.last
-        return step
+        if self._is_open_ended:
+            self._context.progress.leave(step + 1)
+        return min(step, self._agreement.last)
 
     def _close(self, last: int, start: int) -> None:
         """Runs the stages that wait for the end, and saves the last state. Called after an unannounced

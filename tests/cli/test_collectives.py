@@ -13,6 +13,9 @@ import pytest
 from tests.cli.commands import meshctl
 
 PARTS = """
+import pathlib
+import time
+
 import torch
 import torch.distributed as dist
 from meshctl import Batch, Component, endpoint
@@ -61,6 +64,33 @@ class Sharded(Actor):
             with torch.no_grad():
                 self.model(torch.ones(2, 4))  # FORWARD
         return {"sum": 1.0}
+
+class Stream(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch | None:
+        if samples.start < 8:
+            return Batch({"x": torch.ones(len(samples))})
+        while not pathlib.Path("begun").exists():  # rank 1 of `train` has begun step 3
+            time.sleep(0.01)
+        return None
+
+class Stuck(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        while samples.start >= 8:
+            time.sleep(0.1)
+        return Batch({"x": torch.ones(len(samples))})
+
+class Other(Component):
+    @endpoint
+    def use(self, batch: Batch) -> dict[str, float]:
+        return {"samples": len(batch)}
+
+    @endpoint(collect="mean")
+    def sum(self) -> dict[str, float]:
+        if self.rank == 1 and self.step == 3:
+            pathlib.Path("begun").touch()
+        return {"sum": float(self.collective("dp").all_reduce(torch.ones(())))}  # OTHER
 """
 
 RECIPE = """
@@ -73,6 +103,24 @@ pipeline:
   batch: {call: actor.next, samples: 4}
   loss: {call: actor.update, in: batch}
 run: {steps: 5, dir: runs}
+"""
+
+STREAM = """
+name: small
+groups:
+  data: {ranks: 1, device_type: cpu}
+  late: {ranks: 1, device_type: cpu}
+  train: {ranks: 2, device_type: cpu}
+components:
+  stream: {_target_: parts.Stream, group: data}
+  stuck: {_target_: parts.Stuck, group: late}
+  other: {_target_: parts.Other, group: train, parallel: {dp_size: 2}}
+pipeline:
+  ends: {call: stream.next, samples: 4}
+  batch: {call: stuck.next, samples: 4, ends_run: false}
+  used: {call: other.use, in: batch, execute: first}
+  summed: {call: other.sum, in: [], after: used}
+run: {dir: runs}
 """
 
 
@@ -183,3 +231,16 @@ def test_sends_and_receives_of_torch_are_not_counted(folder: Path) -> None:
     done = meshctl(folder, "launch", "recipe.yaml", "components.actor.args.mood=p2p", *sharded(3))
     assert done.returncode == 0, done.stderr
     assert len(rows(folder)) == 5
+
+
+@pytest.mark.slow
+def test_a_stream_that_ends_when_one_rank_has_begun_the_step(folder: Path) -> None:
+    """Rank 0 waits for the input of `used` in step 3, which is cancelled. Rank 1 is already in a collective of
+    `summed`, a stage that does not depend on the stream."""
+    (folder / "stream.yaml").write_text(STREAM)
+    done = meshctl(folder, "launch", "stream.yaml")
+    assert done.returncode == 5, done.stderr
+    assert not processes_in(folder), "the command has left processes behind"
+    [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "differ in step 3: rank 0 called 0, rank 1 called 1" in error
+    assert f"parts.py:{line_of('OTHER')} in stage `summed`, and rank 0 has left the run" in error

@@ -50,6 +50,22 @@ def test_the_end_of_a_step_is_a_further_visit() -> None:
     assert progress.record.visit == 0
 
 
+def test_a_worker_that_left_keeps_its_counts_until_the_stages_at_the_end() -> None:
+    progress = Progress()
+    calls = progress.calls_of("actor:dp")
+    progress.begin_step(3)
+    with calls.call(SUM):
+        pass
+    progress.leave(3)
+    record = progress.record
+    assert (record.activity, record.step, record.visit, record.stage) == (Activity.LEFT, 3, 0, -1)
+    assert record.calls["actor:dp"].count == 1
+    progress.begin_end(2, visit=1)
+    record = progress.record
+    assert (record.activity, record.step, record.visit) == (Activity.BETWEEN_STEPS, 2, 1)
+    assert not record.calls
+
+
 def test_the_running_collective_is_in_the_record() -> None:
     progress = Progress()
     calls = progress.calls_of("actor:dp")
