@@ -110,6 +110,7 @@ def _checked(
     suffix."""
     # Imported here, because an unreadable file is refused without the rules.
     from meshctl.recipe.code.classes import Code
+    from meshctl.recipe.code.hub_cache import hub_cache
     from meshctl.recipe.rules import Facts, check
     from meshctl.recipe.structure import correct
 
@@ -117,7 +118,8 @@ def _checked(
     corrected = _completed(structure.tree, stem, detect)
     resolved, unresolved = interpolation.resolve(corrected, environment, yaml_scalars.scalar)
     result = read(resolved, stem, structure.wrong)
-    facts = Facts(result, resolved, Code(folders, sys.path))
+    # The environment's own mapping, because what is read from `environment` is redacted in reports.
+    facts = Facts(result, resolved, Code(folders, sys.path), hub_cache(environment.environ))
     found = [*structure.found, *unresolved, *result.found, *check(facts)]
     # What users see is the composed recipe as they wrote it.
     tree = _completed(composed.tree, stem, detect)

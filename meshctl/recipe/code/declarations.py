@@ -7,7 +7,8 @@
             "excludes": (("fsdp", "tp"),),         # in each pair, one dim must have size 1
         }
 
-Both are literals and may be inherited. Both keys of `LAYOUTS` may be left out.
+Both are literals and may be inherited. Both keys of `LAYOUTS` may be left out. `MODEL` may be a list of
+arguments: values of a later one replace those of the model's config.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ class Layouts:
 
 @dataclass(frozen=True)
 class Declarations:
-    model: tuple[str, ...] = ()
-    """The key path, below the component, of the value that names the model; empty if none is declared."""
+    model: tuple[tuple[str, ...], ...] = ()
+    """The key paths, below the component, of the values that name the model or contain values of its config.
+    Later ones take precedence."""
     layouts: Layouts = Layouts()
     wrong: tuple[tuple[str, str], ...] = ()
     """(attribute, reason why it is ignored) of each wrong declaration."""
@@ -59,12 +61,13 @@ def declarations_of(values: Mapping[str, ast.expr | None]) -> Declarations:
     """Reads the declarations among class attributes. `values` maps their names to their values; None for an
     attribute without a value."""
     wrong: list[tuple[str, str]] = []
-    model: tuple[str, ...] = ()
+    model: tuple[tuple[str, ...], ...] = ()
     layouts = Layouts()
     if MODEL in values:
         found = _literal(values[MODEL])
-        if isinstance(found, str) and ARGUMENT.fullmatch(found):
-            model = tuple(found.split("."))
+        names = found if isinstance(found, (list, tuple)) and found else [found]
+        if all(isinstance(name, str) and ARGUMENT.fullmatch(name) for name in names):
+            model = tuple(tuple(name.split(".")) for name in names)
         else:
             wrong.append((MODEL, 'it is not the name of an argument, such as "args.model"'))
     if LAYOUTS in values:

@@ -1,18 +1,20 @@
 """Reads a model's `config.json`: the sizes that a layout must fit, each with its place in the file.
 
-Only local files are read; nothing is fetched from a hub. The JSON is parsed as YAML, so that the limits on
-recipes apply and each number has a line and a column. A size that is missing or not a number is unknown and
-not reported.
+Only local files are read, also those in the cache of the hub; nothing is fetched. The JSON is parsed as YAML,
+so that the limits on recipes apply and each number has a line and a column. A size that is missing or not a
+number is unknown and not reported.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe.code.hub_cache import cached_file, is_hub_name
 from meshctl.recipe.compose.folders import contents, is_dir, is_file
 from meshctl.recipe.compose.yaml_reader import MAX_BYTES, read
 from meshctl.recipe.compose.yaml_tree import Node
@@ -43,13 +45,19 @@ class Config:
     name: str
     """The file's path as shown to the user."""
     lines: tuple[str, ...] = ()
-    sizes: Mapping[str, tuple[int, Span]] = field(default_factory=dict)
+    tree: Node | None = None
+    """The values; None if the file cannot be read."""
     wrong: str = ""
     """The reason why the file cannot be read; empty if it can."""
     at: Span | None = None
     """The place of the error in the file."""
     missing: bool = False
     """Whether the file does not exist."""
+
+    @cached_property
+    def sizes(self) -> dict[str, tuple[int, Span]]:
+        """Size -> (number, span)."""
+        return sizes_in(self.tree) if self.tree else {}
 
 
 def config(path: str, folders: Sequence[str]) -> Config:
@@ -63,6 +71,26 @@ def config(path: str, folders: Sequence[str]) -> Config:
     if any(is_dir(Path(folder, path)) for folder in folders):
         return Config(path, wrong=f"the folder `{path}` has no `{FILE}`", missing=True)
     return Config(path, wrong=f"file `{path}` does not exist", missing=True)
+
+
+def config_of_name(name: str, folders: Sequence[str], hub: Path | None) -> Config | None:
+    """Reads the config of a model by the name that a library accepts: the path of a config file or of its
+    folder, or a name of the hub, which is searched in the folder `hub`. Returns None for the path of another
+    file or folder, whose format is unknown."""
+    file = config(name if name.endswith(".json") else f"{name}/{FILE}", folders)
+    if not file.missing:
+        return file
+    places = [Path(folder, name) for folder in folders]
+    if any(is_file(place) or is_dir(place) for place in places):
+        return None
+    if name.endswith(".json") or not is_hub_name(name):
+        return Config(name, wrong=f"`{name}` does not exist on this machine", missing=True)
+    cached = cached_file(hub, name, FILE) if hub else None
+    if cached is None:
+        return Config(
+            name, wrong=f"`{name}` is neither a local folder nor in the cache of the hub", missing=True
+        )
+    return _read(cached, f"{name}/{FILE}")
 
 
 def _read(file: Path, name: str) -> Config:
@@ -80,7 +108,7 @@ def _read(file: Path, name: str) -> Config:
         )
     if not text.tree.is_mapping or not text.lines:
         return Config(name, wrong=f"`{name}` is {'not a mapping' if text.lines else 'empty'}")
-    return Config(name, text.lines, dict(_sizes(text.tree)))
+    return Config(name, text.lines, text.tree)
 
 
 def _unread(name: str, found: Diagnostic) -> str:
@@ -94,6 +122,11 @@ def _unread(name: str, found: Diagnostic) -> str:
         )
         return f"`{name}` is not JSON: {what}"
     return what if what.startswith(f"`{name}`") else f"`{name}` {what}"
+
+
+def sizes_in(tree: Node) -> dict[str, tuple[int, Span]]:
+    """Returns size -> (number, span) for the values of a config."""
+    return dict(_sizes(tree))
 
 
 def _sizes(tree: Node) -> Iterator[tuple[str, tuple[int, Span]]]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from pathlib import Path
 
 from meshctl.diagnostics import Span
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
-from meshctl.recipe.code.model_config import FILE as CONFIG_FILE
-from meshctl.recipe.code.model_config import Config, config
-from meshctl.recipe.compose.yaml_tree import Node
+from meshctl.recipe.code.model_config import Config, config, config_of_name, sizes_in
+from meshctl.recipe.compose.yaml_tree import MISSING, Node, merge
 from meshctl.recipe.meshes import NoMesh, mesh_of
 from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage, stage_path
 from meshctl.recipe.reader import Read
@@ -62,8 +62,12 @@ class Facts:
     tree: Node
     """The composed recipe, with the places of its values."""
     code: Code
+    hub: Path | None = None
+    """The local cache of the Hugging Face hub."""
     configs: dict[str, Config] = field(default_factory=dict)
     """Path in the recipe -> config file that was read."""
+    named_configs: dict[str, Config | None] = field(default_factory=dict)
+    """Name of a model in an argument -> its config; None if its format is unknown."""
 
     # Places of values
 
@@ -185,29 +189,43 @@ class Facts:
 
     def model_files(self, component: str) -> list[tuple[tuple[str, ...], Config]]:
         """Returns (key path of the value that names the file, config file) for the config files of a
-        component's model. The value is `model`, or the argument that `MODEL` of the class names if it is the
-        path of a local file."""
+        component's model: that of `model`, and those on this machine that arguments name."""
         found: list[tuple[tuple[str, ...], Config]] = []
         stated = self.recipe.components[component].model.config
         if stated and self.is_valid("components", component, "model"):
             found.append((("components", component, "model", "config"), self.config(stated)))
-        if (declared := self._declared_model(component)) is not None:
-            found.append(declared)
+        found += [(path, file) for path, file in self.declared_configs(component) if not file.missing]
         return found
 
-    def _declared_model(self, component: str) -> tuple[tuple[str, ...], Config] | None:
-        """Returns the config file that `MODEL` leads to; None if the value does not name a local file, but
-        e.g. a model on a hub."""
+    def declared_configs(self, component: str) -> list[tuple[tuple[str, ...], Config]]:
+        """Returns (key path, config) for the arguments that `MODEL` of a component's class names: the names
+        of models, and mappings with values of a config. One that is not on this machine is `missing`."""
         found = self.class_of(component)
-        if found is None or not found.is_component or not found.declares.model:
-            return None
-        path = ("components", component, *found.declares.model)
+        if found is None or not found.is_component:
+            return []
+        paths = [("components", component, *path) for path in found.declares.model]
+        files = [(path, self._declared_config(path)) for path in paths]
+        return [(path, file) for path, file in files if file is not None]
+
+    def _declared_config(self, path: tuple[str, ...]) -> Config | None:
+        """Returns the config that an argument names or contains; None if it is unknown."""
         node = self.node(*path)
-        if node is None or node.from_environment or not isinstance(node.value, str) or not node.value:
+        if node is None or node.from_environment or node.is_interpolated or not node.value:
             return None
-        is_file = node.value.endswith(".json")
-        file = self.config(node.value if is_file else f"{node.value}/{CONFIG_FILE}")
-        return None if file.missing else (path, file)
+        if node.is_mapping:
+            return Config("", tree=node)
+        name = node.value
+        if not isinstance(name, str) or name == MISSING:
+            return None
+        if name not in self.named_configs:
+            self.named_configs[name] = config_of_name(name, self.code.own, self.hub)
+        return self.named_configs[name]
+
+    def declared_values(self, component: str) -> Node | None:
+        """Returns the values of the config to which `MODEL` of a component's class leads; None if there are
+        none."""
+        trees = [file.tree for _, file in self.declared_configs(component) if file.tree]
+        return reduce(merge, trees) if trees else None
 
     @cached_property
     def models(self) -> dict[str, ModelSizes]:
@@ -220,8 +238,11 @@ class Facts:
         sizes, spans = dict(given) if is_valid else {}, dict[str, Span]()
         for size in sizes:
             spans[size] = self.value("components", component, "model", size)
-        for _, file in self.model_files(component):
-            for size, (number, span) in file.sizes.items():
+        stated = self.recipe.components[component].model.config
+        file = self.config(stated).sizes if stated and is_valid else {}
+        declared = self.declared_values(component)
+        for found in (file, sizes_in(declared) if declared else {}):
+            for size, (number, span) in found.items():
                 sizes.setdefault(size, number)
                 spans.setdefault(size, span)
         return ModelSizes(sizes, spans)
@@ -229,7 +250,8 @@ class Facts:
     @property
     def sources(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """(file, its lines) of the config files that were read."""
-        return tuple((found.name, found.lines) for found in self.configs.values() if found.lines)
+        read = [*self.configs.values(), *(one for one in self.named_configs.values() if one)]
+        return tuple((found.name, found.lines) for found in read if found.lines)
 
     # Stages
 

@@ -1,9 +1,9 @@
-"""MC430 to MC437: checks the sizes of a component's model against its layout.
+"""MC430 to MC438: checks the sizes of a component's model against its layout.
 
     model: llama/config.json      model: llama      model: {num_heads: 32, sequence_length: 4096}
 
-If the component's class declares `MODEL = "args.model"`, the config.json that this argument names is also
-read. Unknown sizes are not checked.
+If the component's class declares `MODEL = "args.model"`, the config that this argument names or contains is
+also read. Unknown sizes are not checked.
 """
 
 from __future__ import annotations
@@ -36,6 +36,21 @@ def config_is_readable(facts: Facts) -> Iterator[Diagnostic]:
                     "or the sizes: {num_heads: 32}"
                 )
                 yield Diagnostic("MC430", file.wrong, span, (file.at,) if file.at else (), help)
+
+
+def config_is_on_this_machine(facts: Facts) -> Iterator[Diagnostic]:
+    """The config of a model that an argument names can be read here, unless the recipe states its sizes. Each
+    name is reported once."""
+    reported: set[str] = set()
+    for name, component in facts.recipe.components.items():
+        if component.model.given or component.model.config:
+            continue
+        for path, file in facts.declared_configs(name):
+            if file.missing and file.name not in reported:
+                reported.add(file.name)
+                message = f"{file.wrong}, so its sizes are not compared with the layout"
+                help = "state them: model: {num_heads: 32, num_kv_heads: 8, num_layers: 32}"
+                yield Diagnostic("MC438", message, facts.value(*path), help=help, severity="note")
 
 
 @dataclass(frozen=True)
@@ -207,6 +222,7 @@ def sequences_split_evenly(facts: Facts) -> Iterator[Diagnostic]:
 
 RULES = (
     config_is_readable,
+    config_is_on_this_machine,
     tp_divides_model,
     ulysses_divides_heads,
     stages_have_layers,

@@ -450,12 +450,16 @@ DECLARED = """
     class Overrides(Base):
         LAYOUTS: ClassVar = {"excludes": (("tp", "cp"),)}
     class Plain(Component): ...
+    class Changed(Component):
+        MODEL = ["args.model", "args.config"]
     class Wrong(Component):
         MODEL = "gpt2"
         LAYOUTS = {"dims": ["dp", "zero"]}
     class Computed(Component):
         MODEL = make()
         LAYOUTS = dict(dims=["dp"])
+    class Listed(Component):
+        MODEL = ("args.model", "gpt2")
     class Unpaired(Component):
         LAYOUTS = {"excludes": [["dp"]]}
 """
@@ -464,10 +468,12 @@ DECLARED = """
 @pytest.mark.parametrize(
     ("name", "model", "layouts", "wrong"),
     [
-        ("Base", ("args", "model", "path"), Layouts(("dp", "fsdp"), (("dp", "fsdp"),)), ()),
-        ("Inherits", ("args", "model", "path"), Layouts(("dp", "fsdp"), (("dp", "fsdp"),)), ()),
-        ("Overrides", ("args", "model", "path"), Layouts(None, (("tp", "cp"),)), ()),
+        ("Base", (("args", "model", "path"),), Layouts(("dp", "fsdp"), (("dp", "fsdp"),)), ()),
+        ("Inherits", (("args", "model", "path"),), Layouts(("dp", "fsdp"), (("dp", "fsdp"),)), ()),
+        ("Overrides", (("args", "model", "path"),), Layouts(None, (("tp", "cp"),)), ()),
         ("Plain", (), Layouts(), ()),
+        ("Changed", (("args", "model"), ("args", "config")), Layouts(), ()),
+        ("Listed", (), Layouts(), ("MODEL",)),
         ("Wrong", (), Layouts(), ("MODEL", "LAYOUTS")),
         ("Computed", (), Layouts(), ("MODEL", "LAYOUTS")),
         ("Unpaired", (), Layouts(), ("LAYOUTS",)),

@@ -348,6 +348,9 @@ DECLARING = """
         def __init__(self, actor: dict) -> None: ...
     class Other(Base):
         MODEL = "args.absent"
+    class Changed(Base):
+        MODEL = ("args.model", "args.config")
+        def __init__(self, model: object, config: dict | None = None) -> None: ...
 """
 
 
@@ -378,11 +381,22 @@ def codes_of(
         ("mine.Nested", "{actor: {path: llama}}", ["MC431"]),
         ("mine.Nested", "{actor: {}}", []),
         ("mine.Base", "{}", []),
-        ("mine.Base", "{model: someone/some-model-7b}", []),
+        ("mine.Base", "{model: someone/some-model-7b}", ["MC438"]),
+        ("mine.Base", "{model: gpt2}", ["MC438"]),
+        ("mine.Base", "{model: /absent/llama}", ["MC438"]),
+        ("mine.Base", "{model: absent/config.json}", ["MC438"]),
         ("mine.Base", "{model: empty}", []),
         ("mine.Base", "{model: mine.py}", []),
         ("mine.Base", "{model: broken}", ["MC430"]),
         ("mine.Base", '{model: "${oc.env:WHERE}"}', []),
+        ("mine.Changed", "{model: {model_type: llama, num_attention_heads: 6}}", ["MC431"]),
+        ("mine.Changed", "{model: {model_type: llama, num_attention_heads: 8}}", []),
+        ("mine.Changed", "{model: {}}", []),
+        ("mine.Changed", "{model: {num_attention_heads: six}}", []),
+        ("mine.Changed", "{model: llama, config: {num_attention_heads: 8}}", []),
+        ("mine.Changed", "{model: llama, config: {num_hidden_layers: 2}}", ["MC431"]),
+        ("mine.Changed", '{model: llama, config: {num_attention_heads: "${oc.env:WHERE}"}}', []),
+        ("mine.Changed", "{model: someone/else, config: {num_attention_heads: 6}}", ["MC431", "MC438"]),
     ],
 )
 def test_the_config_that_a_class_names_is_compared_with_the_layout(
@@ -394,3 +408,69 @@ def test_the_config_that_a_class_names_is_compared_with_the_layout(
 def test_what_the_recipe_states_of_a_model_counts_before_what_the_class_names(tmp_path: Path) -> None:
     assert codes_of(tmp_path, "mine.Base", "{model: llama}", ", model: {num_heads: 8}") == []
     assert codes_of(tmp_path, "mine.Base", "{model: someone/else}", ", model: llama") == ["MC431"]
+
+
+def write_cached(hub: Path, name: str, commit: str, config: str, *, is_latest: bool = False) -> None:
+    folder = hub / f"models--{name.replace('/', '--')}"
+    (folder / "snapshots" / commit).mkdir(parents=True)
+    (folder / "snapshots" / commit / "config.json").write_text(config)
+    if is_latest:
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text(commit)
+
+
+@pytest.mark.parametrize(
+    ("environ", "hub"),
+    [
+        ({"HF_HUB_CACHE": "{}/cache", "HF_HOME": "{}/other", "HOME": "{}"}, "cache"),
+        ({"HUGGINGFACE_HUB_CACHE": "{}/cache", "HF_HOME": "{}/other"}, "cache"),
+        ({"HF_HOME": "{}/other", "XDG_CACHE_HOME": "{}/xdg"}, "other/hub"),
+        ({"XDG_CACHE_HOME": "{}/xdg", "HOME": "{}"}, "xdg/huggingface/hub"),
+        ({"HOME": "{}"}, ".cache/huggingface/hub"),
+    ],
+)
+def test_a_model_of_the_hub_is_read_from_the_local_cache(
+    tmp_path: Path, environ: dict[str, str], hub: str
+) -> None:
+    write_cached(tmp_path / hub, "someone/else", "abc", '{"num_attention_heads": 6}')
+    here = {name: text.format(tmp_path) for name, text in environ.items()}
+    assert codes_of(tmp_path, "mine.Base", "{model: someone/else}", environ=here) == ["MC431"]
+    assert codes_of(tmp_path, "mine.Base", "{model: someone/other}", environ=here) == ["MC438"]
+
+
+def test_the_latest_download_is_read(tmp_path: Path) -> None:
+    write_cached(tmp_path, "someone/else", "aaa", '{"num_attention_heads": 8}')
+    write_cached(tmp_path, "someone/else", "bbb", '{"num_attention_heads": 6}', is_latest=True)
+    write_cached(tmp_path, "someone/else", "ccc", '{"num_attention_heads": 8}')
+    environ = {"HF_HUB_CACHE": str(tmp_path)}
+    assert codes_of(tmp_path, "mine.Base", "{model: someone/else}", environ=environ) == ["MC431"]
+    (tmp_path / "models--someone--else" / "refs" / "main").write_text("../../secret")
+    assert codes_of(tmp_path, "mine.Base", "{model: someone/else}", environ=environ) == []
+
+
+def test_a_report_shows_the_place_in_the_cached_config_by_the_name_of_the_model(tmp_path: Path) -> None:
+    write_cached(tmp_path, "someone/else", "abc", '{\n  "num_attention_heads": 6\n}')
+    environ = {"HF_HUB_CACHE": str(tmp_path)}
+    codes_of(tmp_path, "mine.Base", "{model: someone/else}")
+    (one,) = load("recipe.yaml", [], tmp_path, environ=environ).report.diagnostics
+    assert [(span.file, span.line, span.column) for span in one.seconds] == [
+        ("someone/else/config.json", 2, 26)
+    ]
+
+
+def test_a_note_about_a_model_that_is_not_here_is_not_repeated(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(dedent(DECLARING))
+    (tmp_path / "recipe.yaml").write_text(
+        "groups: {train: {ranks: 8, device_type: cpu}}\n"
+        "components:\n"
+        "  a: {_target_: mine.Base, group: train, args: {model: someone/else}}\n"
+        "  b: {_target_: mine.Base, group: train, args: {model: someone/else}}\n"
+        "pipeline: {x: {call: a.step, samples: 64}, y: {call: b.step, samples: 64}}\n"
+    )
+    (one,) = load("recipe.yaml", [], tmp_path, environ={}).report.diagnostics
+    assert (one.code, one.severity) == ("MC438", "note")
+    assert one.message.startswith("`someone/else` is neither a local folder nor in the cache of the hub")
+
+
+def test_sizes_that_the_recipe_states_need_no_config(tmp_path: Path) -> None:
+    assert codes_of(tmp_path, "mine.Base", "{model: someone/else}", ", model: {num_heads: 8}") == []
