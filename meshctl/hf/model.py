@@ -41,7 +41,7 @@ class Model(Component):
     """A model with the endpoints of all roles in training."""
 
     MODEL: ClassVar = ("args.model", "args.config")
-    LAYOUTS: ClassVar = {"dims": ("dp", "fsdp", "tp")}
+    LAYOUTS: ClassVar = {"dims": ("dp", "fsdp", "tp"), "tp_plan": "transformers"}
 
     def __init__(
         self,

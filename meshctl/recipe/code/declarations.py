@@ -5,9 +5,10 @@
         LAYOUTS = {                                # the layouts that the class supports
             "dims": ("dp", "fsdp", "tp"),          # other dims have size 1
             "excludes": (("fsdp", "tp"),),         # in each pair, one dim must have size 1
+            "tp_plan": "transformers",             # tp needs the plan that the library has for the model
         }
 
-Both are literals and may be inherited. Both keys of `LAYOUTS` may be left out. `MODEL` may be a list of
+Both are literals and may be inherited. All keys of `LAYOUTS` may be left out. `MODEL` may be a list of
 arguments: values of a later one replace those of the model's config.
 """
 
@@ -23,6 +24,8 @@ from meshctl.topology.sizes import DIMS
 
 MODEL, LAYOUTS = "MODEL", "LAYOUTS"
 ARGUMENT = re.compile(r"args(\.\w+)+", re.ASCII)
+TP_PLANS = ("transformers",)
+"""The libraries whose plans are read."""
 LAYOUT_DIMS = (*DIMS, "ulysses", "ep", "etp", "vpp")
 """The dims that `LAYOUTS` can name."""
 
@@ -35,6 +38,8 @@ class Layouts:
     """The dims that may have a size above 1; None for all dims."""
     excludes: tuple[tuple[str, str], ...] = ()
     """Pairs of dims that must not both have a size above 1."""
+    tp_plan: str = ""
+    """The library whose plan for the model's architecture tp needs; empty if it needs none."""
 
     def supports(self, dim: str) -> bool:
         return self.dims is None or dim not in LAYOUT_DIMS or dim in self.dims
@@ -89,8 +94,8 @@ def _literal(value: ast.expr | None) -> Any:
 
 def _layouts(value: Any) -> Layouts | str:
     """Returns the layouts that a literal describes, or the reason why it is invalid."""
-    if not isinstance(value, dict) or not value.keys() <= {"dims", "excludes"}:
-        return 'it is not a literal mapping of "dims" and "excludes"'
+    if not isinstance(value, dict) or not value.keys() <= {"dims", "excludes", "tp_plan"}:
+        return 'it is not a literal mapping of "dims", "excludes" and "tp_plan"'
     dims, excludes = value.get("dims"), value.get("excludes", ())
     if dims is not None and not _is_dims(dims):
         return f'"dims" is not a list of {", ".join(LAYOUT_DIMS)}'
@@ -98,8 +103,11 @@ def _layouts(value: Any) -> Layouts | str:
         _is_dims(pair) and len(pair) == 2 for pair in excludes
     ):
         return '"excludes" is not a list of pairs of dims'
+    tp_plan = value.get("tp_plan", "")
+    if "tp_plan" in value and tp_plan not in TP_PLANS:
+        return f'"tp_plan" is not "{" or ".join(TP_PLANS)}"'
     pairs = tuple((pair[0], pair[1]) for pair in excludes)
-    return Layouts(None if dims is None else tuple(dims), pairs)
+    return Layouts(None if dims is None else tuple(dims), pairs, tp_plan)
 
 
 def _is_dims(value: Any) -> bool:

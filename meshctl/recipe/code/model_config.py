@@ -129,17 +129,29 @@ def sizes_in(tree: Node) -> dict[str, tuple[int, Span]]:
     return dict(_sizes(tree))
 
 
+def model_types_in(tree: Node) -> list[tuple[str, Span]]:
+    """Returns (`model_type`, span) of a config, and for a multimodal model also of its language model. Empty
+    if one of them is unknown."""
+    nodes = [place.get("model_type") for place in (tree, *_inner(tree))]
+    found = [(node.value, node.span) for node in nodes if node and isinstance(node.value, str)]
+    return found if len(found) == len(nodes) else []
+
+
+def _inner(tree: Node) -> list[Node]:
+    """Returns the config of a multimodal model's language model, if there is one."""
+    return [node for key in INNER if (node := tree.get(key)) is not None and node.is_mapping][:1]
+
+
 def _sizes(tree: Node) -> Iterator[tuple[str, tuple[int, Span]]]:
     """Yields (size, (number, span)) for the sizes that are positive integers, of the language model for a
     multimodal model."""
-    inner = [node for key in INNER if (node := tree.get(key)) is not None and node.is_mapping]
-    places = [*inner[:1], tree]
+    places = [*_inner(tree), tree]
     for size, names in NAMES.items():
         if size == "num_kv_heads" and _is_stated(places[0].get(LATENT)):
             continue
         found = [node for place in places for name in names if _is_stated(node := place.get(name))]
         node = found[0] if found else None
-        if node is not None and type(node.value) is int and node.value > 0:
+        if node is not None and type(node.value) is int and node.value > 0 and not node.from_environment:
             yield size, (node.value, node.span)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.rules import (
+    architectures,
     arguments,
     blocks,
     calls,
@@ -35,7 +36,7 @@ from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
-    *(names, groups, devices, meshes, models, components, arguments),
+    *(names, groups, devices, meshes, models, architectures, components, arguments),
     *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, costs),
 )
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)

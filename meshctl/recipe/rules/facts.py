@@ -13,7 +13,9 @@ from pathlib import Path
 
 from meshctl.diagnostics import Span
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
-from meshctl.recipe.code.model_config import Config, config, config_of_name, sizes_in
+from meshctl.recipe.code.model_config import Config, config, config_of_name, model_types_in, sizes_in
+from meshctl.recipe.code.modules import Unread
+from meshctl.recipe.code.tp_plans import has_tp_plan
 from meshctl.recipe.compose.yaml_tree import MISSING, Node, merge
 from meshctl.recipe.meshes import NoMesh, mesh_of
 from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage, stage_path
@@ -54,6 +56,16 @@ class ModelSizes:
         if kv_heads and tp % kv_heads == 0 and "num_kv_heads" in undivided:
             undivided.remove("num_kv_heads")
         return undivided
+
+
+@dataclass(frozen=True)
+class TpPlan:
+    """Whether a library has a plan that splits an architecture over tp ranks."""
+
+    model_type: str
+    span: Span
+    exists: bool | Unread
+    """`Unread` if it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +258,21 @@ class Facts:
                 sizes.setdefault(size, number)
                 spans.setdefault(size, span)
         return ModelSizes(sizes, spans)
+
+    @cached_property
+    def tp_plans(self) -> dict[str, TpPlan]:
+        """Component -> plan of its model's architecture, for components whose class declares that tp needs
+        one, and whose architecture is known."""
+        plans = {}
+        for name in self.recipe.components:
+            found = self.class_of(name)
+            tree = self.declared_values(name)
+            if found is None or not found.declares.layouts.tp_plan or tree is None:
+                continue
+            read = [TpPlan(kind, span, has_tp_plan(self.code, kind)) for kind, span in model_types_in(tree)]
+            if read:  # of a multimodal model, one of its parts has the plan
+                plans[name] = next((plan for plan in read if plan.exists is True), read[0])
+        return plans
 
     @property
     def sources(self) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -99,6 +99,12 @@ class LayoutNeeds:
         return [found.declares.layouts for found in classes if found and found.declares.layouts != Layouts()]
 
     @cached_property
+    def _lacks_tp_plan(self) -> bool:
+        """Whether the library has no plan for tp of one of the architectures."""
+        plans = (self.facts.tp_plans.get(name) for name in self._sharing)
+        return any(plan is not None and plan.exists is False for plan in plans)
+
+    @cached_property
     def _max_data_size(self) -> int:
         """The maximum number of data ranks with which each receives a sample."""
         return min_samples(self.facts, self._sharing)
@@ -116,7 +122,9 @@ class LayoutNeeds:
             if size > 1 and not all(layouts.supports(dim) for layouts in self._declared):
                 return False
             if dim == "tp":
-                return not any(model.undivided_by_tp(size) for model in self._models)
+                return not (size > 1 and self._lacks_tp_plan) and not any(
+                    model.undivided_by_tp(size) for model in self._models
+                )
             if dim == "ep":
                 return all(model.get("num_experts") % size == 0 for model in self._models)
             if dim == "ulysses" and not with_ring:

@@ -460,6 +460,10 @@ DECLARED = """
         LAYOUTS = dict(dims=["dp"])
     class Listed(Component):
         MODEL = ("args.model", "gpt2")
+    class Planned(Component):
+        LAYOUTS = {"tp_plan": "transformers"}
+    class Unplanned(Component):
+        LAYOUTS = {"tp_plan": ["transformers"]}
     class Unpaired(Component):
         LAYOUTS = {"excludes": [["dp"]]}
 """
@@ -476,6 +480,8 @@ DECLARED = """
         ("Listed", (), Layouts(), ("MODEL",)),
         ("Wrong", (), Layouts(), ("MODEL", "LAYOUTS")),
         ("Computed", (), Layouts(), ("MODEL", "LAYOUTS")),
+        ("Planned", (), Layouts(tp_plan="transformers"), ()),
+        ("Unplanned", (), Layouts(), ("LAYOUTS",)),
         ("Unpaired", (), Layouts(), ("LAYOUTS",)),
     ],
 )

@@ -1,0 +1,94 @@
+"""Reads as text whether transformers has a plan that splits an architecture over tp ranks.
+
+class LlamaConfig(PreTrainedConfig):              transformers/models/llama/configuration_llama.py
+    model_type = "llama"
+    base_model_tp_plan = {"layers.*.self_attn.q_proj": "colwise", ...}
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from meshctl.recipe.code.modules import (
+    MAX_HOPS,
+    Module,
+    Sources,
+    Unread,
+    bound_names,
+    dotted_name,
+    statements,
+)
+
+LIBRARY = "transformers"
+MODELS = f"{LIBRARY}.models"
+SPECIAL_FOLDERS = f"{MODELS}.auto.auto_mappings", "SPECIAL_MODEL_TYPE_TO_MODULE_NAME"
+"""(module, name) of the pairs of a `model_type` and the folder of its class, where their names differ."""
+PLAN = "base_model_tp_plan"
+BASES = ("PreTrainedConfig", "PretrainedConfig")
+"""The names of the base class of all configs, which has no plan."""
+
+
+def has_tp_plan(sources: Sources, model_type: str) -> bool | Unread:
+    """Returns whether the installed transformers has a plan for tp, or why that is unknown."""
+    if sources.first_missing(MODELS) == LIBRARY:
+        return Unread(f"{LIBRARY} is not installed")
+    found = _config_class(sources, model_type) if re.fullmatch(r"[\w-]+", model_type, re.ASCII) else None
+    if found is None:
+        return Unread(f"{LIBRARY} has no architecture of this name")
+    return _states_plan(sources, *found)
+
+
+def _config_class(sources: Sources, model_type: str) -> tuple[Module, ast.ClassDef] | None:
+    for folder in _folders(sources, model_type):
+        module = sources.module(f"{MODELS}.{folder}.configuration_{folder}")
+        if not isinstance(module, Module):
+            continue
+        for node in module.names.values():
+            if isinstance(node, ast.ClassDef) and _constant(_value(node, "model_type")) == model_type:
+                return module, node
+    return None
+
+
+def _folders(sources: Sources, model_type: str) -> Iterator[str]:
+    """Yields the folders that may contain the class of an architecture."""
+    yield model_type.replace("-", "_")
+    name, variable = SPECIAL_FOLDERS
+    module = sources.module(name)
+    statement = module.names.get(variable) if isinstance(module, Module) else None
+    for pair in ast.walk(statement) if statement else ():
+        if isinstance(pair, ast.Tuple) and len(pair.elts) == 2 and _constant(pair.elts[0]) == model_type:
+            yield str(_constant(pair.elts[1]))
+
+
+def _states_plan(sources: Sources, module: Module, node: ast.ClassDef, depth: int = 0) -> bool | Unread:
+    """Returns whether a class or its nearest base class that states a plan states one that is not empty."""
+    value = _value(node, PLAN)
+    if isinstance(value, ast.Dict):
+        return bool(value.keys)
+    if value is not None:
+        is_none = isinstance(value, ast.Constant) and value.value is None
+        return False if is_none else Unread(f"`{PLAN}` of `{node.name}` is not a literal")
+    for base in node.bases:
+        dotted = dotted_name(base) or ""
+        absolute = sources.absolute(module, dotted) if dotted else None
+        if absolute is None or dotted.rpartition(".")[2] in BASES or depth > MAX_HOPS:
+            continue
+        found = sources.follow(absolute)
+        if not isinstance(found, str) and isinstance(found[1], ast.ClassDef):
+            plan = _states_plan(sources, found[0], found[1], depth + 1)
+            if plan is not False:
+                return plan
+    return False
+
+
+def _value(node: ast.ClassDef, name: str) -> ast.expr | None:
+    """Returns the value of a class attribute; None if the class does not assign it."""
+    found = [item for item in statements(node.body) if name in bound_names(item)]
+    last = found[-1] if found else None
+    return last.value if isinstance(last, (ast.Assign, ast.AnnAssign)) else None
+
+
+def _constant(value: ast.expr | None) -> object:
+    return value.value if isinstance(value, ast.Constant) else None

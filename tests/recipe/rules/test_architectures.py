@@ -1,0 +1,86 @@
+"""The rule about plans for tp, for an invented transformers next to the recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from meshctl.diagnostics import Diagnostic
+from meshctl.recipe.load import load
+
+CLASSES = """
+    from meshctl import Component, endpoint
+    class Own(Component):
+        MODEL = "args.model"
+        def __init__(self, model: dict) -> None: ...
+        @endpoint(collect="mean")
+        def step(self, samples: range) -> dict[str, float]: ...
+    class Planned(Own):
+        LAYOUTS = {"tp_plan": "transformers"}
+    class Subclass(Planned): ...
+"""
+LIBRARY = """
+    class {name}Config(PreTrainedConfig):
+        model_type = "{kind}"
+        {plan}
+"""
+PLANS = {"river": 'base_model_tp_plan = {"q_proj": "colwise"}', "gravel": ""}
+
+
+def reported(
+    folder: Path, model: str, target: str = "Planned", parallel: str = "fsdp_size: 4, tp_size: 2"
+) -> list[Diagnostic]:
+    (folder / "mine.py").write_text(dedent(CLASSES))
+    (folder / "transformers").mkdir(exist_ok=True)
+    (folder / "transformers" / "__init__.py").touch()
+    for kind, plan in PLANS.items():
+        file = folder / "transformers" / "models" / kind / f"configuration_{kind}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dedent(LIBRARY).format(name=kind.title(), kind=kind, plan=plan))
+    (folder / "recipe.yaml").write_text(
+        "groups: {train: {ranks: 8, device_type: cpu}}\n"
+        "components:\n"
+        f"  trainer: {{_target_: mine.{target}, group: train, parallel: {{{parallel}}}, args: {{model: {model}}}}}\n"
+        "pipeline: {metrics: {call: trainer.step, samples: 64}}\n"
+    )
+    return list(load("recipe.yaml", [], folder, environ={}).report.diagnostics)
+
+
+@pytest.mark.parametrize("target", ["Planned", "Subclass"])
+def test_an_architecture_without_a_plan_is_an_error_with_layouts_without_tp(
+    tmp_path: Path, target: str
+) -> None:
+    (one,) = reported(tmp_path, "{model_type: gravel}", target)
+    assert (one.code, one.severity) == ("MC439", "error")
+    assert one.message == "`tp_size` is 2, but transformers has no plan that splits `gravel` over tp ranks"
+    assert one.help.startswith("nearest that fit: ") and " tp " not in one.help
+    assert [span.label for span in one.seconds] == ["`model_type` is gravel"]
+
+
+@pytest.mark.parametrize(
+    ("model", "target", "parallel"),
+    [
+        ("{model_type: river}", "Planned", "fsdp_size: 4, tp_size: 2"),
+        ("{model_type: gravel}", "Planned", "fsdp_size: 8"),
+        ("{model_type: gravel}", "Own", "fsdp_size: 4, tp_size: 2"),
+        ("{num_attention_heads: 8}", "Planned", "fsdp_size: 4, tp_size: 2"),
+        ("{model_type: gravel, text_config: {model_type: river}}", "Planned", "fsdp_size: 4, tp_size: 2"),
+        ("{model_type: gravel, text_config: {n_head: 8}}", "Planned", "fsdp_size: 4, tp_size: 2"),
+    ],
+)
+def test_nothing_is_reported(tmp_path: Path, model: str, target: str, parallel: str) -> None:
+    assert reported(tmp_path, model, target, parallel) == []
+
+
+def test_an_unknown_architecture_is_a_note(tmp_path: Path) -> None:
+    (one,) = reported(tmp_path, "{model_type: absent}")
+    assert (one.code, one.severity) == ("MC440", "note")
+    assert one.message.endswith("is unknown: transformers has no architecture of this name")
+
+
+def test_layouts_that_other_rules_propose_have_no_tp_either(tmp_path: Path) -> None:
+    found = reported(tmp_path, "{model_type: gravel, n_head: 9}")
+    assert [one.code for one in found] == ["MC431", "MC439"]
+    assert all(" tp " not in one.help for one in found)
