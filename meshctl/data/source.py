@@ -43,6 +43,7 @@ class Source(Component):
     """Reads examples from rows. A subclass states its encoder."""
 
     ENCODER: ClassVar[type[Encoder]]
+    SEQUENCE_LENGTH = "args.max_length"
 
     def __init__(
         self,

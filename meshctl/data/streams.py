@@ -66,6 +66,7 @@ class Stream(Component):
     """Reads examples from rows in order. A subclass states its encoder."""
 
     ENCODER: ClassVar[type[Encoder]]
+    SEQUENCE_LENGTH = "args.max_length"
 
     def __init__(
         self,

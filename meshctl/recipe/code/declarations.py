@@ -1,4 +1,5 @@
-"""Reads the class attributes in which a component class declares its model and the layouts that it supports.
+"""Reads the class attributes in which a component class declares its model, the layouts that it supports, and
+the length of the sequences that it gives.
 
     class Trainer(Component):
         MODEL = "args.model"                       # the argument that names the model
@@ -8,7 +9,10 @@
             "tp_plan": "transformers",             # tp needs the plan that the library has for the model
         }
 
-Both are literals and may be inherited. All keys of `LAYOUTS` may be left out. `MODEL` may be a list of
+    class Texts(Component):
+        SEQUENCE_LENGTH = "args.max_length"        # the argument with the most tokens of a sequence
+
+They are literals and may be inherited. All keys of `LAYOUTS` may be left out. `MODEL` may be a list of
 arguments: values of a later one replace those of the model's config.
 """
 
@@ -22,7 +26,7 @@ from typing import Any
 
 from meshctl.topology.sizes import DIMS
 
-MODEL, LAYOUTS = "MODEL", "LAYOUTS"
+MODEL, LAYOUTS, SEQUENCE_LENGTH = "MODEL", "LAYOUTS", "SEQUENCE_LENGTH"
 ARGUMENT = re.compile(r"args(\.\w+)+", re.ASCII)
 TP_PLANS = ("transformers",)
 """The libraries whose plans are read."""
@@ -58,6 +62,9 @@ class Declarations:
     """The key paths, below the component, of the values that name the model or contain values of its config.
     Later ones take precedence."""
     layouts: Layouts = Layouts()
+    sequence_length: tuple[str, ...] = ()
+    """The key path, below the component, of the most tokens of a sequence that it gives; empty if none is
+    declared."""
     wrong: tuple[tuple[str, str], ...] = ()
     """(attribute, reason why it is ignored) of each wrong declaration."""
 
@@ -65,23 +72,34 @@ class Declarations:
 def declarations_of(values: Mapping[str, ast.expr | None]) -> Declarations:
     """Reads the declarations among class attributes. `values` maps their names to their values; None for an
     attribute without a value."""
+    found = {name: _literal(values[name]) for name in (MODEL, LAYOUTS, SEQUENCE_LENGTH) if name in values}
     wrong: list[tuple[str, str]] = []
     model: tuple[tuple[str, ...], ...] = ()
     layouts = Layouts()
-    if MODEL in values:
-        found = _literal(values[MODEL])
-        names = found if isinstance(found, (list, tuple)) and found else [found]
-        if all(isinstance(name, str) and ARGUMENT.fullmatch(name) for name in names):
-            model = tuple(tuple(name.split(".")) for name in names)
-        else:
+    length: tuple[str, ...] = ()
+    if MODEL in found:
+        stated = found[MODEL]
+        names = stated if isinstance(stated, (list, tuple)) and stated else [stated]
+        model = tuple(_argument(name) for name in names)
+        if not all(model):
+            model = ()
             wrong.append((MODEL, 'it is not the name of an argument, such as "args.model"'))
-    if LAYOUTS in values:
-        read = _layouts(_literal(values[LAYOUTS]))
+    if LAYOUTS in found:
+        read = _layouts(found[LAYOUTS])
         if isinstance(read, Layouts):
             layouts = read
         else:
             wrong.append((LAYOUTS, read))
-    return Declarations(model, layouts, tuple(wrong))
+    if SEQUENCE_LENGTH in found:
+        length = _argument(found[SEQUENCE_LENGTH])
+        if not length:
+            wrong.append((SEQUENCE_LENGTH, 'it is not the name of an argument, such as "args.max_length"'))
+    return Declarations(model, layouts, length, tuple(wrong))
+
+
+def _argument(name: Any) -> tuple[str, ...]:
+    """Returns the key path of an argument, `("args", "model")`; empty for anything else."""
+    return tuple(name.split(".")) if isinstance(name, str) and ARGUMENT.fullmatch(name) else ()
 
 
 def _literal(value: ast.expr | None) -> Any:

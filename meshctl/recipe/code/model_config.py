@@ -17,8 +17,10 @@ from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.hub_cache import cached_file, is_hub_name
 from meshctl.recipe.compose.folders import contents, is_dir, is_file
 from meshctl.recipe.compose.yaml_reader import MAX_BYTES, read
-from meshctl.recipe.compose.yaml_tree import Node
+from meshctl.recipe.compose.yaml_tree import Node, leaves
 
+POSITIONS = "max_position_embeddings"
+"""The size that limits the length of a sequence."""
 NAMES = {
     "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     "num_kv_heads": ("num_key_value_heads", "num_query_groups", "n_kv_heads", "num_kv_heads"),
@@ -26,8 +28,12 @@ NAMES = {
     "vocab_size": ("vocab_size", "padded_vocab_size"),
     "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "num_moe_experts"),
+    POSITIONS: ("max_position_embeddings", "n_positions"),
 }
 """Size -> its names in config files. Without the sequence length, which is not a property of the model."""
+ROPE = ("rope_scaling", "rope_parameters")
+"""The keys with the scaling of positions. Some configs include its factor in the number of positions and
+others do not, so this number is unknown if there is a factor."""
 INNER = ("text_config", "llm_config", "language_config")
 """The keys under which a multimodal model has the config of its language model."""
 LATENT = "kv_lora_rank"
@@ -149,10 +155,17 @@ def _sizes(tree: Node) -> Iterator[tuple[str, tuple[int, Span]]]:
     for size, names in NAMES.items():
         if size == "num_kv_heads" and _is_stated(places[0].get(LATENT)):
             continue
+        if size == POSITIONS and any(_has_factor(place) for place in places):
+            continue
         found = [node for place in places for name in names if _is_stated(node := place.get(name))]
         node = found[0] if found else None
         if node is not None and type(node.value) is int and node.value > 0 and not node.from_environment:
             yield size, (node.value, node.span)
+
+
+def _has_factor(place: Node) -> bool:
+    scalings = [node for key in ROPE if (node := place.get(key)) is not None]
+    return any(path[-1:] == ("factor",) for node in scalings for path, _ in leaves(node))
 
 
 def _is_stated(node: Node | None) -> bool:

@@ -30,13 +30,14 @@ from meshctl.recipe.rules import (
     pipeline,
     run,
     schedule,
+    sequence_lengths,
     shares,
 )
 from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
-    *(names, groups, devices, meshes, models, architectures, components, arguments),
+    *(names, groups, devices, meshes, models, architectures, sequence_lengths, components, arguments),
     *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, costs),
 )
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)

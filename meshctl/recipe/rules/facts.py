@@ -259,6 +259,17 @@ class Facts:
                 spans.setdefault(size, span)
         return ModelSizes(sizes, spans)
 
+    def sequence_length(self, component: str) -> tuple[int, Span] | None:
+        """Returns (number, span) of the argument that `SEQUENCE_LENGTH` of a component's class names; None if
+        it is unknown."""
+        found = self.class_of(component)
+        if found is None or not found.is_component or not found.declares.sequence_length:
+            return None
+        node = self.node("components", component, *found.declares.sequence_length)
+        if node is None or node.from_environment or type(node.value) is not int:
+            return None
+        return node.value, node.span
+
     @cached_property
     def tp_plans(self) -> dict[str, TpPlan]:
         """Component -> plan of its model's architecture, for components whose class declares that tp needs

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from meshctl.recipe.code.classes import Class, Code, NoClass, NotFound
-from meshctl.recipe.code.declarations import Layouts
 from meshctl.recipe.code.modules import Module, Unread
 from meshctl.recipe.code.signatures import Hint, Signature
 
@@ -436,60 +435,3 @@ def code_module(folder: Path) -> Module:
     found = Code((str(folder),)).module("mine")
     assert isinstance(found, Module)
     return found
-
-
-# What classes declare
-
-DECLARED = """
-    from typing import ClassVar
-    from meshctl import Component
-    class Base(Component):
-        MODEL = "args.model.path"
-        LAYOUTS = {"dims": ["dp", "fsdp"], "excludes": [("dp", "fsdp")]}
-    class Inherits(Base): ...
-    class Overrides(Base):
-        LAYOUTS: ClassVar = {"excludes": (("tp", "cp"),)}
-    class Plain(Component): ...
-    class Changed(Component):
-        MODEL = ["args.model", "args.config"]
-    class Wrong(Component):
-        MODEL = "gpt2"
-        LAYOUTS = {"dims": ["dp", "zero"]}
-    class Computed(Component):
-        MODEL = make()
-        LAYOUTS = dict(dims=["dp"])
-    class Listed(Component):
-        MODEL = ("args.model", "gpt2")
-    class Planned(Component):
-        LAYOUTS = {"tp_plan": "transformers"}
-    class Unplanned(Component):
-        LAYOUTS = {"tp_plan": ["transformers"]}
-    class Unpaired(Component):
-        LAYOUTS = {"excludes": [["dp"]]}
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "model", "layouts", "wrong"),
-    [
-        ("Base", (("args", "model", "path"),), Layouts(("dp", "fsdp"), (("dp", "fsdp"),)), ()),
-        ("Inherits", (("args", "model", "path"),), Layouts(("dp", "fsdp"), (("dp", "fsdp"),)), ()),
-        ("Overrides", (("args", "model", "path"),), Layouts(None, (("tp", "cp"),)), ()),
-        ("Plain", (), Layouts(), ()),
-        ("Changed", (("args", "model"), ("args", "config")), Layouts(), ()),
-        ("Listed", (), Layouts(), ("MODEL",)),
-        ("Wrong", (), Layouts(), ("MODEL", "LAYOUTS")),
-        ("Computed", (), Layouts(), ("MODEL", "LAYOUTS")),
-        ("Planned", (), Layouts(tp_plan="transformers"), ()),
-        ("Unplanned", (), Layouts(), ("LAYOUTS",)),
-        ("Unpaired", (), Layouts(), ("LAYOUTS",)),
-    ],
-)
-def test_what_a_class_declares(
-    tmp_path: Path, name: str, model: tuple[str, ...], layouts: Layouts, wrong: tuple[str, ...]
-) -> None:
-    write(tmp_path, {"declared.py": DECLARED})
-    found = Code((str(tmp_path),)).find(f"declared.{name}")
-    assert isinstance(found, Class)
-    assert (found.declares.model, found.declares.layouts) == (model, layouts)
-    assert tuple(attribute for attribute, _ in found.declares.wrong) == wrong
