@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
 from meshctl.cli.launch import Options, prepare
@@ -31,8 +31,9 @@ from tests.runtime import in_process
 
 HERE = Path(__file__).parent / "launched"
 STEPS = 2
-UNSOUND = {"MC538"}
-"""Warnings about lost or repeated samples, which cause an error only in the run."""
+UNSOUND = {"MC536", "MC538"}
+"""Warnings about samples that are lost, repeated or probably missing in an input, which cause an error only
+in the run."""
 
 
 @st.composite
@@ -252,7 +253,60 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "recipe.yaml"
 
 
+def of_groups(ranks: dict[str, int], pipeline: dict[str, Any]) -> dict[str, Any]:
+    """Returns a recipe with a source and a worker in each group."""
+    components = {
+        f"{kind}_{name}": {"_target_": f"pieces.{kind.title()}", "group": name}
+        for name in ranks
+        for kind in ("source", "worker")
+    }
+    groups = {name: {"ranks": count, "device_type": "cpu"} for name, count in ranks.items()}
+    return {"groups": groups, "components": components, "pipeline": pipeline, "run": {"steps": STEPS}}
+
+
+PEERS: dict[str, Any] = {
+    "s1": {"call": "source_a.next", "samples": 9},
+    "s2": {"call": "worker_b.take", "in": "s1", "samples": 9, "execute": "peer"},
+    "s3": {"call": "worker_b.take", "in": "s1", "samples": 9},
+    "s4": {"call": "worker_b.pair", "in": {"one": "s3", "other": "s2"}, "execute": "peer"},
+}
+FIRST: dict[str, Any] = {
+    "s1": {"call": "source_a.next", "samples": 3},
+    "s2": {"call": "worker_a.thrice", "in": "s1", "samples": 9, "collect": "first"},
+    "s3": {"call": "worker_a.pair", "in": {"one": "s1", "other": "s2"}},
+}
+
+
+PEERS_OF_ALL = {**PEERS, "s4": {**PEERS["s4"], "execute": "all"}}
+FIRST_TWICE = {**FIRST, "s3": {**FIRST["s3"], "in": {"one": "s2", "other": "s2"}}}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pipeline", "codes"),
+    [
+        ({"a": 2, "b": 3}, PEERS, ["MC536"]),
+        ({"a": 2, "b": 3}, PEERS_OF_ALL, []),
+        ({"a": 3, "b": 3}, PEERS, []),
+        ({"a": 2, "b": 1}, PEERS, []),
+        ({"a": 1}, FIRST, ["MC536"]),
+        ({"a": 1}, FIRST_TWICE, []),
+    ],
+)
+def test_errors_of_the_examples(
+    ranks: dict[str, int], pipeline: dict[str, Any], codes: list[str], file: Path
+) -> None:
+    file.write_text(dump(of_groups(ranks, pipeline)), encoding="utf-8")
+    report = load(file, [], HERE, environ={}, path=[str(HERE)]).report
+    assert [error.code for error in report.errors] == codes
+
+
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@example(of_groups({"a": 2, "b": 3}, PEERS))
+@example(of_groups({"a": 2, "b": 3}, PEERS_OF_ALL))
+@example(of_groups({"a": 3, "b": 3}, PEERS))
+@example(of_groups({"a": 2, "b": 1}, PEERS))
+@example(of_groups({"a": 1}, FIRST))
+@example(of_groups({"a": 1}, FIRST_TWICE))
 @given(recipes())
 def test_what_is_accepted_runs_and_what_is_rejected_starts_nothing(
     file: Path, recipe: dict[str, Any]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import Input, Stage
 from meshctl.recipe.rules.facts import Facts, input_path
+from meshctl.recipe.rules.held_samples import Pair, are_always_alike, balanced_by, missing_samples, path_of
 from meshctl.text.english import counted, listed
 from meshctl.topology.modes import DISPATCH
+from meshctl.topology.samples import Id, sample_name
+
+PEER_HELP = "write `execute: all`, which moves samples to the workers that need them"
 
 
 @dataclass(frozen=True)
@@ -18,6 +23,9 @@ class Difference:
 
     why: str
     spans: tuple[Span, ...] = ()
+    help: str = "take stages that have the same samples of one source"
+    severity: Literal["error", "warning"] = "error"
+    """A warning if it follows from numbers of samples that only earlier stages state."""
 
 
 def joined_stages_give_batches(facts: Facts) -> Iterator[Diagnostic]:
@@ -54,21 +62,26 @@ def inputs_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
             first, lead = batches[0]
             if name == lead or _is_whole_of_cut(facts, stage, first, given):
                 continue
-            difference = _difference(facts, lead, name) or _difference_between_peers(facts, stage, lead, name)
+            pipeline = facts.recipe.pipeline
+            pair = Pair(stage, (first, given), (pipeline[lead], pipeline[name]))
+            difference = _difference(facts, lead, name) or _difference_between_peers(facts, pair)
             if difference is None:
                 yield from _counts_are_unlikely(facts, stage, given, lead, name)
                 continue
             span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
             both = f"stage `{stage.name}` takes `{lead}` and `{name}` together"
             message = f"{both}, but their samples differ: {difference.why}"
-            help = "take stages that have the same samples of one source"
-            yield Diagnostic("MC536", message, span, difference.spans, help)
+            yield Diagnostic("MC536", message, span, difference.spans, difference.help, difference.severity)
 
 
 def _is_batch(facts: Facts, name: str) -> bool:
     stage = facts.recipe.pipeline.get(name)
-    is_call = stage is not None and stage.kind == "call" and facts.is_valid("pipeline", name)
-    return is_call and facts.modes[name].are_known and facts.modes[name].collect_mode.is_batch
+    if stage is None or stage.kind != "call" or not facts.is_valid("pipeline", name):
+        return False
+    if not facts.modes[name].are_known:
+        return False
+    collect, returns = facts.modes[name].collect_mode, facts.endpoint(stage).signature.returns
+    return collect.is_batch or (collect.is_first and returns is not None and returns.is_batch)
 
 
 def _is_whole_of_cut(facts: Facts, stage: Stage, lead: Input, given: Input) -> bool:
@@ -148,32 +161,63 @@ def _origin(facts: Facts, stage: Stage) -> Stage | None:
     return stage
 
 
-def _difference_between_peers(facts: Facts, stage: Stage, one: str, other: str) -> Difference | None:
-    """Returns the reason why a worker receives different samples from two stages in mode `execute: peer`."""
-    if not facts.modes[stage.name].execute_mode.is_per_producer:
+def _difference_between_peers(facts: Facts, pair: Pair) -> Difference | None:
+    """Returns the reason why a worker receives different samples from two stages in mode `execute: peer`,
+    which does not move samples between workers to align inputs."""
+    if not facts.modes[pair.stage.name].execute_mode.is_per_producer:
         return None
-    stages = [facts.recipe.pipeline[name] for name in (one, other)]
-    first, second = (facts.producers(source) for source in stages)
+    balanced = [balanced_by(facts, source) for source in pair.sources]
+    is_even = not any(balanced)
+    first, second = (facts.producers(source) for source in pair.sources)
     if first and second and first != second:
-        counts = zip(stages, (first, second), strict=True)
+        if is_even and are_always_alike(facts, pair):
+            return None
         spans = [
             facts.key("pipeline", source.name).with_word(counted(count, "producer"))
-            for source, count in counts
+            for source, count in zip(pair.sources, (first, second), strict=True)
         ]
         why = f"`execute: peer`, and {first} workers produce one, {second} the other"
-        return Difference(why, tuple(spans))
-    moved = [source for source in stages if _is_moved(facts, source)]
+        return Difference(why, tuple(spans), PEER_HELP)
+    if not is_even:
+        return _difference_by_balance(facts, pair, balanced)
+    missing = missing_samples(facts, pair)
+    return _difference_by_shares(facts, pair, missing) if missing else None
+
+
+def _difference_by_balance(facts: Facts, pair: Pair, balanced: list[Stage | None]) -> Difference | None:
+    """Returns the difference if `balance` moves the samples of one of two stages only. If it moves both,
+    token lengths decide."""
+    moved = [(source, stage) for source, stage in zip(pair.sources, balanced, strict=True) if stage]
     if len(moved) != 1:
         return None
-    span = facts.value("pipeline", moved[0].name, "dispatch").with_word("here samples go to other workers")
-    return Difference(f"`execute: peer`, and those of `{moved[0].name}` are on other workers", (span,))
+    [(source, stage)] = moved
+    span = facts.value("pipeline", stage.name, "dispatch").with_word("here samples go to other workers")
+    why = f"`execute: peer`, and those of `{source.name}` are on other workers"
+    return Difference(why, (span,), PEER_HELP)
 
 
-def _is_moved(facts: Facts, stage: Stage) -> bool:
-    """Whether a stage's samples are divided other than evenly and in sample order."""
-    dispatch = facts.lead_dispatch(stage)
-    is_divided = facts.modes[stage.name].execute_mode.is_joint and DISPATCH[dispatch.mode].cuts_samples
-    return is_divided and bool(dispatch.balance or dispatch.home)
+def _difference_by_shares(facts: Facts, pair: Pair, missing: Mapping[int, Id]) -> Difference:
+    """Returns the difference of two stages whose producers have different shares of the samples. `missing` is
+    rank -> a sample of the first stage that it does not receive from the second."""
+    one, other = (source.name for source in pair.sources)
+    rank, id = next(iter(missing.items()))
+    which = f"sample {sample_name(id)} of `{one}`, but not that of `{other}`"
+    why = f"`execute: peer`, and rank {rank} of `{pair.stage.component}` receives {which}"
+    paths = [path_of(facts, source) for source in pair.sources]
+    is_certain = all(stage.samples for path in paths for stage in path)
+    return Difference(why, _peers_on(facts, paths), PEER_HELP, "error" if is_certain else "warning")
+
+
+def _peers_on(facts: Facts, paths: Sequence[Sequence[Stage]]) -> tuple[Span, ...]:
+    """Returns the spans of the stages with `execute: peer` on only one of two paths, which keep the shares of
+    their input."""
+    passed = [{stage.name for stage in path} for path in paths]
+    stages = [stage for path in paths for stage in path if stage.name in passed[0] ^ passed[1]]
+    return tuple(
+        facts.key("pipeline", stage.name).with_word("`execute: peer` keeps the shares of its input")
+        for stage in stages
+        if facts.modes[stage.name].execute_mode.is_per_producer
+    )
 
 
 RULES = (joined_stages_give_batches, inputs_have_same_samples)
