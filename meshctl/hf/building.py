@@ -1,7 +1,8 @@
-"""Builds a model on its mesh: read or made, sharded by tensor parallelism, given adapters, sharded by FSDP.
+"""Builds a model on its mesh: loading, tensor parallelism, adapters, and FSDP, in this order.
 
-The order is not free. An adapter that is added before tensor parallelism is not sharded with its layer, and
-one that is added after FSDP is never reduced over ranks. Tied parameters are sharded apart and tied again.
+No other order is correct. An adapter that is added before tensor parallelism is not sharded with its layer.
+The gradients of an adapter that is added after FSDP are never reduced over ranks. Tied parameters are
+separated before sharding and tied again afterwards.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from meshctl.hf.weights import reset_adapter
 
 @dataclass(frozen=True)
 class Build:
-    """What is built, and where."""
+    """The arguments of `build`."""
 
     model: str | Mapping[str, Any]
-    """A folder, a name of the hub, or the values of a config with `model_type`, for random weights."""
+    """The folder of a model, a name of the hub, or the values of a config with `model_type`. A model that is
+    built from config values has random weights."""
     head: str = "lm"
     config: Mapping[str, Any] = field(default_factory=dict)
     """Values that replace those of the model's config."""
@@ -37,12 +39,16 @@ class Build:
     seed: int = 0
     sizes: Sizes = Sizes()
     mesh: TorchDeviceMesh | None = None
-    """torch's mesh with the dims dp, fsdp and tp; None for one rank."""
+    """The mesh of torch with the dims dp, fsdp and tp; None if one rank holds the whole model."""
     device: torch.device = torch.device("cpu")
 
 
 def build(wanted: Build) -> nn.Module:
-    """Returns the model, with the shards of this rank. All ranks call it together. Raises `ModelError`."""
+    """Returns the model with the shards of this rank, on `wanted.device` and in training mode.
+
+    This function is a collective operation: all ranks of the mesh call it. Raises `ModelError` if the model
+    cannot be read, or cannot be sharded as `wanted` requires.
+    """
     transformers_api.quiet()
     config = transformers_api.read_config(wanted.model, wanted.head, wanted.config)
     if isinstance(wanted.model, str):
@@ -82,7 +88,11 @@ def _loaded(folder: str, config: Any, wanted: Build) -> Any:
 
 
 def distribute(model: Any, wanted: Build) -> None:
-    """Shards a model in place, in the order that is right for all layouts."""
+    """Shards a model in place over tp, then adds adapters, and then shards the model over fsdp and dp.
+
+    Steps that `wanted` does not request are left out. With adapters and the head `score`, the head is
+    trained as well. Raises `ModelError` if the model does not support a step.
+    """
     sizes = wanted.sizes
     if sizes.tp > 1:
         assert wanted.mesh is not None

@@ -10,7 +10,8 @@ from meshctl.hf.outputs import Outputs
 from meshctl.runtime.batch.batch import Column
 
 OfTexts = Callable[[Outputs, str], Iterator[tuple[str, Column]]]
-"""(outputs, prefix of the texts' columns) -> (name, column)."""
+"""A function of a model's outputs and the prefix of the texts' columns. It yields the name and the values of
+each column."""
 
 
 def logprobs(outputs: Outputs, prefix: str) -> Iterator[tuple[str, Column]]:

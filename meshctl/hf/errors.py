@@ -1,4 +1,4 @@
-"""The error that a user of `hf.Model` can correct."""
+"""The error of `hf.Model` that a user can correct."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from meshctl.runtime.component import ComponentError
 
 
 class ModelError(ComponentError):
-    """A model, a layout or a batch cannot be used as the arguments say."""
+    """Raised if a model, a layout or a batch does not support what the arguments require."""

@@ -1,4 +1,4 @@
-"""Cuts a batch into micro-batches, of which every data rank has the same number."""
+"""Divides a batch into micro-batches. All data ranks have the same number of micro-batches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from meshctl.runtime.collective import Collective
 
 
 def by_tokens(batch: Batch, limit: int, prefixes: tuple[str, ...], data: Collective) -> Iterator[Batch]:
-    """Yields parts of at most `limit` tokens in order; a sample with more is alone. Ranks with fewer parts
-    yield empty ones at the end. All data ranks call this together."""
+    """Yields the micro-batches of a batch, in order. Each has at most `limit` tokens, or one longer sample.
+
+    The tokens are those of the columns `input_ids` with each of `prefixes`. Ranks with fewer micro-batches
+    yield empty ones at the end. The function is a collective operation over `data`: all data ranks call it.
+    Raises `ModelError` if an `input_ids` column is not ragged.
+    """
     cuts = list(_cuts(_tokens_of(batch, prefixes), limit))
     count = int(data.all_reduce(torch.tensor(len(cuts), device=data.device), "max"))
     for start, stop in cuts:

@@ -3,8 +3,8 @@
     actor: {_target_: meshctl.hf.Model, group: train, parallel: {fsdp_size: 4, tp_size: 2},
             args: {model: Qwen/Qwen3-8B, lr: 1e-5, lora: {r: 16}}}
 
-One class is actor, critic, reference, reward model, teacher and student. A subclass may override `build`,
-`forward` and `loss`; everything else follows from them.
+The same class serves as actor, critic, reference, reward model, teacher and student. A subclass may
+override `build`, `forward` and `loss`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Component, endpoint
 
 MAX_IDS_SHOWN = 5
-"""Samples that a message about a loss lists."""
+"""The maximum number of sample ids in the message about a loss that is not finite."""
 
 
 class Model(Component):
@@ -67,21 +67,29 @@ class Model(Component):
         activation_checkpointing: bool = False,
         compile: bool | Mapping[str, Any] = False,
     ) -> None:
-        """`model` is a folder, a name of the hub, or a config with `model_type`, for random weights. `head`
-        is `lm`, or `score` for a critic or a reward model. `config` replaces values of the model's config.
+        """Stores and checks the arguments. The model itself is built in `setup`. Raises `ModelError` or
+        `LossError` for invalid arguments.
 
-        `dtype` is that of the stored weights, and `compute_dtype: bfloat16` that of forward and backward
-        passes. `attention` and `experts` choose transformers' implementations. `lora` has the keys `r`,
-        `alpha`, `target` and `dropout`.
-
-        `loss` is a name of `meshctl.losses` or a function's dotted path. `optimizer` is a class of
-        `torch.optim`, and `schedule` has the keys `name`, `warmup` and `steps` of transformers. `clip` is the
-        largest norm of a gradient. An update accumulates gradients over parts of at most `micro_batch`
-        samples or `micro_batch_tokens` tokens. A loss or gradient that is not finite leaves the weights as
-        they are: with `skip_nonfinite` the step counts as skipped, otherwise the run ends.
-
-        `activation_checkpointing` computes activations again in the backward pass. `compile` is true or a
-        mapping of options of `torch.compile`. Raises `ModelError` for arguments that do not fit.
+        model: the folder of a model, a name of the hub, or config values with `model_type`. Config values
+            produce random weights.
+        head: `lm` for logits of the vocabulary; `score` for a critic or a reward model.
+        config: values that replace those of the model's config.
+        dtype: the dtype of the stored weights.
+        compute_dtype: the dtype of the forward and backward passes, `bfloat16`; None for `dtype`.
+        attention, experts: the names of the implementations of attention and of experts in transformers.
+        lora: a mapping with the keys `r`, `alpha`, `target` and `dropout`.
+        loss, loss_options: a name of `meshctl.losses` or the dotted path of a function, and its options.
+        optimizer, lr, optimizer_options: a class of `torch.optim` or its dotted path, the learning rate, and
+            further arguments of the class.
+        schedule: a mapping with the keys `name`, `warmup` and `steps` (both in updates) of a schedule of
+            transformers.
+        clip: the maximum norm of the gradient; None for no clipping.
+        micro_batch, micro_batch_tokens: the maximum number of samples, or of tokens, of a micro-batch. An
+            update accumulates the gradients of all micro-batches. The two arguments exclude each other.
+        skip_nonfinite: whether an update is skipped if its loss or gradient is not finite. Otherwise such an
+            update raises `ModelError`. The weights do not change in either case.
+        activation_checkpointing: whether the backward pass computes activations again.
+        compile: whether to compile the model, or a mapping of options of `torch.compile`.
         """
         if head not in HEADS:
             raise ModelError(f"`head` is {' or '.join(HEADS)}, not `{head}`")
@@ -113,7 +121,8 @@ class Model(Component):
 
     @cached_property
     def module(self) -> nn.Module:
-        """The model with the shards of this rank. All ranks use it first together."""
+        """The model with the shards of this rank, built at the first access. All ranks make the first access
+        together, because it is a collective operation."""
         module = self.build()
         if self.activation_checkpointing:
             module.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
@@ -122,7 +131,7 @@ class Model(Component):
         return module
 
     def build(self) -> nn.Module:
-        """Returns the model on this component's mesh."""
+        """Builds the model on the component's mesh and returns it. All ranks call this method together."""
         needs_mesh = self.mesh.world_size > 1 or self.compute_dtype is not None
         return build(
             Build(
@@ -151,7 +160,8 @@ class Model(Component):
     # What a subclass may override
 
     def forward(self, texts: Texts) -> Tensor:
-        """Returns `[rows, longest, vocabulary]` logits, or with `head: score` `[rows, longest]` scores."""
+        """Returns the logits, `[rows, longest, vocabulary]`. With `head: score` it returns the
+        scores, `[rows, longest]`."""
         inputs = {"input_ids": texts.input_ids}
         if texts.position_ids is not None:
             inputs["position_ids"] = texts.position_ids
@@ -162,14 +172,19 @@ class Model(Component):
         return found
 
     def loss(self, batch: Batch) -> LossSum:
-        """Returns the loss of a micro-batch, which may be empty."""
+        """Returns the loss of a micro-batch, summed over its units. The micro-batch may be empty."""
         function = self.loss_function
         inputs = self.loss_inputs(batch, function.inputs)
         found = function(inputs)
         return LossSum(found.total + inputs["nothing"], found.count, found.metrics)
 
     def loss_inputs(self, batch: Batch, names: Iterable[str]) -> dict[str, Any]:
-        """Returns the inputs of a loss: columns of the batch, and outputs of the model for its texts."""
+        """Returns the inputs `names` of a loss, and the input `nothing`.
+
+        An input is a column of the batch or an output of the model for the texts of the batch. A name without
+        either is left out. Outputs of the reference model are computed by the base model without its adapter.
+        `nothing` is a 0-dim tensor with the value 0, which gives an empty loss a gradient.
+        """
         names, prefixes = list(names), prefixes_of(names)
         sides = [texts_of(batch, prefix, self.device) for prefix in prefixes]
         own = self._outputs(sides)
@@ -193,7 +208,8 @@ class Model(Component):
         return found
 
     def _outputs(self, sides: list[Texts]) -> list[Outputs]:
-        """Returns the outputs for each of the texts, computed in one forward pass."""
+        """Returns the outputs of the model for each element of `sides`. One forward pass computes all of
+        them."""
         if len(sides) == 1:
             return [Outputs(self.forward(sides[0]), sides[0])]
         first, second = sides
@@ -207,9 +223,13 @@ class Model(Component):
 
     @endpoint(collect="mean")
     def update(self, batch: Batch) -> dict[str, float]:
-        """Updates the weights once. Returns `loss`, `grad_norm` before clipping, `lr`, `units` (the tokens,
-        samples or pairs of all ranks), `skipped`, and the loss's own metrics. A skipped step has `lr`,
-        `units` and `skipped` only."""
+        """Updates the weights once, and returns the metrics of the update.
+
+        The metrics are `loss`, `grad_norm` before clipping, `lr`, `units` (the number of tokens, samples or
+        pairs on all ranks), `skipped` (the number of skipped updates so far), and the metrics of the loss. A
+        skipped update has the metrics `lr`, `units` and `skipped` only. Raises `ModelError` if the loss or
+        the gradient is not finite, unless `skip_nonfinite` is set.
+        """
         trainer, parts = self.trainer, self._parts(batch)
         self.module.train()
         culprits: list[Any] = []
@@ -232,7 +252,8 @@ class Model(Component):
 
     @endpoint(collect="mean")
     def evaluate(self, batch: Batch) -> dict[str, float]:
-        """Returns the loss and its metrics, without an update."""
+        """Returns the means of the loss and of its metrics over the batch of all ranks. The weights do not
+        change."""
         sums = Sums()
         with self._inference():
             for part in self._parts(batch):
@@ -241,15 +262,21 @@ class Model(Component):
 
     @endpoint
     def logprobs(self, batch: Batch) -> Batch:
-        """Returns a column `logprobs`, for each token the log-probability of its label, 0 at the first token
-        and where the label is -100. For pairs it returns `chosen_logprobs` and `rejected_logprobs`, sums over
-        each answer."""
+        """Returns a ragged column `logprobs` with the log-probability of the label of each token.
+
+        The value is 0 at the first token and where the label is -100. For pairs, the columns are
+        `chosen_logprobs` and `rejected_logprobs`, `[pairs]`: the sums over each answer.
+        """
         return self._columns(batch, columns.logprobs)
 
     @endpoint
     def ref_logprobs(self, batch: Batch) -> Batch:
-        """Returns what `logprobs` does, under names with `ref_`, for the model without its adapter; for texts
-        that are not packed also `ref_sequence_logprobs`, their sums."""
+        """Returns the columns of `logprobs`, computed by the model without its adapter. Each name begins with
+        `ref_`.
+
+        For texts that are not packed, it also returns `ref_sequence_logprobs`, `[samples]`: the sums over
+        each text.
+        """
         with peft_api.without_adapters(self.module):
             found = self._columns(batch, columns.reference)
         named = {f"{REF}{name}": found[name] for name in found.names}
@@ -257,17 +284,22 @@ class Model(Component):
 
     @endpoint
     def values(self, batch: Batch) -> Batch:
-        """Returns a column `values`, a score for each token."""
+        """Returns a ragged column `values` with a score for each token. Raises `ModelError` without `head:
+        score`."""
         return self._columns(batch, columns.values)
 
     @endpoint
     def scores(self, batch: Batch) -> Batch:
-        """Returns a column `scores`, that of the last token; for pairs `chosen_scores` and
-        `rejected_scores`."""
+        """Returns a column `scores`, `[samples]`: the score of the last token of each text.
+
+        For pairs, the columns are `chosen_scores` and `rejected_scores`, `[pairs]`. Raises `ModelError`
+        without `head: score`.
+        """
         return self._columns(batch, columns.scores)
 
     def _columns(self, batch: Batch, of: columns.OfTexts) -> Batch:
-        """Returns the columns that `of` makes of the outputs, for each of the texts of a batch."""
+        """Returns the columns that the function `of` makes from the outputs of the model for a batch, or for
+        both sides of its pairs."""
         sides = SIDES if f"{SIDES[0]}input_ids" in batch else ("",)
         found = []
         with self._inference():
@@ -281,8 +313,11 @@ class Model(Component):
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
-        """A context without gradients and dropout. FSDP keeps some parameters whole after a forward pass
-        without a backward pass; the end of the context shards them again."""
+        """Returns a context in which the model computes without gradients and dropout.
+
+        After a forward pass without a backward pass, FSDP keeps some parameters unsharded. The end of the
+        context shards these parameters again, and sets the model to training mode.
+        """
         self.module.eval()
         try:
             with torch.no_grad():
@@ -306,27 +341,35 @@ class Model(Component):
     # Weights
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the weights, with the adapter merged into them, as this rank's shards of whole tensors."""
+        """Yields the names and the shards of the weights. The adapter, if there is one, is merged into the
+        weights. All ranks iterate together."""
         return weights.merged_weights(self.module)
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies weights, each whole or this rank's shard, into those of the same names."""
+        """Copies the tensors of `stream` into the weights of the same names. Each tensor is whole or the
+        shard of this rank. Raises `ModelError` for an unknown name or another shape."""
         own = weights.held(self.module).items()
         weights.copy_named({peft_api.plain_name(name): tensor for name, tensor in own}, stream)
 
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the parameters of the adapter under the names of peft's files."""
+        """Yields the names and the shards of the adapter's parameters. The names are those in the files of
+        peft."""
         return weights.adapter_of(self.module)
 
     def load_adapter(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies the parameters of an adapter, each whole or this rank's shard."""
+        """Copies the tensors of `stream` into the adapter's parameters. Each tensor is whole or the shard of
+        this rank. Raises `ModelError` for an unknown name or another shape."""
         weights.copy_named(dict(weights.adapter_of(self.module)), stream)
 
     @endpoint(collect="none")
     def export(self, folder: str | Path | None = None) -> None:
-        """Writes a folder that `from_pretrained` of plain transformers loads: the weights with the adapter
-        merged, and the config. Without `folder` it is `exports/step-N` in the run directory. All ranks call
-        it together; one tensor at a time is whole on a rank other than the first."""
+        """Writes the config and the weights, with the adapter merged, to a folder that `from_pretrained` can
+        load.
+
+        The default of `folder` is `exports/step-N` in the run directory. All ranks call this method together.
+        The first rank holds the whole model in CPU memory. Every other rank gathers one whole tensor at a
+        time.
+        """
         whole: dict[str, Tensor] = {}
         for name, tensor in whole_tensors(self.weights()):
             if self.rank == 0:
@@ -339,8 +382,12 @@ class Model(Component):
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the trained weights and the state of the optimizer by the names of parameters, so that a
-        checkpoint resumes in any layout. With an adapter, the frozen weights are not part of it."""
+        """Returns the trained weights, the optimizer's state, and the numbers of updates and of skipped
+        updates.
+
+        The keys are the names of parameters, so a checkpoint can be resumed in any layout. With an adapter,
+        the frozen weights are left out.
+        """
         trainer = self.trainer
         return {
             "weights": {name: one.detach() for name, one in trainer.named},

@@ -1,4 +1,4 @@
-"""The optimizer and its schedule, by name."""
+"""Creates the optimizer and its learning-rate schedule by name, and saves and loads the optimizer's state."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ OPTIONS_OF_SCHEDULE = ("steps", "warmup")
 def make_optimizer(
     name: str, named: Sequence[tuple[str, nn.Parameter]], options: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
-    """Returns the optimizer of `torch.optim` of this name, or of the dotted path of a class.
+    """Creates an optimizer of the parameters in `named`. `name` is a class of `torch.optim` or the dotted
+    path of a class, and `options` are its arguments.
 
-    Plain parameters and those of each mesh are a group each, because one operation on many tensors cannot
-    have both. Raises `ModelError` for an unknown name or option.
+    Plain parameters form one parameter group, and the DTensors of each mesh form another. An operation on
+    many tensors (`foreach`) cannot mix them. Raises `ModelError` for an unknown name or option, and if there
+    are no parameters.
     """
     kind = _class(name)
     groups: dict[Any, list[nn.Parameter]] = {}
@@ -38,9 +40,10 @@ def make_optimizer(
 
 
 def make_lr_schedule(given: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Any:
-    """Returns the schedule `{name, warmup, steps, ...}` of transformers, such as `cosine` or `linear`.
+    """Creates a learning-rate schedule of transformers from `given`.
 
-    Raises `ModelError` if there is no such schedule.
+    The keys of `given` are `name` (such as `cosine` or `linear`; default `constant`), `warmup` and `steps`
+    (in updates), and further options of the schedule. Raises `ModelError` for an unknown schedule or option.
     """
     options = {"name": "constant", **given}
     name, warmup, steps = options.pop("name"), options.pop("warmup", 0), options.pop("steps", None)
@@ -66,10 +69,11 @@ def _class(name: str) -> type[torch.optim.Optimizer]:
 def state_of(
     optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
 ) -> dict[str, dict[str, Any]]:
-    """Returns the optimizer's state by the names of parameters, which no layout changes.
+    """Returns the optimizer's state: name of a parameter -> its state. The names are the same in every
+    layout.
 
-    A state that does not exist yet is made by a step with gradients of 0 and a learning rate of 0, so that a
-    checkpoint can be loaded into its tensors.
+    If the optimizer has no state yet, this function creates the state by a step with gradients of 0 and a
+    learning rate of 0. A checkpoint can then be loaded into the tensors of this state.
     """
     if not optimizer.state:
         _make_state(optimizer)
@@ -96,6 +100,6 @@ def load_state(
     named: Sequence[tuple[str, nn.Parameter]],
     saved: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Sets the optimizer's state to what `state_of` returned, in any layout."""
+    """Replaces the optimizer's state by `saved`, a result of `state_of`. The layout may be another one."""
     for name, parameter in named:
         optimizer.state[parameter] = dict(saved[name])

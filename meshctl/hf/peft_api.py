@@ -26,7 +26,7 @@ from meshctl.hf.errors import ModelError
 ADAPTER = "default"
 LINEAR = "all-linear"
 STYLES = ("colwise", "rowwise")
-"""The styles of tensor parallelism that peft can adapt."""
+"""The styles of tensor parallelism whose layers peft can adapt."""
 BASE = re.compile(r"\.base_layer(?=\.|$)")
 
 
@@ -37,13 +37,13 @@ class Lora:
     r: int = 8
     alpha: float = 16
     target: str | Sequence[str] = LINEAR
-    """The last parts of the names of the adapted modules, as a list; or `all-linear`, all linear layers but
-    the head."""
+    """A list with the last parts of the names of the adapted modules, or `all-linear` for all linear layers
+    except the head."""
     dropout: float = 0.0
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Lora:
-        """Returns the options of a mapping such as `{r: 16}`. Raises `ModelError` for an unknown key."""
+        """Returns the options in a mapping such as `{r: 16}`. Raises `ModelError` for an unknown key."""
         known = tuple(cls.__dataclass_fields__)
         if unknown := [key for key in given if key not in known]:
             raise ModelError(f"`lora` has no key `{unknown[0]}`; its keys are {', '.join(known)}")
@@ -51,10 +51,11 @@ class Lora:
 
 
 def inject(model: Any, lora: Lora) -> None:
-    """Puts adapters into a model, whose other parameters become frozen.
+    """Adds adapters to a model in place, and freezes all other parameters.
 
-    It comes after tensor parallelism and before FSDP: adapters that are added to an FSDP model are not
-    reduced, and train wrongly without an error.
+    This function is called after tensor parallelism and before FSDP. The gradients of adapters that are added
+    to an FSDP model are not reduced over ranks: such adapters train wrongly without an error. Raises
+    `ModelError` if peft cannot adapt a target.
     """
     target = linear_names(model) if lora.target == LINEAR else lora.target
     config = LoraConfig(
@@ -74,15 +75,15 @@ def inject(model: Any, lora: Lora) -> None:
 
 
 def linear_names(model: Any) -> list[str]:
-    """Returns the last parts of the names of all linear layers but the head. The fused weights of experts are
-    no linear layers."""
+    """Returns the last parts of the names of all linear layers except the head, sorted and without
+    duplicates. The fused weights of experts are not linear layers."""
     heads = (model.get_output_embeddings(), getattr(model, "score", None))
     linear = [name for name, one in model.named_modules() if isinstance(one, nn.Linear) and one not in heads]
     return sorted({name.rpartition(".")[2] for name in linear})
 
 
 def _refuse_others(model: nn.Module) -> None:
-    """Raises `ModelError` for an adapter that is computed or exported wrongly."""
+    """Raises `ModelError` for an adapter whose results or exported weights would be wrong."""
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer) and not isinstance(module, Linear):
             raise ModelError(
@@ -98,17 +99,18 @@ def _refuse_others(model: nn.Module) -> None:
 
 
 def layers(model: nn.Module) -> dict[str, Any]:
-    """Returns the layers that have an adapter: name of the module -> LoRA layer."""
+    """Returns the layers with an adapter: name of the module -> LoRA layer."""
     return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
 
 
 def scaling(layer: Any) -> float:
-    """Returns the factor of `lora_B @ lora_A` in the weights of a layer."""
+    """Returns the factor by which `lora_B @ lora_A` is multiplied before it is added to the weights of a
+    layer."""
     return float(layer.scaling[ADAPTER])
 
 
 def plain_name(name: str) -> str:
-    """Returns the name that a parameter of the base model has without adapters."""
+    """Returns the name that a parameter of the base model has in a model without adapters."""
     return BASE.sub("", name)
 
 
@@ -118,19 +120,21 @@ def is_adapter(name: str) -> bool:
 
 
 def adapter_name(name: str) -> str:
-    """Returns the name of an adapter's parameter in the files of peft."""
+    """Returns the name that a parameter of an adapter has in the files of peft."""
     return f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}"
 
 
 def renamed_by(model: nn.Module) -> dict[str, str]:
-    """Returns pattern of a name on disk -> name in the model with adapters, for the adapted modules."""
+    """Returns the new names of the weights of adapted modules: regular expression for the name on disk ->
+    name in the model with adapters."""
     last = sorted({name.rpartition(".")[2] for name in layers(model)})
     return {rf"\.{name}\.(weight|bias)$": rf".{name}.base_layer.\1" for name in last}
 
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Lets the model compute as its base model does. For forward passes without gradients."""
+    """Disables the adapters inside the context, so that the model computes as its base model. The context
+    supports forward passes without gradients only."""
     own = layers(model).values()
     for layer in own:
         layer._disable_adapters = True

@@ -13,32 +13,35 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """Returns the memory that this rank holds of a tensor: all of a plain one."""
+    """Returns the local shard of a DTensor, or the whole of a plain tensor. The result shares the memory of
+    `tensor`."""
     detached = tensor.detach()
     return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
 def part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """Returns the part of a whole tensor, which each rank has, that this rank holds of `like`."""
+    """Returns the shard of `whole` that has the placement of this rank's shard of `like`. Every rank has the
+    same `whole`, so nothing is communicated."""
     if not isinstance(like, DTensor):
         return whole
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
 
 
 def whole_of(tensor: Tensor) -> Tensor:
-    """Returns all of a tensor. All ranks that hold a part of it call this together."""
+    """Returns the whole tensor. For a DTensor this is a collective operation: all ranks of its mesh call
+    it."""
     detached = tensor.detach()
     return detached.full_tensor() if isinstance(detached, DTensor) else detached
 
 
 def whole_tensors(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yields each tensor in whole, one after another, so that only one of them is gathered at a time."""
+    """Yields (name, whole tensor) in order. It gathers one tensor at a time. All ranks iterate together."""
     for name, tensor in tensors:
         yield name, whole_of(tensor)
 
 
 def number_of_shards(tensor: Tensor) -> int:
-    """Returns the number of different shards of a tensor; 1 for a tensor that each rank has in whole."""
+    """Returns the number of different shards of a tensor; 1 for a tensor that is whole on each rank."""
     if not isinstance(tensor, DTensor):
         return 1
     count = 1
@@ -48,10 +51,11 @@ def number_of_shards(tensor: Tensor) -> int:
 
 
 def squared_norm(tensors: Iterable[Tensor], ranks: int) -> Tensor:
-    """Returns this rank's part of the squared norm of gradients; the sum over all `ranks` is the whole.
+    """Returns this rank's part of the squared norm of gradients, 0-dim float64. The sum of the parts over all
+    `ranks` is the squared norm.
 
-    A shard that several ranks hold is counted by each with its share, so that parameters on different meshes,
-    and plain ones, need no collectives of their own.
+    If n ranks hold the same shard, each of them adds 1/n of its squared norm. Parameters on different meshes
+    and plain parameters therefore need no separate collective operations.
     """
     parts: dict[int, list[Tensor]] = {}
     for tensor in tensors:

@@ -2,11 +2,11 @@
 
     column          content, one row for each sample
     input_ids       tokens
-    labels          what is learned; -100 elsewhere. Without this column, all tokens
-    position_ids    where several texts are packed into one row; each begins at 0
+    labels          the tokens to learn, -100 elsewhere; without this column, all tokens are learned
+    position_ids    positions in packed rows; the positions of each text begin at 0
 
 Rows are padded at their end. Attention is causal, so no real token sees the padding, and no mask is needed.
-Texts of a row do not see each other: transformers finds their borders in the positions.
+Texts of a packed row do not attend to each other: transformers finds their borders in the positions.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from meshctl.hf.errors import ModelError
 from meshctl.runtime.batch.batch import Batch, Ragged
 
 IGNORED = -100
-"""The label of a token that no loss uses."""
+"""The label of a token that does not count in any loss."""
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Padded rows, on the model's device. There is at least one, because all ranks must run the model."""
+    """Padded rows on the model's device. There is at least one row, because all ranks must run the model."""
 
     input_ids: Tensor
     """int64 `[rows, longest]`"""
     labels: Tensor
     """int64 `[rows, longest]`, not shifted."""
     lengths: Tensor
-    """int64 `[samples]`, on the CPU. There are fewer samples than rows where the batch is empty."""
+    """int64 `[samples]`, on the CPU: the number of tokens of each text. For an empty batch there is one row
+    and no sample."""
     position_ids: Tensor | None = None
     """int64 `[rows, longest]`; None where each row is one text."""
 
@@ -42,24 +43,26 @@ class Texts:
 
     @property
     def targets(self) -> Tensor:
-        """int64 `[samples, longest - 1]`: what the positions predict, the last one excepted."""
+        """int64 `[samples, longest - 1]`: the label that each position predicts. The last position predicts
+        none."""
         return self.labels[: self.samples, 1:]
 
     def rows(self, kept: slice) -> Texts:
-        """Returns a slice of the rows. An empty batch has one row that belongs to no sample; its slice has no
-        samples, either."""
+        """Returns the rows in the slice `kept`. For an empty batch, the result has no samples and keeps the
+        padding row."""
         positions = None if self.position_ids is None else self.position_ids[kept]
         return Texts(self.input_ids[kept], self.labels[kept], self.lengths[kept], positions)
 
     def ragged(self, values: Tensor) -> Ragged:
-        """Returns values `[samples, longest]` as rows of the lengths of the texts, in CPU memory."""
+        """Returns `values`, `[samples, longest]`, as a ragged column without the padding, in CPU memory."""
         is_real = torch.arange(values.shape[1]) < self.lengths[:, None]
         offsets = torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)])
         return Ragged(values.cpu()[is_real], offsets)
 
 
 def texts_of(batch: Batch, prefix: str, device: torch.device) -> Texts:
-    """Returns the texts in the columns whose names begin with `prefix`. Raises `ModelError`."""
+    """Returns the texts in the columns whose names begin with `prefix`. Raises `ModelError` if a column is
+    missing, has the wrong form, or has lengths other than those of `input_ids`."""
     ids = _column(batch, f"{prefix}input_ids")
     labels = _column(batch, f"{prefix}labels") if f"{prefix}labels" in batch else ids
     if not torch.equal(ids.offsets, labels.offsets):
@@ -76,7 +79,8 @@ def texts_of(batch: Batch, prefix: str, device: torch.device) -> Texts:
 
 
 def joined(first: Texts, second: Texts) -> Texts:
-    """Returns the rows of both, for one forward pass. Both have the same number of samples."""
+    """Returns the rows of `first` followed by the rows of `second`, for one forward pass. Both have the same
+    number of samples. If both are empty, the result is `first`."""
     if not first.samples:
         return first
     longest = max(first.input_ids.shape[1], second.input_ids.shape[1])
@@ -103,8 +107,8 @@ def _column(batch: Batch, name: str) -> Ragged:
 
 
 def _positions(positions: Ragged, ids: Ragged) -> Tensor:
-    """Returns int64 `[rows, longest]`. Those of the padding continue the row, so that it is part of the last
-    text."""
+    """Returns the padded positions, int64 `[rows, longest]`. The positions continue in the padding, so that
+    the padding belongs to the last text of its row."""
     if not torch.equal(positions.offsets, ids.offsets):
         raise ModelError("`position_ids` and `input_ids` differ in their lengths")
     padded = positions.padded().long()

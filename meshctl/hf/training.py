@@ -37,14 +37,16 @@ class Sums:
             self.metrics[name] = self.metrics.get(name, 0.0) + float(value)
 
     def means(self) -> dict[str, float]:
-        """Returns the loss and its metrics, for each unit."""
+        """Returns the mean of the loss, as `loss`, and the means of the metrics over the units. They are 0
+        without units."""
         sums = {"loss": self.total, **self.metrics}
         return {name: value / self.count if self.count else 0.0 for name, value in sums.items()}
 
     def over_ranks(self, world: Collective, tp: int, *further: Tensor) -> tuple[Sums, list[float]]:
-        """Returns the sums over all data ranks, and those of further numbers over all ranks: one all-reduce.
+        """Returns the sums over all data ranks, and the sums of the 0-dim tensors `further` over all ranks.
 
-        The `tp` ranks of a data rank have the same sums. All ranks have the same metrics.
+        The function makes one all-reduce over `world`, which all ranks call. The `tp` ranks of a data rank
+        have the same sums, so each of them adds 1/`tp` of its own. All ranks have metrics of the same names.
         """
         names = sorted(self.metrics)
         own = [self.total, self.count, *(self.metrics[name] for name in names)]
@@ -56,7 +58,7 @@ class Sums:
 
 
 class Trainer:
-    """The optimizer of a model, on one rank."""
+    """Runs the backward passes and the optimizer steps of a model, on one rank."""
 
     def __init__(
         self,
@@ -70,7 +72,8 @@ class Trainer:
     ) -> None:
         self.named, self.optimizer, self.schedule = list(named), optimizer, schedule
         self.updates, self.skipped = 0, 0
-        """The numbers of steps, and of those that were left out because their gradient was not finite."""
+        """The number of steps, and the number of steps that were skipped because they had no units or no
+        finite gradient."""
         self._model, self._world, self._sizes, self._clip = model, world, sizes, clip
         self._sums = Sums()
         # FSDP keeps no gradient between backward passes, so that the hook sums only the one of this pass.
@@ -79,7 +82,8 @@ class Trainer:
         self._hooked = [(parameter, []) for parameter in hooked if parameter.requires_grad]  # type: ignore[var-annotated]
 
     def backward(self, loss: LossSum, is_last: bool) -> None:
-        """Adds the gradient of a micro-batch. All ranks have the same number of micro-batches."""
+        """Runs the backward pass of a micro-batch and accumulates its gradient. `is_last` is true for the
+        last micro-batch of an update. All ranks have the same number of micro-batches."""
         if isinstance(self._model, FSDPModule) and self._sizes.dp > 1:
             self._model.set_requires_all_reduce(is_last)
         loss.total.backward()  # type: ignore[no-untyped-call]
@@ -90,8 +94,13 @@ class Trainer:
                 parameter.grad = None
 
     def step(self) -> Mapping[str, float]:
-        """Updates the weights, and returns the means of the losses, `grad_norm` before clipping, `lr`,
-        `units` and `skipped`. A step whose gradient is not finite changes nothing on any rank."""
+        """Updates the weights, clears the gradients, and returns the metrics of the step. All ranks call this
+        together.
+
+        The metrics are the means of the losses, `grad_norm` before clipping, `lr`, `units`, and `skipped`,
+        the number of skipped steps so far. If the gradient or the loss is not finite, no rank changes its
+        weights.
+        """
         for parameter, grads in self._hooked:
             parameter.grad = torch.stack(grads).sum(0) if grads else None
             grads.clear()
@@ -113,7 +122,7 @@ class Trainer:
         return {**sums.means(), **found}
 
     def resume_schedule(self) -> None:
-        """Sets the schedule to the number of updates that were not left out."""
+        """Sets the schedule and the learning rates to the number of updates that were not skipped."""
         done = self.schedule.last_epoch = self.updates - self.skipped
         groups = zip(
             self.optimizer.param_groups, self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True

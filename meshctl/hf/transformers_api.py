@@ -32,18 +32,18 @@ from transformers.utils import logging
 from meshctl.hf.errors import ModelError
 
 HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}
-"""`args.head` -> the class of transformers that finds a model's class: logits of the vocabulary, or one score
-for each position."""
+"""Value of `args.head` -> class of transformers that selects the class of a model. `lm` returns logits of the
+vocabulary, and `score` returns a score for each position."""
 SUMMED_BY_HOOK = "replicated_with_grad_allreduce"
-"""The style of parameters whose gradient a hook sums over tp after each backward pass."""
+"""The style of parameters whose gradients a hook sums over tp after each backward pass."""
 Distribute = Callable[[nn.Module], None]
-"""Shards the parameters of a model in place, which may be on torch's `meta` device."""
+"""A function that shards the parameters of a model in place. The model may be on torch's `meta` device."""
 make_schedule = get_scheduler
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a layout."""
+    """The number of ranks in each dim of a mesh."""
 
     dp: int = 1
     fsdp: int = 1
@@ -56,12 +56,13 @@ class Sizes:
 
 
 IRRELEVANT_WARNINGS = ("FSDP2-wrapped module .* returned a view tensor", ".*sequential all_reduce operations")
-"""Patterns of torch's warnings about the code of transformers and DTensor, which a user cannot change."""
+"""Patterns of torch's warnings that concern the code of transformers and DTensor. A user cannot change this
+code."""
 
 
 def quiet() -> None:
-    """Turns off output of transformers that each rank would print: progress bars, reports about single
-    weights, and irrelevant warnings."""
+    """Turns off the output of transformers that every rank would print: progress bars, reports about single
+    weights, and irrelevant warnings. The settings hold for the whole process."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     for message in IRRELEVANT_WARNINGS:
@@ -69,8 +70,8 @@ def quiet() -> None:
 
 
 def read_config(model: str | Mapping[str, Any], head: str, changes: Mapping[str, Any]) -> Any:
-    """Returns the config of a folder, a name of the hub, or a mapping with `model_type`. `changes` replace
-    values in it. Raises `ModelError`."""
+    """Returns the config of a model: a folder, a name of the hub, or a mapping with `model_type`. `changes`
+    replaces values of the config. Raises `ModelError` if the config cannot be read."""
     # Only the pooled output, which is not used here, depends on the padding token.
     options = {"num_labels": 1, "pad_token_id": 0} if head == "score" else {}
     try:
@@ -83,7 +84,8 @@ def read_config(model: str | Mapping[str, Any], head: str, changes: Mapping[str,
 
 
 def class_of(config: Any, head: str) -> Any:
-    """Returns the class of a config's model with a head of `HEADS`. Raises `ModelError` if it has none."""
+    """Returns the class of transformers for the model of a config with a head of `HEADS`. Raises `ModelError`
+    if transformers has no such class."""
     try:
         return HEADS[head]._model_mapping[type(config)]
     except KeyError:
@@ -92,7 +94,8 @@ def class_of(config: Any, head: str) -> Any:
 
 
 def new_model(config: Any, head: str, dtype: torch.dtype, attention: str | None, seed: int) -> Any:
-    """Returns a model with random weights in CPU memory: the same on every rank, whole."""
+    """Returns an unsharded model with random weights in CPU memory. `seed` determines the weights, so they
+    are the same on every rank. Raises `ModelError` if the model has no such head."""
     class_of(config, head)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -115,10 +118,11 @@ def load_model(
     distribute: Distribute,
     renamed: Mapping[str, str],
 ) -> Any:
-    """Returns the model of a folder of safetensors, of which each rank reads only its shards.
+    """Loads the model of a folder of safetensors. Each rank reads only its shards.
 
-    The model is made on torch's `meta` device, `distribute` shards it there, and `from_pretrained` then reads
-    what the shards hold. `renamed` maps patterns of names on disk to names in the sharded model.
+    The model is created on torch's `meta` device. There `distribute` shards it. Then `from_pretrained` reads
+    the weights of the local shards to `device`. `renamed` maps regular expressions for names on disk to names
+    in the sharded model. Raises `ModelError` if the model has no such head or a file cannot be read.
     """
     kind = class_of(config, head)
 
@@ -149,7 +153,8 @@ def load_model(
 
 
 def shard_by_tp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes) -> None:
-    """Shards a model over the dim `tp` by its own plan. Raises `ModelError` if it has none."""
+    """Shards a model in place over the dim `tp`, by the model's own plan. Raises `ModelError` if the model
+    has no such plan."""
     model.config.distributed_config = _config(sizes)
     model._device_mesh, model._tp_size = mesh["tp"], sizes.tp
     model._is_distributed_loading_by_transformers = True
@@ -161,10 +166,11 @@ def shard_by_tp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes) -> None:
 
 
 def shard_by_fsdp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, compute: torch.dtype | None) -> None:
-    """Shards a model over the dim `fsdp` and replicates it over `dp`, by FSDP2 and the model's own plan.
+    """Shards a model in place over the dim `fsdp` and replicates it over `dp`, with FSDP2 and the model's own
+    plan.
 
-    With `compute` bfloat16, forward and backward use copies of the weights in it, and gradients are reduced
-    in float32.
+    If `compute` is bfloat16, the forward and backward passes use bfloat16 copies of the weights, and
+    gradients are reduced in float32.
     """
     config = _config(sizes, is_mixed=compute is not None)
     model.config.distributed_config = config
@@ -174,7 +180,7 @@ def shard_by_fsdp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, compute: torc
 
 
 class _Meshes(TransformersDeviceMesh):  # type: ignore[misc]
-    """A component's mesh, under transformers' names of dims."""
+    """The mesh of a component with the names of dims that transformers uses."""
 
     NAMES: Mapping[str, str] = {"dp_replicate": "dp"}
 
@@ -197,7 +203,8 @@ def _config(sizes: Sizes, is_mixed: bool = False) -> Any:
 
 
 def untie(model: Any) -> None:
-    """Gives each tied parameter a copy of its own, because parameters are sharded one at a time."""
+    """Replaces each tied parameter by a copy, in place. Parameters are sharded one at a time, so they cannot
+    share memory."""
     for name in tied_names(model):
         module, _, attribute = name.rpartition(".")
         parameter = model.get_parameter(name)
@@ -206,13 +213,13 @@ def untie(model: Any) -> None:
 
 
 def tie(model: Any) -> None:
-    """Ties the parameters again that `untie` separated."""
+    """Ties the parameters again that `untie` replaced by copies."""
     model.tie_weights(recompute_mapping=False)
 
 
 def scores_of(model: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Returns `[rows, length]`: the score of each position of a model with the head `score`, whose forward
-    returns that of the last position only."""
+    """Returns `[rows, length]`: the score of each position of a model with the head `score`. The model's own
+    forward returns the score of the last position only."""
     found: list[torch.Tensor] = []
     handle = model.score.register_forward_hook(lambda module, given, output: found.append(output))
     try:
@@ -223,15 +230,16 @@ def scores_of(model: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def tied_names(model: Any) -> frozenset[str]:
-    """Returns the names of the parameters that are another parameter's second name."""
+    """Returns the names of tied parameters, each of which is the second name of another parameter."""
     return frozenset(getattr(model, "all_tied_weights_keys", None) or {})
 
 
 def summed_by_hook(model: Any) -> list[nn.Parameter]:
     """Returns the parameters whose gradients a hook of tensor parallelism sums after each backward pass.
 
-    The hook all-reduces the whole `grad` over tp, including gradients of earlier backward passes. These would
-    be summed a second time, so each backward pass needs a `grad` of its own.
+    The hook all-reduces the whole `grad` over tp, including the gradients of earlier backward passes. A
+    second backward pass would sum these earlier gradients again. The caller therefore removes `grad` after
+    each pass.
     """
     plan = model._expand_parallel_plan(dict(model.tp_plan))
     hooked = {name for name, style in plan.items() if style == SUMMED_BY_HOOK}
@@ -239,7 +247,8 @@ def summed_by_hook(model: Any) -> list[nn.Parameter]:
 
 
 def save(folder: Path, config: Any, head: str, weights: Mapping[str, torch.Tensor]) -> None:
-    """Writes whole weights as safetensors, with their names on disk, and the config."""
+    """Writes the config and the whole tensors `weights` to `folder`, as safetensors with the names of the
+    original model's files."""
     plain = deepcopy(config)
     plain.distributed_config = None  # otherwise transformers gathers the weights of the sharded model
     outline(plain, head).save_pretrained(folder, state_dict=dict(weights))

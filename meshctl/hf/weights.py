@@ -1,5 +1,5 @@
-"""Reads and writes the weights of a sharded model: each by its name in the Hugging Face model, and on each
-rank as its shard."""
+"""Reads and writes the weights of a sharded model. Names are those of the Hugging Face model, and values are
+the shards of this rank."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ from meshctl.hf.sharding import local_of, part_of, whole_of
 
 
 def held(model: Any) -> dict[str, Tensor]:
-    """Returns name in the model -> parameter or buffer that belongs to its state, without second names of
-    tied parameters."""
+    """Returns the parameters and saved buffers of the model: name -> tensor. A tied parameter is listed under
+    its first name only."""
     tied = transformers_api.tied_names(model)
     state = model.state_dict(keep_vars=True)
     return {name: tensor for name, tensor in state.items() if peft_api.plain_name(name) not in tied}
 
 
 def parameters(model: Any) -> list[tuple[str, nn.Parameter]]:
-    """Returns (name, parameter) of the model, tied ones once."""
+    """Returns the pairs (name, parameter) of the model. A tied parameter is listed under its first name
+    only."""
     tied = transformers_api.tied_names(model)
     return [(name, one) for name, one in model.named_parameters() if peft_api.plain_name(name) not in tied]
 
 
 def adapter_of(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yields the parameters of the adapter, named as in peft's files."""
+    """Yields the pairs (name, tensor) of the adapter's parameters. The names are those in the files of
+    peft."""
     for name, tensor in held(model).items():
         if peft_api.is_adapter(name):
             yield peft_api.adapter_name(name), tensor.detach()
 
 
 def merged_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yields the weights of the base model with the adapter added, one after another.
+    """Yields the pairs (name, tensor) of the base model's weights, to which the adapter is added.
 
-    All ranks iterate together, because the two small matrices of an adapted layer are gathered.
+    All ranks iterate together, because the two small matrices of each adapted layer are gathered.
     """
     layers = peft_api.layers(model)
     for name, tensor in held(model).items():
@@ -62,7 +64,11 @@ def _merged(weight: Tensor, layer: Any) -> Tensor:
 
 @torch.no_grad()
 def copy_named(own: Mapping[str, Tensor], stream: Iterable[tuple[str, Tensor]]) -> None:
-    """Copies tensors, each whole or this rank's shard, into those of the same names. Raises `ModelError`."""
+    """Copies the tensors of `stream` in place into the tensors of `own` with the same names.
+
+    Each tensor of `stream` is whole, a DTensor, or the shard of this rank. Raises `ModelError` for an unknown
+    name or a wrong shape.
+    """
     for name, tensor in stream:
         if name not in own:
             raise ModelError(f"`{name}` is sent to the model, which has no such parameter")
@@ -76,8 +82,8 @@ def copy_named(own: Mapping[str, Tensor], stream: Iterable[tuple[str, Tensor]]) 
 
 
 def _part(tensor: Tensor, own: Tensor, target: Tensor) -> Tensor:
-    """Returns the part of `tensor` that this rank stores. `tensor` is whole, a DTensor, or already that part.
-    `own` is the model's parameter, and `target` the memory of its local shard."""
+    """Returns the shard of `tensor` that this rank stores. `tensor` is whole, a DTensor, or already this
+    shard. `own` is the model's parameter, and `target` is the memory of its local shard."""
     if isinstance(tensor, DTensor):
         is_alike = isinstance(own, DTensor) and own.placements == tensor.placements
         if is_alike and own.device_mesh == tensor.device_mesh:  # type: ignore[attr-defined]
@@ -88,7 +94,8 @@ def _part(tensor: Tensor, own: Tensor, target: Tensor) -> Tensor:
 
 @torch.no_grad()
 def reset_adapter(model: Any, seed: int) -> None:
-    """Sets a new adapter: `lora_A` to the values that peft draws, in every layout the same; `lora_B` to 0."""
+    """Initializes a new adapter in place: `lora_A` to random values with the distribution of peft, and
+    `lora_B` to 0. `seed` determines the values, which are the same in every layout."""
     for name, tensor in held(model).items():
         if ".lora_B." in name:
             local_of(tensor).zero_()

@@ -19,8 +19,11 @@ from meshctl.losses.loss import LossSum
 def bradley_terry(
     chosen_scores: Tensor, rejected_scores: Tensor, margin: Tensor | float = 0.0, *, center: float = 0.0
 ) -> LossSum:
-    """The inputs are `[pairs]`, and the unit is a pair. `margin` is a column of the batch, if there is one.
-    `metrics` are those of `dpo`."""
+    """Returns the sum of the losses of all pairs, with the number of pairs as the count.
+
+    `chosen_scores` and `rejected_scores` are `[pairs]`. `margin` is `[pairs]` if the batch has a column of
+    this name, and 0 otherwise. `metrics` has the same keys as the metrics of `dpo`.
+    """
     losses = -logsigmoid(chosen_scores - rejected_scores - margin)
     losses = losses + center * (chosen_scores + rejected_scores) ** 2
     return preference_sum(losses, chosen_scores, rejected_scores)

@@ -2,8 +2,8 @@
 
     sum over tokens of -mask[t] log p(label[t])
 
-`logprobs.token_logprobs` computes its input from logits, and `logprobs.chunked_token_logprobs` from hidden
-states and the head, in parts of the vocabulary.
+`logprobs.token_logprobs` computes the log-probabilities from logits. `logprobs.chunked_token_logprobs`
+computes them from hidden states and the weights of the head, in parts of the vocabulary.
 """
 
 from __future__ import annotations

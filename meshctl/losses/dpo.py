@@ -25,8 +25,11 @@ def dpo(
     beta: float = 0.1,
     label_smoothing: float = 0.0,
 ) -> LossSum:
-    """All inputs are `[pairs]`, sums of log-probabilities over the answer's tokens, and the unit is a pair.
-    `metrics` has `chosen_reward`, `rejected_reward`, `margin` and `accuracy`."""
+    """Returns the sum of the losses of all pairs, with the number of pairs as the count.
+
+    All inputs are `[pairs]`: sums of log-probabilities over the tokens of an answer. `metrics` has the sums
+    of `chosen_reward`, `rejected_reward`, `margin` and `accuracy` over the pairs.
+    """
     chosen = beta * (chosen_logprobs - ref_chosen_logprobs)
     rejected = beta * (rejected_logprobs - ref_rejected_logprobs)
     margin = chosen - rejected
@@ -35,7 +38,11 @@ def dpo(
 
 
 def preference_sum(losses: Tensor, chosen: Tensor, rejected: Tensor) -> LossSum:
-    """Returns the sum of the losses of pairs, with metrics of the rewards of both sides, `[pairs]` each."""
+    """Returns the sum of `losses`, with the number of pairs as the count, and metrics of the rewards.
+
+    `losses`, the rewards `chosen` and the rewards `rejected` are `[pairs]`. The metrics are sums over the
+    pairs and have no gradient.
+    """
     with torch.no_grad():
         margin = chosen - rejected
         metrics = {

@@ -23,9 +23,12 @@ def ipo(
     beta: float = 0.1,
     per_token: bool = True,
 ) -> LossSum:
-    """All inputs are `[pairs]`, and the unit is a pair. With `per_token` each log-ratio is divided by the
-    number of its tokens, as TRL does on the authors' advice; without it the formula is the paper's. `metrics`
-    are those of `dpo`."""
+    """Returns the sum of the losses of all pairs, with the number of pairs as the count.
+
+    All inputs are `[pairs]`. With `per_token` each log-ratio is divided by the number of tokens of its
+    answer, as TRL does on the authors' advice. Without `per_token` the formula is that of the paper.
+    `metrics` has the same keys as the metrics of `dpo`.
+    """
     chosen = chosen_logprobs - ref_chosen_logprobs
     rejected = rejected_logprobs - ref_rejected_logprobs
     if per_token:

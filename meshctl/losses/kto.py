@@ -27,10 +27,12 @@ def kto(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> LossSum:
-    """The inputs are `[samples]`, `desirable` is boolean, and the unit is a sample.
+    """Returns the sum of the losses of all samples, with the number of samples as the count.
 
-    `kl` is the mean of `sequence_logprobs - ref_sequence_logprobs` of mismatched answers over all ranks,
-    0-dim or `[samples]`; without it z is 0. `metrics` has `reward`.
+    `sequence_logprobs`, `ref_sequence_logprobs` and the boolean `desirable` are `[samples]`. `kl` is the
+    estimate of the reference point z, 0-dim or `[samples]`: the mean of `sequence_logprobs -
+    ref_sequence_logprobs` over mismatched answers on all ranks. The default of `kl` is 0. `metrics` has the
+    sum of `reward` over the samples.
     """
     ratio = sequence_logprobs - ref_sequence_logprobs
     reference = torch.as_tensor(kl, dtype=ratio.dtype, device=ratio.device).detach().clamp(min=0)

@@ -17,14 +17,15 @@ from torch import Tensor
 IGNORED = -100
 """The label of a token that no loss uses, as in torch and transformers."""
 VOCAB_CHUNK = 8192
-"""Number of entries of the vocabulary whose logits are held at once."""
+"""The number of vocabulary entries whose logits are in memory at the same time."""
 
 
 def token_logprobs(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the log-probability of each label, `[...]`, in at least float32; 0 where the label is -100.
+    """Returns the log-probability of each label, `[...]`, in float32 or float64. The result is 0 where the
+    label is -100.
 
-    `logits` is `[..., vocabulary]` and `labels` int64 `[...]`; the logits at position t predict `labels` at
-    position t, so a caller shifts the labels of a causal model by one.
+    `logits` is `[..., vocabulary]` and `labels` is int64 `[...]`. The logits at position t predict the label
+    at position t. For a causal model, the caller therefore shifts the labels by one.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     index = labels.clamp(min=0)
@@ -40,23 +41,27 @@ def chunked_token_logprobs(
     bias: Tensor | None = None,
     vocab_chunk: int = VOCAB_CHUNK,
 ) -> Tensor:
-    """Returns what `token_logprobs(hidden @ weight.T + bias, labels)` does, without all logits at once.
+    """Returns the value of `token_logprobs(hidden @ weight.T + bias, labels)` without all logits in memory.
 
-    `hidden` is `[tokens, width]`, `weight` `[vocabulary, width]`, `bias` `[vocabulary]` and `labels` int64
-    `[tokens]`.
+    `hidden` is `[tokens, width]`, `weight` is `[vocabulary, width]`, `bias` is `[vocabulary]`, and `labels`
+    is int64 `[tokens]`. The logits of `vocab_chunk` vocabulary entries are computed at a time. The result is
+    `[tokens]`, in float32 or float64.
     """
     return _Chunked.apply(hidden, weight, bias, labels, vocab_chunk)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def sequence_sums(values: Tensor, lengths: Tensor) -> Tensor:
-    """Returns the sum over each sequence, `[samples]`. `values` is `[tokens]`, all sequences one after
-    another, and `lengths` int64 `[samples]`."""
+    """Returns `[samples]`: the sum of `values` over each sequence.
+
+    `values` is `[tokens]` and holds all sequences one after another. `lengths` is int64 `[samples]`.
+    """
     rows = torch.repeat_interleave(torch.arange(len(lengths), device=values.device), lengths)
     return values.new_zeros(len(lengths)).index_add(0, rows, values)
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, start: int, stop: int) -> Tensor:
-    """Returns the logits of the vocabulary's entries `start` to `stop`, in at least float32."""
+    """Returns `[tokens, stop - start]`: the logits of the vocabulary entries from `start` to before `stop`,
+    in float32 or float64."""
     logits = hidden @ weight[start:stop].T
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return logits if bias is None else logits + bias[start:stop]

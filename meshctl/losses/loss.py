@@ -25,13 +25,13 @@ LOSSES = {
     "kto": "meshctl.losses.kto.kto",
     "bradley_terry": "meshctl.losses.bradley_terry.bradley_terry",
 }
-"""Name -> the dotted path of its function."""
+"""Name of a loss -> dotted path of its function."""
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class LossError(ComponentError):
-    """A loss does not exist, has no such option, or lacks an input."""
+    """Raised if a loss does not exist, does not have a given option, or lacks an input."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,8 @@ class LossSum:
     count: Tensor
     """0-dim: the sum of the weights, or the number of units. It has no gradient."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """0-dim, without gradient: sums over the same units, whose means are `sum / count`."""
+    """The sums of further values over the same units, 0-dim and without a gradient. Their means are `sum /
+    count`."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,11 @@ class Loss:
         return self.required + self.optional
 
     def __call__(self, inputs: Mapping[str, Any]) -> LossSum:
-        """Returns the loss of these inputs, by name; names that the function does not use are ignored.
-        Raises `LossError` if one is missing, or if the function returns no sum and count."""
+        """Calls the function with `inputs`, a mapping from input names to values, and returns its loss.
+
+        Inputs that the function does not have are ignored. Raises `LossError` if a required input is missing,
+        or if the function does not return a sum and a count.
+        """
         if missing := [f"`{name}`" for name in self.required if name not in inputs]:
             raise LossError(
                 f"loss `{self.name}` needs {', '.join(missing)}, which neither the model nor the batch "
@@ -83,7 +87,8 @@ class Loss:
 
 
 def find(name: str, **options: Any) -> Loss:
-    """Returns the loss of a name, or of a function's dotted path, with its options.
+    """Returns the loss `name` with these options. `name` is a key of `LOSSES` or the dotted path of a
+    function.
 
     Raises `LossError` for an unknown name or option.
     """

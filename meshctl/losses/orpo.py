@@ -18,7 +18,8 @@ from meshctl.losses.dpo import preference_sum
 from meshctl.losses.loss import LossSum
 
 MAX_LOGPROB = -1e-7
-"""The largest mean log-probability for the odds, which are infinite at 0."""
+"""The upper bound of the mean log-probability from which the odds are computed. At 0 the odds are
+infinite."""
 
 
 def orpo(
@@ -29,7 +30,10 @@ def orpo(
     *,
     beta: float = 0.1,
 ) -> LossSum:
-    """All inputs are `[pairs]`, and the unit is a pair. `metrics` are those of `dpo`."""
+    """Returns the sum of the losses of all pairs, with the number of pairs as the count.
+
+    All inputs are `[pairs]`. `metrics` has the same keys as the metrics of `dpo`.
+    """
     chosen = chosen_logprobs / chosen_tokens.clamp(min=1)
     rejected = rejected_logprobs / rejected_tokens.clamp(min=1)
     losses = -chosen - beta * logsigmoid(_log_odds(chosen) - _log_odds(rejected))

@@ -23,7 +23,10 @@ def simpo(
     beta: float = 2.0,
     gamma: float = 1.0,
 ) -> LossSum:
-    """All inputs are `[pairs]`, and the unit is a pair. `metrics` are those of `dpo`."""
+    """Returns the sum of the losses of all pairs, with the number of pairs as the count.
+
+    All inputs are `[pairs]`. `metrics` has the same keys as the metrics of `dpo`.
+    """
     chosen = beta * chosen_logprobs / chosen_tokens.clamp(min=1)
     rejected = beta * rejected_logprobs / rejected_tokens.clamp(min=1)
     return preference_sum(-logsigmoid(chosen - rejected - gamma), chosen, rejected)
