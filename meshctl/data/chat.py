@@ -1,4 +1,4 @@
-"""`Chat`: chats in the template of a tokenizer, to learn what the assistant writes."""
+"""`Chat`: chats rendered by a chat template; the tokens of the assistant are learned."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from meshctl.data.source import Source
 
 
 class Chat(Source):
-    """Reads rows with `messages`, lists of objects with `role` and `content`, and if they have it `tools`."""
+    """Reads rows with the key `messages`, a list of objects with `role` and `content`, and the optional key
+    `tools`."""
 
     ENCODER = ChatEncoder

@@ -1,7 +1,7 @@
-"""Examples and kept values of rows as columns of a batch.
+"""Converts examples and kept values of rows to columns of a batch.
 
-The dtype of a kept column is that of the first row's value. It does not depend on the samples of a rank,
-since all ranks must send one dtype.
+The first row of the data determines the dtype of a kept column. The samples of a rank do not affect this
+dtype, because all ranks must send the same one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from meshctl.runtime.batch.batch import Column, Ragged
 
 DTYPES: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float32}
 ACCEPTED: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float)}
-"""Type of a column -> the types of its values."""
+"""Type of a column -> types of the values that it accepts."""
 
 
 def ragged(examples: Sequence[Example], names: Sequence[str]) -> dict[str, Column]:
-    """Returns the columns of the examples, int64."""
+    """Returns the ragged int64 columns `names` of the examples, with one row for each example."""
     rows = {name: [torch.tensor(one[name], dtype=torch.int64) for one in examples] for name in names}
     empty = Ragged(torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
     return {name: Ragged.of(column) if column else empty for name, column in rows.items()}
@@ -31,17 +31,18 @@ def ragged(examples: Sequence[Example], names: Sequence[str]) -> dict[str, Colum
 
 @dataclass(frozen=True)
 class Kept:
-    """A key of the rows that becomes a column."""
+    """A key of the rows that becomes a column of the batch."""
 
     name: str
     kind: type
-    """`bool`, `int` or `float` for numbers; `object` for anything else."""
+    """The type of the numbers, `bool`, `int` or `float`; `object` for all other values."""
     is_list: bool
-    """Whether each value is a list of such numbers."""
+    """Whether each value is a list of numbers of the type `kind`."""
 
     @classmethod
     def of(cls, name: str, row: Row) -> Kept:
-        """Returns the column of a key, by the first row. Raises `DataError` if the row has no such key."""
+        """Returns the column of the key `name`, with the type of the value in the first row `row`. Raises
+        `DataError` if the row does not have this key."""
         value = _value(row, name)
         is_list = isinstance(value, list) and bool(value)
         kinds = {type(one) for one in value} if is_list else {type(value)}
@@ -51,7 +52,8 @@ class Kept:
         return cls(name, kind, is_list) if kind in DTYPES else cls(name, object, False)
 
     def value(self, row: Row) -> Any:
-        """Returns the row's value. Raises `DataError` if it is not of this column's type."""
+        """Returns the value of the key in a row. Raises `DataError` if the value does not have the type of
+        this column."""
         value = _value(row, self.name)
         if self.kind is object:
             return value

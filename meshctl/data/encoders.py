@@ -1,7 +1,7 @@
-"""Rows as token columns: a chat, a text, or a pair of answers.
+"""Encoders, which convert a row to token columns: a chat, a text, or a pair of answers.
 
-An encoder gives an example, which is the columns of one row. Its labels are aligned with its tokens, and the
-first one is -100, since nothing predicts it.
+The result of an encoder is an example: the columns of one row. The labels of an example are aligned with its
+tokens. The first label is -100, because no position predicts the first token.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from meshctl.data.rows import Row
 from meshctl.data.tokenizer import Tokenizer
 
 IGNORED = -100
-"""The label of a token that is not learned, as in torch and transformers."""
+"""The label of a token that is not learned, the same as in torch and transformers."""
 Example = dict[str, list[int]]
 MAX_SHOWN = 8
-"""The most keys of a row in a message."""
+"""The maximum number of keys of a row that a message lists."""
 
 
 class Encoder(ABC):
-    """Makes examples of rows."""
+    """Converts rows to examples."""
 
     LEARN: ClassVar[tuple[str, ...]]
     """The accepted values of the argument `learn`. The first one is the default."""
     COLUMNS: ClassVar[tuple[str, ...]] = ("input_ids", "labels")
     FIELDS: ClassVar[tuple[str, ...]]
-    """The keys of a row that are read; `fields` maps them to other names."""
+    """The keys of a row that the encoder reads. The argument `fields` maps them to other names."""
     CAN_PACK: ClassVar[bool] = True
     CAN_SPLIT: ClassVar[bool] = False
 
@@ -42,7 +42,8 @@ class Encoder(ABC):
 
     @abstractmethod
     def __call__(self, row: Row) -> Example:
-        """Returns the columns of a row. Raises `DataError` if it is not such a row."""
+        """Returns the columns of a row. Raises `DataError` if the row lacks a key or has an unsuitable
+        value."""
 
     def _value(self, row: Row, name: str) -> Any:
         key = self._fields.get(name, name)
@@ -56,7 +57,7 @@ class Encoder(ABC):
 
 
 class ChatEncoder(Encoder):
-    """Reads `messages`, a list of objects with `role` and `content`, and where they are given `tools`."""
+    """Reads the key `messages`, a list of objects with `role` and `content`, and the optional key `tools`."""
 
     LEARN = ("assistant", "last", "all")
     FIELDS = ("messages", "tools")
@@ -83,7 +84,7 @@ class ChatEncoder(Encoder):
 
 
 class TextEncoder(Encoder):
-    """Reads `text`. The tokenizer's end token is appended."""
+    """Reads the key `text`, and appends the tokenizer's end token."""
 
     LEARN = ("all",)
     FIELDS = ("text",)
@@ -95,9 +96,10 @@ class TextEncoder(Encoder):
 
 
 class PairsEncoder(Encoder):
-    """Reads `prompt`, `chosen` and `rejected`: texts, or lists of messages.
+    """Reads the keys `prompt`, `chosen` and `rejected`, whose values are texts or lists of messages.
 
-    Of lists of messages without a `prompt`, it is what both begin with.
+    For lists of messages, `prompt` is optional. The default is the common beginning of `chosen` and
+    `rejected`.
     """
 
     LEARN = ("answer",)
@@ -136,7 +138,8 @@ class PairsEncoder(Encoder):
 
 
 def labels(ids: Sequence[int], learned: Sequence[bool]) -> list[int]:
-    """Returns the tokens that are learned, and -100 for the others and for the first."""
+    """Returns the labels of the tokens `ids`: the token itself where `learned` is true, and -100 elsewhere.
+    The first label is always -100."""
     found = [id if is_learned else IGNORED for id, is_learned in zip(ids, learned, strict=True)]
     return [IGNORED, *found[1:]] if found else []
 
@@ -148,8 +151,8 @@ def string(value: Any, name: str) -> str:
 
 
 def messages(value: Any, name: str) -> list[Mapping[str, Any]]:
-    """Returns a list of messages. Raises `DataError` if one has no role, or neither content nor a call of a
-    tool."""
+    """Returns `value` as a list of messages. Raises `DataError` if a message has no role, or has neither
+    content nor tool calls. `name` is the key in the error message."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise DataError(f"`{name}` is not a list of messages")
     for number, message in enumerate(value):
@@ -161,6 +164,7 @@ def messages(value: Any, name: str) -> list[Mapping[str, Any]]:
 
 
 def _common(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Returns the number of messages with which both lists begin."""
+    """Returns the number of messages in the common beginning of both lists; 0 if one list begins with the
+    other."""
     pairs = zip(first, second, strict=False)
     return next((number for number, (one, other) in enumerate(pairs) if one != other), 0)

@@ -6,11 +6,11 @@ from meshctl.runtime.component import ComponentError
 
 
 class DataError(ComponentError):
-    """Data, a tokenizer or an argument that a source cannot use."""
+    """Raised if a source cannot use its data, its tokenizer or an argument."""
 
 
 class RowError(DataError):
-    """A row that cannot be used. The message begins with its file and line."""
+    """Raised if a row cannot be used. The message begins with the row's file and line."""
 
     def __init__(self, place: str, problem: str) -> None:
         super().__init__(f"{place}: {problem}")

@@ -1,9 +1,9 @@
-"""A user's torch `Dataset`, `DataLoader` or iterable as a source.
+"""Sources that wrap a user's torch `Dataset`, `DataLoader` or iterable.
 
     {_target_: meshctl.data.FromDataset, group: train, args: {dataset: digits.Digits, options: {train: true}}}
 
-`dataset`, `loader` and `iterable` are dotted paths of a class or function of the user, which is called with
-`options`. An item is a mapping from column names to values, or a tuple whose names `columns` lists.
+Each of `dataset`, `loader` and `iterable` is the dotted path of a user's class or function. The source calls
+it with `options`. An item is a mapping from column names to values, or a tuple whose names `columns` lists.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from meshctl.runtime.component import Component, endpoint
 
 
 class FromDataset(Component):
-    """The items of a map-style `Dataset`, in an order of each epoch."""
+    """Returns the items of a map-style `Dataset`. Each epoch has an order of its own if `shuffle` is true."""
 
     def __init__(
         self,
@@ -38,8 +38,13 @@ class FromDataset(Component):
         seed: int = 0,
         workers: int = 0,
     ) -> None:
-        """`ragged` names the columns whose rows differ in length; the tensors of others are stacked.
-        `workers` is the number of processes that read items ahead. Raises `DataError`."""
+        """Creates the dataset by calling `dataset` with `options`.
+
+        `columns` names the parts of items that are tuples. `ragged` names the columns whose rows differ in
+        length. The tensors of other columns are stacked. `seed` determines the order of each epoch. `workers`
+        is the number of processes that read items ahead. Raises `DataError` if the result is not a map-style
+        dataset or has no items.
+        """
         self._items = maker(dataset, options)()
         if not hasattr(self._items, "__getitem__") or not hasattr(self._items, "__len__"):
             raise DataError(f"{dataset} has no `__getitem__` and `__len__`: use meshctl.data.FromIterable")
@@ -65,7 +70,7 @@ class FromDataset(Component):
         return columns_of(items, self._columns, self._ragged) if items else self._empty()
 
     def _empty(self) -> dict[str, Column]:
-        """Returns the columns of no samples, in the form of the first item."""
+        """Returns columns without rows, with the names and dtypes of the first item."""
         first = Batch(columns_of([self._items[0]], self._columns, self._ragged))
         return dict(first.between(0, 0).columns)
 
@@ -75,10 +80,11 @@ class FromDataset(Component):
 
 
 class FromDataLoader(Component):
-    """The items of a `DataLoader` of a map-style dataset, in the order of its sampler.
+    """Returns the items of a `DataLoader` of a map-style dataset, in the order of the loader's sampler.
 
-    The loader's `collate_fn` is called once for all items of a call, and its `num_workers` processes read
-    ahead. The stage's `samples` determines the number of items; the loader's `batch_size` is not used.
+    Each call of `next` calls the loader's `collate_fn` once, with all items of the call. The loader's
+    `num_workers` processes read items ahead. The stage's `samples` determines the number of items of a call.
+    The loader's `batch_size` is not used.
     """
 
     def __init__(
@@ -89,7 +95,12 @@ class FromDataLoader(Component):
         columns: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
-        """`seed` decides the order of a random sampler in each epoch. Raises `DataError`."""
+        """Creates the loader by calling `loader` with `options`.
+
+        `columns` names the parts of collated items that are tuples. `seed` determines the order of a random
+        sampler in each epoch. Raises `DataError` if the result is not a `DataLoader`, if its dataset is
+        iterable only, or if its sampler is a `DistributedSampler`.
+        """
         made = maker(loader, options)()
         if not isinstance(made, DataLoader):
             raise DataError(f"{loader} returned a {type(made).__name__}, not a DataLoader")
@@ -144,7 +155,8 @@ class FromDataLoader(Component):
         return self._order[1][position]
 
     def _order_of(self, epoch: int) -> list[int]:
-        """Returns the indices of the sampler in an epoch, equal on all ranks."""
+        """Returns the indices that the sampler yields in an epoch, the same on all ranks. The function seeds
+        the generators of the loader and of the sampler."""
         seed = random.Random(f"{self._seed} {epoch}").getrandbits(63)
         inner = getattr(self._sampler, "sampler", self._sampler)
         for generator in {
@@ -160,9 +172,9 @@ class FromDataLoader(Component):
 
 
 class FromIterable(Component):
-    """The items of an `IterableDataset`, a generator function or another iterable, in their order.
+    """Returns the items of an `IterableDataset`, a generator function or another iterable, in their order.
 
-    Every rank iterates over all items and keeps its own. A resumed run iterates over those before it again.
+    Every rank iterates over all items and keeps its own. A resumed run iterates over all earlier items again.
     """
 
     def __init__(
@@ -174,15 +186,20 @@ class FromIterable(Component):
         ragged: Sequence[str] = (),
         repeat: bool = False,
     ) -> None:
-        """With `repeat` the iterable is made again at its end; otherwise the run ends with it. Raises
-        `DataError`."""
+        """Checks `iterable`, a dotted path that is later called with `options`.
+
+        `columns` names the parts of items that are tuples, and `ragged` names the columns whose rows differ
+        in length. If `repeat` is true, the iterable is created again at its end; otherwise the run ends
+        there. Raises `DataError` if the path does not exist or does not accept `options`.
+        """
         self._path, self._make, self._repeat = iterable, maker(iterable, options), repeat
         self._columns, self._ragged = columns, ragged
         self._position, self._items = 0, self._all_items()
 
     @endpoint
     def next(self, samples: range) -> Batch | None:
-        """Returns the items of these sample numbers: fewer at the end, and None after it."""
+        """Returns the items of these sample numbers. At the end of the iterable it returns fewer items, and
+        after the end None."""
         if samples.start < self._position:
             self._position, self._items = 0, self._all_items()
         for _ in islice(self._items, samples.start - self._position):

@@ -17,8 +17,9 @@ from meshctl.runtime.batch.batch import Column, Ragged
 
 
 def maker(path: str, options: Mapping[str, Any] | None) -> Callable[[], Any]:
-    """Returns the class or function of a dotted path with its arguments. Raises `DataError` if it does not
-    exist or does not take them."""
+    """Returns a function without parameters that calls the class or function at the dotted path `path` with
+    `options`. Raises `DataError` if the path does not exist, or if the class or function does not accept
+    `options`."""
     module, _, name = path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name, None) if module else None
@@ -36,7 +37,12 @@ def maker(path: str, options: Mapping[str, Any] | None) -> Callable[[], Any]:
 
 
 def columns_of(items: Sequence[Any], names: Sequence[str], ragged: Sequence[str]) -> dict[str, Column]:
-    """Returns the columns of items. Raises `DataError` if the items do not form columns."""
+    """Returns the columns of items, each of which is a mapping or a tuple.
+
+    `names` are the names of the parts of tuples, and `ragged` are the columns whose rows differ in length.
+    Raises `DataError` if items differ in their names, or if the rows of a column that is not ragged differ in
+    shape.
+    """
     rows = [named(item, names) for item in items]
     if unknown := [name for name in ragged if name not in rows[0]]:
         raise DataError(f"`ragged` names {unknown[0]}, the items have {', '.join(rows[0])}")
@@ -47,7 +53,8 @@ def columns_of(items: Sequence[Any], names: Sequence[str], ragged: Sequence[str]
 
 
 def named(item: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the parts of an item by column name. Raises `DataError` if a part has no name."""
+    """Returns the parts of an item: column name -> value. Raises `DataError` if the numbers of parts and
+    names differ."""
     if isinstance(item, Mapping):
         return {str(name): item[name] for name in (names or item)}
     parts = item if isinstance(item, (tuple, list)) else [item]
@@ -74,7 +81,7 @@ def _column(name: str, values: list[Any], is_ragged: bool) -> Column:
 
 
 def _tensor(value: Any) -> Tensor | None:
-    """Returns a tensor of a tensor or an array of numpy; None for other values."""
+    """Returns `value` as a tensor if it is a tensor or a numpy array; None for other values."""
     if isinstance(value, Tensor):
         return value
     return torch.as_tensor(value) if hasattr(value, "__array_interface__") else None

@@ -1,4 +1,4 @@
-"""What happens to an example that is longer than `max_length`."""
+"""Limits the number of tokens of an example: `max_length` and `over_length`."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from meshctl.data.encoders import IGNORED, Encoder, Example
 from meshctl.data.errors import DataError
 
 OVER_LENGTH = ("error", "truncate", "drop", "split")
-"""The values of `over_length`: an error with the row's place; its first tokens; no row; several rows."""
+"""The values of `over_length` for a row that is longer than `max_length`. `error` raises an error with the
+row's place, `truncate` keeps its first tokens, `drop` leaves the row out, and `split` makes several samples
+of it."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The most tokens of an example, and what becomes of a longer one."""
+    """The maximum number of tokens of an example, and the treatment of longer examples."""
 
     size: int | None
     over_length: str
 
     @property
     def changes_count(self) -> bool:
-        """Whether the number of examples depends on their lengths."""
+        """Whether the number of examples depends on the lengths of the rows."""
         return self.size is not None and self.over_length in ("drop", "split")
 
     def pieces(self, length: int) -> list[range]:
-        """Returns the tokens that are used of an example of this length, one range for each part. Raises
-        `DataError` where it must not be longer than the limit."""
+        """Returns the used tokens of an example with `length` tokens: one range for each part, and none for a
+        dropped example. Raises `DataError` if the example is too long and `over_length` is `error`."""
         if self.size is None or length <= self.size:
             return [range(length)]
         if self.over_length == "error":
@@ -45,7 +47,8 @@ def length_of(example: Example) -> int:
 
 
 def cut(example: Example, tokens: range) -> Example:
-    """Returns these tokens of an example. The first label of a part is -100, as that of a row."""
+    """Returns the part of an example with the given range of tokens. The first label of a part is -100, as in
+    a whole row."""
     if tokens == range(length_of(example)):
         return example
     part = {name: column[tokens.start : tokens.stop] for name, column in example.items()}
@@ -56,7 +59,8 @@ def cut(example: Example, tokens: range) -> Example:
 
 
 def limit_of(encoder: type[Encoder], max_length: int | None, over_length: str, pack: bool) -> Limit:
-    """Returns the limit of these arguments. Raises `DataError` if the encoder does not support them."""
+    """Returns the limit for these arguments of a source. Raises `DataError` for invalid values and for values
+    that the encoder does not support."""
     known = OVER_LENGTH if encoder.CAN_SPLIT else [one for one in OVER_LENGTH if one != "split"]
     if over_length not in known:
         raise DataError(f"`over_length: {over_length}` is not one of {', '.join(known)}")

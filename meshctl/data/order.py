@@ -1,8 +1,8 @@
 """A pseudo-random order of rows that needs no memory: position -> row in constant time.
 
 It is a Feistel network over the bits of a position, which is a bijection of [0, 4^k). A result beyond the
-last row is permuted again until it is a row (cycle walking, Black and Rogaway, 2002). The order depends on
-nothing but its words, so it is the same on every machine and with every version of every library.
+last row is permuted again until it is a row (cycle walking, Black and Rogaway, 2002). The order depends
+only on the size and the words of its seed. It is the same on every machine and with every library version.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import overload
 ROUNDS = 6
 WORD = (1 << 64) - 1
 MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-"""The multipliers of splitmix64."""
+"""The two multipliers of the hash function splitmix64."""
 
 
 class Permutation(Sequence[int]):
-    """The numbers 0 to `size` - 1 in an order that the words determine."""
+    """The numbers 0 to `size` - 1 in a pseudo-random order, which `words` determine as a seed."""
 
     def __init__(self, size: int, *words: object) -> None:
         self._size = size
@@ -52,7 +52,7 @@ class Permutation(Sequence[int]):
 
 
 def _mixed(number: int) -> int:
-    """Returns the 64 bits of splitmix64's finalizer."""
+    """Returns the finalizer of splitmix64 of a 64-bit number."""
     number = ((number ^ number >> 30) * MULTIPLIERS[0]) & WORD
     number = ((number ^ number >> 27) * MULTIPLIERS[1]) & WORD
     return number ^ number >> 31

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from meshctl.data.encoders import Example
 
 PACKED = ("position_ids", "segment_ids")
-"""The columns that only packed rows have."""
+"""The additional columns of packed rows."""
 
 
 def packed(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Returns rows of indices of `lengths`. The lengths of a row sum to at most `size`; none is greater."""
+    """Assigns texts to rows of at most `size` tokens. `lengths` has the number of tokens of each text, at
+    most `size`. Returns for each row the indices of its texts in `lengths`, in ascending order."""
     rows: list[list[int]] = []
     rows_of_space: list[list[int]] = [[] for _ in range(size + 1)]
     spaces = 0  # bit n is set where a row has the space n
@@ -37,8 +38,11 @@ def packed(lengths: Sequence[int], size: int) -> list[list[int]]:
 
 
 def joined(examples: Sequence[Example]) -> Example:
-    """Returns the examples as one row, with the position of each token in its example and the example's
-    number. Attention in the row is causal inside each segment."""
+    """Returns the examples as one row, one after another.
+
+    `position_ids` has the position of each token in its example, and `segment_ids` has the number of the
+    example in the row. Attention in the row is causal inside each segment.
+    """
     columns = {name: [token for one in examples for token in one[name]] for name in examples[0]}
     lengths = [len(one["input_ids"]) for one in examples]
     columns["position_ids"] = [position for length in lengths for position in range(length)]

@@ -1,4 +1,4 @@
-"""`Pairs`: two answers to a prompt, of which the first is preferred."""
+"""`Pairs`: preferred and rejected answers to prompts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from meshctl.data.source import Source
 
 
 class Pairs(Source):
-    """Reads rows with `prompt`, `chosen` and `rejected`, texts or lists of messages."""
+    """Reads rows with the keys `prompt`, `chosen` and `rejected`. The values are texts or lists of
+    messages."""
 
     ENCODER = PairsEncoder

@@ -1,4 +1,4 @@
-"""Calls of a pure function in worker processes, ahead of their use.
+"""Computes the results of a pure function ahead of their use, in worker processes.
 
 The processes are those of torch's `DataLoader`. They are forked, so they share the memory of this process,
 and they die with it.
@@ -22,7 +22,7 @@ from meshctl.data.errors import DataError
 
 Result = TypeVar("Result")
 AHEAD = 2
-"""Number of calls that each process computes ahead."""
+"""The number of calls whose results each process computes ahead."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -32,7 +32,7 @@ class _Failure:
 
 
 class _Calls(Dataset[object]):
-    """A function as a data set: its items are its results."""
+    """A data set whose items are the results of a function."""
 
     def __init__(self, function: Callable[[range], object]) -> None:
         self._function = function
@@ -45,8 +45,11 @@ class _Calls(Dataset[object]):
 
 
 def results(function: Callable[[range], Result], calls: Iterable[range], workers: int) -> Iterator[Result]:
-    """Yields the function's result of each call, in order. If `workers` is not 0, this number of processes
-    computes the results ahead. `calls` may be endless. Raises `DataError`, as the function does."""
+    """Yields the result of `function` for each of `calls`, in order. `calls` may be endless.
+
+    If `workers` is not 0, this number of forked processes computes the results ahead. Raises `DataError` if
+    the function raises it, or if one of the processes is killed.
+    """
     if not workers:
         yield from map(function, calls)
         return
@@ -81,11 +84,11 @@ def _of_living(loader: Iterable[Result]) -> Iterator[Result]:
 
 
 class Prefetch(Generic[Result]):
-    """Calls a pure function of sample numbers. Worker processes compute its next results ahead.
+    """Calls a pure function of sample numbers, whose next results are computed ahead by worker processes.
 
-    Two calls for equally many samples determine the sample numbers of the next ones, which follow at the same
-    distance. From the second call on, the processes compute the results of these expected calls. An
-    unexpected call ends the processes, and this process computes its result.
+    Two successive calls for the same number of samples predict the sample numbers of the next calls, which
+    follow at the same distance. From the second call on, the processes compute the results of the predicted
+    calls. An unexpected call ends the processes, and its result is computed in the calling process.
     """
 
     def __init__(self, function: Callable[[range], Result], workers: int) -> None:
@@ -107,7 +110,7 @@ class Prefetch(Generic[Result]):
         return self._function(samples)
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Ends the worker processes. A later call may start new ones."""
         self._ahead = None
 
     def _from(self, samples: range, stride: int) -> Iterator[tuple[range, Result]]:

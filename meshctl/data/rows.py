@@ -25,21 +25,21 @@ from meshctl.data.order import Permutation
 
 Row = Mapping[str, Any]
 MAX_SHOWN = 40
-"""The most characters of a row in a message."""
+"""The maximum number of characters of a row that a message shows."""
 
 
 class Rows(Protocol):
-    """Rows by number. Reading one raises `RowError` if it is not a row."""
+    """Rows that are read by number. Reading a row raises `RowError` if its content is not a valid row."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, number: int, /) -> Row: ...
     def place(self, number: int) -> str:
-        """Returns where a row is, for a message: its file and line."""
+        """Returns the place of a row for messages: its file, and its line or number."""
         ...
 
 
 class JsonLines:
-    """The lines of a file, each with one object. Blank lines are skipped."""
+    """The rows of a file of JSON lines: one object in each line. Blank lines are skipped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -89,7 +89,7 @@ class JsonLines:
 
 
 class Concatenated:
-    """The rows of several parts, one part after another."""
+    """The rows of all parts, one part after another."""
 
     def __init__(self, parts: Sequence[Rows]) -> None:
         self._parts = parts
@@ -112,7 +112,7 @@ class Concatenated:
 
 
 class Selected:
-    """Some rows of others, by their numbers."""
+    """The rows with the given numbers, out of other rows."""
 
     def __init__(self, rows: Rows, numbers: Sequence[int]) -> None:
         self._rows, self._numbers = rows, numbers
@@ -128,11 +128,12 @@ class Selected:
 
 
 def open_rows(path: str, split: str) -> Rows:
-    """Returns the rows of a file, of several, of a folder, or of a dataset of the hub.
+    """Opens the rows of one or several files, of a folder, or of a dataset of the hub.
 
-    `path` is a `.jsonl` or `.parquet` file, a pattern such as `data/*.jsonl`, a folder of such files or of
-    `datasets.save_to_disk`, or else a dataset's name, of which `split` is read. A relative path is searched
-    in the folders in which classes of `_target_` are found, the recipe's folder first. Raises `DataError`.
+    `path` is a `.jsonl` or `.parquet` file, a pattern such as `data/*.jsonl`, a folder of such files, a
+    folder of `datasets.save_to_disk`, or the name of a dataset of the hub. `split` selects the split of a
+    dataset. A relative path is searched for in the folders of `sys.path`, of which the recipe's folder is the
+    first. Raises `DataError` if nothing can be read at the path or if there are no rows.
     """
     rows = _opened(path, split)
     if not len(rows):
@@ -150,14 +151,14 @@ def _opened(path: str, split: str) -> Rows:
 
 
 def saved_folder(path: str) -> Path | None:
-    """Returns the folder at a path if `datasets.save_to_disk` wrote it."""
+    """Returns the folder at `path` if `datasets.save_to_disk` wrote it; None otherwise."""
     place = next(_existing(path), None)
     return place if place is not None and tables.is_saved_dataset(place) else None
 
 
 def files_of(path: str) -> list[Path]:
-    """Returns the file at a path, the data files of the folder there, or those that match a pattern; none if
-    nothing is there. Raises `DataError` for a folder without such files."""
+    """Returns the file at `path`, the data files of the folder at `path`, or the files that match the pattern
+    `path`. The list is empty if there are none. Raises `DataError` for a folder without data files."""
     place = next(_existing(path), None)
     if place is None:
         return next(_matching(path), [])
@@ -169,7 +170,8 @@ def files_of(path: str) -> list[Path]:
 
 
 def check_hub_name(path: str) -> None:
-    """Raises `DataError` for a path that does not exist and is not a name of the hub."""
+    """Raises `DataError` if `path` cannot be the name of a dataset of the hub. The caller found no file at
+    `path`."""
     if Path(path).suffix in READERS or not tables.is_hub_name(path):
         raise DataError(
             f"no file {path!r} in the recipe's folder, the working directory, or where modules are found"
@@ -191,7 +193,7 @@ READERS: dict[str, Any] = {
     ".ndjson": JsonLines,
     ".parquet": tables.from_parquet,
 }
-"""Ending of a file -> the function that opens it."""
+"""Suffix of a file name -> function that opens the file."""
 
 
 def _file(path: Path) -> Rows:
@@ -203,10 +205,11 @@ def _file(path: Path) -> Rows:
 
 
 def split_off(rows: Rows, holdout: float, *, held_out: bool) -> Rows:
-    """Returns the held-out rows, or the others, in their order.
+    """Returns the held-out rows if `held_out` is true, and all other rows if it is false, in their order.
 
-    `holdout` is a number of rows, or below 1 their fraction. The choice depends only on the number of rows.
-    So a source with `held_out` and one without it have no row in common. Raises `DataError`.
+    `holdout` is the number of held-out rows, or their fraction if it is below 1. The choice of rows depends
+    only on `holdout` and the number of rows. A source with `held_out` and a source without it therefore have
+    no row in common. Raises `DataError` if no row or every row would be held out.
     """
     count = round(holdout * len(rows)) if holdout < 1 else int(holdout)
     if not holdout:

@@ -4,7 +4,7 @@
 
 Each arrow is a function of the arguments and of the data alone, so a sample is the same on every rank and
 mesh. Where the number of samples depends on the lengths of all rows (`pack`, `over_length: drop` and
-`split`), `setup` finds these lengths. The ranks divide the rows among themselves for that.
+`split`), `setup` computes these lengths. Each rank computes the lengths of its share of the rows.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from meshctl.runtime.component import Component, endpoint
 from meshctl.topology.even_split import even_split
 
 ROWS_AT_ONCE = 256
-"""Number of rows whose lengths one call of a worker process finds."""
+"""The number of rows whose lengths one call of a worker process computes."""
 
 
 class Part(NamedTuple):
-    """Tokens of a row."""
+    """A row, or a range of its tokens."""
 
     row: int
     tokens: range | None
-    """None: those that the limit leaves."""
+    """The range of tokens; None for all tokens within `max_length`."""
 
 
 class Source(Component):
-    """Reads examples from rows. A subclass states its encoder."""
+    """Reads examples from rows by their numbers. A subclass sets `ENCODER`."""
 
     ENCODER: ClassVar[type[Encoder]]
     SEQUENCE_LENGTH = "args.max_length"
@@ -65,21 +65,21 @@ class Source(Component):
         template_args: Mapping[str, Any] | None = None,
         workers: int = 0,
     ) -> None:
-        """Opens the data. Raises `DataError` for what cannot be read and for arguments that do not fit.
+        """Opens the data. Raises `DataError` for unreadable data and for invalid arguments.
 
         path: a `.jsonl` or `.parquet` file, a pattern, a folder, or a name of the hub (`rows.open_rows`).
         tokenizer: `byte`, a folder, or a name of the hub.
-        split: of a saved dataset or one of the hub.
-        fields: name that the source reads -> key of the rows, where they differ.
+        split: the split of a saved dataset or of a dataset of the hub.
+        fields: key that the source reads -> key of the rows, for keys that differ.
         keep: keys of the rows that become further columns.
         learn: the tokens with a label: `assistant`, `last` (its last message) or `all`.
         max_length, over_length: the most tokens of a row, and what happens to longer ones: `error`,
             `truncate`, `drop`, or for plain text `split`.
         pack: whether to put several texts in one row of at most `max_length` tokens.
-        shuffle, seed: whether each epoch has an order of its own, and of which seed.
-        holdout, held_out: the number or fraction of rows that are held out, and whether to read those.
-        chat_template, template_args: a file with a template, and variables for it.
-        workers: number of processes that prepare samples ahead; 0 prepares them in the call.
+        shuffle, seed: whether each epoch has a random order, and the seed of these orders.
+        holdout, held_out: the number or fraction of rows that are held out, and whether to read them.
+        chat_template, template_args: a file with a chat template, and variables of the template.
+        workers: number of processes that prepare samples ahead; with 0, `next` prepares them.
         """
         self._seed, self._shuffle, self._workers, self._pack = seed, shuffle, workers, pack
         self._limit = limit_of(self.ENCODER, max_length, over_length, pack)
@@ -89,13 +89,15 @@ class Source(Component):
             raise DataError("`keep` needs one sample for each row: leave out `pack` and `over_length: split`")
         self._kept = [Kept.of(name, self._rows[0]) for name in keep]
         self._parts: Sequence[Part] | None = None
-        """The samples without `pack`, or what packs are made of; None for one sample for each row."""
+        """The parts of rows: the samples, or with `pack` the contents of packs. None if each row is one
+        sample."""
         self._packs: Sequence[Sequence[int]] | None = None
         self._order: tuple[int, Sequence[int]] = (-1, ())
         self._prefetch = Prefetch(self._columns, workers)
 
     def setup(self) -> None:
-        """Finds the lengths of all rows, if the number of samples depends on them."""
+        """Computes the lengths of all rows if the number of samples depends on them. All ranks call this
+        together. Raises `DataError` if no row is left, and `RowError` for an unusable row."""
         if not (self._pack or self._limit.changes_count):
             return
         lengths = self._lengths()
@@ -118,7 +120,7 @@ class Source(Component):
 
     @endpoint
     def next(self, samples: range) -> Batch | None:
-        """Returns the samples of these numbers, which continue across epochs."""
+        """Returns the samples of these numbers. The numbers continue across epochs."""
         columns = self._prefetch(samples)
         return Batch(columns, ids=torch.tensor(samples, dtype=torch.int64))
 
@@ -134,7 +136,7 @@ class Source(Component):
         return columns
 
     def _index(self, number: int) -> int:
-        """Returns the place of a sample among those of an epoch, before they are shuffled."""
+        """Returns the index of a sample in the unshuffled epoch. `number` counts samples across epochs."""
         epoch, position = divmod(number, len(self))
         if not self._shuffle:
             return position
@@ -175,7 +177,8 @@ class Source(Component):
     # The lengths of all rows
 
     def _lengths(self) -> list[int]:
-        """Returns the number of tokens of each row. Every rank finds those of its share of the rows."""
+        """Returns the number of tokens of each row. Each rank encodes its share of the rows, and an
+        all-reduce combines the results."""
         count, peers = len(self._rows), self.collective("world")
         share = even_split(count, peers.size, peers.rank)
         lengths = torch.zeros(count, dtype=torch.int64, device=self.device)

@@ -1,8 +1,9 @@
 """Sources whose rows are read in order, without an index: `ChatStream`, `TextStream` and `PairsStream`.
 
 A stream has no length, so `run.steps` or the end of the stream ends the run. Every rank reads all rows and
-encodes its own samples; where the number of samples depends on their lengths (`pack`, `over_length: drop` and
-`split`) it encodes all. A sample follows from its number. A resumed run reads the rows before it again.
+encodes its own samples. Where the number of samples depends on the lengths of rows (`pack`,
+`over_length: drop` and `split`), every rank encodes all rows. The number of a sample determines its content.
+A resumed run reads all earlier rows again.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from meshctl.runtime.batch.batch import Batch, Column
 from meshctl.runtime.component import Component, endpoint
 
 WINDOW = 512
-"""Number of parts of rows that are packed together."""
+"""The number of parts of rows that are packed together."""
 
 
 class RowStream(Protocol):
-    """Rows in order."""
+    """Rows that can only be read in order."""
 
     def epoch(self, number: int) -> Iterator[tuple[str, Row]]:
         """Yields the place and the content of each row, in the order of this epoch."""
@@ -41,7 +42,7 @@ class RowStream(Protocol):
 
 @dataclass(frozen=True)
 class Shuffled:
-    """Rows of local files as a stream."""
+    """A stream of rows that can be read by number. With `shuffle`, each epoch has a random order."""
 
     rows: Rows
     shuffle: bool
@@ -55,7 +56,7 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample of a stream: a row, or examples that were encoded already."""
+    """A sample of a stream: a row, and its example if the row is already encoded."""
 
     place: str
     row: Row
@@ -63,7 +64,7 @@ class Sample:
 
 
 class Stream(Component):
-    """Reads examples from rows in order. A subclass states its encoder."""
+    """Reads examples from rows in order. A subclass sets `ENCODER`."""
 
     ENCODER: ClassVar[type[Encoder]]
     SEQUENCE_LENGTH = "args.max_length"
@@ -88,11 +89,13 @@ class Stream(Component):
         template_args: Mapping[str, Any] | None = None,
         workers: int = 0,
     ) -> None:
-        """The arguments are those of `Source`, except these two. Raises `DataError`.
+        """Opens the stream. Raises `DataError` for unreadable data and for invalid arguments.
 
-        buffer: number of rows from which the next one is drawn if `shuffle` is on. Rows of jsonl files and
-            saved datasets have an index, so they are shuffled as a whole.
-        repeat: whether the stream begins again at its end; otherwise the run ends with it.
+        The arguments are those of `Source` without `holdout` and `held_out`, and two others:
+
+        buffer: the number of rows in memory from which `shuffle` draws the next row. Rows of jsonl files and
+            saved datasets can be read by number, so they are shuffled as a whole.
+        repeat: whether the stream begins again at its end; otherwise the run ends there.
         """
         self._repeat, self._pack = repeat, pack
         self._limit = limit_of(self.ENCODER, max_length, over_length, pack)
@@ -109,7 +112,8 @@ class Stream(Component):
 
     @endpoint
     def next(self, samples: range) -> Batch | None:
-        """Returns the samples of these numbers: fewer at the end of the stream, and None after it."""
+        """Returns the samples of these numbers. At the end of the stream it returns fewer samples, and after
+        the end None."""
         columns = self._prefetch(samples)
         if columns is None:
             return None
@@ -130,7 +134,8 @@ class Stream(Component):
         return columns
 
     def _read(self, samples: range) -> list[Sample]:
-        """Returns the samples of these numbers. Reads from the first row again if they were read already."""
+        """Returns the samples of these numbers. If they lie before the current position, the stream is read
+        again from its first row."""
         if samples.start < self._position:
             self._position, self._samples = 0, self._all_samples()
         for _ in islice(self._samples, samples.start - self._position):

@@ -1,4 +1,4 @@
-"""The adapter of pyarrow and `datasets`: rows of parquet files, of saved datasets and of the hub."""
+"""Adapts pyarrow and `datasets`: rows of parquet files, of saved datasets and of datasets of the hub."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from meshctl.data.errors import DataError
 from meshctl.runtime.extras import extra
 
 MARKERS = ("dataset_info.json", "dataset_dict.json", "state.json")
-"""The files of which each folder of `datasets.save_to_disk` has one."""
+"""Names of marker files. Each folder of `datasets.save_to_disk` has at least one of them."""
 ROWS_AT_ONCE = 256
-"""Number of rows of a parquet file that are in memory at once."""
+"""The number of rows of a parquet file that are in memory at the same time."""
 
 
 class Table:
-    """The rows of an Arrow table or of a `datasets.Dataset`. Rows are numbered from 0 in messages."""
+    """The rows of an Arrow table or of a `datasets.Dataset`. Messages number the rows from 0."""
 
     def __init__(self, name: str, table: Any, *, is_arrow: bool) -> None:
         self._name, self._table, self._is_arrow = name, table, is_arrow
@@ -49,13 +49,15 @@ class HubStream:
 
 
 class ParquetStream:
-    """The rows of parquet files, read in parts. With a `buffer` each row is drawn from the next so many."""
+    """The rows of parquet files, read in order. If `buffer` is not 0, each row is drawn at random from
+    `buffer` rows in memory."""
 
     def __init__(self, files: Sequence[Path], seed: int, buffer: int) -> None:
         self._files, self._seed, self._buffer = files, seed, buffer
 
     def epoch(self, number: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yields the place and the content of each row, in the order of this epoch. Raises `DataError`."""
+        """Yields the place and the content of each row, in the order of this epoch. Raises `DataError` for an
+        unreadable file."""
         rows, held = self._in_order(), list[tuple[str, Mapping[str, Any]]]()
         draw = random.Random(f"{self._seed} {number}")
         for row in rows:
@@ -84,7 +86,8 @@ class ParquetStream:
 
 
 def from_parquet(path: Path) -> Table:
-    """Maps the columns of a parquet file into memory. Raises `DataError` if it is not one."""
+    """Maps the columns of a parquet file into memory. Raises `DataError` if the file is not a readable
+    parquet file."""
     with extra("hf"):
         import pyarrow
         from pyarrow import parquet
@@ -99,12 +102,13 @@ def is_saved_dataset(folder: Path) -> bool:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name has the form of a dataset of the hub, NAME or OWNER/NAME."""
+    """Whether `name` has the form of a dataset's name on the hub, NAME or OWNER/NAME."""
     return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None and not name.startswith(".")
 
 
 def from_disk(folder: Path, split: str) -> Table:
-    """Opens a folder of `datasets.save_to_disk`. Raises `DataError`."""
+    """Opens a folder of `datasets.save_to_disk`. Raises `DataError` if the folder cannot be read or has no
+    such split."""
     with extra("hf"):
         import datasets
     try:
@@ -119,13 +123,14 @@ def from_disk(folder: Path, split: str) -> Table:
 
 
 def from_hub(name: str, split: str) -> Table:
-    """Loads a dataset of the hub, from the local cache where it is there. Raises `DataError`."""
+    """Loads a dataset of the hub, from the local cache if it is there. Raises `DataError` if loading
+    fails."""
     return Table(f"dataset {name}[{split}]", _loaded(name, split, streaming=False), is_arrow=False)
 
 
 def hub_stream(name: str, split: str, *, seed: int, buffer: int) -> HubStream:
-    """Reads a dataset of the hub in order, without storing it. With a `buffer` each row is drawn from the
-    next so many. Raises `DataError`."""
+    """Opens a dataset of the hub that is read in order and not stored. If `buffer` is not 0, each row is
+    drawn at random from `buffer` rows in memory. Raises `DataError` if opening fails."""
     dataset = _loaded(name, split, streaming=True)
     return HubStream(
         f"dataset {name}[{split}]", dataset.shuffle(seed=seed, buffer_size=buffer) if buffer else dataset

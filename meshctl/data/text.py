@@ -1,4 +1,4 @@
-"""`Text`: plain text, to learn every token."""
+"""`Text`: plain texts, of which every token is learned."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from meshctl.data.source import Source
 
 
 class Text(Source):
-    """Reads rows with `text`. The tokenizer's end token is appended to each."""
+    """Reads rows with the key `text`, and appends the tokenizer's end token to each text."""
 
     ENCODER = TextEncoder

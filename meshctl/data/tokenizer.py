@@ -16,22 +16,27 @@ BYTE = "byte"
 """The name of the tokenizer that meshctl ships: each byte is a token, and there are three special tokens."""
 SHIPPED = {BYTE: PACKAGE_DIR / "data" / "byte_tokenizer"}
 GENERATION = re.compile(r"\{%-?\s*generation\b")
-"""The block in which a chat template marks what the assistant generates."""
+"""The start of the block in which a chat template marks the text that the assistant generates."""
 Message = Mapping[str, Any]
 
 
 class ChatError(DataError):
-    """A chat that the template cannot render, or whose assistant's tokens cannot be found."""
+    """Raised if the template cannot render a chat, or if the assistant's tokens in the chat cannot be
+    found."""
 
 
 class Tokenizer:
-    """A tokenizer of transformers, by name or folder."""
+    """A tokenizer of transformers, which is loaded by name or from a folder."""
 
     def __init__(
         self, name: str, chat_template: str = "", template_args: Mapping[str, Any] | None = None
     ) -> None:
-        """`name` is `byte`, a folder, or a name of the hub. `chat_template` is a file with a template that
-        replaces the tokenizer's own; `template_args` are variables for it. Raises `DataError`."""
+        """Loads the tokenizer `name`: `byte`, a folder, or a name of the hub.
+
+        `chat_template` is a file with a template that replaces the tokenizer's own template. `template_args`
+        are variables of the template. Raises `DataError` if the tokenizer or the file cannot be found or
+        read.
+        """
         self.name, self._template_args = name, dict(template_args or {})
         self._tokenizer = _loaded(name)
         if chat_template:
@@ -43,17 +48,19 @@ class Tokenizer:
 
     @property
     def end_token(self) -> int | None:
-        """The id of the token that ends a text."""
+        """The id of the token that ends a text; None if the tokenizer has no such token."""
         found: int | None = self._tokenizer.eos_token_id
         return found
 
     def text(self, text: str, *, is_start: bool = True) -> list[int]:
-        """Returns the tokens of a text. One that starts a row has the tokenizer's own special tokens."""
+        """Returns the token ids of a text. If `is_start` is true, they include the special tokens that the
+        tokenizer adds."""
         ids: list[int] = self._tokenizer(text, add_special_tokens=is_start, verbose=False)["input_ids"]
         return ids
 
     def ended_text(self, text: str, *, is_start: bool = True) -> list[int]:
-        """Returns the tokens of a text and the token that ends it."""
+        """Returns the token ids of a text, followed by the end token. `is_start` has the same meaning as in
+        `text`."""
         ids, end = self.text(text, is_start=is_start), self.end_token
         return ids if end is None or ids[-1:] == [end] else [*ids, end]
 
@@ -64,7 +71,8 @@ class Tokenizer:
     # Chats
 
     def check_template(self) -> None:
-        """Raises `DataError` if chats cannot be rendered, or if the assistant's tokens cannot be found."""
+        """Raises `DataError` if the tokenizer has no chat template, or does not report the positions of its
+        tokens in a text."""
         if not self._tokenizer.chat_template:
             raise DataError(
                 f"tokenizer `{self.name}` has no chat template: name a file with one in `chat_template`"
@@ -78,11 +86,12 @@ class Tokenizer:
     def chat(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, learn_from: int = 0
     ) -> tuple[list[int], list[bool]]:
-        """Returns the tokens of a chat, and for each whether it is the assistant's, in the messages from
-        number `learn_from` on.
+        """Returns the token ids of a chat, and for each token whether it is learned.
 
-        Where the template marks what the assistant generates with `{% generation %}`, that is used. Otherwise
-        it is what rendering one message more adds to the text. Raises `ChatError`.
+        The learned tokens are those of the assistant's messages with the number `learn_from` or higher. If
+        the template marks the assistant's text with `{% generation %}`, these marks are used. Otherwise the
+        text of a message is the difference between the chats rendered with and without this message. Raises
+        `ChatError` if the chat cannot be rendered or the text of a message cannot be found.
         """
         if GENERATION.search(self._tokenizer.get_chat_template()):
             return self._marked(messages, tools, learn_from)
@@ -114,7 +123,8 @@ class Tokenizer:
     def _spans(
         self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, learn_from: int
     ) -> list[tuple[int, int]]:
-        """Returns the first and the last character of each of the assistant's messages."""
+        """Returns the character range (start, stop) of each of the assistant's messages from number
+        `learn_from` on."""
         spans = []
         for number, message in enumerate(messages):
             if message["role"] == "assistant" and number >= learn_from:
@@ -144,7 +154,7 @@ class Tokenizer:
 
 
 class _template_errors:
-    """Turns an error of a template into a `ChatError`."""
+    """A context that converts an error of a template to a `ChatError`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -159,7 +169,7 @@ class _template_errors:
 
 
 def _runs(flags: Sequence[bool]) -> list[range]:
-    """Returns the positions of each run of true flags."""
+    """Returns the range of positions of each run of successive true flags."""
     edges = [n for n in range(len(flags) + 1) if (n and flags[n - 1]) != (n < len(flags) and flags[n])]
     return [range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
