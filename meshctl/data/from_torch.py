@@ -40,10 +40,10 @@ class FromDataset(Component):
     ) -> None:
         """Creates the dataset by calling `dataset` with `options`.
 
-        `columns` names the parts of items that are tuples. `ragged` names the columns whose rows differ in
-        length. The tensors of other columns are stacked. `seed` determines the order of each epoch. `workers`
-        is the number of processes that read items ahead. Raises `DataError` if the result is not a map-style
-        dataset or has no items.
+        `columns` names the parts of tuple items, or selects keys of mapping items. `ragged` names the columns
+        whose rows differ in length. The tensors of other columns are stacked. `seed` determines the order of
+        each epoch. `workers` is the number of processes that read items ahead. Raises `DataError` if the
+        result is not a map-style dataset or has no items.
         """
         self._items = maker(dataset, options)()
         if not hasattr(self._items, "__getitem__") or not hasattr(self._items, "__len__"):
@@ -97,9 +97,9 @@ class FromDataLoader(Component):
     ) -> None:
         """Creates the loader by calling `loader` with `options`.
 
-        `columns` names the parts of collated items that are tuples. `seed` determines the order of a random
-        sampler in each epoch. Raises `DataError` if the result is not a `DataLoader`, if its dataset is
-        iterable only, or if its sampler is a `DistributedSampler`.
+        `columns` names the parts of a collated tuple, or selects keys of a collated mapping. `seed`
+        determines the order of a random sampler in each epoch. Raises `DataError` if the result is not a
+        `DataLoader`, if its dataset is an `IterableDataset`, or if its sampler is a `DistributedSampler`.
         """
         made = maker(loader, options)()
         if not isinstance(made, DataLoader):
@@ -188,9 +188,9 @@ class FromIterable(Component):
     ) -> None:
         """Checks `iterable`, a dotted path that is later called with `options`.
 
-        `columns` names the parts of items that are tuples, and `ragged` names the columns whose rows differ
-        in length. If `repeat` is true, the iterable is created again at its end; otherwise the run ends
-        there. Raises `DataError` if the path does not exist or does not accept `options`.
+        `columns` names the parts of tuple items, or selects keys of mapping items. `ragged` names the columns
+        whose rows differ in length. If `repeat` is true, the iterable is created again at its end; otherwise
+        the run ends there. Raises `DataError` if the path does not exist or does not accept `options`.
         """
         self._path, self._make, self._repeat = iterable, maker(iterable, options), repeat
         self._columns, self._ragged = columns, ragged

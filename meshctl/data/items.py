@@ -39,9 +39,9 @@ def maker(path: str, options: Mapping[str, Any] | None) -> Callable[[], Any]:
 def columns_of(items: Sequence[Any], names: Sequence[str], ragged: Sequence[str]) -> dict[str, Column]:
     """Returns the columns of items, each of which is a mapping or a tuple.
 
-    `names` are the names of the parts of tuples, and `ragged` are the columns whose rows differ in length.
-    Raises `DataError` if items differ in their names, or if the rows of a column that is not ragged differ in
-    shape.
+    `names` names the parts of tuples, or selects keys of mappings. `ragged` names the columns whose rows
+    differ in length. Raises `DataError` if items differ in their names, or if the rows of a column that is
+    not ragged differ in shape.
     """
     rows = [named(item, names) for item in items]
     if unknown := [name for name in ragged if name not in rows[0]]:
@@ -53,8 +53,9 @@ def columns_of(items: Sequence[Any], names: Sequence[str], ragged: Sequence[str]
 
 
 def named(item: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the parts of an item: column name -> value. Raises `DataError` if the numbers of parts and
-    names differ."""
+    """Returns the parts of an item: column name -> value. `names` names the parts of a tuple, or selects keys
+    of a mapping; if it is empty, all keys are used. Raises `DataError` if a tuple has more or fewer parts
+    than names."""
     if isinstance(item, Mapping):
         return {str(name): item[name] for name in (names or item)}
     parts = item if isinstance(item, (tuple, list)) else [item]

@@ -209,7 +209,8 @@ def split_off(rows: Rows, holdout: float, *, held_out: bool) -> Rows:
 
     `holdout` is the number of held-out rows, or their fraction if it is below 1. The choice of rows depends
     only on `holdout` and the number of rows. A source with `held_out` and a source without it therefore have
-    no row in common. Raises `DataError` if no row or every row would be held out.
+    no row in common. Raises `DataError` if no row or every row would be held out. If `holdout` is 0, all rows
+    are returned, and `held_out` raises `DataError`.
     """
     count = round(holdout * len(rows)) if holdout < 1 else int(holdout)
     if not holdout:

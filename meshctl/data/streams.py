@@ -33,7 +33,7 @@ WINDOW = 512
 
 
 class RowStream(Protocol):
-    """Rows that can only be read in order."""
+    """Rows that are read in order, epoch by epoch."""
 
     def epoch(self, number: int) -> Iterator[tuple[str, Row]]:
         """Yields the place and the content of each row, in the order of this epoch."""

@@ -182,8 +182,9 @@ class Model(Component):
         """Returns the inputs `names` of a loss, and the input `nothing`.
 
         An input is a column of the batch or an output of the model for the texts of the batch. A name without
-        either is left out. Outputs of the reference model are computed by the base model without its adapter.
-        `nothing` is a 0-dim tensor with the value 0, which gives an empty loss a gradient.
+        either is left out. With `lora`, the base model without its adapter computes the outputs of the
+        reference model. Without `lora`, these outputs must be columns. `nothing` is a 0-dim tensor with the
+        value 0. An empty loss adds `nothing` to have a gradient.
         """
         names, prefixes = list(names), prefixes_of(names)
         sides = [texts_of(batch, prefix, self.device) for prefix in prefixes]
