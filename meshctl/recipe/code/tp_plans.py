@@ -36,7 +36,7 @@ def has_tp_plan(sources: Sources, model_type: str) -> bool | Unread:
         return Unread(f"{LIBRARY} is not installed")
     found = _config_class(sources, model_type) if re.fullmatch(r"[\w-]+", model_type, re.ASCII) else None
     if found is None:
-        return Unread(f"{LIBRARY} has no architecture of this name")
+        return Unread(f"its config class was not found in {LIBRARY}")
     return _states_plan(sources, *found)
 
 

@@ -86,10 +86,10 @@ def test_the_plan_of_an_architecture(sources: Sources, model_type: str, expected
     ("model_type", "why"),
     [
         ("rain", "`base_model_tp_plan` of `RainConfig` is not a literal"),
-        ("mud", "transformers has no architecture of this name"),
-        ("absent", "transformers has no architecture of this name"),
-        ("../river", "transformers has no architecture of this name"),
-        ("", "transformers has no architecture of this name"),
+        ("mud", "its config class was not found in transformers"),
+        ("absent", "its config class was not found in transformers"),
+        ("../river", "its config class was not found in transformers"),
+        ("", "its config class was not found in transformers"),
     ],
 )
 def test_an_unknown_plan_has_a_reason(sources: Sources, model_type: str, why: str) -> None:

@@ -77,7 +77,7 @@ def test_nothing_is_reported(tmp_path: Path, model: str, target: str, parallel: 
 def test_an_unknown_architecture_is_a_note(tmp_path: Path) -> None:
     (one,) = reported(tmp_path, "{model_type: absent}")
     assert (one.code, one.severity) == ("MC440", "note")
-    assert one.message.endswith("is unknown: transformers has no architecture of this name")
+    assert one.message.endswith("is unknown: its config class was not found in transformers")
 
 
 def test_layouts_that_other_rules_propose_have_no_tp_either(tmp_path: Path) -> None:
