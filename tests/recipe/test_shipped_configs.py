@@ -52,6 +52,10 @@ PIPELINES = {
 """Pipeline -> (a suitable placement, its stages)."""
 RUNS = {"smoke": (3, 0), "short": (100, 50), "long": (10_000, 500), "one_epoch": (0, 500)}
 """Run preset -> (steps, steps between checkpoints)."""
+MODELS = {"qwen3_tiny": (4, 2), "qwen3_8b": (32, 36)}
+"""Model -> (heads, layers)."""
+SCALES = {"laptop": ("cpu", 2), "node8": ("cuda", 8)}
+"""Scale -> (device type, ranks) of the group `train`."""
 
 CODE = """
 from meshctl import Batch, Component, endpoint
@@ -111,6 +115,8 @@ def test_every_shipped_option_is_used_here() -> None:
         "cluster": CLUSTERS,
         "pipeline": PIPELINES,
         "run": RUNS,
+        "model": MODELS,
+        "scale": SCALES,
     }
     assert options == {f"{group}/{option}" for group, table in used.items() for option in table}
 
@@ -163,6 +169,26 @@ def test_pipeline(tmp_path: Path, option: str) -> None:
     text = f"defaults: [base, groups: {groups}, pipeline: {option}, run: short, _self_]\n"
     plan = plan_of(tmp_path, f"{text}components:\n{components}")
     assert sorted(stage.name for stage in plan.stages) == sorted(stages.split())
+
+
+@pytest.mark.parametrize("option", MODELS)
+def test_model(tmp_path: Path, option: str) -> None:
+    (tmp_path / "pieces.py").write_text(CODE)
+    text = BASE.replace("GROUPS", "cpu").replace(
+        "run: smoke", f"model@components.trainer: {option}, run: smoke"
+    )
+    (tmp_path / "r.yaml").write_text(text)
+    recipe = load("r.yaml", [], tmp_path, environ={}, detect=lambda: "cpu").recipe
+    sizes = dict(recipe.components["trainer"].model.given)
+    assert (sizes["num_heads"], sizes["num_layers"]) == MODELS[option]
+
+
+@pytest.mark.parametrize("option", SCALES)
+def test_scale(tmp_path: Path, option: str) -> None:
+    text = BASE.replace("groups: GROUPS, ", "").replace("_self_]", f"_self_, scale: {option}]")
+    text = text.replace("_target_: pieces.Model", "_target_: meshctl.hf.Model")
+    group = plan_of(tmp_path, text).group("train")
+    assert (group.device_type, group.workers) == SCALES[option]
 
 
 @pytest.mark.parametrize("option", RUNS)
