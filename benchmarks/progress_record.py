@@ -1,4 +1,4 @@
-"""What the progress record costs a worker: microseconds of CPU for each collective, each stage and each step.
+"""Measures the CPU time of the progress record in a worker, for each collective, each stage and each step.
 
     python benchmarks/progress_record.py [--rounds 7] [--count 20000]
 
@@ -26,9 +26,9 @@ from meshctl.run.progress import RECORD_BYTES, Activity
 from meshctl.runtime.progress import Progress
 
 GOAL_US = 20.0
-"""Of CPU time for each step in a worker, at most."""
+"""The highest CPU time of the progress record in a step of a worker."""
 CALLS = 4
-"""Collectives of a step."""
+"""The number of collectives in a step."""
 FORM = ("all_reduce", "sum", torch.float32, 1024)
 
 

@@ -24,7 +24,21 @@ from meshctl.runtime.batch.batch import Batch, Column
 from meshctl.runtime.component import Component, endpoint
 
 
-class FromDataset(Component):
+class _Indexed(Component):
+    """A source whose items are read by their sample numbers. A subclass sets `_prefetch`."""
+
+    _prefetch: Prefetch[dict[str, Column]]
+
+    @endpoint
+    def next(self, samples: range) -> Batch | None:
+        """Returns the items of these sample numbers, which continue across epochs."""
+        return Batch(self._prefetch(samples), ids=torch.tensor(samples, dtype=torch.int64))
+
+    def close(self) -> None:
+        self._prefetch.close()
+
+
+class FromDataset(_Indexed):
     """Returns the items of a map-style `Dataset`. Each epoch has an order of its own if `shuffle` is true."""
 
     def __init__(
@@ -57,14 +71,6 @@ class FromDataset(Component):
         """The number of samples of one epoch."""
         return len(self._items)
 
-    @endpoint
-    def next(self, samples: range) -> Batch | None:
-        """Returns the items of these sample numbers, which continue across epochs."""
-        return Batch(self._prefetch(samples), ids=torch.tensor(samples, dtype=torch.int64))
-
-    def close(self) -> None:
-        self._prefetch.close()
-
     def _read(self, samples: range) -> dict[str, Column]:
         items = [self._items[self._index(number)] for number in samples]
         return columns_of(items, self._columns, self._ragged) if items else self._empty()
@@ -79,7 +85,7 @@ class FromDataset(Component):
         return Permutation(len(self), self._seed, epoch)[position] if self._shuffle else position
 
 
-class FromDataLoader(Component):
+class FromDataLoader(_Indexed):
     """Returns the items of a `DataLoader` of a map-style dataset, in the order of the loader's sampler.
 
     Each call of `next` calls the loader's `collate_fn` once, with all items of the call. The loader's
@@ -120,14 +126,6 @@ class FromDataLoader(Component):
     def __len__(self) -> int:
         """The number of samples of one epoch."""
         return self._length
-
-    @endpoint
-    def next(self, samples: range) -> Batch | None:
-        """Returns the items of these sample numbers, which continue across epochs."""
-        return Batch(self._prefetch(samples), ids=torch.tensor(samples, dtype=torch.int64))
-
-    def close(self) -> None:
-        self._prefetch.close()
 
     def _read(self, samples: range) -> dict[str, Column]:
         if not samples:

@@ -1,4 +1,4 @@
-"""What the user wrote: a recipe's files and overrides, read and checked without executing anything.
+"""Reads and checks a recipe's files and overrides without executing anything.
 
 load.py            the passes from YAML to a `Recipe`, by name
 fields.py          every key, declared once; field_types.py and section_types.py have the types of values

@@ -221,7 +221,7 @@ class _Walk:
         self, key: str, item: Node, path: KeyPath, section: Section, is_misspelt: bool
     ) -> tuple[str, Location | None]:
         """Returns (key of the section that was probably meant, place to which the key belongs). At most one
-        of them is known. `is_misspelt` says that the key is an unambiguous misspelling."""
+        of them is known. `is_misspelt` is true if the key is an unambiguous misspelling."""
         word, known = called(key, section.keys), section.keys
         location = None if word or key in HINTS else location_of(key, section, path, item, self.root)
         if location and (location.is_named_item or not is_misspelt):

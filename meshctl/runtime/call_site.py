@@ -1,4 +1,4 @@
-"""Where the user's code calls something: the innermost frame outside of this package and of torch."""
+"""Finds the call site in the user's code, the innermost frame outside of this package and of torch."""
 
 from __future__ import annotations
 

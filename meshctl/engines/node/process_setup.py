@@ -1,5 +1,4 @@
-"""What a forked process sets up for itself: attributes that Linux keeps for each process, its title, and its
-open files."""
+"""Sets up a forked process: its attributes in Linux, its title and its open files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What kills workers: if a process of the run dies, all processes below it are killed by their pids, within
-seconds.
+"""Kills workers: if a process of the run dies, all processes below it are killed within seconds.
 
     launcher            subreaper: adopts the orphans of a node process that dies
       node process      dies with the launcher (SIGTERM), on another node with its connection to the head;

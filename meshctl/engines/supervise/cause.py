@@ -78,7 +78,7 @@ _MARK = re.compile(r"^\[rank\d+\]:\s?", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Position:
-    """What a worker was doing when it ended."""
+    """The stage, the step and the activity in which a worker ended."""
 
     stage: str = ""
     step: int | None = None

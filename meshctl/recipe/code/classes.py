@@ -78,7 +78,7 @@ class Class:
     """Members that are assigned (`go = other`), whose kind is unknown."""
     logs: bool = True
     """Whether a method may call `self.log`."""
-    library_base: str = ""
+    foreign_base: str = ""
     """The first base class from a library; empty if there is none."""
     declares: Declarations = Declarations()
 
@@ -184,7 +184,7 @@ class Code(Sources):
             async_methods=frozenset(methods) - frozenset(functions),
             assigned_members=frozenset(members) - frozenset(methods),
             logs=any(_may_log(item) for _, item in functions.values()),
-            library_base=libraries[0].removeprefix("builtins.") if libraries else "",
+            foreign_base=libraries[0].removeprefix("builtins.") if libraries else "",
             declares=declarations_of(_values(members)),
         )
 

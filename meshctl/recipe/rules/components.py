@@ -137,8 +137,8 @@ def _diagnostic_of_class(target: str, found: Class, span: Span) -> Diagnostic | 
         return Diagnostic("MC504", message, span, severity="note")
     if found.is_component:
         return None
-    if found.library_base:
-        message = f"`{target}` derives from {found.library_base}, not from meshctl.Component"
+    if found.foreign_base:
+        message = f"`{target}` derives from {found.foreign_base}, not from meshctl.Component"
         return Diagnostic("MC503", message, span, help="write a Component that contains one")
     message = f"`{target}` does not derive from meshctl.Component"
     return Diagnostic("MC503", message, span, help="derive it from meshctl.Component")

@@ -39,7 +39,7 @@ class HeldRows:
 
 
 class SentPart(NamedTuple):
-    """What one producer sends for one part."""
+    """The rows that one producer sends for one part, and the form in which it sends them."""
 
     part: int
     is_leader: bool

@@ -133,7 +133,7 @@ def test_a_class_of_a_library_is_no_component(code: Code, name: str) -> None:
     every machine."""
     found = code.find(f"net.{name}")
     assert (
-        isinstance(found, Class) and found.is_component is False and found.library_base == "torch.nn.Module"
+        isinstance(found, Class) and found.is_component is False and found.foreign_base == "torch.nn.Module"
     )
 
 
