@@ -108,9 +108,9 @@ def log_probabilities_and_then_weights(rank: int) -> None:
 
 def bfloat16_computes_and_float32_is_stored(rank: int) -> None:
     case = Case("llama")
-    exact = parity.on_mesh(case, {"dp": 2}, dtype="float32")
+    exact = parity.on_mesh(case, {"dp": 2}, parity.SINGLE)
     for sizes in TWO:
-        model = on(sizes, case, dtype="float32", compute_dtype="bfloat16")
+        model = on(sizes, case, gate=parity.SINGLE, compute_dtype="bfloat16")
         losses = train(model, case, range(1, parity.STEPS + 1))
         assert losses == parity.approx(exact.losses, 5e-2) and losses != exact.losses
         for name, tensor in model.module.named_parameters():
