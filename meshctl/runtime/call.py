@@ -15,7 +15,8 @@ import torch
 from meshctl.plan.model import Stage
 from meshctl.run.bounds import end_of_data
 from meshctl.run.progress import Activity
-from meshctl.runtime.batch.batch import MARK, Batch, identify, numbered
+from meshctl.runtime.batch.batch import MARK, Batch, numbered
+from meshctl.runtime.batch.identify import identify
 from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.borrowed import Borrowed
 from meshctl.runtime.component import context_of

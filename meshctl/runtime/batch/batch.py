@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.batch import tensordict
-from meshctl.runtime.batch.ids import grid_of, ids_of, joined_grid
+from meshctl.runtime.batch.ids import children, grid_of, ids_of, joined_grid
 from meshctl.topology.samples import Grid
 
 
@@ -415,60 +415,12 @@ class Batch:
         return self._with({**other._columns, **self._columns}, self.known_ids)
 
 
-def children(ids: Tensor, times: int) -> Tensor:
-    """Returns ids `[n * times, depth + 1]`: for each id of `[n, depth]` its children 0 to `times` - 1."""
-    numbers = torch.arange(times).repeat(len(ids))[:, None]
-    return torch.cat([ids.repeat_interleave(times, 0), numbers], 1)
-
-
 def numbered(batch: Batch, first: int, most: int) -> Batch:
     """Returns the samples of a batch, at least one, with `first` and the numbers after it as their ids."""
     made = Batch.__new__(Batch)  # all checks of the columns have been made
     made._columns, made._length, made._most = batch._columns, batch._length, most
     made._grid, made._ids, made.group_depth = Grid(first, (batch._length,)), None, 0
     return made
-
-
-def identify(result: Batch, given: Batch | None) -> Batch:
-    """Returns the result of an endpoint with ids and marks: its own where it has them, else those of its
-    input.
-
-    Raises `BatchError` if a result without ids has neither one row nor k rows for each sample of the
-    input.
-    """
-    if given is None:
-        return result
-    if not result.has_ids:
-        times, rest = divmod(len(result), len(given)) if len(given) else (1, len(result))
-        if rest or (len(result) and not times):
-            raise BatchError(
-                f"{len(result)} rows were made from {len(given)} samples: "
-                "state their ids with batch.where, batch.take or ids="
-            )
-        if times > 1:
-            listed = children(given.ids, times)
-            result = Batch(
-                result.columns, ids=listed, group_depth=listed.shape[1] - 1, most=given.most * times
-            )
-        else:
-            ids: Tensor | Grid | None
-            if not times:
-                ids = given.ids[:0]
-            elif given.has_ids:
-                ids = given.known_ids
-            else:
-                ids = given.ids
-            result = Batch(result.columns, ids=ids, group_depth=given.group_depth, most=given.most)
-    missing = [name for name in given.columns if name.startswith(MARK) and name not in result]
-    if not missing:
-        return result
-    depth = given.ids.shape[1]
-    row_of = {tuple(id): row for row, id in enumerate(given.ids.tolist())}
-    try:
-        rows = [row_of[tuple(id[:depth])] for id in result.ids.tolist()]
-    except KeyError:
-        return result  # the endpoint made samples that do not descend from its input
-    return result.with_columns(**{name: _take(given[name], rows) for name in missing})
 
 
 def _cloned(column: Column) -> Column:

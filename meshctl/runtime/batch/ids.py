@@ -1,5 +1,5 @@
-"""Conversion of sample ids between int64 tensors `[n, depth]` and grids, which describe evenly numbered ids
-without a list of them."""
+"""Sample ids: int64 tensors `[n, depth]`, or grids, which describe evenly numbered ids without a list of
+them."""
 
 from __future__ import annotations
 
@@ -51,3 +51,9 @@ def joined_grid(grids: Sequence[Grid | None]) -> Grid | None:
             return None
         count += grid.shape[0]
     return first and Grid(first.start, (count,))
+
+
+def children(ids: Tensor, times: int) -> Tensor:
+    """Returns ids `[n * times, depth + 1]`: for each id of `[n, depth]` its children 0 to `times` - 1."""
+    numbers = torch.arange(times).repeat(len(ids))[:, None]
+    return torch.cat([ids.repeat_interleave(times, 0), numbers], 1)
