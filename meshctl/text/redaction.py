@@ -76,13 +76,14 @@ _SHAPES = (
     r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9]{20,}|sk-(?:ant|proj|svcacct|admin|or)-[\w-]{20,}"
     r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
     r"|xox[a-z]-[\w-]{10,}|AIza[\w-]{35}|nvapi-[\w-]{20,}|npm_[A-Za-z0-9]{36}|pypi-[\w-]{40,}"
+    r"|wandb_v\d+_[\w-]{20,}"
     r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}(?:\.[\w-]*)?|-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*))"
 )
-"""Tokens of Hugging Face, OpenAI, Anthropic, GitHub, GitLab, AWS, Slack, Google, NVIDIA, npm and PyPI, web
-tokens and private keys: they are secrets under any key."""
+"""Tokens of Hugging Face, OpenAI, Anthropic, GitHub, GitLab, AWS, Slack, Google, NVIDIA, npm, PyPI and W&B,
+web tokens and private keys: they are secrets under any key."""
 _SHAPE_WORDS = (
     *("hf_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "AKIA", "ASIA", "xox"),
-    *("AIza", "nvapi-", "npm_", "pypi-", "eyJ", "-----BEGIN"),
+    *("AIza", "nvapi-", "npm_", "pypi-", "wandb_v", "eyJ", "-----BEGIN"),
 )
 """Each match of `_SHAPES` contains one of these, which are faster to find."""
 _KEY = r"(?<![\w.\-])[.\-]*(?P<key>\w[\w.\-]*)\\?[\"']?\s*[:=]\s*"

@@ -14,6 +14,12 @@ CASES = {
         "group `train` has 5 ranks, which do not fit the sizes of `sampler` and `actor`",
         "write 8, which fits all of them",
     ),
+    "more ranks than devices, which also fit no layout": (
+        "compact.yaml",
+        ("train: {ranks: 8,", "train: {ranks: 31,"),
+        "group `train` needs 31 devices, 8 of the cluster's 16 are free (`rollout` has 8)",
+        "all groups together need 39: write ",
+    ),
     "samples whose groups are shared later": (
         "compact.yaml",
         ("prompts.next, samples: 64", "prompts.next, samples: 1"),

@@ -96,6 +96,7 @@ def test_names_that_users_choose_are_no_keys() -> None:
         ("`vars.token=abc` replaces it", "`vars.token=<redacted>` replaces it"),
         ("token=${oc.env:X} and token: null", "token=${oc.env:X} and token: null"),
         ("token=${oc.env:X,abc}", "token=<redacted>"),
+        (f"the key wandb_v1_{'aB3-' * 8} is wrong", "the key <redacted> is wrong"),
         ("dp 2 x tp 3 = 6, max_new_tokens=3", "dp 2 x tp 3 = 6, max_new_tokens=3"),
     ],
 )

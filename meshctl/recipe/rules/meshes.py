@@ -85,15 +85,19 @@ class _WrongSize:
 
 def sizes_fit_group(facts: Facts) -> Iterator[Diagnostic]:
     """The product of the sizes is the number of workers, and carved sizes divide their dims. If another
-    number of ranks fits several components that are wrong now, it is reported in place of their sizes."""
+    number of ranks fits several components that are wrong now, it is reported in place of their sizes. For
+    a group with more ranks than the cluster has devices, that is the only report, if fewer ranks would fit."""
     by_group: dict[str, list[_WrongSize]] = {}
     for component, sizes in _sized(facts):
         for misfit in _misfits(facts, component, sizes):
             by_group.setdefault(component.group, []).append(_WrongSize(component, sizes, misfit))
     for group, wrong in by_group.items():
         products = [one for one in wrong if one.misfit.rule == "product"]
-        count = _count_that_fits(facts, group) if len(products) > 1 else 0
-        if count:
+        count = _count_that_fits(facts, group)
+        is_beyond = facts.allocation is not None and group in facts.allocation.beyond
+        if is_beyond and 0 < count < facts.recipe.groups[group].workers:
+            wrong = [one for one in wrong if one not in products]
+        elif count and len(products) > 1:
             yield _wrong_count(facts, group, products, count)
             wrong = [one for one in wrong if one not in products]
         for one in wrong:
