@@ -10,6 +10,7 @@ import torch
 
 from meshctl.runtime.transports.allgather import allgather
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
+from meshctl.runtime.transports.data_plane import Context, DataPlane
 from meshctl.runtime.transports.errors import PeerLost, StepCancelled
 from tests.runtime.memory import MemoryDataPlane
 
@@ -145,3 +146,10 @@ def test_a_frame_that_came_as_bytes_is_received_as_memory(data: bytes) -> None:
     transport = MemoryDataPlane(0, {}, {})
     transport.on_message(0, 4, data)
     assert bytes(transport.receive(0, 4).frame.tolist()) == data
+
+
+def test_a_peer_that_sends_nothing_for_the_runs_patience_is_named() -> None:
+    plane = DataPlane(Context(0, patience_s=1.0))
+    with pytest.raises(PeerLost, match="^job rank 3 did not send for 1 s, which is `run.patience`"):
+        plane.receive_value(3, 7)
+    plane.release()
