@@ -85,8 +85,8 @@ class _WrongSize:
 
 def sizes_fit_group(facts: Facts) -> Iterator[Diagnostic]:
     """The product of the sizes is the number of workers, and carved sizes divide their dims. If another
-    number of ranks fits several components that are wrong now, it is reported in place of their sizes. For
-    a group with more ranks than the cluster has devices, that is the only report, if fewer ranks would fit."""
+    number of ranks fits several components that are wrong now, it is reported in place of their sizes. If
+    a group has more ranks than the cluster has devices and fewer would fit, only that is reported."""
     by_group: dict[str, list[_WrongSize]] = {}
     for component, sizes in _sized(facts):
         for misfit in _misfits(facts, component, sizes):

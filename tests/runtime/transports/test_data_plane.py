@@ -150,6 +150,6 @@ def test_a_frame_that_came_as_bytes_is_received_as_memory(data: bytes) -> None:
 
 def test_a_peer_that_sends_nothing_for_the_runs_patience_is_named() -> None:
     plane = DataPlane(Context(0, patience_s=1.0))
-    with pytest.raises(PeerLost, match="^job rank 3 did not send for 1 s, which is `run.patience`"):
+    with pytest.raises(PeerLost, match=r"^job rank 3 did not send for 1 s, which is `run.patience`"):
         plane.receive_value(3, 7)
     plane.release()
