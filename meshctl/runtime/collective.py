@@ -26,7 +26,6 @@ is carried in another form (as bytes, in a wider dtype, through CPU memory) and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -35,16 +34,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshctl.runtime.collective_arguments import (
+    check_reduction,
+    check_tensor,
+    check_tensors,
+    checked_rank,
+    dtype_name,
+    extent,
+    gather_form,
+)
 from meshctl.runtime.differentiable import DifferentiableCollective
 from meshctl.runtime.errors import CollectiveError as CollectiveError
-from meshctl.runtime.progress import CollectiveCalls, Form, Progress
-from meshctl.runtime.reductions import REDUCTIONS, WIDER, Op, refusal
+from meshctl.runtime.process_group import process_group
+from meshctl.runtime.progress import CollectiveCalls, Progress
+from meshctl.runtime.reductions import REDUCTIONS, WIDER, Op
 from meshctl.runtime.transports.buffers.frames import FrameError, pack, unpack
-from meshctl.topology.mesh import even_split, shown
-from meshctl.topology.sizes import whole
+from meshctl.topology.mesh import even_split
 
-RUNNING = timedelta(days=30)
-"""The timeout of torch's operations, which no job reaches: the launcher ends a job that hangs."""
 # torch 2.13 renamed these two.
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -96,7 +102,7 @@ class Collective:
         mine: tuple[int, ...] = (rank,)
         group = None
         for ranks in groups:
-            made = _process_group(ranks, rank) if len(ranks) > 1 else None
+            made = process_group(ranks, rank) if len(ranks) > 1 else None
             if rank in ranks:
                 mine, group = tuple(ranks), made
         return cls(mine, mine.index(rank), group, device, calls)
@@ -126,10 +132,10 @@ class Collective:
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> Tensor:
         """Reduces in place and returns the tensor. Over gloo, 16-bit floats are reduced in 32 bits."""
         self._check("all_reduce", tensor)
-        self._check_op(tensor, op)
+        check_reduction(tensor, op)
         if self._group is None:
             return tensor
-        with self._calls.call(("all_reduce", op, tensor.dtype, _extent(tensor))):
+        with self._calls.call(("all_reduce", op, tensor.dtype, extent(tensor))):
             data = tensor.detach()
             result = self._reduced(data, op)
             if result is not data:
@@ -139,12 +145,12 @@ class Collective:
     def reduce(self, tensor: Tensor, destination: int = 0, op: Op = "sum") -> Tensor | None:
         """Returns the reduced tensor on the rank `destination`, and None on the others."""
         self._check("reduce", tensor)
-        self._check_op(tensor, op)
+        check_reduction(tensor, op)
         destination = self._peer("reduce", destination)
         data = tensor.detach()
         if self._group is None:
             return data.clone() if self.rank == destination else None
-        with self._calls.call(("reduce", op, destination, data.dtype, _extent(data))):
+        with self._calls.call(("reduce", op, destination, data.dtype, extent(data))):
             result = self._reduced_on(destination, data, op)
         return result.to(tensor.device, tensor.dtype) if self.rank == destination else None
 
@@ -152,7 +158,7 @@ class Collective:
         """Returns this rank's share of dim 0 of the reduced tensor. Of n rows, the first `n mod size` ranks
         get one more than the others."""
         self._check("reduce_scatter", tensor, dims=1)
-        self._check_op(tensor, op)
+        check_reduction(tensor, op)
         data = tensor.detach()
         share = even_split(len(data), self.size, self.rank)
         if self._group is None:
@@ -216,7 +222,7 @@ class Collective:
         """Returns every rank's tensor, by rank. All have one shape; with `uneven` dim 0 may differ, which
         costs one more exchange."""
         self._check("all_gather", tensor, dims=int(uneven))
-        with self._calls.call(_gather_form("all_gather", tensor, uneven)):
+        with self._calls.call(gather_form("all_gather", tensor, uneven)):
             return self._gathered_uneven(tensor) if uneven else list(self._rows(tensor))
 
     def _gathered_uneven(self, tensor: Tensor) -> list[Tensor]:
@@ -229,7 +235,7 @@ class Collective:
         """Returns the tensors of all ranks, concatenated along dim 0; tensors without dims become a
         vector."""
         self._check("all_gather_joined", tensor, dims=int(uneven))
-        with self._calls.call(_gather_form("all_gather_joined", tensor, uneven)):
+        with self._calls.call(gather_form("all_gather_joined", tensor, uneven)):
             if uneven:
                 return torch.cat(self._gathered_uneven(tensor))
             rows = self._rows(tensor)
@@ -240,7 +246,7 @@ class Collective:
         self._check("gather", tensor)
         destination = self._peer("gather", destination)
         data = tensor.detach()
-        with self._calls.call(("gather", destination, data.dtype, _extent(data))):
+        with self._calls.call(("gather", destination, data.dtype, extent(data))):
             return self._gathered_on(destination, data)
 
     def _gathered_on(self, destination: int, data: Tensor) -> list[Tensor] | None:
@@ -265,14 +271,14 @@ class Collective:
         if self.rank == source:
             self._check_list("scatter", tensors, uneven=False)
         if self._group is None:
-            return self._listed(tensors)[0].detach().clone()
-        parts = [part.detach() for part in self._listed(tensors)] if self.rank == source else []
+            return (tensors or ())[0].detach().clone()
+        parts = [part.detach() for part in tensors or ()] if self.rank == source else []
         with self._calls.call(("scatter", source)):
             return self._scattered(parts, source)
 
     def _scattered(self, parts: Sequence[Tensor], source: int) -> Tensor:
         """Returns this rank's tensor of `parts`, which only the rank `source` has."""
-        form = [list(parts[0].shape), _name(parts[0].dtype), parts[0].device.type] if parts else None
+        form = [list(parts[0].shape), dtype_name(parts[0].dtype), parts[0].device.type] if parts else None
         shape, dtype, kind = self.broadcast_object(form, source)
         device = parts[0].device if parts else self._received_device(kind)
         received = torch.empty(shape, dtype=getattr(torch, dtype), device=self._carrier(device))
@@ -292,7 +298,7 @@ class Collective:
         first = tensors[0].detach()
         if self._group is None:
             return [first.clone()]
-        equal = ("uneven", *first.shape[1:]) if uneven else (_extent(first),)
+        equal = ("uneven", *first.shape[1:]) if uneven else (extent(first),)
         with self._calls.call(("all_to_all", first.dtype, *equal)):
             return self._all_to_all(tensors, first, uneven)
 
@@ -334,7 +340,7 @@ class Collective:
         self._check("send", tensor)
         peer = self._other("send", to)
         data = tensor.detach()
-        form = _packed([list(data.shape), _name(data.dtype), data.device.type])
+        form = _packed([list(data.shape), dtype_name(data.dtype), data.device.type])
         for message in (torch.tensor(len(form)), form, _bytes(self._carried(data))):
             if message.numel():
                 dist.send(self._on_backend(message), peer, group=self._group)
@@ -458,55 +464,14 @@ class Collective:
 
     def _check(self, operation: str, tensor: object, dims: int = 0) -> None:
         self._check_open(operation)
-        if not isinstance(tensor, Tensor):
-            raise CollectiveError(f"{operation} takes a tensor, not a {type(tensor).__name__}")
-        if hasattr(tensor, "to_local"):
-            raise CollectiveError(
-                f"{operation} takes a plain tensor, not a DTensor: give its to_local() or its full_tensor()"
-            )
-        if tensor.layout is not torch.strided:
-            layout = str(tensor.layout).removeprefix("torch.")
-            raise CollectiveError(f"{operation} takes a strided tensor, not one of layout {layout}")
-        if tensor.ndim < dims:
-            raise CollectiveError(f"{operation} goes along dim 0, but this tensor has no dims")
-
-    @staticmethod
-    def _check_op(tensor: Tensor, op: str) -> None:
-        if reason := refusal(tensor.dtype, op):
-            raise CollectiveError(reason)
+        check_tensor(operation, tensor, dims)
 
     def _check_list(self, operation: str, tensors: object, uneven: bool) -> None:
         self._check_open(operation)
-        if not isinstance(tensors, (list, tuple)):
-            raise CollectiveError(
-                f"{operation} takes a list of tensors, one for each rank, not a {type(tensors).__name__}"
-            )
-        if len(tensors) != self.size:
-            raise CollectiveError(
-                f"{operation} takes one tensor for each of the {self.size} ranks, not {len(tensors)}"
-            )
-        for tensor in tensors:
-            self._check(operation, tensor, dims=int(uneven))
-        kinds = {(tensor.dtype, tensor.device, tuple(tensor.shape[int(uneven) :])) for tensor in tensors}
-        if len(kinds) > 1:
-            forms = {f"{list(tensor.shape)} {_name(tensor.dtype)} on {tensor.device}" for tensor in tensors}
-            rule = "except for the size of dim 0"
-            if not uneven:
-                rule = "(`uneven=True` lets dim 0 differ)" if operation == "all_to_all" else ""
-            same = f"of one dtype, device and shape {rule}".rstrip()
-            raise CollectiveError(f"{operation} takes tensors {same}, not {' and '.join(sorted(forms))}")
-
-    @staticmethod
-    def _listed(tensors: Sequence[Tensor] | None) -> Sequence[Tensor]:
-        return tensors or ()
+        check_tensors(operation, tensors, self.size, uneven)
 
     def _peer(self, operation: str, rank: int) -> int:
-        number = whole(rank)
-        if number is None or not 0 <= number < self.size:
-            raise CollectiveError(
-                f"{operation} names a rank of its collective, 0 to {self.size - 1}, not {rank!r}"
-            )
-        return number
+        return checked_rank(operation, rank, self.size)
 
     def _other(self, operation: str, rank: int) -> int:
         """Returns the rank of a peer in the group's world."""
@@ -515,46 +480,12 @@ class Collective:
         return self.ranks[rank]
 
 
-def _process_group(ranks: Sequence[int], rank: int) -> dist.ProcessGroup | None:
-    """Returns torch's process group over `ranks`; None for a rank outside of it. For all ranks of the world
-    it is torch's own WORLD. Raises `CollectiveError` if this process does not have `rank` in torch's
-    world."""
-    if not dist.is_initialized():
-        raise CollectiveError(
-            f"a collective of the ranks {shown(ranks)} needs torch.distributed, which is not initialized here"
-        )
-    world = dist.get_world_size()
-    if dist.get_rank() != rank or max(ranks) >= world:
-        raise CollectiveError(
-            f"this process is rank {rank} and works with {shown(ranks)}; "
-            f"in torch's world it is rank {dist.get_rank()} of {world}"
-        )
-    if len(ranks) == world:
-        return dist.group.WORLD
-    made = dist.new_group(list(ranks), timeout=RUNNING)
-    return made if rank in ranks else None
-
-
 def _reordered(flat: Tensor, lengths: list[int], order: list[int]) -> Tensor:
     """Returns consecutive parts of these lengths in another order."""
     if order == sorted(order):
         return flat
     parts = torch.split(flat, lengths)
     return torch.cat([parts[index] for index in order])
-
-
-def _extent(tensor: Tensor) -> tuple[int, ...]:
-    """Returns the part of a shape that must be equal on all ranks: all sizes other than 1."""
-    return tuple([size for size in tensor.shape if size != 1])
-
-
-def _gather_form(operation: str, tensor: Tensor, uneven: bool) -> Form:
-    equal = ("uneven", *tensor.shape[1:]) if uneven else (_extent(tensor),)
-    return operation, tensor.dtype, *equal
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _packed(value: Any) -> Tensor:

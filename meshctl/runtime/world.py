@@ -23,7 +23,6 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from meshctl.plan.model import Group, Plan
-from meshctl.runtime.collective import RUNNING
 from meshctl.runtime.devices.backend import (
     CHOICE,
     DEVICES,
@@ -35,6 +34,7 @@ from meshctl.runtime.devices.backend import (
     transfers_of,
 )
 from meshctl.runtime.peers import first_tag
+from meshctl.runtime.process_group import RUNNING
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.transports.data_plane import Context, DataPlane
 from meshctl.runtime.transports.errors import ConnectError, PeerLost
