@@ -43,7 +43,7 @@ from meshctl.recipe.scalars import (
     shown,
     text_of,
 )
-from meshctl.text.english import MAX_LETTERS, did_you_mean, listed
+from meshctl.text.english import abbreviated, did_you_mean, listed
 from meshctl.topology.cluster import ACCELERATORS, DEVICE_ALIASES, DEVICE_TYPES
 from meshctl.topology.sizes import DIMS
 
@@ -216,7 +216,7 @@ class RunName(Text):
                 if len(name) <= MAX_NAME
                 else f"use at most {MAX_NAME} letters"
             )
-            message = f"`{name[:MAX_LETTERS]}` cannot be the name of a folder of runs"
+            message = f"`{abbreviated(name)}` cannot be the name of a folder of runs"
             reader.report(path, "MC106", message, node.span, help=help)
         return name
 
@@ -466,7 +466,7 @@ class Environment(Type):
         for key, item in node.items():
             here = (*path, key)
             if not key or "=" in key or "\0" in key:
-                message = f"`{key[:MAX_LETTERS]}` is not a valid name of an environment variable"
+                message = f"`{abbreviated(key)}` is not a valid name of an environment variable"
                 reader.report(here, "MC106", message, item.key or item.span)
             elif isinstance(item.value, bool):
                 reader.expected("text or a number", item, here, f'quote it: "{item.written}"')

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshctl.diagnostics import Fix
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
+from meshctl.text.english import abbreviated
 
 CURLY_QUOTES = "\u201c\u201d\u2018\u2019\u201e"
 MAX_QUOTED = 60
@@ -58,8 +59,8 @@ def found_instead(node: Node) -> str:
     if node.is_list:
         return "not a list"
     if isinstance(node.value, str):
-        return f"not the text `{node.value[:MAX_QUOTED]}`"
-    return f"not {(node.written or str(node.value))[:MAX_QUOTED]}"
+        return f"not the text `{abbreviated(node.value, MAX_QUOTED)}`"
+    return f"not {abbreviated(node.written or str(node.value), MAX_QUOTED)}"
 
 
 def integer_hint(node: Node) -> str:

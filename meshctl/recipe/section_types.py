@@ -12,7 +12,7 @@ from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node, lea
 from meshctl.recipe.editor_schema_parts import OPEN, Schema, mapping, plain_data, ref, texts, words
 from meshctl.recipe.field_types import CLASS_PATH, MAX_NAME, NAME, Text, Type, Word
 from meshctl.recipe.scalars import is_whole
-from meshctl.text.english import MAX_LETTERS
+from meshctl.text.english import abbreviated
 
 if TYPE_CHECKING:
     from meshctl.recipe.field_reader import FieldReader
@@ -287,10 +287,10 @@ def _check_plain_data(reader: FieldReader, node: Node, path: KeyPath) -> None:
 
 def _check_name(reader: FieldReader, name: str, item: Node, path: KeyPath) -> None:
     if path[0] == "groups" and name.startswith("agent-"):
-        message = f"`{name[:MAX_LETTERS]}` is a reserved name"
+        message = f"`{abbreviated(name)}` is a reserved name"
         help = "choose a name that does not begin with `agent-`"
     elif not NAME.fullmatch(name):
-        message = f"`{name[:MAX_LETTERS]}` is not a valid name"
+        message = f"`{abbreviated(name)}` is not a valid name"
         help = "use letters, digits, `_` and `-`, beginning with a letter"
     elif len(name) > MAX_NAME:
         message, help = f"a name of {len(name)} letters is too long", f"use at most {MAX_NAME}"

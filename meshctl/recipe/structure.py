@@ -35,7 +35,7 @@ from meshctl.recipe.misplaced import (
 from meshctl.recipe.section_types import FreeMapping, Inputs, Named, Nested, PlainData, Script, Section
 from meshctl.recipe.spacing import Spacing
 from meshctl.recipe.suggestions import called, nearest_key
-from meshctl.text.english import MAX_LETTERS, listed
+from meshctl.text.english import abbreviated, listed
 
 MAPPINGS = (Nested, Named, PlainData, FreeMapping, Environment)
 """Types whose values can be mappings."""
@@ -190,7 +190,7 @@ class _Walk:
         key = INVISIBLE.sub("", key).strip() if odd else key
         near, location = self.meaning(key, item, path, section, bool(meant.get(key)))
         help = odd or self.help_for(key, item, path, section, node, near, location)
-        message = f"{section.title} has no key `{key[:MAX_LETTERS]}`"
+        message = f"{section.title} has no key `{abbreviated(key)}`"
         fixes = meant.get(key, ()) if near else ()
         if not (path in self.misplaced and location and location.is_named_item):
             self.report("MC101", message, item.key or item.span, help, fixes)
@@ -297,7 +297,7 @@ class _Walk:
         """Returns a name without invisible characters, and reports these."""
         if help := invisible_character(name):
             self.report(
-                "MC106", f"`{name[:MAX_LETTERS].strip()}` is not a valid name", item.key or item.span, help
+                "MC106", f"`{abbreviated(name).strip()}` is not a valid name", item.key or item.span, help
             )
         return INVISIBLE.sub("", name).strip() if help else name
 

@@ -4,6 +4,7 @@ counted(2, "rank")                     "2 ranks"
 listed(["a", "b", "c"])                "`a`, `b` and `c`"
 did_you_mean("trian", ["train"])       "did you mean `train`?"
 did_you_mean("x", ["train", "test"])   "available: `train` and `test`"
+abbreviated("a_long_name", 7)          "a_lo..."
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ MIN_SIMILARITY = 0.6
 """The lowest ratio of `difflib.SequenceMatcher` at which two words are similar."""
 MAX_COMPARED = 200
 """Maximum number of options for which a word is compared with each of them."""
+
+
+def abbreviated(text: str, length: int = MAX_LETTERS) -> str:
+    """Returns a text of at most `length` characters, which ends with `...` if it was cut."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def counted(count: int, noun: str) -> str:

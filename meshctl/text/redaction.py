@@ -316,7 +316,8 @@ class Known:
         cut."""
         position = 0
         while self and position <= len(text) - MIN_KNOWN:
-            stop = self._end(text, position) if text[position : position + MIN_KNOWN] in self.starts else 0
+            is_start = text[position : position + MIN_KNOWN] in self.starts
+            stop = (self._end(text, position) or self._cut_end(text, position)) if is_start else 0
             if stop:
                 yield position, stop
             position = stop or position + 1
@@ -333,6 +334,12 @@ class Known:
             if stop and (is_word or length >= 2 * MIN_KNOWN):
                 return stop
         return 0
+
+    def _cut_end(self, text: str, start: int) -> int:
+        """Returns where a message has cut a known text that begins at `start`, at `...`; 0 if it has not."""
+        stop = text.find("...", start, start + MIN_PREFIX + 3)
+        is_cut = any(beginning.startswith(text[start:stop]) for beginning in self.by_beginning)
+        return stop if stop > start and is_cut else 0
 
 
 def _common(text: str, start: int, known: str) -> int:

@@ -110,6 +110,7 @@ def test_known_texts_are_hidden_wherever_they_stand_even_cut_short() -> None:
         redact("it is `a-very-long-secret-that` and abcd, not abcdef", known)
         == f"it is `{HIDDEN}` and {HIDDEN}, not abcdef"
     )
+    assert redact("it is `abcdefg-abcd...`", ("abcdefg",)) == f"it is `{HIDDEN}-{HIDDEN}...`"
     assert redact("ab", ("ab",)) == "ab"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 
 from meshctl.recipe.code.modules import Module, Sources, dotted_name
+from meshctl.text.english import abbreviated
 
 MODE_CLASSES = {"dispatch": "DispatchMode", "collect": "CollectMode", "execute": "ExecuteMode"}
 """Parameter of the `endpoint` decorator -> the class of its modes."""
@@ -65,7 +66,7 @@ def mode_problem(sources: Sources, name: str, parameter: str) -> str:
     ):
         return f"it is `{value.id}`, a function or a class"
     if isinstance(value, NEVER_MODES):
-        return f"it is `{_shortened(ast.unparse(value))}`"
+        return f"it is `{abbreviated(ast.unparse(value), 40)}`"
     return _wrong_class(sources, found, value, parameter) if isinstance(value, ast.Call) else ""
 
 
@@ -90,7 +91,3 @@ def _assigned(sources: Sources, dotted: str) -> ast.expr | None:
     module = sources.module(owner) if owner else None
     statement = module.names.get(name) if isinstance(module, Module) else None
     return statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
-
-
-def _shortened(text: str, length: int = 40) -> str:
-    return text if len(text) <= length else f"{text[: length - 3]}..."

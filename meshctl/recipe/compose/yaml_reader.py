@@ -17,6 +17,7 @@ from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.errors import explain
 from meshctl.recipe.compose.yaml_scalars import CORE, SCALARS, construct, is_too_long, loader_class
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, merge, over
+from meshctl.text.english import abbreviated
 
 MAX_BYTES = 1 << 20
 LARGE = "put large data into a file of its own, and give its path to a component"
@@ -208,7 +209,9 @@ class _Builder:
             value = construct(self.loader, yaml.ScalarNode(tag, node.written))
             return Node(value, span, key, node.written, lines=lines)
         except (ValueError, KeyError, IndexError):
-            self.report("MC006", f"`{node.written[:40]}` is not a valid {tag.removeprefix(CORE)}", span)
+            self.report(
+                "MC006", f"`{abbreviated(node.written, 40)}` is not a valid {tag.removeprefix(CORE)}", span
+            )
             return self.broken(node)
 
     def broken(self, node: Node) -> Node:
