@@ -1,4 +1,4 @@
-"""Reads and prints a few hundred of the inputs that `fuzzing.py` generates."""
+"""Reads and prints a few hundred of the inputs that `fuzzing` generates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from meshctl.recipe.load import load
 from tests.examples import examples
-from tests.recipe.fuzzing import CORRECT, WATCH, Found, Input, check, corpus, grown, mutated, warm
+from tests.recipe.fuzzing.checks import WATCH, Found, check, warm
+from tests.recipe.fuzzing.inputs import CORRECT, Input, corpus, grown, mutated
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_it_sees_what_a_recipe_must_not_do(folder: Path, monkeypatch: pytest.Mon
         (folder / "ran").write_text("x")
         return load(*arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("tests.recipe.fuzzing.load", evil)
+    monkeypatch.setattr("tests.recipe.fuzzing.checks.load", evil)
     with pytest.raises(Found, match="it did something: open"):
         check(Input(b"a: 1\n"), folder)
 
@@ -97,7 +98,7 @@ def test_it_sees_what_takes_too_long(folder: Path, monkeypatch: pytest.MonkeyPat
         while True:
             pass
 
-    monkeypatch.setattr("tests.recipe.fuzzing.load", endless)
-    monkeypatch.setattr("tests.recipe.fuzzing.LIMIT_S", 0.1)
+    monkeypatch.setattr("tests.recipe.fuzzing.checks.load", endless)
+    monkeypatch.setattr("tests.recipe.fuzzing.checks.LIMIT_S", 0.1)
     with pytest.raises(Found, match=r"more than 0.1 seconds"):
         check(Input(b"a: 1\n"), folder)
