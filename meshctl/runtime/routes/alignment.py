@@ -65,6 +65,34 @@ def aligned(
     return realign(batch, held.ids, wanted.ids)
 
 
+def realigned(
+    batch: Batch,
+    held: IdsByRank,
+    wanted: IdsByRank,
+    rank: int,
+    peers: Sequence[int],
+    send: Callable[[int, Batch], None],
+    receive: Callable[[int], Batch],
+) -> Batch:
+    """Returns the samples `wanted` of a rank, after an exchange with `peers`, which call this function
+    together. `send` and `receive` move a batch to and from one of them."""
+    for peer in peers:
+        rows = _rows_of(held[rank], wanted[peer])
+        if peer != rank and rows:
+            send(peer, batch.take(rows))
+    needed = set(wanted[rank])
+    parts = [batch.take(_rows_of(held[rank], wanted[rank]))]
+    parts += [receive(peer) for peer in peers if peer != rank and not needed.isdisjoint(held[peer])]
+    whole = Batch.concat(parts)
+    return ordered(whole, [tuple(id) for id in whole.ids.tolist()], wanted[rank])
+
+
+def _rows_of(held: Sequence[Id], wanted: Sequence[Id]) -> list[int]:
+    """Returns the indices in `held` of the samples that are in `wanted`."""
+    ids = set(wanted)
+    return [row for row, id in enumerate(held) if id in ids]
+
+
 def ordered(batch: Batch, held: Sequence[Id], wanted: Sequence[Id]) -> Batch:
     """Returns the rows `wanted` of a batch of the samples `held`."""
     if list(held) == list(wanted):

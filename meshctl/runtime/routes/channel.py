@@ -28,12 +28,11 @@ from torch import Tensor
 
 from meshctl.runtime.batch.batch import MARK, Batch
 from meshctl.runtime.routes import flat_frame
-from meshctl.runtime.routes.alignment import Assignment, IdsByRank, aligned, ordered
+from meshctl.runtime.routes.alignment import Assignment, IdsByRank, aligned, realigned
 from meshctl.runtime.routes.end import (
     END,
     FORWARD,
     REALIGN,
-    SHARED_WRITE,
     TABLES,
     VALUES,
     Received,
@@ -51,23 +50,19 @@ from meshctl.runtime.routes.header import (
     partition_key,
     table_of,
 )
-from meshctl.runtime.routes.joins import join
+from meshctl.runtime.routes.joins import check_joinable, join
 from meshctl.runtime.routes.paths import Paths
-from meshctl.runtime.routes.rows import RowRange, Schema, empty_like, fill, gather, row_bytes
+from meshctl.runtime.routes.rows import RowRange, fill, gather
+from meshctl.runtime.routes.shared_write import SharedWrite
 from meshctl.runtime.routes.step import Partition, SentPart, StepHeader
 from meshctl.runtime.transports.allgather import allgather
-from meshctl.runtime.transports.buffers.frames import Frame, FrameError, unpack
-from meshctl.runtime.transports.buffers.mapped_concat import fits_pages
+from meshctl.runtime.transports.buffers.frames import FrameError, unpack
 from meshctl.runtime.transports.errors import BuffersHeld, PeerLost
-from meshctl.runtime.transports.transport import Delivery, flat, tensor_of
+from meshctl.runtime.transports.transport import Delivery, flat
 from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
 from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_for, parts_of_some, parts_within
 from meshctl.topology.modes import producer_set
 from meshctl.topology.samples import RouteError, Run
-
-SHARED_PART_MIN_BYTES = 1 << 20
-"""Minimum size of a part for its producers to write into one frame. For smaller parts the wait for the leader
-takes longer than a copy by the consumer."""
 
 
 class _Message(NamedTuple):
@@ -122,6 +117,10 @@ class Channel:
     @cached_property
     def _paths(self) -> Paths:
         return Paths(self._context, self._producers, self.consumers)
+
+    @cached_property
+    def _shared_write(self) -> SharedWrite:
+        return SharedWrite(self._context, self._job_ranks, self.consumers, self._paths)
 
     @cached_property
     def _led(self) -> tuple[int, ...]:
@@ -182,19 +181,8 @@ class Channel:
                 )
             alone = len(self._producers) == 1
             return describe(value, self.route.dispatch, alone=alone, is_mappable=self._transport.is_mappable)
-        self._check_joinable(value)
+        check_joinable(self._collect, value, self.route)
         return ProducerHeader(value=value, weight=weight)
-
-    def _check_joinable(self, value: Any) -> None:
-        gave = f"`{self.route.source}` returned "
-        if self._collect.is_batch and not isinstance(value, list):
-            if value is None:
-                raise RouteError(f"{gave}None; is its `return` missing?")
-            if not isinstance(value, Tensor) or not value.ndim:
-                hint = "flatten joins batches, lists and tensors: use mean, sum or first"
-                raise RouteError(f"{gave}a {type(value).__name__}; {hint}")
-        if self._collect.is_reduced and isinstance(value, Batch):
-            raise RouteError(f"{gave}a Batch, but collect: {self.route.collect} is for numbers and tensors")
 
     def _decoded(self, producer: int, row: Any) -> ProducerHeader:
         header = decode(row)
@@ -212,8 +200,8 @@ class Channel:
                 self._send_frame(part, frame)
             elif sent.flat and self._send_flat(header.digest, sent, sent.flat, leading, value):
                 continue
-            elif sent.flat is None and (schema := self._shared_schema(header, part)):
-                self._write_shared(header, frame, part, value, schema)
+            elif sent.flat is None and (schema := self._shared_write.schema_of(header, part)):
+                self.bytes_sent += self._shared_write.send(header, frame, part, self._me, value, schema)
             else:
                 frame[3] = gather(value, sent.held.packed)
                 self._send_rows(part, frame, value, sent.held.packed)
@@ -258,57 +246,6 @@ class Channel:
         self.bytes_sent += frame.moved
         self._transport.send(job_ranks, self._tag + tag, frame)
 
-    # One frame of several producers
-
-    def _shared_schema(self, header: StepHeader, part: int) -> Schema | None:
-        """Returns the columns of a part that several producers write into one frame: where they and all
-        consumers share memory, and the consumers cannot map the columns as they are."""
-        producers, leader = header.partition.producers[part], self.consumers.leaders[part]
-        leading = header.headers[leader].schema
-        if len(producers) < 2 or leading is None:
-            return None
-        row = leading.row_bytes
-        if row is not None and row * header.partition.counts[part] < SHARED_PART_MIN_BYTES:
-            return None
-        if not self._paths.can_write_together(part, producers):
-            return None
-        schema = header.schema_of(part)
-        return schema if schema and needs_copy(header, part, schema, SHARED_PART_MIN_BYTES) else None
-
-    def _write_shared(
-        self, header: StepHeader, content: list[Any], part: int, value: Batch, schema: Schema
-    ) -> None:
-        """Writes this rank's rows into the frame of the leader, which lays it out and sends it; the others
-        send only that they have written."""
-        assert self._me is not None
-        ranges = header.partition.held(part, self._me).ranges
-        leader = self.consumers.leaders[part]
-        readers = [self._consumer.job_rank(rank) for rank in self.consumers.ranks[part]]
-        if leader != self._me:
-            delivery = self._transport.receive(self._job_ranks[leader], self._tag + SHARED_WRITE)
-            self._fill(tensor_of(delivery.frame), value, ranges)
-            self._transport.send(readers, self._tag + VALUES, Frame(content))
-            return
-        ragged = [name for name, (kind, *_) in schema.items() if kind == "ragged"]
-        lengths = {name: header.lengths_of(part, name) for name in ragged}
-        rows = header.partition.counts[part]
-        empty = empty_like(schema, rows, lengths, header.ids_of(part), header.table.group_depth)
-        frame = Frame([*content[:3], empty])
-        others = [self._job_ranks[other] for other in header.partition.producers[part] if other != self._me]
-        tag = self._tag + SHARED_WRITE
-        lease = self._transport.lease(readers, self._tag, frame.nbytes, writers=others, writer_tag=tag)
-        frame.write(lease.frame)
-        for other in others:
-            self._transport.invite(lease, other, tag)
-        self._fill(lease.frame, value, ranges)
-        self._transport.deliver(lease)
-
-    def _fill(self, frame: Tensor, value: Batch, ranges: Sequence[RowRange]) -> None:
-        if ranges:
-            whole: Batch = unpack(frame)[3]
-            fill(whole, value, ranges)
-            self.bytes_sent += sum(map(len, ranges)) * len(frame) // max(1, len(whole))
-
     # Receiving
 
     def receive(self, step: int) -> Received:
@@ -347,7 +284,7 @@ class Channel:
         if not sent:  # the leader itself has no samples any more
             return Received(header.empty_batch(), header)
         flat = header.flat_part(part)
-        if flat is None and self._shared_schema(header, part):
+        if flat is None and self._shared_write.schema_of(header, part):
             return Received(self._checked_batch(message.batch, partition.counts[part], leader), header)
         if flat and all(type(each.batch) is memoryview for each in sent.values()):
             held = partition.held
@@ -503,18 +440,14 @@ class Channel:
         self._check_realignable()
         mode, mesh, rank = self._dispatch, self._consumer.mesh, self._context.consumer_rank
         peers = [mode.counterpart(mesh, rank, share) for share in range(mode.share_count(mesh))]
-        for peer in peers:
-            rows = _rows_of(held[rank], wanted[peer])
-            if peer != rank and rows:
-                content = [self._generation, digest, None, batch.take(rows)]
-                self._send_to([self._consumer.job_rank(peer)], REALIGN, content)
-        needed = set(wanted[rank])
-        parts = [batch.take(_rows_of(held[rank], wanted[rank]))]
-        for peer in peers:
-            if peer != rank and not needed.isdisjoint(held[peer]):
-                parts.append(self._realigned_from(self._consumer.job_rank(peer), digest))
-        whole = Batch.concat(parts)
-        return ordered(whole, [tuple(id) for id in whole.ids.tolist()], wanted[rank])
+
+        def send(peer: int, some: Batch) -> None:
+            self._send_to([self._consumer.job_rank(peer)], REALIGN, [self._generation, digest, None, some])
+
+        def receive(peer: int) -> Batch:
+            return self._realigned_from(self._consumer.job_rank(peer), digest)
+
+        return realigned(batch, held, wanted, rank, peers, send, receive)
 
     def _check_realignable(self) -> None:
         if self._execute.is_per_producer:
@@ -540,12 +473,6 @@ def _message_of(value: Any) -> _Message | None:
     return message if has_digest and message.generation >= 0 else None
 
 
-def _rows_of(held: Sequence[Any], wanted: Sequence[Any]) -> list[int]:
-    """Returns the indices in `held` of the samples that are in `wanted`."""
-    ids = set(wanted)
-    return [row for row, id in enumerate(held) if id in ids]
-
-
 def _assembled(
     runs: Sequence[Run], batches: Mapping[int, Batch], cat: Callable[[list[Tensor]], Tensor]
 ) -> Batch:
@@ -564,34 +491,3 @@ def _assembled(
         rows += range(starts[run.producer], starts[run.producer] + len(run))
         starts[run.producer] += len(run)
     return whole if rows == list(range(len(rows))) else whole.take(rows)
-
-
-def needs_copy(header: StepHeader, part: int, schema: Schema, min_bytes: int) -> bool:
-    """Whether at least `min_bytes` of a part must be copied because its consumers cannot map the
-    columns as they are."""
-    copied = 0
-    for name, (kind, dtype, shape) in schema.items():
-        row = row_bytes(dtype, shape)
-        if kind == "ragged":
-            copied += row * int(header.lengths_of(part, name).sum())
-        elif not _can_be_mapped(header, part, name, row):
-            copied += row * header.partition.counts[part]
-        if copied >= min_bytes:
-            return True
-    return False
-
-
-def _can_be_mapped(header: StepHeader, part: int, name: str, row: int) -> bool:
-    """Whether consumers can map the producers' memory of a column, with rows of `row` bytes, one
-    after another."""
-    end, partition = 0, header.partition
-    for producer in partition.producers[part]:
-        schema, ranges = header.headers[producer].schema, partition.held(part, producer).ranges
-        if schema is None or name not in schema.mappable or len(ranges) > 1 or ranges[0].at != end:
-            return False
-        [rows] = ranges
-        end += len(rows)
-        is_last = end == partition.counts[part]
-        if not fits_pages(rows.start * row, len(rows) * row, is_last):
-            return False
-    return True

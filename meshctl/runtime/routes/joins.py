@@ -9,11 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshctl.runtime.batch.batch import Batch
 from meshctl.topology.modes import CollectMode, Join, Route
 from meshctl.topology.samples import RouteError
 
 Parts = Sequence[tuple[Any, float]]
 """The (value, weight) of each producer, in their order."""
+
+
+def check_joinable(collect: CollectMode, value: Any, route: Route) -> None:
+    """Raises `RouteError` for the value of one producer that the collect mode cannot join."""
+    gave = f"`{route.source}` returned "
+    if collect.is_batch and not isinstance(value, list):
+        if value is None:
+            raise RouteError(f"{gave}None; is its `return` missing?")
+        if not isinstance(value, Tensor) or not value.ndim:
+            hint = "flatten joins batches, lists and tensors: use mean, sum or first"
+            raise RouteError(f"{gave}a {type(value).__name__}; {hint}")
+    if collect.is_reduced and isinstance(value, Batch):
+        raise RouteError(f"{gave}a Batch, but collect: {route.collect} is for numbers and tensors")
 
 
 def join(collect: CollectMode, parts: Parts, route: Route) -> Any:

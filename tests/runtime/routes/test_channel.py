@@ -179,7 +179,7 @@ def test_every_consumer_receives_its_samples_unchanged(
 
     flat_max = FLAT_MAX_BYTES if together > 1 else 0  # a part that may be flat is not shared
     with (
-        patch("meshctl.runtime.routes.channel.SHARED_PART_MIN_BYTES", together),
+        patch("meshctl.runtime.routes.shared_write.SHARED_PART_MIN_BYTES", together),
         patch("meshctl.runtime.routes.step.FLAT_MAX_BYTES", flat_max),
     ):
         got = run(

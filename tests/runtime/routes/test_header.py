@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, BatchError, Ragged
-from meshctl.runtime.routes.channel import Channel, needs_copy
+from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import Received, RouteContext, RouteSide
 from meshctl.runtime.routes.header import (
     BatchSchema,
@@ -27,6 +27,7 @@ from meshctl.runtime.routes.header import (
     partition_key,
     table_of,
 )
+from meshctl.runtime.routes.shared_write import needs_copy
 from meshctl.runtime.routes.step import Partition, StepHeader
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.errors import PeerLost

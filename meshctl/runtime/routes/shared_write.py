@@ -1,0 +1,120 @@
+"""One frame that several producers of a node write together. The leader of a part lays it out and sends it to
+the consumers; the other producers write their rows into it, and send only that they have written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.routes.end import SHARED_WRITE, VALUES, RouteContext
+from meshctl.runtime.routes.paths import Paths
+from meshctl.runtime.routes.rows import RowRange, Schema, empty_like, fill, row_bytes
+from meshctl.runtime.routes.step import StepHeader
+from meshctl.runtime.transports.buffers.frames import Frame, unpack
+from meshctl.runtime.transports.buffers.mapped_concat import fits_pages
+from meshctl.runtime.transports.transport import tensor_of
+from meshctl.topology.consumers import ConsumerParts
+
+SHARED_PART_MIN_BYTES = 1 << 20
+"""Minimum size of a part for its producers to write into one frame. For smaller parts the wait for the leader
+takes longer than a copy by the consumer."""
+
+
+class SharedWrite:
+    """Writes the parts of one route that several producers hold, where they and all consumers share memory
+    and the consumers cannot map the columns as they are."""
+
+    def __init__(
+        self, context: RouteContext, job_ranks: Sequence[int], consumers: ConsumerParts, paths: Paths
+    ) -> None:
+        """`job_ranks` are those of the producers, in their order."""
+        self._transport, self._tag, self._consumer = context.transport, context.first_tag, context.consumer
+        self._job_ranks, self._consumers, self._paths = job_ranks, consumers, paths
+
+    def schema_of(self, header: StepHeader, part: int) -> Schema | None:
+        """Returns the columns of a part that several producers write into one frame; None for other parts."""
+        producers, leader = header.partition.producers[part], self._consumers.leaders[part]
+        leading = header.headers[leader].schema
+        if len(producers) < 2 or leading is None:
+            return None
+        row = leading.row_bytes
+        if row is not None and row * header.partition.counts[part] < SHARED_PART_MIN_BYTES:
+            return None
+        if not self._paths.can_write_together(part, producers):
+            return None
+        schema = header.schema_of(part)
+        return schema if schema and needs_copy(header, part, schema, SHARED_PART_MIN_BYTES) else None
+
+    def send(
+        self, header: StepHeader, content: list[Any], part: int, me: int, value: Batch, schema: Schema
+    ) -> int:
+        """Writes the rows of producer `me` into the frame of the leader, and returns their bytes. `content`
+        is that of a frame without a batch."""
+        ranges = header.partition.held(part, me).ranges
+        leader = self._consumers.leaders[part]
+        readers = [self._consumer.job_rank(rank) for rank in self._consumers.ranks[part]]
+        if leader != me:
+            delivery = self._transport.receive(self._job_ranks[leader], self._tag + SHARED_WRITE)
+            written = _fill(tensor_of(delivery.frame), value, ranges)
+            self._transport.send(readers, self._tag + VALUES, Frame(content))
+            return written
+        frame = Frame([*content[:3], _laid_out(header, part, schema)])
+        others = [self._job_ranks[other] for other in header.partition.producers[part] if other != me]
+        tag = self._tag + SHARED_WRITE
+        lease = self._transport.lease(readers, self._tag, frame.nbytes, writers=others, writer_tag=tag)
+        frame.write(lease.frame)
+        for other in others:
+            self._transport.invite(lease, other, tag)
+        written = _fill(lease.frame, value, ranges)
+        self._transport.deliver(lease)
+        return written
+
+
+def _laid_out(header: StepHeader, part: int, schema: Schema) -> Batch:
+    """Returns the batch of a part without values."""
+    lengths = {name: header.lengths_of(part, name) for name, (kind, *_) in schema.items() if kind == "ragged"}
+    rows = header.partition.counts[part]
+    return empty_like(schema, rows, lengths, header.ids_of(part), header.table.group_depth)
+
+
+def _fill(frame: Tensor, value: Batch, ranges: Sequence[RowRange]) -> int:
+    """Copies rows of a batch to their places in a frame, and returns their approximate bytes."""
+    if not ranges:
+        return 0
+    whole: Batch = unpack(frame)[3]
+    fill(whole, value, ranges)
+    return sum(map(len, ranges)) * len(frame) // max(1, len(whole))
+
+
+def needs_copy(header: StepHeader, part: int, schema: Schema, min_bytes: int) -> bool:
+    """Whether at least `min_bytes` of a part must be copied because its consumers cannot map the
+    columns as they are."""
+    copied = 0
+    for name, (kind, dtype, shape) in schema.items():
+        row = row_bytes(dtype, shape)
+        if kind == "ragged":
+            copied += row * int(header.lengths_of(part, name).sum())
+        elif not _can_be_mapped(header, part, name, row):
+            copied += row * header.partition.counts[part]
+        if copied >= min_bytes:
+            return True
+    return False
+
+
+def _can_be_mapped(header: StepHeader, part: int, name: str, row: int) -> bool:
+    """Whether consumers can map the producers' memory of a column, with rows of `row` bytes, one
+    after another."""
+    end, partition = 0, header.partition
+    for producer in partition.producers[part]:
+        schema, ranges = header.headers[producer].schema, partition.held(part, producer).ranges
+        if schema is None or name not in schema.mappable or len(ranges) > 1 or ranges[0].at != end:
+            return False
+        [rows] = ranges
+        end += len(rows)
+        is_last = end == partition.counts[part]
+        if not fits_pages(rows.start * row, len(rows) * row, is_last):
+            return False
+    return True
