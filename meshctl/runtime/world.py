@@ -36,7 +36,8 @@ from meshctl.runtime.devices.backend import (
 from meshctl.runtime.peers import first_tag
 from meshctl.runtime.process_group import RUNNING
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
-from meshctl.runtime.transports.data_plane import Context, DataPlane
+from meshctl.runtime.transports.context import Context
+from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import ConnectError, PeerLost
 from meshctl.runtime.transports.local.connection import Address as LocalAddress
 from meshctl.runtime.transports.local.transport import LocalTransport

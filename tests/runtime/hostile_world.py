@@ -28,7 +28,8 @@ from torch import Tensor
 
 from meshctl.runtime.transports.buffers.arena import GRAIN
 from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX
-from meshctl.runtime.transports.data_plane import SLOTS, Context, DataPlane
+from meshctl.runtime.transports.context import SLOTS, Context
+from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.local.connection import Address
 from meshctl.runtime.transports.local.messages import HEAD
 from meshctl.runtime.transports.local.transport import LocalTransport

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshctl.runtime.transports.data_plane import Context, DataPlane
+from meshctl.runtime.transports.context import Context
+from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.transport import Lease, Transport
 
 

@@ -56,7 +56,7 @@ from meshctl.runtime.routes.sync_plan import Bucket, DTensorLike, Layout, Shard,
 from meshctl.runtime.transports.buffers.caching_allocator import CachingAllocator
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, on_device, unpack
 from meshctl.runtime.transports.buffers.memcpy import copy
-from meshctl.runtime.transports.data_plane import UNBOUNDED
+from meshctl.runtime.transports.context import UNBOUNDED
 from meshctl.runtime.transports.errors import BuffersHeld
 from meshctl.runtime.transports.transport import Delivery, Lease, flat
 from meshctl.topology.samples import RouteError

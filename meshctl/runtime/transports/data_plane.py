@@ -24,8 +24,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -35,53 +34,19 @@ from torch import Tensor
 
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, bytes_of
 from meshctl.runtime.transports.buffers.memcpy import copy
-from meshctl.runtime.transports.errors import OutOfMemory, PeerLost, ProtocolError, StepCancelled
+from meshctl.runtime.transports.context import SLOTS, Context
+from meshctl.runtime.transports.errors import PeerLost, ProtocolError, StepCancelled
+from meshctl.runtime.transports.losses import Losses
 from meshctl.runtime.transports.poller import Poller
 from meshctl.runtime.transports.transport import (
     Delivery,
     Lease,
     Loopback,
-    Transfers,
     Transport,
     tensor_of,
 )
 
-SLOTS = 2
-"""Slots of a tag by default. Also the most frames in flight where both ends take turns."""
-UNBOUNDED = 1 << 31
-"""Slots of a tag that needs no bound."""
-
 NO_SLOT = "a frame for which there is no slot in tag {}"
-OnBroken = Callable[[int, Exception], None]
-"""Called with a job rank to which, or from which, nothing can be transferred any more."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """Everything that a data plane has to know about its job: who the peers are, how they are named in
-    messages, and how many frames may be in flight."""
-
-    job_rank: int
-    slots: Mapping[int, int] = field(default_factory=dict)
-    """Tag -> how many frames may be in flight between two job ranks; `SLOTS` where a tag is missing."""
-    tag_count: int = UNBOUNDED
-    """Valid tags are 0 to `tag_count` - 1."""
-    name_of: Callable[[int], str] = "job rank {}".format
-    """Job rank -> its name in messages."""
-    route_of: Callable[[int], str] = lambda tag: ""
-    """Tag -> the name of its route in messages."""
-    group_of: Callable[[int], str] = lambda job_rank: ""
-    """Job rank -> its peer group."""
-    generations: Mapping[str, int] = field(default_factory=dict)
-    """Peer group -> its generation; 0 if a group is missing."""
-    patience_s: float = 0.0
-    """Seconds to wait for one job rank before it counts as lost; 0 waits forever."""
-    has_digests: bool = False
-    """Whether digests of sent memory are compared (`sent_memory`)."""
-    device: torch.device | None = None
-    """This worker's device unless it is the CPU. Tensors that come from a device are put there."""
-    make_transfers: Callable[[OnBroken], Transfers] | None = None
-    """Makes the transfers of this worker's device, where it has any."""
 
 
 class DataPlane:
@@ -97,10 +62,7 @@ class DataPlane:
         self._inbox: defaultdict[tuple[int, int], deque[Delivery]] = defaultdict(deque)
         self._credits: dict[tuple[int, int], float] = {}
         """(job rank, tag) -> the free slots, infinite where there is no bound."""
-        self._losses: dict[str | None, PeerLost] = {}
-        """Peer group -> its loss; under None a loss that concerns all groups."""
-        self._ended: dict[int, str] = {}
-        """Job ranks that have ended, and how."""
+        self.losses = Losses(context)
         self._poller: Poller | None = None
         self._is_cancelled: Callable[[], bool] = lambda: False
         make = context.make_transfers
@@ -421,8 +383,8 @@ class DataPlane:
         while True:
             if self._is_cancelled():
                 raise StepCancelled
-            if self._losses or self._ended:
-                self.check(peer, tag)
+            if self.losses:
+                self.losses.check(peer, tag)
             if left is not None and left <= 0:
                 raise self.peer_lost(
                     peer, f"did not {verb} for {patience:.0f} s, which is `run.patience`", tag
@@ -444,33 +406,19 @@ class DataPlane:
     def check(self, peer: int, tag: int) -> None:
         """Raises `PeerLost` if the peer, or a member of its peer group, is lost. Where `peer` is this job
         rank itself, a loss in any group counts."""
-        if losses := self._losses:
-            loss = losses.get(None)
-            if loss is None and peer == self.job_rank:
-                loss = next(iter(losses.values()))
-            elif loss is None:
-                loss = losses.get(self.context.group_of(peer))
-            if loss:
-                raise PeerLost(loss.how, loss.job_rank, self.context.route_of(tag)) from loss
-        if peer in self._ended:
-            raise self.peer_lost(peer, self._ended[peer], tag)
+        self.losses.check(peer, tag)
 
     def fail(self, lost: PeerLost, also: int | None = None) -> None:
         """Records a loss for the peer group of the lost job rank, or for all groups where it names none.
         `also` is a job rank whose group shares the loss."""
-        group_of = self.context.group_of
-        groups: set[str | None] = {None if lost.job_rank is None else group_of(lost.job_rank)}
-        if also is not None:
-            groups.add(group_of(also))
         with self._lock:
-            for group in groups:
-                self._losses.setdefault(group, lost)
+            self.losses.add(lost, also)
             self._notify()
 
     def on_peer_ended(self, job_rank: int, how: str) -> None:
         """Records the end of a job rank: only waits for this job rank fail."""
         with self._lock:
-            self._ended.setdefault(job_rank, how)
+            self.losses.add_end(job_rank, how)
             self._notify()
 
     def on_peer_lost(self, lost: int, announcer: int) -> None:
@@ -487,18 +435,7 @@ class DataPlane:
     def peer_lost(self, job_rank: int, how: str, tag: int = -1) -> PeerLost:
         """Returns the error for a lost peer. Its message is the peer's name followed by `how`; `tag` is the
         one under which this process waits for the peer."""
-        return PeerLost(f"{self.name_of(job_rank)} {how}", job_rank, self.context.route_of(tag))
-
-    def out_of_memory(self, nbytes: int, tag: int, why: Exception) -> OutOfMemory:
-        """Returns the error for a frame that gets no memory. `nbytes` is its size with the out-of-band
-        tensors."""
-        route = self.context.route_of(tag)
-        return OutOfMemory(f"cannot get {nbytes:,} bytes{f' for `{route}`' if route else ''}: {why}")
-
-    @property
-    def losses(self) -> list[PeerLost]:
-        """The losses that are recorded, one per peer group."""
-        return [*self._losses.values()]
+        return self.context.peer_lost(job_rank, how, tag)
 
     def queued(self, source: int, tag: int) -> list[Delivery]:
         """Returns the deliveries of a tag that have arrived and that the program has not taken yet."""
@@ -516,21 +453,17 @@ class DataPlane:
         that its former processes sent, and refuses their generation. The transports then `connect` anew."""
         if generation <= self._generations.get(group, 0):
             raise ValueError(f"generation {generation} of `{group}` is not newer than the current one")
-        members = [rank for rank in self._transport_to if rank != self.job_rank and self._is_in(rank, group)]
+        group_of, others = self.context.group_of, self._transport_to.keys() - {self.job_rank}
+        members = [rank for rank in others if group_of(rank) == group]
         with self._lock:
             self._generations[group] = generation
-            self._losses.pop(group, None)
-            for rank in members:
-                self._ended.pop(rank, None)
+            self.losses.forget(group, members)
             for transport in self._transports:
                 transport.reopen([rank for rank in members if self.transport_to(rank) is transport])
             for key in [key for key in self._inbox if key[0] in members]:
                 self._inbox[key].clear()
             for key in [key for key in self._credits if key[0] in members]:
                 del self._credits[key]
-
-    def _is_in(self, job_rank: int, group: str) -> bool:
-        return self.context.group_of(job_rank) == group
 
     def close(self) -> None:
         """Says goodbye after the last frame, waits for the goodbyes of all peers and releases everything.

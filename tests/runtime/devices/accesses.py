@@ -11,7 +11,7 @@ from torch.distributed import FileStore
 
 from meshctl.runtime.devices.backend import PeerAccess
 from meshctl.runtime.devices.nccl import PairTransfers
-from meshctl.runtime.transports.data_plane import OnBroken
+from meshctl.runtime.transports.context import OnBroken
 from tests.runtime.devices.host_pairs import HostStreams, by_gloo
 from tests.runtime.devices.standin import Standin
 

@@ -28,7 +28,8 @@ from meshctl.runtime.devices.nccl import PairTransfers
 from meshctl.runtime.transports.buffers import buffer_pool
 from meshctl.runtime.transports.buffers.arena import ArenaError
 from meshctl.runtime.transports.buffers.buffer_pool import MAX_HELD
-from meshctl.runtime.transports.data_plane import SLOTS, Context, DataPlane
+from meshctl.runtime.transports.context import SLOTS, Context
+from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import BuffersHeld, OutOfMemory, PeerLost
 from meshctl.runtime.transports.tcp.transport import TcpTransport
 from tests.runtime.devices.accesses import KINDS, READ, Device

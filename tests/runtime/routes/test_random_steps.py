@@ -27,7 +27,8 @@ from meshctl.runtime.routes.end import (
     RouteSide,
 )
 from meshctl.runtime.transports.buffers.frames import bytes_of
-from meshctl.runtime.transports.data_plane import Context, DataPlane
+from meshctl.runtime.transports.context import Context
+from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.local.transport import Address, LocalTransport
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route

@@ -25,7 +25,8 @@ from meshctl.runtime.loop import Loop
 from meshctl.runtime.loop_context import LoopContext
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
-from meshctl.runtime.transports.data_plane import Context, DataPlane
+from meshctl.runtime.transports.context import Context
+from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.tcp.transport import Address, TcpTransport
 from meshctl.runtime.world import connect_all
 from meshctl.topology.cluster import Cluster

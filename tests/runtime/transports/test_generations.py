@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from meshctl.runtime.transports.buffers.frames import Frame
-from meshctl.runtime.transports.data_plane import Context, DataPlane
+from meshctl.runtime.transports.context import Context
+from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.runtime.transports.tcp.transport import TcpTransport

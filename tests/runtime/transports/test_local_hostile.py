@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshctl.runtime.transports.buffers.arena import GRAIN
 from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX
-from meshctl.runtime.transports.data_plane import SLOTS
+from meshctl.runtime.transports.context import SLOTS
 from meshctl.runtime.transports.local.messages import HEAD
 from tests.runtime.hostile_world import (
     BACK,

@@ -128,7 +128,7 @@ class BufferPool:
             return self._lease(to, tag, nbytes, out_of_band)
         except (ArenaError, DeviceError) as error:
             total = nbytes + sum(tensor.nbytes for tensor in out_of_band)
-            raise self._data_plane.out_of_memory(total, tag, error) from None
+            raise self._data_plane.context.out_of_memory(total, tag, error) from None
 
     def _lease(self, to: Sequence[int], tag: int, nbytes: int, tensors: Sequence[Tensor]) -> Lease:
         self._sent.compare()

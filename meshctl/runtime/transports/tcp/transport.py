@@ -148,7 +148,7 @@ class TcpTransport(Transport):
         try:
             return Lease(tuple(to), tag, self._allocator.take((tuple(to), tag), nbytes), out_of_band)
         except MemoryError as error:
-            raise self._data_plane.out_of_memory(nbytes, tag, error) from None
+            raise self._data_plane.context.out_of_memory(nbytes, tag, error) from None
 
     def _memory_for(self, connection: Connection, head: Head) -> Tensor:
         """Returns the memory into which the bytes of a message are received. Raises `ProtocolError` for a

@@ -19,7 +19,7 @@ from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.transports.buffers.arena import GRAIN, ArenaError
 from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX, MAX_HELD
 from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND, FrameError
-from meshctl.runtime.transports.data_plane import SLOTS
+from meshctl.runtime.transports.context import SLOTS
 from meshctl.runtime.transports.errors import BuffersHeld, OutOfMemory, PeerLost
 from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.topology.mesh import DeviceMesh

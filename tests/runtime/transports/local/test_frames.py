@@ -14,7 +14,7 @@ from torch import Tensor
 from meshctl.runtime.transports.buffers import buffer_pool
 from meshctl.runtime.transports.buffers.arena import GRAIN
 from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX, MAX_HELD
-from meshctl.runtime.transports.data_plane import SLOTS
+from meshctl.runtime.transports.context import SLOTS
 from meshctl.runtime.transports.errors import BuffersHeld
 from tests.runtime.hostile_world import (
     BACK,

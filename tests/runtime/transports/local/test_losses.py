@@ -17,7 +17,8 @@ from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.transports.buffers.arena import GRAIN
-from meshctl.runtime.transports.data_plane import Context, DataPlane
+from meshctl.runtime.transports.context import Context
+from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.topology.mesh import DeviceMesh

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshctl.runtime.transports.data_plane import Context, DataPlane
+from meshctl.runtime.transports.context import Context
+from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.tcp.transport import TcpTransport
 from tests.runtime.transports.tcp.connected import TOKEN, Listen, Worlds
 

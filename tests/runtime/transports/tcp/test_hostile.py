@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshctl.runtime.transports.buffers.frames import Frame
-from meshctl.runtime.transports.data_plane import Context, DataPlane
+from meshctl.runtime.transports.context import Context
+from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.runtime.transports.tcp import transport as tcp
 from meshctl.runtime.transports.tcp.connection import HEAD

@@ -21,7 +21,8 @@ import torch
 from torch.distributed import PrefixStore, TCPStore
 
 from meshctl.runtime.transports.buffers.frames import Frame
-from meshctl.runtime.transports.data_plane import Context, DataPlane
+from meshctl.runtime.transports.context import Context
+from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.tcp import transport as tcp
 from meshctl.runtime.transports.tcp.transport import Address, TcpTransport
 from meshctl.runtime.world import connect_all

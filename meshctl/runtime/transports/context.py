@@ -1,0 +1,58 @@
+"""What a data plane knows about its job: who the peers are, how they are named in messages, and how many
+frames may be in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from meshctl.runtime.transports.errors import OutOfMemory, PeerLost
+from meshctl.runtime.transports.transport import Transfers
+
+SLOTS = 2
+"""Slots of a tag by default. Also the most frames in flight where both ends take turns."""
+UNBOUNDED = 1 << 31
+"""Slots of a tag that needs no bound."""
+
+OnBroken = Callable[[int, Exception], None]
+"""Called with a job rank to which, or from which, nothing can be transferred any more."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """The facts about a job that its data planes need."""
+
+    job_rank: int
+    slots: Mapping[int, int] = field(default_factory=dict)
+    """Tag -> how many frames may be in flight between two job ranks; `SLOTS` where a tag is missing."""
+    tag_count: int = UNBOUNDED
+    """Valid tags are 0 to `tag_count` - 1."""
+    name_of: Callable[[int], str] = "job rank {}".format
+    """Job rank -> its name in messages."""
+    route_of: Callable[[int], str] = lambda tag: ""
+    """Tag -> the name of its route in messages."""
+    group_of: Callable[[int], str] = lambda job_rank: ""
+    """Job rank -> its peer group."""
+    generations: Mapping[str, int] = field(default_factory=dict)
+    """Peer group -> its generation; 0 if a group is missing."""
+    patience_s: float = 0.0
+    """Seconds to wait for one job rank before it counts as lost; 0 waits forever."""
+    has_digests: bool = False
+    """Whether digests of sent memory are compared (`sent_memory`)."""
+    device: torch.device | None = None
+    """This worker's device unless it is the CPU. Tensors that come from a device are put there."""
+    make_transfers: Callable[[OnBroken], Transfers] | None = None
+    """Makes the transfers of this worker's device, where it has any."""
+
+    def peer_lost(self, job_rank: int, how: str, tag: int = -1) -> PeerLost:
+        """Returns the error for a lost peer. Its message is the peer's name followed by `how`; `tag` is the
+        one under which this process waits for the peer."""
+        return PeerLost(f"{self.name_of(job_rank)} {how}", job_rank, self.route_of(tag))
+
+    def out_of_memory(self, nbytes: int, tag: int, why: Exception) -> OutOfMemory:
+        """Returns the error for a frame that gets no memory. `nbytes` is its size with the out-of-band
+        tensors."""
+        route = self.route_of(tag)
+        return OutOfMemory(f"cannot get {nbytes:,} bytes{f' for `{route}`' if route else ''}: {why}")
