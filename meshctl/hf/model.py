@@ -22,10 +22,10 @@ from torch.distributed.fsdp import FSDPModule
 from meshctl.hf import columns, micro_batches, peft_api, transformers_api, weights
 from meshctl.hf.building import Build, build
 from meshctl.hf.errors import ModelError
+from meshctl.hf.export import FILE_BYTES, export
 from meshctl.hf.optimizer import load_state, make_lr_schedule, make_optimizer, state_of
 from meshctl.hf.outputs import REF, SIDES, Outputs, output_of, prefixes_of
 from meshctl.hf.peft_api import Lora
-from meshctl.hf.sharding import whole_tensors
 from meshctl.hf.texts import Texts, joined, texts_of
 from meshctl.hf.training import Sums, Trainer
 from meshctl.hf.transformers_api import HEADS, Sizes
@@ -363,22 +363,18 @@ class Model(Component):
         weights.copy_named(dict(weights.adapter_of(self.module)), stream)
 
     @endpoint(collect="none")
-    def export(self, folder: str | Path | None = None) -> None:
+    def export(self, folder: str | Path | None = None, file_bytes: int = FILE_BYTES) -> None:
         """Writes the config and the weights, with the adapter merged, to a folder that `from_pretrained` can
         load.
 
-        The default of `folder` is `exports/step-N` in the run directory. All ranks call this method together.
-        The first rank holds the whole model in CPU memory. Every other rank gathers one whole tensor at a
-        time.
+        The default of `folder` is `exports/step-N` in the run directory. All ranks call this method together,
+        and each of them writes a part of the files. A file has at most `file_bytes`, or one tensor. No rank
+        holds more than one file and one whole tensor.
         """
-        whole: dict[str, Tensor] = {}
-        for name, tensor in whole_tensors(self.weights()):
-            if self.rank == 0:
-                whole[name] = tensor.cpu()
-        if self.rank == 0:
-            path = Path(folder) if folder else self.run_dir / "exports" / f"step-{self.step}"
-            transformers_api.save(path, self.module.config, self.head, whole)
-        self.collective("world").all_reduce(torch.zeros(1, device=self.device))
+        path = Path(folder) if folder else self.run_dir / "exports" / f"step-{self.step}"
+        shapes = weights.outlines(self.module)
+        disk = transformers_api.DiskFormat(self.module.config, self.head, self.dtype)
+        export(disk, shapes, self.weights(), path, self.collective("world"), file_bytes)
 
     # Checkpoints
 

@@ -7,8 +7,9 @@ that is given instead.
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from transformers import (
     AutoModelForSequenceClassification,
     get_scheduler,
 )
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.distributed import DistributedConfig
 from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
@@ -38,6 +41,8 @@ SUMMED_BY_HOOK = "replicated_with_grad_allreduce"
 """The style of parameters whose gradients a hook sums over tp after each backward pass."""
 Distribute = Callable[[nn.Module], None]
 """A function that shards the parameters of a model in place. The model may be on torch's `meta` device."""
+LAYER = re.compile(r".*?\.\d+\.")
+"""The prefix that the names of the parameters of one layer have in common."""
 make_schedule = get_scheduler
 
 
@@ -246,12 +251,50 @@ def summed_by_hook(model: Any) -> list[nn.Parameter]:
     return [one for name, one in model.named_parameters() if {name, name.rpartition(".")[0]} & hooked]
 
 
-def save(folder: Path, config: Any, head: str, weights: Mapping[str, torch.Tensor]) -> None:
-    """Writes the config and the whole tensors `weights` to `folder`, as safetensors with the names of the
-    original model's files."""
-    plain = deepcopy(config)
-    plain.distributed_config = None  # otherwise transformers gathers the weights of the sharded model
-    outline(plain, head).save_pretrained(folder, state_dict=dict(weights))
+class DiskFormat:
+    """The names, shapes and files with which transformers stores the weights of a model.
+
+    The names and shapes of a model's tensors in memory can be others than those in its files: transformers
+    fuses the experts of a layer when it loads them.
+    """
+
+    def __init__(self, config: Any, head: str, dtype: torch.dtype) -> None:
+        """`config` and `head` are those of the model, and `dtype` is that of its weights."""
+        plain = deepcopy(config)
+        plain.distributed_config = None
+        self._outline = outline(plain, head)
+        self._outline.config.dtype = str(dtype).removeprefix("torch.")
+        conversions = get_model_conversion_mapping(self._outline, add_legacy=False)
+        sources = [one.reverse_transform().source_patterns for one in conversions]
+        self._joins = any(len(patterns) > 1 or "*" in patterns[0] for patterns in sources)
+        """Whether a tensor in a file may be made of several tensors in memory."""
+
+    def units(self, names: Iterable[str]) -> list[tuple[str, ...]]:
+        """Returns the names in memory, in units that `convert` accepts. The names that are not stored are
+        left out.
+
+        A unit is one name, or the names of one layer if tensors of a layer are stored as one.
+        """
+        stored = [name for name in names if name not in self._outline._keys_to_ignore_on_save]
+        if not self._joins:
+            return [(name,) for name in stored]
+        units: dict[str, list[str]] = {}
+        for name in stored:
+            layer = LAYER.match(name)
+            units.setdefault(layer.group() if layer else "", []).append(name)
+        return [tuple(unit) for unit in units.values()]
+
+    def convert(self, unit: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns the stored tensors of a unit: name in a file -> tensor, of the device of `unit`."""
+        return dict(revert_weight_conversion(self._outline, dict(unit)))
+
+    def save_config(self, folder: Path) -> None:
+        """Writes the config of the model, and that of its generation, to `folder`."""
+        model = self._outline
+        model.config.architectures = [type(model).__name__]
+        model.config.save_pretrained(folder)
+        if model.can_generate():
+            model.generation_config.save_pretrained(folder)
 
 
 def _first_line(error: BaseException) -> str:

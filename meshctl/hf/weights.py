@@ -53,6 +53,16 @@ def merged_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
         yield peft_api.plain_name(name), _merged(detached, layers[layer]) if layer in layers else detached
 
 
+def outlines(model: Any) -> dict[str, Tensor]:
+    """Returns the base model's weights without their values: name in `merged_weights` -> tensor of torch's
+    `meta` device with the whole shape."""
+    return {
+        peft_api.plain_name(name): torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        for name, tensor in held(model).items()
+        if not peft_api.is_adapter(name)
+    }
+
+
 def _merged(weight: Tensor, layer: Any) -> Tensor:
     inner = whole_of(layer.lora_A[peft_api.ADAPTER].weight)
     outer = whole_of(layer.lora_B[peft_api.ADAPTER].weight)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers.core_model_loading import Chunk, WeightConverter
 from transformers.distributed import DistributedConfig
 from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
 from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
@@ -72,3 +74,22 @@ def test_padding_at_the_end_and_packed_positions_need_no_mask() -> None:
     torch.testing.assert_close(found[:, 3:], model(input_ids=second).logits)
     padded = model(input_ids=torch.cat([first, first * 0], 1)).logits
     torch.testing.assert_close(padded[:, :3], model(input_ids=first).logits)
+
+
+def test_only_some_architectures_join_tensors_in_their_files() -> None:
+    for name in ("qwen3", "qwen3_moe"):
+        disk = transformers_api.DiskFormat(outline(name).config, "lm", torch.float32)
+        names = list(outline(name).state_dict())
+        assert disk.units(names) == [(one,) for one in names]
+    fused = torch.empty(4, 32, 32, device="meta")
+    found = disk.convert({"model.layers.0.mlp.experts.gate_up_proj": fused})
+    assert len(found) == 8
+    assert found["model.layers.0.mlp.experts.3.up_proj.weight"].shape == (16, 32)
+
+
+def test_a_layer_is_a_unit_where_files_join_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = WeightConverter("qkv.weight", ["q.weight", "k.weight"], operations=[Chunk(dim=0)])
+    monkeypatch.setattr(transformers_api, "get_model_conversion_mapping", lambda *_, **__: [joined])
+    disk = transformers_api.DiskFormat(outline("llama").config, "lm", torch.float32)
+    names = ["model.layers.1.q.weight", "norm.weight", "model.layers.1.k.weight", "model.layers.11.q.weight"]
+    assert disk.units(names) == [(names[0], names[2]), (names[1],), (names[3],)]
