@@ -111,16 +111,16 @@ def ranks_write_different_files(rank: int) -> None:
 
 def no_rank_holds_more_than_a_file_and_a_tensor(rank: int) -> None:
     wide = {**MODELS["llama"], "vocab_size": 8, "hidden_size": 512, "intermediate_size": 2048}
-    made = Model({**wide, "num_hidden_layers": 8, "head_dim": 128})
+    made = Model({**wide, "num_hidden_layers": 12, "head_dim": 128})
     made.use_mesh(DeviceMesh.from_sizes(fsdp_size=2))
     made.setup()
     total = sum(tensor.nbytes for _, tensor in made.weights())
-    largest, file = 512 * 2048 * 4, 8 << 20
+    largest, file = 512 * 2048 * 4, 16 << 20
     with AllocatedPeak() as peak:
         made.export(SHARED / "wide", file)
     assert total > 6 * file
     # torch gathers a tensor in buffers of a few times its size
-    assert peak.bytes < file + 5 * largest < total / 3, (peak.bytes, total)
+    assert peak.bytes < file + 6 * largest < total / 3, (peak.bytes, total)
 
 
 CHECKS: tuple[worlds.Check, ...] = (
