@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import re
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Self
 
 STATUS = Path("/proc/self/status")
 INTERVAL_S = 0.001
+M_MMAP_THRESHOLD, LARGE_BYTES = -3, 1 << 18
+"""An option of the C library: blocks from this size on are returned to the system when they are freed."""
 
 
 class AllocatedPeak:
@@ -20,6 +23,9 @@ class AllocatedPeak:
 
     def __enter__(self) -> Self:
         gc.collect()
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+        libc.malloc_trim(0)
         self._begin, self._ended = _anonymous_bytes(), Event()
         self._thread = Thread(target=self._sample)
         self._thread.start()

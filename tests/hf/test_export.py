@@ -120,7 +120,7 @@ def no_rank_holds_more_than_a_file_and_a_tensor(rank: int) -> None:
         made.export(SHARED / "wide", file)
     assert total > 6 * file
     # torch gathers a tensor in buffers of a few times its size
-    assert peak.bytes < file + 6 * largest < total / 3, (peak.bytes, total)
+    assert peak.bytes < file + 4 * largest < total / 4, (peak.bytes, total)
 
 
 CHECKS: tuple[worlds.Check, ...] = (
