@@ -16,9 +16,8 @@ from transformers import AutoModelForCausalLM
 from meshctl.hf import Model, ModelError
 from meshctl.hf.sharding import whole_tensors
 from meshctl.topology.mesh import DeviceMesh
-from tests.hf import parity
 from tests.hf.memory import AllocatedPeak
-from tests.hf.parity import MODELS
+from tests.hf.parity import LORA, MODELS
 from tests.runtime import worlds
 
 SHARED = Path()
@@ -28,7 +27,9 @@ TWO = ({"dp": 2}, {"fsdp": 2}, {"tp": 2})
 
 
 def model(name: str, sizes: dict[str, int], lora: bool = False) -> Model:
-    made = parity.component(parity.Case(name, lora=lora), sizes, dtype="float32")
+    made = Model(MODELS[name], lora=LORA if lora else None)
+    made.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))
+    made.setup()
     for key, tensor in made.module.named_parameters():
         if ".lora_B." in key:
             torch.nn.init.constant_(tensor, 0.01)
