@@ -35,6 +35,7 @@ HOMES = {
     "torch": {"runtime", "components", "engines", "losses", "data", "hf"},
     "transformers": {"hf"},
     "peft": {"hf"},
+    "safetensors": {"hf"},
     "numpy": {"topology", "runtime", "components"},
     "msgpack": {"runtime"},
 }
