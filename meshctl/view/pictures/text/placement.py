@@ -205,6 +205,11 @@ class Sheet:
         longest = max(letters(part, self.marks).width for part in parts)
         number = max(len(str(part.first + part.count - 1)) for part in parts)
         narrow, good = max(longest + 2, number + 2), max(longest + 3, number + 2)
+        counts = (
+            sum(one.count for of in row.parts for one in of if one.is_numbered) for row in self.table.rows
+        )
+        if max(counts, default=0) * narrow > self.space:
+            return []
         titles = [-(-(width_of(part.title) + 3) // part.count) for part in parts if part.is_numbered]
         widest = max(good, min(max(titles, default=good), good + 8))
         for pitch in [*range(widest, good, -1), good, narrow]:
@@ -286,12 +291,11 @@ class Sheet:
         drawn."""
         if part.is_numbered:
             return Box(part.count * pitch - 1, part.title, self._devices(part, pitch))
+        if part.count > MAX_PROCESSES:
+            return Box.titled(part.title, Line(" ", counted(part, self.marks), " "))
         marks = letters(part, self.marks)
         each = Line(" ", marks.padded(marks.width + 2))
-        inside = Line(*[each] * part.count).trimmed()
-        if part.count > MAX_PROCESSES:
-            inside = Line(" ", counted(part, self.marks))
-        return Box.titled(part.title, Line(inside, " "))
+        return Box.titled(part.title, Line(Line(*[each] * part.count).trimmed(), " "))
 
     def _devices(self, part: Part, pitch: int) -> Line:
         """Returns the letters of each worker at its first device, and a double line at its other devices."""
