@@ -39,13 +39,13 @@ def test_a_mebibyte_takes_two_seconds_at_most(seed: int, folder: Path) -> None:
     check(grown(random.Random(seed)), folder)
 
 
-@pytest.mark.parametrize("key", ["ranks: 1000000", "ranks: 6, visible_devices: '2,3,4,5,6,1000000'"])
+@pytest.mark.parametrize("ranks", [1_000_000, 6])
 @pytest.mark.parametrize("device_type", ["cuda", "cpu"])
-def test_a_million_devices_take_two_seconds_at_most(key: str, device_type: str, folder: Path) -> None:
-    groups = f"a: {{{key}, program: recipe.yaml}}, b: {{ranks: 2, visible_devices: '2,3', program: recipe.yaml}}"
-    recipe = f"groups: {{{groups}}}\n".replace("program", f"device_type: {device_type}, program")
-    loaded = check(Input(recipe.encode()), folder)
-    assert "1000000" not in key or loaded.readable
+def test_a_million_devices_take_two_seconds_at_most(ranks: int, device_type: str, folder: Path) -> None:
+    program = f"device_type: {device_type}, program: recipe.yaml"
+    one = f"{{ranks: {ranks}, {program}}}"
+    other = f"{{ranks: 6, visible_devices: '2,3,4,5,6,1000000', {program}}}"
+    assert check(Input(f"groups: {{a: {one}, b: {other}}}\n".encode()), folder).readable
 
 
 @settings(
