@@ -1,0 +1,53 @@
+"""Draws the pictures of the pages of docs/: `python docs/pictures.py` writes all of them.
+
+A page names a picture as `![meshctl show-topology RECIPE OVERRIDES](FILE.svg)`. The recipe is a block of the
+same page whose first line is a comment with the name of its file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from meshctl.cli.load import plan_of
+from meshctl.plan.views.topology import topology
+from meshctl.view.pictures.svg import draw
+
+DOCS = Path(__file__).parent
+BLOCK = re.compile(r"^```(?:yaml|python)\n(# ([\w./]+)\n.*?)^```", re.DOTALL | re.MULTILINE)
+PICTURE = re.compile(r"^!\[meshctl show-topology (.+)\]\((.+\.svg)\)$", re.MULTILINE)
+
+
+def write_files(page: str, folder: Path) -> None:
+    """Writes the blocks of a page that have a file name to `folder`."""
+    for text, name in BLOCK.findall(page):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def drawn(page: str, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields the file and the text of each picture of a page. `folder` is the working directory and has the
+    page's files."""
+    for words, file in PICTURE.findall(page):
+        recipe, *overrides = shlex.split(words)
+        yield file, draw(topology(plan_of(str(folder / recipe), overrides).plan))
+
+
+def main() -> None:
+    for path in sorted(DOCS.glob("*.md")):
+        page = path.read_text(encoding="utf-8")
+        if not PICTURE.search(page):
+            continue
+        with tempfile.TemporaryDirectory() as made:
+            os.chdir(made)
+            write_files(page, Path(made))
+            for file, text in drawn(page, Path(made)):
+                (DOCS / file).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
