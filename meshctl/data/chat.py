@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from meshctl.data.encoders import ChatEncoder
 from meshctl.data.source import Source
 
@@ -11,3 +13,5 @@ class Chat(Source):
     `tools`."""
 
     ENCODER = ChatEncoder
+    TOKENIZER: ClassVar = {"name": "args.tokenizer", "chat_template": "args.chat_template"}
+    COLUMNS = ("messages", "args.keep")

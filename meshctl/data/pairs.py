@@ -11,3 +11,4 @@ class Pairs(Source):
     messages."""
 
     ENCODER = PairsEncoder
+    COLUMNS = ("chosen", "rejected", "args.keep")

@@ -43,7 +43,14 @@ class Source(Component):
     """Reads examples from rows by their numbers. A subclass sets `ENCODER`."""
 
     ENCODER: ClassVar[type[Encoder]]
-    SEQUENCE_LENGTH = "args.max_length"
+    EXTRA = "hf"
+    SEQUENCE_LENGTH: ClassVar = {"longest": "args.max_length", "packed": "args.pack"}
+    TOKENIZER: ClassVar = {"name": "args.tokenizer"}
+    DATA: ClassVar = {
+        "path": "args.path",
+        "suffixes": (".jsonl", ".json", ".ndjson", ".parquet"),
+        "renamed": "args.fields",
+    }
 
     def __init__(
         self,

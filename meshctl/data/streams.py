@@ -67,7 +67,14 @@ class Stream(Component):
     """Reads examples from rows in order. A subclass sets `ENCODER`."""
 
     ENCODER: ClassVar[type[Encoder]]
-    SEQUENCE_LENGTH = "args.max_length"
+    EXTRA = "hf"
+    SEQUENCE_LENGTH: ClassVar = {"longest": "args.max_length", "packed": "args.pack"}
+    TOKENIZER: ClassVar = {"name": "args.tokenizer"}
+    DATA: ClassVar = {
+        "path": "args.path",
+        "suffixes": (".jsonl", ".json", ".ndjson", ".parquet"),
+        "renamed": "args.fields",
+    }
 
     def __init__(
         self,
@@ -195,18 +202,22 @@ class ChatStream(Stream):
     """Reads the rows of `Chat` in order."""
 
     ENCODER = ChatEncoder
+    TOKENIZER: ClassVar = {"name": "args.tokenizer", "chat_template": "args.chat_template"}
+    COLUMNS = ("messages", "args.keep")
 
 
 class TextStream(Stream):
     """Reads the rows of `Text` in order."""
 
     ENCODER = TextEncoder
+    COLUMNS = ("text", "args.keep")
 
 
 class PairsStream(Stream):
     """Reads the rows of `Pairs` in order."""
 
     ENCODER = PairsEncoder
+    COLUMNS = ("chosen", "rejected", "args.keep")
 
 
 def _open_stream(path: str, split: str, *, shuffle: bool, seed: int, buffer: int) -> RowStream:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.data.errors import DataError
+from meshctl.hub_cache import DATASET_FILES, has_any
 from meshctl.runtime.extras import extra
 
-MARKERS = ("dataset_info.json", "dataset_dict.json", "state.json")
-"""Names of marker files. Each folder of `datasets.save_to_disk` has at least one of them."""
 ROWS_AT_ONCE = 256
 """The number of rows of a parquet file that are in memory at the same time."""
 
@@ -98,7 +97,7 @@ def from_parquet(path: Path) -> Table:
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    return any((folder / marker).is_file() for marker in MARKERS)
+    return has_any(folder, DATASET_FILES)
 
 
 def is_hub_name(name: str) -> bool:

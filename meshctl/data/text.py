@@ -10,3 +10,4 @@ class Text(Source):
     """Reads rows with the key `text`, and appends the tokenizer's end token to each text."""
 
     ENCODER = TextEncoder
+    COLUMNS = ("text", "args.keep")

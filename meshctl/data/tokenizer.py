@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.data.errors import DataError
-from meshctl.package import PACKAGE_DIR
+from meshctl.hub_cache import TOKENIZER_FILES, local_folder
+from meshctl.package import SHIPPED_TOKENIZERS
 from meshctl.runtime.extras import extra
 
-BYTE = "byte"
-"""The name of the tokenizer that meshctl ships: each byte is a token, and there are three special tokens."""
-SHIPPED = {BYTE: PACKAGE_DIR / "data" / "byte_tokenizer"}
 GENERATION = re.compile(r"\{%-?\s*generation\b")
 """The start of the block in which a chat template marks the text that the assistant generates."""
 Message = Mapping[str, Any]
@@ -177,7 +176,8 @@ def _runs(flags: Sequence[bool]) -> list[range]:
 def _loaded(name: str) -> Any:
     with extra("hf"):
         from transformers import AutoTokenizer
-    folder = SHIPPED.get(name) or next((place for place in _places(name) if place.is_dir()), None)
+    folder = SHIPPED_TOKENIZERS.get(name) or local_folder(name, sys.path, os.environ, TOKENIZER_FILES)
+    folder = folder or next((place for place in _places(name) if place.is_dir()), None)
     try:
         return AutoTokenizer.from_pretrained(folder or name)
     except Exception as error:  # the library raises what its readers and the hub raise

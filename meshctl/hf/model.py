@@ -40,6 +40,7 @@ MAX_IDS_SHOWN = 5
 class Model(Component):
     """A model with the endpoints of all roles in training."""
 
+    EXTRA = "hf"
     MODEL: ClassVar = ("args.model", "args.config")
     LAYOUTS: ClassVar = {"dims": ("dp", "fsdp", "tp"), "tp_plan": "transformers"}
 

@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from meshctl.diagnostics import Diagnostic, Report, Span
+from meshctl.hub_cache import hub_cache
 from meshctl.recipe.compose import interpolation, yaml_scalars
 from meshctl.recipe.compose.composition import Composed, compose
 from meshctl.recipe.compose.folders import config_folders, is_file, real
@@ -110,7 +111,6 @@ def _checked(
     suffix."""
     # Imported here, because an unreadable file is refused without the rules.
     from meshctl.recipe.code.classes import Code
-    from meshctl.recipe.code.hub_cache import hub_cache
     from meshctl.recipe.rules import Facts, check
     from meshctl.recipe.structure import correct
 

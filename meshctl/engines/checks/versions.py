@@ -17,7 +17,7 @@ from typing import Any
 
 from meshctl.engines.checks import torch_build
 from meshctl.engines.checks.requirements import Finding, Requirements, failure, ok, warning
-from meshctl.package import PACKAGE_DIR
+from meshctl.package import PACKAGE_DIR, required_ranges
 
 SECONDS = 90.0
 """Time limit of the topic. Torch may be imported from a slow disk."""
@@ -79,17 +79,6 @@ def measure(requirements: dict[str, Any]) -> dict[str, Any]:
         "torch": torch_build.build(),
         "hiding": hiding_files(requirements["path"] or (os.getcwd(),), set(ranges)),
     }
-
-
-def required_ranges(lines: Sequence[str]) -> dict[str, str]:
-    """Returns library -> required range from the `Requires-Dist` lines of the metadata, without extras."""
-    found = {}
-    for line in lines:
-        text, _, marker = line.partition(";")
-        parts = re.fullmatch(r"\s*([\w.-]+)\s*(?:\[[^]]*])?\s*\(?([^)]*)\)?\s*", text)
-        if parts and "extra" not in marker:
-            found[parts[1]] = parts[2].strip()
-    return found
 
 
 def installed_version(name: str) -> str:

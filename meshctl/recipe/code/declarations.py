@@ -1,7 +1,8 @@
-"""Reads the class attributes in which a component class declares its model, the layouts that it supports, and
-the length of the sequences that it gives.
+"""Reads the class attributes in which a component class declares its model, its data, and the layouts that it
+supports.
 
     class Trainer(Component):
+        EXTRA = "hf"                               # the extra of meshctl whose libraries the class needs
         MODEL = "args.model"                       # the argument that names the model
         LAYOUTS = {                                # the layouts that the class supports
             "dims": ("dp", "fsdp", "tp"),          # other dims have size 1
@@ -9,29 +10,44 @@ the length of the sequences that it gives.
             "tp_plan": "transformers",             # tp needs the plan that the library has for the model
         }
 
-    class Texts(Component):
-        SEQUENCE_LENGTH = "args.max_length"        # the argument with the most tokens of a sequence
+    class Chats(Component):
+        SEQUENCE_LENGTH = {                        # the argument with the most tokens of a sequence
+            "longest": "args.max_length",
+            "packed": "args.pack",                 # with it, a sequence contains several texts
+        }
+        TOKENIZER = {                              # the argument that names the tokenizer
+            "name": "args.tokenizer",
+            "chat_template": "args.chat_template", # the tokenizer needs a template, unless a file has one
+        }
+        DATA = {                                   # the argument that names the data: a file, a pattern, ...
+            "path": "args.path",
+            "suffixes": (".jsonl", ".parquet"),    # the suffixes of files
+            "renamed": "args.fields",              # the mapping of columns to other names
+        }
+        COLUMNS = ("messages", "args.keep")        # the columns of a row, and an argument with further ones
 
 They are literals and may be inherited. All keys of `LAYOUTS` may be left out. `MODEL` may be a list of
-arguments: values of a later one replace those of the model's config.
+arguments: values of a later one replace those of the model's config. `SEQUENCE_LENGTH` and `TOKENIZER` may be
+the name of an argument alone.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from meshctl.topology.sizes import DIMS
 
-MODEL, LAYOUTS, SEQUENCE_LENGTH = "MODEL", "LAYOUTS", "SEQUENCE_LENGTH"
 ARGUMENT = re.compile(r"args(\.\w+)+", re.ASCII)
 TP_PLANS = ("transformers",)
 """The libraries whose plans are read."""
 LAYOUT_DIMS = (*DIMS, "ulysses", "ep", "etp", "vpp")
 """The dims that `LAYOUTS` can name."""
+KeyPath = tuple[str, ...]
+"""The key path of an argument below the component; empty if none is declared."""
 
 
 @dataclass(frozen=True)
@@ -57,49 +73,73 @@ class Layouts:
 
 
 @dataclass(frozen=True)
+class SequenceLength:
+    """The arguments that determine the longest sequence."""
+
+    longest: KeyPath = ()
+    """The most tokens of a sequence."""
+    packed: KeyPath = ()
+    """Whether a sequence contains several texts, each of which begins at position 0."""
+
+
+@dataclass(frozen=True)
+class TokenizerNames:
+    """The arguments that determine a tokenizer."""
+
+    name: KeyPath = ()
+    chat_template: KeyPath = ()
+    """The file with a chat template in place of the tokenizer's own; empty if no template is needed."""
+
+
+@dataclass(frozen=True)
+class DataNames:
+    """The arguments that determine data."""
+
+    path: KeyPath = ()
+    suffixes: tuple[str, ...] = ()
+    renamed: KeyPath = ()
+    """The mapping from columns to their names in a row."""
+
+
+@dataclass(frozen=True)
 class Declarations:
-    model: tuple[tuple[str, ...], ...] = ()
-    """The key paths, below the component, of the values that name the model or contain values of its config.
-    Later ones take precedence."""
+    model: tuple[KeyPath, ...] = ()
+    """The values that name the model or contain values of its config. Later ones take precedence."""
     layouts: Layouts = Layouts()
-    sequence_length: tuple[str, ...] = ()
-    """The key path, below the component, of the most tokens of a sequence that it gives; empty if none is
-    declared."""
+    sequence_length: SequenceLength = SequenceLength()
+    tokenizer: TokenizerNames = TokenizerNames()
+    data: DataNames = DataNames()
+    columns: tuple[str, ...] = ()
+    """The columns that a row of the data must have. `args.NAME` is an argument with a list of columns."""
+    extra: str = ""
+    """The extra of meshctl whose libraries the class needs; empty for none."""
     wrong: tuple[tuple[str, str], ...] = ()
     """(attribute, reason why it is ignored) of each wrong declaration."""
+
+
+class Wrong(ValueError):
+    """A literal is not a valid declaration. The text is the reason."""
 
 
 def declarations_of(values: Mapping[str, ast.expr | None]) -> Declarations:
     """Reads the declarations among class attributes. `values` maps their names to their values; None for an
     attribute without a value."""
-    found = {name: _literal(values[name]) for name in (MODEL, LAYOUTS, SEQUENCE_LENGTH) if name in values}
+    found: dict[str, Any] = {}
     wrong: list[tuple[str, str]] = []
-    model: tuple[tuple[str, ...], ...] = ()
-    layouts = Layouts()
-    length: tuple[str, ...] = ()
-    if MODEL in found:
-        stated = found[MODEL]
-        names = stated if isinstance(stated, (list, tuple)) and stated else [stated]
-        model = tuple(_argument(name) for name in names)
-        if not all(model):
-            model = ()
-            wrong.append((MODEL, 'it is not the name of an argument, such as "args.model"'))
-    if LAYOUTS in found:
-        read = _layouts(found[LAYOUTS])
-        if isinstance(read, Layouts):
-            layouts = read
-        else:
-            wrong.append((LAYOUTS, read))
-    if SEQUENCE_LENGTH in found:
-        length = _argument(found[SEQUENCE_LENGTH])
-        if not length:
-            wrong.append((SEQUENCE_LENGTH, 'it is not the name of an argument, such as "args.max_length"'))
-    return Declarations(model, layouts, length, tuple(wrong))
+    for name, read in READERS.items():
+        if name in values:
+            try:
+                found[name.lower()] = read(_literal(values[name]))
+            except Wrong as error:
+                wrong.append((name, str(error)))
+    return Declarations(**found, wrong=tuple(wrong))
 
 
-def _argument(name: Any) -> tuple[str, ...]:
-    """Returns the key path of an argument, `("args", "model")`; empty for anything else."""
-    return tuple(name.split(".")) if isinstance(name, str) and ARGUMENT.fullmatch(name) else ()
+def _argument(name: Any) -> KeyPath:
+    """Returns the key path of an argument, `("args", "model")`."""
+    if not isinstance(name, str) or not ARGUMENT.fullmatch(name):
+        raise Wrong('it is not the name of an argument, such as "args.model"')
+    return tuple(name.split("."))
 
 
 def _literal(value: ast.expr | None) -> Any:
@@ -110,25 +150,82 @@ def _literal(value: ast.expr | None) -> Any:
         return None
 
 
-def _layouts(value: Any) -> Layouts | str:
-    """Returns the layouts that a literal describes, or the reason why it is invalid."""
-    if not isinstance(value, dict) or not value.keys() <= {"dims", "excludes", "tp_plan"}:
-        return 'it is not a literal mapping of "dims", "excludes" and "tp_plan"'
-    dims, excludes = value.get("dims"), value.get("excludes", ())
+def _model(value: Any) -> tuple[KeyPath, ...]:
+    names = value if isinstance(value, (list, tuple)) and value else [value]
+    return tuple(_argument(name) for name in names)
+
+
+def _mapping(value: Any, *keys: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict) or not value.keys() <= {*keys}:
+        named = ", ".join(f'"{key}"' for key in keys[:-1])
+        raise Wrong(f'it is not a literal mapping of {named} and "{keys[-1]}"')
+    return value
+
+
+def _arguments(value: Any, *keys: str) -> dict[str, KeyPath]:
+    """Returns key -> argument, of a mapping or of the first key's argument alone."""
+    given = {keys[0]: value} if isinstance(value, str) else _mapping(value, *keys)
+    return {key: _argument(name) for key, name in given.items()}
+
+
+def _sequence_length(value: Any) -> SequenceLength:
+    return SequenceLength(**_arguments(value, "longest", "packed"))
+
+
+def _tokenizer(value: Any) -> TokenizerNames:
+    return TokenizerNames(**_arguments(value, "name", "chat_template"))
+
+
+def _data(value: Any) -> DataNames:
+    if not isinstance(value, dict):  # the name is common, and may mean something else
+        return DataNames()
+    given = dict(_mapping(value, "path", "renamed", "suffixes"))
+    suffixes = given.pop("suffixes", ())
+    if not _is_texts(suffixes):
+        raise Wrong('"suffixes" is not a list of suffixes')
+    return DataNames(suffixes=tuple(suffixes), **_arguments(given, "path", "renamed"))
+
+
+def _columns(value: Any) -> tuple[str, ...]:
+    return tuple(value) if _is_texts(value) else ()
+
+
+def _extra(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _layouts(value: Any) -> Layouts:
+    given = _mapping(value, "dims", "excludes", "tp_plan")
+    dims, excludes = given.get("dims"), given.get("excludes", ())
     if dims is not None and not _is_dims(dims):
-        return f'"dims" is not a list of {", ".join(LAYOUT_DIMS)}'
+        raise Wrong(f'"dims" is not a list of {", ".join(LAYOUT_DIMS)}')
     if not isinstance(excludes, (list, tuple)) or not all(
         _is_dims(pair) and len(pair) == 2 for pair in excludes
     ):
-        return '"excludes" is not a list of pairs of dims'
-    tp_plan = value.get("tp_plan", "")
-    if "tp_plan" in value and tp_plan not in TP_PLANS:
-        return f'"tp_plan" is not "{" or ".join(TP_PLANS)}"'
+        raise Wrong('"excludes" is not a list of pairs of dims')
+    tp_plan = given.get("tp_plan", "")
+    if "tp_plan" in given and tp_plan not in TP_PLANS:
+        raise Wrong(f'"tp_plan" is not "{" or ".join(TP_PLANS)}"')
     pairs = tuple((pair[0], pair[1]) for pair in excludes)
     return Layouts(None if dims is None else tuple(dims), pairs, tp_plan)
 
 
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+
+
 def _is_dims(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(
-        isinstance(dim, str) and dim in LAYOUT_DIMS for dim in value
-    )
+    return _is_texts(value) and all(dim in LAYOUT_DIMS for dim in value)
+
+
+READERS: Mapping[str, Callable[[Any], Any]] = {
+    "MODEL": _model,
+    "LAYOUTS": _layouts,
+    "SEQUENCE_LENGTH": _sequence_length,
+    "TOKENIZER": _tokenizer,
+    "DATA": _data,
+    "COLUMNS": _columns,
+    "EXTRA": _extra,
+}
+"""Class attribute -> the function that reads its literal. The attribute in lower case is the field of
+`Declarations`."""

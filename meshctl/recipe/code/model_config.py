@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.hub_cache import cached_file, is_hub_name
+from meshctl.hub_cache import MODEL_FILES, cached_folder, is_hub_name
 from meshctl.recipe.compose.folders import contents, is_dir, is_file
 from meshctl.recipe.compose.yaml_reader import MAX_BYTES, read
 from meshctl.recipe.compose.yaml_tree import Node, leaves
@@ -91,12 +91,12 @@ def config_of_name(name: str, folders: Sequence[str], hub: Path | None) -> Confi
         return None
     if name.endswith(".json") or not is_hub_name(name):
         return Config(name, wrong=f"`{name}` does not exist on this machine", missing=True)
-    cached = cached_file(hub, name, FILE) if hub else None
+    cached = cached_folder(hub, name, MODEL_FILES) if hub else None
     if cached is None:
         return Config(
             name, wrong=f"`{name}` is neither a local folder nor in the cache of the hub", missing=True
         )
-    return _read(cached, f"{name}/{FILE}")
+    return _read(cached / FILE, f"{name}/{FILE}")
 
 
 def _read(file: Path, name: str) -> Config:

@@ -18,8 +18,10 @@ from meshctl.recipe.rules import (
     calls,
     components,
     costs,
+    data_files,
     devices,
     ends,
+    extras,
     flow,
     groups,
     home,
@@ -32,12 +34,14 @@ from meshctl.recipe.rules import (
     schedule,
     sequence_lengths,
     shares,
+    tokenizers,
 )
 from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
-    *(names, groups, devices, meshes, models, architectures, sequence_lengths, components, arguments),
+    *(names, groups, devices, meshes, models, architectures, sequence_lengths),
+    *(components, arguments, extras, tokenizers, data_files),
     *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, costs),
 )
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)

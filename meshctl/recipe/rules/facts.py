@@ -13,6 +13,7 @@ from pathlib import Path
 
 from meshctl.diagnostics import Span
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
+from meshctl.recipe.code.declarations import Declarations, KeyPath
 from meshctl.recipe.code.model_config import Config, config, config_of_name, model_types_in, sizes_in
 from meshctl.recipe.code.modules import Unread
 from meshctl.recipe.code.tp_plans import has_tp_plan
@@ -212,10 +213,7 @@ class Facts:
     def declared_configs(self, component: str) -> list[tuple[tuple[str, ...], Config]]:
         """Returns (key path, config) for the arguments that `MODEL` of a component's class names: the names
         of models, and mappings with values of a config. One that is not on this machine is `missing`."""
-        found = self.class_of(component)
-        if found is None or not found.is_component:
-            return []
-        paths = [("components", component, *path) for path in found.declares.model]
+        paths = [("components", component, *path) for path in self.declares(component).model]
         files = [(path, self._declared_config(path)) for path in paths]
         return [(path, file) for path, file in files if file is not None]
 
@@ -261,14 +259,24 @@ class Facts:
 
     def sequence_length(self, component: str) -> tuple[int, Span] | None:
         """Returns (number, span) of the argument that `SEQUENCE_LENGTH` of a component's class names; None if
-        it is unknown."""
-        found = self.class_of(component)
-        if found is None or not found.is_component or not found.declares.sequence_length:
-            return None
-        node = self.node("components", component, *found.declares.sequence_length)
-        if node is None or node.from_environment or type(node.value) is not int:
+        it is unknown, or if sequences are packed, whose texts may be shorter."""
+        declared = self.declares(component).sequence_length
+        node, packed = self.argument(component, declared.longest), self.argument(component, declared.packed)
+        if node is None or type(node.value) is not int or (packed and packed.value):
             return None
         return node.value, node.span
+
+    def declares(self, component: str) -> Declarations:
+        """Returns the declarations of a component's class; none if it was not read."""
+        found = self.class_of(component)
+        return found.declares if found and found.is_component else Declarations()
+
+    def argument(self, component: str, path: KeyPath) -> Node | None:
+        """Returns the value of an argument that a class declares; None if it is not given or unknown."""
+        node = self.node("components", component, *path) if path else None
+        if node is None or node.from_environment or node.is_interpolated or node.value == MISSING:
+            return None
+        return node
 
     @cached_property
     def tp_plans(self) -> dict[str, TpPlan]:

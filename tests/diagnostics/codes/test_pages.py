@@ -32,7 +32,7 @@ ADDED = {
     "MC546",
 }
 """Codes whose right example adds lines to the wrong one, or changes another file, or the command line."""
-PLAIN = {"MC504", "MC507", "MC514", "MC517", "MC526", "MC527", "MC539", "MC571"}
+PLAIN = {"MC442", "MC504", "MC507", "MC514", "MC517", "MC526", "MC527", "MC539", "MC571"}
 """Codes whose message alone says what to change."""
 WIDTH = 78
 LIST = 80

@@ -68,5 +68,5 @@ def test_what_a_class_declares(
     found = Code((str(tmp_path),)).find(f"declared.{name}")
     assert isinstance(found, Class)
     assert (found.declares.model, found.declares.layouts) == (model, layouts)
-    assert found.declares.sequence_length == (("args", "max_length") if name == "Short" else ())
+    assert found.declares.sequence_length.longest == (("args", "max_length") if name == "Short" else ())
     assert tuple(attribute for attribute, _ in found.declares.wrong) == wrong

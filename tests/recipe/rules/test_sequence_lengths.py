@@ -18,6 +18,9 @@ CLASSES = """
         @endpoint
         def next(self, samples: range) -> Batch | None: ...
     class Chats(Texts): ...
+    class Packed(Texts):
+        SEQUENCE_LENGTH = {"longest": "args.max_length", "packed": "args.pack"}
+        def __init__(self, max_length: int | None = None, pack: bool = False) -> None: ...
     class Silent(Texts):
         SEQUENCE_LENGTH = make()
     class Trainer(Component):
@@ -48,7 +51,7 @@ def reported(
     return [one for one in found if one.code == "MC441"]
 
 
-@pytest.mark.parametrize("source", ["Texts", "Chats"])
+@pytest.mark.parametrize("source", ["Texts", "Chats", "Packed"])
 @pytest.mark.parametrize("key", ["max_position_embeddings", "n_positions"])
 def test_longer_sequences_of_a_source_are_reported_once_with_both_numbers(
     tmp_path: Path, source: str, key: str
@@ -69,6 +72,7 @@ def test_longer_sequences_of_a_source_are_reported_once_with_both_numbers(
         ('Texts, args: {max_length: "2048"}', "{max_position_embeddings: 1024}"),
         ('Texts, args: {max_length: "${oc.env:LENGTH}"}', "{max_position_embeddings: 1024}"),
         ("Silent, args: {max_length: 2048}", "{max_position_embeddings: 1024}"),
+        ("Packed, args: {max_length: 2048, pack: true}", "{max_position_embeddings: 1024}"),
         ("Texts, args: {max_length: 2048}", "{max_position_embeddings: 1024, rope_scaling: {factor: 4.0}}"),
         (
             "Texts, args: {max_length: 2048}",

@@ -1,0 +1,109 @@
+"""Finds models and tokenizers on this machine: in folders, and in the local cache of the Hugging Face hub. It
+imports no library and downloads nothing.
+
+HF_HUB_CACHE/models--ORG--NAME/refs/main                     the commit of the latest download
+HF_HUB_CACHE/models--ORG--NAME/snapshots/COMMIT/config.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
+"""`ORG/NAME`, or `NAME` for the oldest models."""
+MODEL_FILES = ("config.json",)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+"""A folder with one of these files contains a model, or a tokenizer."""
+DATASET_FILES = ("dataset_info.json", "dataset_dict.json", "state.json")
+"""Each folder of `datasets.save_to_disk` has one of these files."""
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""The file of a model's weights. Weights in several files have an index, `FILE.index.json`."""
+TRUE = ("1", "on", "yes", "true")
+MAX_REF_BYTES = 100
+
+
+def hub_cache(environ: Mapping[str, str]) -> Path | None:
+    """Returns the folder of the cache, which may not exist; None if the environment has no home folder."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if environ.get(variable):
+            return Path(os.path.expanduser(environ[variable]))
+    if environ.get("HF_HOME"):
+        return Path(os.path.expanduser(environ["HF_HOME"]), "hub")
+    if environ.get("XDG_CACHE_HOME"):
+        return Path(environ["XDG_CACHE_HOME"], "huggingface", "hub")
+    return Path(environ["HOME"], ".cache", "huggingface", "hub") if environ.get("HOME") else None
+
+
+def is_offline(environ: Mapping[str, str]) -> bool:
+    """Whether the environment forbids downloads from the hub."""
+    value = environ.get("HF_HUB_OFFLINE") or environ.get("TRANSFORMERS_OFFLINE") or ""
+    return value.lower() in TRUE
+
+
+def is_hub_name(name: str) -> bool:
+    return HUB_NAME.fullmatch(name) is not None
+
+
+def cached_folder(hub: Path, name: str, files: Iterable[str]) -> Path | None:
+    """Returns the folder of a model's snapshot in the cache that has one of these files; None if there is
+    none. The snapshot of the latest download comes first."""
+    folder = hub / f"models--{name.replace('/', '--')}"
+    names = tuple(files)
+    return next((snapshot for snapshot in _snapshots(folder) if has_any(snapshot, names)), None)
+
+
+def local_folder(
+    name: str, folders: Iterable[str], environ: Mapping[str, str], files: Sequence[str]
+) -> Path | None:
+    """Returns the folder of a model or tokenizer that has one of these files: the folder `name` in one of
+    `folders`, or else the snapshot of a hub name in the cache. Returns None if it is not on this machine."""
+    places = (Path(folder, name) for folder in folders)
+    found = next((place for place in places if has_any(place, files)), None)
+    hub = hub_cache(environ) if found is None and is_hub_name(name) else None
+    return cached_folder(hub, name, files) if hub else found
+
+
+def has_any(folder: Path, files: Iterable[str]) -> bool:
+    return any(os.path.isfile(folder / file) for file in files)
+
+
+def missing_weights(folder: Path) -> list[str]:
+    """Returns the names of the files with weights that a model's folder lacks."""
+    for file in WEIGHTS:
+        index = folder / f"{file}.index.json"
+        if os.path.isfile(index):
+            return [shard for shard in _shards(index) if not os.path.isfile(folder / shard)]
+    return [] if has_any(folder, WEIGHTS) else [WEIGHTS[0]]
+
+
+def _shards(index: Path) -> list[str]:
+    """Returns the names of the files that an index lists; empty for an index that cannot be read, which the
+    library reports when it loads the model."""
+    try:
+        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        return sorted({str(shard) for shard in shards})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return []
+
+
+def _snapshots(folder: Path) -> Iterator[Path]:
+    if latest := _latest(folder):
+        yield folder / "snapshots" / latest
+    try:
+        yield from (folder / "snapshots" / commit for commit in sorted(os.listdir(folder / "snapshots")))
+    except (OSError, ValueError):
+        return
+
+
+def _latest(folder: Path) -> str:
+    """Returns the commit of the latest download; empty if it is unknown."""
+    try:
+        with open(folder / "refs" / "main", "rb") as file:
+            text = file.read(MAX_REF_BYTES).decode().strip()
+    except (OSError, ValueError):
+        return ""
+    return text if re.fullmatch(r"\w+", text, re.ASCII) else ""

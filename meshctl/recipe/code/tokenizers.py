@@ -1,0 +1,67 @@
+"""Finds a tokenizer and reads whether it has a chat template. Only local files are read, also those in the
+cache of the hub.
+
+chat_template.jinja                                in the folder of a tokenizer
+tokenizer_config.json    {"chat_template": ...}    of older tokenizers
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshctl.hub_cache import TOKENIZER_FILES, cached_folder, has_any, is_hub_name
+from meshctl.package import SHIPPED_TOKENIZERS
+from meshctl.recipe.compose.folders import contents, is_dir, is_file
+
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template"
+MAX_CONFIG_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The result of looking for a tokenizer."""
+
+    wrong: str = ""
+    """The reason why there is no usable tokenizer; empty if there is one."""
+    is_remote: bool = False
+    """Whether it has the name of a tokenizer of the hub that is not in the cache."""
+    has_template: bool = True
+
+
+def tokenizer(name: str, folders: Sequence[str], hub: Path | None) -> Tokenizer:
+    """Finds a tokenizer by the name that a source accepts: a shipped one, a folder in one of `folders`, or a
+    name of the hub, which is searched in the folder `hub`."""
+    if name in SHIPPED_TOKENIZERS:
+        return Tokenizer()
+    places = [Path(folder, name) for folder in folders]
+    found = next((place for place in places if has_any(place, TOKENIZER_FILES)), None)
+    if found is None and hub and is_hub_name(name):
+        found = cached_folder(hub, name, TOKENIZER_FILES)
+    if found is not None:
+        return _read(found, name)
+    if any(map(is_dir, places)):
+        return Tokenizer(f"the folder `{name}` has no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
+    if is_hub_name(name):
+        why = f"tokenizer `{name}` is neither a local folder nor in the cache of the hub"
+        return Tokenizer(why, is_remote=True)
+    return Tokenizer(f"tokenizer `{name}` does not exist on this machine")
+
+
+def _read(folder: Path, name: str) -> Tokenizer:
+    if any(is_file(folder / file) for file in TEMPLATE_FILES):
+        return Tokenizer()
+    if not is_file(folder / CONFIG):
+        return Tokenizer(has_template=False)
+    try:
+        values = json.loads(contents(folder / CONFIG, MAX_CONFIG_BYTES))
+    except OSError as error:
+        return Tokenizer(f"`{name}/{CONFIG}` cannot be read: {error.strerror or error}")
+    except (ValueError, RecursionError) as error:
+        return Tokenizer(f"`{name}/{CONFIG}` is not JSON: {error}")
+    if not isinstance(values, dict):
+        return Tokenizer(f"`{name}/{CONFIG}` is not a mapping")
+    return Tokenizer(has_template=bool(values.get(TEMPLATE)))

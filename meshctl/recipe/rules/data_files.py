@@ -1,0 +1,78 @@
+"""MC446 to MC449: checks the data that arguments of components name: their files, and the columns of the
+first row.
+
+A class declares `DATA = {"path": "args.path", ...}` and `COLUMNS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshctl.diagnostics import Diagnostic
+from meshctl.recipe.code.data_files import FirstRow, Found, find, first_row
+from meshctl.recipe.compose.yaml_tree import Node, plain
+from meshctl.recipe.rules.facts import Facts
+from meshctl.text.english import listed
+
+
+def data_are_usable(facts: Facts) -> Iterator[Diagnostic]:
+    """The data of each source exist, and their first row has the columns that it reads. Each path is reported
+    once."""
+    reported: set[tuple[str, str]] = set()
+    for component in facts.recipe.components:
+        declared = facts.declares(component).data
+        node = facts.argument(component, declared.path)
+        if node is None or not isinstance(node.value, str) or not node.value:
+            continue
+        found = find(node.value, facts.code.path, declared.suffixes)
+        one = _of_path(facts, node, found) or _of_row(facts, component, node, found)
+        if one is not None and (one.code, one.message) not in reported:
+            reported.add((one.code, one.message))
+            yield one
+
+
+def _of_path(facts: Facts, node: Node, found: Found) -> Diagnostic | None:
+    if found.is_remote:
+        message = f"{found.wrong}, so its columns are not checked"
+        return Diagnostic(
+            "MC449", message, node.span, help="it must be a dataset of the hub", severity="note"
+        )
+    if found.wrong:
+        help = f"searched in {listed(facts.code.own)} and the installed packages"
+        return Diagnostic("MC446", found.wrong, node.span, help=help)
+    return None
+
+
+def _of_row(facts: Facts, component: str, node: Node, found: Found) -> Diagnostic | None:
+    """Returns a diagnostic about the first row of the first file that is not empty."""
+    rows = (first_row(file) for file in found.files)
+    row = next((row for row in rows if not row.is_empty), FirstRow(is_empty=bool(found.files)))
+    if row.is_empty:
+        return Diagnostic("MC447", f"`{node.value}` has no rows", node.span)
+    if row.wrong:
+        return Diagnostic("MC447", row.wrong, node.span, help="a row is a line with one JSON object")
+    missing = [column for column in _columns(facts, component) if column not in (row.columns or ())]
+    if row.columns is None or not missing:
+        return None
+    message = f"the first row of `{node.value}` has no {listed(missing, 'or')}"
+    help = f"its columns are {listed(row.columns)}" if row.columns else "the row is empty"
+    if renamed := facts.declares(component).data.renamed:
+        help += f"; for another one: {renamed[-1]}: {{{missing[0]}: COLUMN}}"
+    return Diagnostic("MC448", message, node.span, help=help)
+
+
+def _columns(facts: Facts, component: str) -> Iterator[str]:
+    """Yields the names that the columns of a component have in its data."""
+    declares = facts.declares(component)
+    names = facts.argument(component, declares.data.renamed)
+    renamed = {key: one.value for key, one in names.items()} if names is not None and names.is_mapping else {}
+    for column in declares.columns:
+        if not column.startswith("args."):
+            yield str(renamed.get(column, column))
+            continue
+        more = facts.argument(component, tuple(column.split(".")))
+        if more is not None and more.is_list:
+            yield from (name for name in plain(more) if isinstance(name, str))
+
+
+RULES = (data_are_usable,)

@@ -1,0 +1,71 @@
+"""MC443 to MC445: checks the tokenizers that arguments of components name.
+
+A class declares `TOKENIZER = "args.tokenizer"`, or a mapping with `chat_template` if it renders chats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from meshctl.diagnostics import Diagnostic
+from meshctl.recipe.code.tokenizers import Tokenizer, tokenizer
+from meshctl.recipe.compose.folders import is_file
+from meshctl.recipe.compose.yaml_tree import Node
+from meshctl.recipe.rules.facts import Facts
+from meshctl.text.english import listed
+
+
+def tokenizers_are_usable(facts: Facts) -> Iterator[Diagnostic]:
+    """Each tokenizer exists, and has a chat template where chats are rendered. Each one is reported once."""
+    reported: set[tuple[str, str]] = set()
+    for component in facts.recipe.components:
+        declared = facts.declares(component).tokenizer
+        node = facts.argument(component, declared.name)
+        if node is None or not isinstance(node.value, str) or not node.value:
+            continue
+        found = tokenizer(node.value, facts.code.path, facts.hub)
+        given = facts.argument(component, declared.chat_template)
+        needs_template = bool(declared.chat_template) and not _is_given(facts, component)
+        one = _of_file(facts, given) or _of_tokenizer(node, found, needs_template)
+        if one is not None and (one.code, one.message) not in reported:
+            reported.add((one.code, one.message))
+            yield one
+
+
+def _is_given(facts: Facts, component: str) -> bool:
+    """Whether a file with a chat template is given, which may be unknown."""
+    node = facts.node("components", component, *facts.declares(component).tokenizer.chat_template)
+    return node is not None and bool(node.value)
+
+
+def _of_file(facts: Facts, given: Node | None) -> Diagnostic | None:
+    """Returns a diagnostic if the file of a chat template does not exist."""
+    name = given.value if given is not None else ""
+    if given is None or not isinstance(name, str) or not name:
+        return None
+    if any(is_file(Path(folder, name)) for folder in facts.code.path):
+        return None
+    return Diagnostic(
+        "MC444",
+        f"chat template `{name}` does not exist",
+        given.span,
+        help=f"searched in {listed(facts.code.own)}",
+    )
+
+
+def _of_tokenizer(node: Node, found: Tokenizer, needs_template: bool) -> Diagnostic | None:
+    if found.is_remote:
+        help = f"the launch downloads it; to check it before: hf download {node.value}"
+        return Diagnostic("MC445", found.wrong, node.span, help=help, severity="note")
+    if found.wrong:
+        help = "write `byte`, the folder of a tokenizer, or the name of one on the hub"
+        return Diagnostic("MC444", found.wrong, node.span, help=help)
+    if needs_template and not found.has_template:
+        message = f"tokenizer `{node.value}` has no chat template"
+        help = "name a file with one in `chat_template`, or use the tokenizer of a model trained on chats"
+        return Diagnostic("MC443", message, node.span, help=help)
+    return None
+
+
+RULES = (tokenizers_are_usable,)
