@@ -26,6 +26,7 @@ from meshctl.hf.export import FILE_BYTES, export
 from meshctl.hf.optimizer import load_state, make_lr_schedule, make_optimizer, state_of
 from meshctl.hf.outputs import REF, SIDES, Outputs, output_of, prefixes_of
 from meshctl.hf.peft_api import Lora
+from meshctl.hf.sharding import in_blocks
 from meshctl.hf.texts import Texts, joined, texts_of
 from meshctl.hf.training import Sums, Trainer
 from meshctl.hf.transformers_api import HEADS, Sizes
@@ -388,7 +389,7 @@ class Model(Component):
         """
         trainer = self.trainer
         return {
-            "weights": {name: one.detach() for name, one in trainer.named},
+            "weights": {name: in_blocks(one.detach()) for name, one in trainer.named},
             "optimizer": state_of(trainer.optimizer, trainer.named),
             "updates": trainer.updates,
             "skipped": trainer.skipped,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from meshctl.hf.errors import ModelError
+from meshctl.hf.sharding import in_blocks, placed_like
 from meshctl.hf.transformers_api import make_schedule
 
 OPTIONS_OF_SCHEDULE = ("steps", "warmup")
@@ -77,7 +78,11 @@ def state_of(
     """
     if not optimizer.state:
         _make_state(optimizer)
-    return {name: dict(optimizer.state[parameter]) for name, parameter in named}
+    return {name: _in_blocks(optimizer.state[parameter]) for name, parameter in named}
+
+
+def _in_blocks(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: in_blocks(value) if isinstance(value, Tensor) else value for key, value in state.items()}
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
@@ -102,4 +107,7 @@ def load_state(
 ) -> None:
     """Replaces the optimizer's state by `saved`, a result of `state_of`. The layout may be another one."""
     for name, parameter in named:
-        optimizer.state[parameter] = dict(saved[name])
+        optimizer.state[parameter] = {
+            key: placed_like(value, parameter) if isinstance(value, Tensor) else value
+            for key, value in saved[name].items()
+        }

@@ -6,10 +6,11 @@ A model is sharded elsewhere: `building.distribute` applies tensor parallelism a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import prod
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 
 def local_of(tensor: Tensor) -> Tensor:
@@ -25,6 +26,50 @@ def part_of(whole: Tensor, like: Tensor) -> Tensor:
     if not isinstance(like, DTensor):
         return whole
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
+
+
+def placed_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Returns a DTensor with the mesh and the placements of `like`. All ranks of the mesh call it. Other
+    tensors, and DTensors that already have these placements, are returned as they are."""
+    if (
+        not (isinstance(tensor, DTensor) and isinstance(like, DTensor))
+        or tensor.placements == like.placements
+    ):
+        return tensor
+    return distribute_tensor(whole_of(tensor), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def in_blocks(tensor: Tensor) -> Tensor:
+    """Returns a tensor whose local shard is one block of the whole tensor.
+
+    Checkpoints and syncs describe a shard by one offset and one size. The shard of a fused weight under tp is
+    a part of each of the weights that are fused, and has no such description. For such a weight, the result
+    is a copy that is sharded over its last dim, and the function is a collective operation. Other tensors
+    are returned as they are.
+    """
+    if not isinstance(tensor, DTensor) or _is_block(tensor):
+        return tensor
+    return sharded_by_last_dim(tensor)
+
+
+def sharded_by_last_dim(tensor: DTensor) -> DTensor:
+    """Returns a copy of a DTensor that is sharded over its last dim by all dims of its mesh that shard it.
+    All ranks of the mesh call it. Each rank holds the whole tensor until the function returns."""
+    last = Shard(tensor.ndim - 1)
+    placements = [each if each.is_replicate() else last for each in tensor.placements]
+    return distribute_tensor(whole_of(tensor), tensor.device_mesh, placements, src_data_rank=None)
+
+
+def _is_block(tensor: DTensor) -> bool:
+    """Whether a local shard is one block. FSDP divides a dim in strides that tp fills, so its shards are
+    blocks. A placement with other strides divides each of several fused weights."""
+    mesh = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    sharding = [(each.dim, size, each) for each, size in mesh if not each.is_replicate()]  # type: ignore[attr-defined]
+    for at, (dim, _, placement) in enumerate(sharding):
+        inner = prod(size for other, size, _ in sharding[at + 1 :] if other == dim)
+        if getattr(placement, "split_factor", inner) != inner:
+            return False
+    return True
 
 
 def whole_of(tensor: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from tests.runtime import worlds
 SHARED = Path()
 """The folder of a world, set before its processes are forked."""
 TWO = ({"dp": 2}, {"fsdp": 2}, {"tp": 2})
-CASES = (Case("llama_tied"), Case("qwen3", lora=True))
+CASES = (Case("llama_tied"), Case("qwen3", lora=True), Case("qwen3_moe"))
 
 
 def on(sizes: dict[str, int], case: Case, **arguments: Any) -> Model:
