@@ -21,10 +21,11 @@ from torch.distributed.fsdp import FSDPModule
 
 from meshctl.hf import columns, micro_batches, peft_api, transformers_api, weights
 from meshctl.hf.building import Build, build
+from meshctl.hf.chunked_head import ChunkedHead
 from meshctl.hf.errors import ModelError
 from meshctl.hf.export import FILE_BYTES, export
 from meshctl.hf.optimizer import load_state, make_lr_schedule, make_optimizer, state_of
-from meshctl.hf.outputs import REF, SIDES, Outputs, output_of, prefixes_of
+from meshctl.hf.outputs import REF, SIDES, Outputs, OutputsWithoutLogits, output_of, prefixes_of
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.sharding import in_blocks
 from meshctl.hf.texts import Texts, joined, texts_of
@@ -65,6 +66,7 @@ class Model(Component):
         clip: float | None = 1.0,
         micro_batch: int | None = None,
         micro_batch_tokens: int | None = None,
+        logits_chunk_tokens: int | None = None,
         skip_nonfinite: bool = False,
         activation_checkpointing: bool = False,
         compile: bool | Mapping[str, Any] = False,
@@ -88,6 +90,8 @@ class Model(Component):
         clip: the maximum norm of the gradient; None for no clipping.
         micro_batch, micro_batch_tokens: the maximum number of samples, or of tokens, of a micro-batch. An
             update accumulates the gradients of all micro-batches. The two arguments exclude each other.
+        logits_chunk_tokens: the maximum number of tokens whose logits are in memory at the same time; None
+            for all tokens of a micro-batch. The backward pass computes the logits again.
         skip_nonfinite: whether an update is skipped if its loss or gradient is not finite. Otherwise such an
             update raises `ModelError`. The weights do not change in either case.
         activation_checkpointing: whether the backward pass computes activations again.
@@ -108,6 +112,9 @@ class Model(Component):
         self.optimizer, self.optimizer_options = optimizer, {"lr": lr, **(optimizer_options or {})}
         self.schedule, self.clip = dict(schedule or {}), clip
         self.micro_batch, self.micro_batch_tokens = micro_batch, micro_batch_tokens
+        self.logits_chunk_tokens = logits_chunk_tokens
+        if logits_chunk_tokens and (head != "lm" or type(self).forward is not Model.forward):
+            raise ModelError("`logits_chunk_tokens` needs `head: lm` and the `forward` of `hf.Model`")
         self.skip_nonfinite = skip_nonfinite
         self.activation_checkpointing, self.compile = activation_checkpointing, compile
 
@@ -153,6 +160,11 @@ class Model(Component):
         )
 
     @cached_property
+    def _chunked_head(self) -> ChunkedHead:
+        assert self.logits_chunk_tokens
+        return ChunkedHead(self.module, self.logits_chunk_tokens)
+
+    @cached_property
     def trainer(self) -> Trainer:
         named = [(name, one) for name, one in weights.parameters(self.module) if one.requires_grad]
         made = make_optimizer(self.optimizer, named, self.optimizer_options)
@@ -164,12 +176,9 @@ class Model(Component):
     def forward(self, texts: Texts) -> Tensor:
         """Returns the logits, `[rows, longest, vocabulary]`. With `head: score` it returns the
         scores, `[rows, longest]`."""
-        inputs = {"input_ids": texts.input_ids}
-        if texts.position_ids is not None:
-            inputs["position_ids"] = texts.position_ids
         if self.head == "score":
-            return transformers_api.scores_of(self.module, inputs)
-        found = self.module(**inputs).logits
+            return transformers_api.scores_of(self.module, texts.inputs)
+        found = self.module(**texts.inputs).logits
         assert isinstance(found, Tensor)
         return found
 
@@ -213,14 +222,18 @@ class Model(Component):
     def _outputs(self, sides: list[Texts]) -> list[Outputs]:
         """Returns the outputs of the model for each element of `sides`. One forward pass computes all of
         them."""
+        both = sides[0] if len(sides) == 1 else joined(*sides)
+        outputs: type[Outputs] = Outputs
+        if self.logits_chunk_tokens:
+            outputs = OutputsWithoutLogits
+            raw = self._chunked_head.logprobs(both.inputs, both.labels[:, 1:])
+        else:
+            raw = self.forward(both)
         if len(sides) == 1:
-            return [Outputs(self.forward(sides[0]), sides[0])]
-        first, second = sides
-        both = joined(first, second)
-        raw = self.forward(both)
-        rows = first.samples
+            return [outputs(raw, both)]
+        rows = sides[0].samples
         halves = (slice(0, rows), slice(rows, None)) if rows else (slice(0, None), slice(0, None))
-        return [Outputs(raw[half], both.rows(half)) for half in halves]
+        return [outputs(raw[half], both.rows(half)) for half in halves]
 
     # Endpoints
 

@@ -17,6 +17,7 @@ OUTPUTS = ("logprobs", "mask", "entropy", "sequence_logprobs", "sequence_tokens"
 OF_PAIRS = {"logprobs": "sequence_logprobs", "tokens": "sequence_tokens", "scores": "scores"}
 """The part of an input's name after `chosen_` or `rejected_` -> the output of that side."""
 SIDES = ("chosen_", "rejected_")
+NO_SCORES = "values and scores need a model with `head: score`; this one has `head: lm`"
 
 
 class Outputs:
@@ -82,7 +83,7 @@ class Outputs:
         """`[samples, longest]`: the score of each position. Raises `ModelError` for a model with `head:
         lm`."""
         if self._raw.ndim != 2:
-            raise ModelError("values and scores need a model with `head: score`; this one has `head: lm`")
+            raise ModelError(NO_SCORES)
         return self._raw
 
     @property
@@ -91,6 +92,22 @@ class Outputs:
         lm`."""
         last = (self.texts.lengths - 1).clamp(min=0).to(self._raw.device)
         return self.values.gather(1, last[:, None])[:, 0]
+
+
+class OutputsWithoutLogits(Outputs):
+    """The outputs of a model that computes log-probabilities without keeping its logits."""
+
+    @cached_property
+    def token_logprobs(self) -> Tensor:
+        return self._raw
+
+    @property
+    def entropy(self) -> Tensor:
+        raise ModelError("`entropy` needs the logits of all tokens; leave out `logits_chunk_tokens`")
+
+    @property
+    def values(self) -> Tensor:
+        raise ModelError(NO_SCORES)
 
 
 def prefixes_of(names: Iterable[str]) -> tuple[str, ...]:

@@ -42,6 +42,12 @@ class Texts:
         return len(self.lengths)
 
     @property
+    def inputs(self) -> dict[str, Tensor]:
+        """The arguments of a model of transformers."""
+        positions = {} if self.position_ids is None else {"position_ids": self.position_ids}
+        return {"input_ids": self.input_ids, **positions}
+
+    @property
     def targets(self) -> Tensor:
         """int64 `[samples, longest - 1]`: the label that each position predicts. The last position predicts
         none."""

@@ -78,18 +78,21 @@ class Case:
     packed: bool = False
     micro_batch: int | None = None
     micro_batch_tokens: int | None = None
+    logits_chunk_tokens: int | None = None
 
     @property
     def name(self) -> str:
         marks = ["lora"] * self.lora + ["packed"] * self.packed
         if self.micro_batch or self.micro_batch_tokens:
             marks.append(f"parts of {self.micro_batch or self.micro_batch_tokens}")
+        if self.logits_chunk_tokens:
+            marks.append(f"logits of {self.logits_chunk_tokens}")
         return " ".join([self.model, *marks])
 
     @property
     def task(self) -> Case:
         """The case without what must not change a result."""
-        return replace(self, micro_batch=None, micro_batch_tokens=None)
+        return replace(self, micro_batch=None, micro_batch_tokens=None, logits_chunk_tokens=None)
 
     @property
     def experts(self) -> str | None:
@@ -191,6 +194,7 @@ def component(case: Case, sizes: dict[str, int], gate: Gate = EXACT, **more: Any
         experts=case.experts,
         micro_batch=case.micro_batch,
         micro_batch_tokens=case.micro_batch_tokens,
+        logits_chunk_tokens=case.logits_chunk_tokens,
         **more,
     )
     made.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))

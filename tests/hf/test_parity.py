@@ -30,10 +30,16 @@ LAYOUTS = {
 }
 CHOICE = {
     "dp 2": [Case("llama_tied", micro_batch=3), Case("qwen3", lora=True)],
-    "fsdp 2": [Case("llama_tied", packed=True, micro_batch=1), Case("qwen3", lora=True)],
-    "tp 2": [Case("qwen3", packed=True, micro_batch=3), Case("llama_tied", lora=True)],
+    "fsdp 2": [
+        Case("llama_tied", packed=True, micro_batch=1, logits_chunk_tokens=5),
+        Case("qwen3", lora=True),
+    ],
+    "tp 2": [Case("qwen3", packed=True, micro_batch=3), Case("llama_tied", lora=True, logits_chunk_tokens=9)],
     "hsdp 2 x 2": [Case("llama_tied", micro_batch=1)],
-    "fsdp 2 x tp 2": [Case("qwen3", lora=True, packed=True), Case("qwen3_moe", micro_batch_tokens=20)],
+    "fsdp 2 x tp 2": [
+        Case("qwen3", lora=True, packed=True),
+        Case("qwen3_moe", micro_batch_tokens=20, logits_chunk_tokens=7),
+    ],
     "dp 2 x tp 2": [Case("llama")],
 }
 CHOICE_OF_SINGLE = {
@@ -108,6 +114,7 @@ def test_training_on_a_mesh_equals_one_process(run: Run, chosen: dict[Run, str])
 
 
 OPTIONS: list[dict[str, Any]] = [{}, {"micro_batch": 1}, {"packed": True}, {"lora": True}]
+OPTIONS += [{"logits_chunk_tokens": 9}, {"lora": True, "micro_batch": 3, "logits_chunk_tokens": 5}]
 OPTIONS += [{"lora": True, "packed": True, "micro_batch_tokens": 24}]
 
 
@@ -140,6 +147,8 @@ def test_further_architectures_work_or_the_message_names_what_their_plan_lacks(
         Case("llama_tied", micro_batch=3),
         Case("qwen3", lora=True, packed=True),
         Case("qwen3_moe", packed=True, micro_batch_tokens=20),
+        Case("llama_tied", micro_batch=3, logits_chunk_tokens=7),
+        Case("qwen3", lora=True, packed=True, logits_chunk_tokens=10),
     ],
     ids=lambda case: case.name,
 )
