@@ -28,9 +28,10 @@ from meshctl.hf.optimizer import load_state, make_lr_schedule, make_optimizer, s
 from meshctl.hf.outputs import REF, SIDES, Outputs, OutputsWithoutLogits, output_of, prefixes_of
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.sharding import in_blocks
+from meshctl.hf.stored_weights import load_stored, stored_weights
 from meshctl.hf.texts import Texts, joined, texts_of
 from meshctl.hf.training import Sums, Trainer
-from meshctl.hf.transformers_api import HEADS, Sizes
+from meshctl.hf.transformers_api import HEADS, DiskFormat, Sizes
 from meshctl.losses import Loss, LossSum, find
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Component, endpoint
@@ -356,16 +357,21 @@ class Model(Component):
 
     # Weights
 
+    @cached_property
+    def _disk(self) -> DiskFormat:
+        return DiskFormat(self.module.config, self.head, self.dtype)
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the names and the shards of the weights. The adapter, if there is one, is merged into the
-        weights. All ranks iterate together."""
-        return weights.merged_weights(self.module)
+        """Yields the names and the shards of the weights, as the files of the model have them: one weight for
+        each expert, where transformers fuses experts in memory. The adapter, if there is one, is merged into
+        the weights. All ranks iterate together."""
+        return stored_weights(self._disk, weights.merged_weights(self.module))
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies the tensors of `stream` into the weights of the same names. Each tensor is whole or the
-        shard of this rank. Raises `ModelError` for an unknown name or another shape."""
+        """Copies the tensors of `stream` into the weights. The names are those of `weights`. Each tensor is
+        whole or the shard of this rank. Raises `ModelError` for an unknown name or another shape."""
         own = weights.held(self.module).items()
-        weights.copy_named({peft_api.plain_name(name): tensor for name, tensor in own}, stream)
+        load_stored(self._disk, {peft_api.plain_name(name): tensor for name, tensor in own}, stream)
 
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
         """Yields the names and the shards of the adapter's parameters. The names are those in the files of
@@ -388,8 +394,8 @@ class Model(Component):
         """
         path = Path(folder) if folder else self.run_dir / "exports" / f"step-{self.step}"
         shapes = weights.outlines(self.module)
-        disk = transformers_api.DiskFormat(self.module.config, self.head, self.dtype)
-        export(disk, shapes, self.weights(), path, self.collective("world"), file_bytes)
+        tensors = weights.merged_weights(self.module)
+        export(self._disk, shapes, tensors, path, self.collective("world"), file_bytes)
 
     # Checkpoints
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from transformers import (
     get_scheduler,
 )
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import revert_weight_conversion
+from transformers.core_model_loading import WeightConverter, apply_converters, revert_weight_conversion
 from transformers.distributed import DistributedConfig
 from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
@@ -41,6 +42,8 @@ SUMMED_BY_HOOK = "replicated_with_grad_allreduce"
 """The style of parameters whose gradients a hook sums over tp after each backward pass."""
 Distribute = Callable[[nn.Module], None]
 """A function that shards the parameters of a model in place. The model may be on torch's `meta` device."""
+PROBE_WIDTH = 4
+"""The width of the rows whose elements are followed through a conversion."""
 LAYER = re.compile(r".*?\.\d+\.")
 """The prefix that the names of the parameters of one layer have in common."""
 make_schedule = get_scheduler
@@ -265,9 +268,52 @@ class DiskFormat:
         self._outline = outline(plain, head)
         self._outline.config.dtype = str(dtype).removeprefix("torch.")
         conversions = get_model_conversion_mapping(self._outline, add_legacy=False)
+        self._has_conversions = bool(conversions)
+        reversed_ones = [one.reverse_transform() for one in conversions[::-1]]
+        self._converters = [one for one in reversed_ones if isinstance(one, WeightConverter)]
         sources = [one.reverse_transform().source_patterns for one in conversions]
         self._joins = any(len(patterns) > 1 or "*" in patterns[0] for patterns in sources)
         """Whether a tensor in a file may be made of several tensors in memory."""
+
+    def is_stored(self, name: str) -> bool:
+        """Whether a tensor in memory is stored in files."""
+        return name not in (self._outline._keys_to_ignore_on_save or ())
+
+    def is_converted(self, name: str) -> bool:
+        """Whether the shape or the elements of a tensor in memory differ from those in files."""
+        return apply_converters(name, self._converters)[1] is not None
+
+    def renamed(self, name: str) -> str:
+        """Returns the name in files of a tensor that is not converted."""
+        if not self._has_conversions:
+            return name
+        [stored] = self.convert({name: torch.empty(0, device="meta")})
+        return stored
+
+    def unit_of(self, name: str) -> str:
+        """Returns the key of the tensors that are converted together with this one."""
+        return str(apply_converters(name, self._converters)[0])
+
+    def rows_of(self, name: str, shape: tuple[int, ...]) -> dict[str, torch.Tensor] | None:
+        """Returns name in files -> the rows of the tensor `name` that are stored under it.
+
+        A row is a vector of the last dim. The rows have the shape of the stored tensor without its last dim,
+        and are numbered in the order of the tensor in memory. The result is None if a stored tensor does not
+        consist of whole rows of this tensor.
+        """
+        elements = torch.arange(prod(shape[:-1]) * PROBE_WIDTH).view(*shape[:-1], PROBE_WIDTH)
+        stored = self.convert({name: torch.empty(shape, device="meta")})
+        try:
+            probes = self.convert({name: elements})
+        except (ValueError, RuntimeError):
+            return None
+        rows = {key: probe[..., 0] // PROBE_WIDTH for key, probe in probes.items()}
+        row = torch.arange(PROBE_WIDTH)
+        for key, probe in probes.items():
+            is_whole = torch.equal(probe, rows[key][..., None] * PROBE_WIDTH + row)
+            if not is_whole or stored[key].shape != (*rows[key].shape, shape[-1]):
+                return None
+        return rows
 
     def units(self, names: Iterable[str]) -> list[tuple[str, ...]]:
         """Returns the names in memory, in units that `convert` accepts. The names that are not stored are
@@ -275,7 +321,7 @@ class DiskFormat:
 
         A unit is one name, or the names of one layer if tensors of a layer are stored as one.
         """
-        stored = [name for name in names if name not in self._outline._keys_to_ignore_on_save]
+        stored = [name for name in names if self.is_stored(name)]
         if not self._joins:
             return [(name,) for name in stored]
         units: dict[str, list[str]] = {}

@@ -46,6 +46,19 @@ WITHOUT_HEAD_DIM = {key: value for key, value in COMMON.items() if key != "head_
 FURTHER: dict[str, dict[str, Any]] = {
     "biases": {"model_type": "qwen2", **WITHOUT_HEAD_DIM},
     "sliding window": {"model_type": "mistral", **COMMON, "sliding_window": 4},
+    "tied heads": {
+        "model_type": "gemma3_text",
+        **COMMON,
+        "tie_word_embeddings": True,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "other experts": {
+        "model_type": "mixtral",
+        **COMMON,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "fused projections": {"model_type": "phi3", **WITHOUT_HEAD_DIM, "pad_token_id": 0},
 }
 """Architectures of other kinds."""
@@ -67,6 +80,8 @@ class Gate:
 
 
 EXACT = Gate("float64", 1e-8, losses=1e-8, norms=1e-8, weights=1e-8)
+ROUNDED = Gate("float64", 1e-5, losses=1e-6, norms=1e-6, weights=2e-5)
+"""For an architecture that computes its norms in float32, whatever the dtype of its weights."""
 SINGLE = Gate("float32", 1e-5, losses=1e-6, norms=1e-6, weights=2e-5)
 SINGLE_LORA_ON_TP = replace(SINGLE, losses=1e-5, norms=1e-5)
 
@@ -90,13 +105,17 @@ class Case:
         return " ".join([self.model, *marks])
 
     @property
+    def exact(self) -> Gate:
+        return ROUNDED if self.model == "tied heads" else EXACT
+
+    @property
     def task(self) -> Case:
         """The case without what must not change a result."""
         return replace(self, micro_batch=None, micro_batch_tokens=None, logits_chunk_tokens=None)
 
     @property
     def experts(self) -> str | None:
-        return "eager" if "moe" in self.model else None
+        return "eager" if "experts" in self.model or "moe" in self.model else None
 
     @property
     def lora_arguments(self) -> dict[str, Any] | None:
@@ -219,7 +238,8 @@ def on_mesh(case: Case, sizes: dict[str, int], gate: Gate = EXACT, **more: Any) 
         metrics = model.update(share_of(model, step, case.packed))
         found.losses.append(metrics["loss"])
         found.norms.append(metrics["grad_norm"])
-    found.weights = {name: tensor.clone() for name, tensor in whole_tensors(model.weights())}
+    merged = whole_tensors(weights.merged_weights(model.module))
+    found.weights = {name: tensor.clone() for name, tensor in merged}
     return found
 
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from meshctl.hf import Model, ModelError
 from meshctl.hf.sharding import whole_tensors
+from meshctl.hf.weights import merged_weights
 from meshctl.topology.mesh import DeviceMesh
 from tests.hf.memory import AllocatedPeak
 from tests.hf.parity import LORA, MODELS
@@ -37,7 +38,7 @@ def model(name: str, sizes: dict[str, int], lora: bool = False) -> Model:
 
 
 def expected_of(made: Model) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in whole_tensors(made.weights())}
+    return {name: tensor.clone() for name, tensor in whole_tensors(merged_weights(made.module))}
 
 
 def check_loaded(folder: Path, expected: dict[str, torch.Tensor]) -> None:

@@ -1,0 +1,119 @@
+"""`weights()` and `load_weights` have the names, shapes and values of the files that plain transformers writes,
+in every layout and as shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from meshctl.hf import Model, ModelError, transformers_api
+from meshctl.hf.sharding import local_of, whole_tensors
+from meshctl.runtime.routes.sync_plan import Shard, layout_of
+from meshctl.topology.mesh import DeviceMesh
+from tests.hf import parity
+from tests.runtime import worlds
+
+EXPERTS = ("qwen3_moe", "other experts")
+LAYOUTS = {2: ({"fsdp": 2}, {"tp": 2}), 4: ({"fsdp": 2, "tp": 2}, {"dp": 2, "tp": 2})}
+FOLDER = Path()
+"""The folder of the files of plain transformers, set before the processes are forked."""
+
+
+def model(name: str, sizes: dict[str, int] | None = None, seed: int = 0) -> Model:
+    made = Model(parity.ALL[name], dtype="float64", config={"initializer_range": 0.02 * (seed + 1)})
+    if sizes:
+        made.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))
+    made.setup()
+    return made
+
+
+def files_of(name: str, folder: Path) -> dict[str, Tensor]:
+    """Returns the tensors that plain transformers writes for the model of `model(name)`."""
+    if not (folder / name).exists():
+        config = transformers_api.read_config(parity.ALL[name], "lm", {"initializer_range": 0.02})
+        plain = transformers_api.new_model(config, "lm", torch.float64, None, 0)
+        plain.save_pretrained(folder / name)
+    return load_file(folder / name / "model.safetensors")
+
+
+def check_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("name", parity.ALL)
+def test_weights_are_those_of_the_files(name: str, tmp_path: Path) -> None:
+    check_same(dict(model(name).weights()), files_of(name, tmp_path))
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_weights_are_loaded_by_the_names_of_the_files(name: str) -> None:
+    trained, other = model(name, seed=1), model(name)
+    other.load_weights(trained.weights())
+    for key, tensor in trained.module.named_parameters():
+        assert torch.equal(other.module.get_parameter(key), tensor), key
+
+
+def test_a_fused_weight_of_which_a_part_is_sent_is_an_error() -> None:
+    one = model("qwen3_moe")
+    part = [(name, tensor) for name, tensor in one.weights() if "experts.2.up_proj" not in name]
+    with pytest.raises(ModelError, match=r"`model\.layers\.0\.mlp\.experts\.2\.up_proj\.weight` is not sent"):
+        one.load_weights(part)
+    with pytest.raises(ModelError, match=r"has the shape \[16, 32\], and \[3\] is sent"):
+        one.load_weights([("model.layers.0.mlp.experts.2.up_proj.weight", torch.zeros(3))])
+
+
+def weights_of_shards_are_those_of_the_files(rank: int) -> None:
+    for sizes in LAYOUTS[dist.get_world_size()]:
+        for name in (*EXPERTS, "fused projections", "llama_tied"):
+            one = model(name, sizes)
+            found, expected = dict(one.weights()), files_of(name, FOLDER)
+            check_same(dict(whole_tensors(found.items())), expected)
+            for key, shard in layout_of(found).items():
+                whole = Shard((0,) * expected[key].ndim, tuple(expected[key].shape))
+                own = local_of(found[key])
+                assert torch.equal(shard.view_of(expected[key], whole), own), (name, sizes, key)
+                if ".experts." in key:
+                    assert isinstance(found[key], DTensor) and own.numel() < found[key].numel(), key
+
+
+def shards_are_loaded_in_every_form(rank: int) -> None:
+    layouts = LAYOUTS[dist.get_world_size()]
+    for name in EXPERTS:
+        expected = files_of(name, FOLDER)
+        for sizes in layouts:
+            same = model(name, sizes)
+            shards = [(key, local_of(tensor).clone()) for key, tensor in same.weights()]
+            others = [model(name, other).weights() for other in layouts]
+            for stream in (shards, expected.items(), *others):
+                one = model(name, sizes, seed=1)
+                one.load_weights(stream)
+                check_same(dict(whole_tensors(one.weights())), expected)
+
+
+CHECKS: tuple[worlds.Check, ...] = (weights_of_shards_are_those_of_the_files, shards_are_loaded_in_every_form)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[int, str], str]]:
+    global FOLDER
+    FOLDER = tmp_path_factory.mktemp("files")
+    for name in parity.ALL:
+        files_of(name, FOLDER)
+    found = {size: worlds.run(size, CHECKS, tmp_path_factory.mktemp("world")) for size in LAYOUTS}
+    yield {(size, name): verdict for size, verdicts in found.items() for name, verdict in verdicts.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", LAYOUTS, ids=lambda size: f"{size} ranks")
+@pytest.mark.parametrize("name", [check.__name__ for check in CHECKS])
+def test_on_several_ranks(size: int, name: str, results: dict[tuple[int, str], str]) -> None:
+    assert results[size, name] == worlds.PASSED
