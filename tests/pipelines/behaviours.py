@@ -11,6 +11,7 @@ from tests.pipelines.shares import Rows, Sample, even
 MINIBATCH = 2
 COPIES = {"thrice": 3, "twins": 2}
 DEFAULT_COLLECT = {"loss": "mean", "total": "sum", "tick": "sum", "peak": "largest"}
+MAY_BE_NAN = ("logged", "loss", "total")
 DEFAULT_DISPATCH = {"spread": "interleaved"}
 
 
@@ -23,13 +24,16 @@ class Result:
     logged: Mapping[str, float] = field(default_factory=dict)
 
 
-def call(method: str, arguments: list[Any], most: int, keep: int) -> Result:
+def call(method: str, arguments: list[Any], most: int, keep: int, is_nan: bool) -> Result:
     """Calls an endpoint. `most` is the number of samples of the largest share, `keep` an argument of the
-    component."""
+    component. `is_nan` is whether its numbers are NaN in this step."""
     value = METHODS[method](arguments[0] if arguments else None, keep)
     if method == "parts":
         return Result(value, [recorded(value), recorded(minibatches(value, most))])
     logged = {"number": mean(arguments[0])} if method == "logged" else {}
+    if is_nan and method in MAY_BE_NAN:
+        logged = dict.fromkeys(logged, float("nan"))
+        value = value | {"number": float("nan")} if isinstance(value, dict) else value
     return Result(value, [recorded(argument) for argument in arguments], logged)
 
 

@@ -56,6 +56,8 @@ class Job:
     versions: dict[str, int] = field(default_factory=dict)
     """Component -> the step of the weights that it has loaded."""
     metrics: dict[int, dict[str, float | None]] = field(default_factory=dict)
+    wrong: set[str] = field(default_factory=set)
+    """The metrics that are not finite, although they are of samples."""
 
     @classmethod
     def of(cls, recipe: Mapping[str, Any]) -> Job:
@@ -115,9 +117,10 @@ class Calls:
         else:
             received = self._arguments(name, step)
             most = max(count(arguments) or 0 for arguments in received.values())
-            keep = self._job.components[component]["args"].get("keep", 1)
+            args = self._job.components[component]["args"]
+            keep, is_nan = args.get("keep", 1), args.get("nan_at") == step
             for rank, arguments in received.items():
-                results[rank] = call(method, arguments, most, keep)
+                results[rank] = call(method, arguments, most, keep, is_nan)
                 samples = count(arguments)
                 weights[rank] = 1.0 if samples is None else samples
         for rank, result in results.items():
@@ -224,6 +227,10 @@ class Calls:
             values = reduced("sum" if collect == "sum" else "mean", parts)
         if collect not in ("sum", *FIRST) and not any(part.weight for part in parts):
             values = dict.fromkeys(values, math.nan)  # the mean over no samples
+        counted = [part for part in parts if collect == "sum" or part.weight]
+        self._job.wrong |= {
+            f"{name}.{key}" for part in counted for key, one in part.value.items() if not math.isfinite(one)
+        }
         known = self._job.metrics.setdefault(step, {})
         known |= {f"{name}.{key}": value if math.isfinite(value) else None for key, value in values.items()}
 

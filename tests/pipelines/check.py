@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hypothesis import event, note
@@ -13,6 +14,7 @@ from hypothesis import event, note
 from meshctl.recipe.compose.yaml_scalars import dump
 from tests.pipelines.compare import first_difference
 from tests.pipelines.generate import Scenario, overrides, resumed
+from tests.pipelines.judged import Rows, WrongMetric, best_of, kept, stopped
 from tests.pipelines.launcher import launch
 from tests.pipelines.model import Expected, Model, Saved
 from tests.pipelines.run import Ran, in_memory, read
@@ -30,15 +32,29 @@ def check_in_memory(scenario: Scenario, file: Path) -> None:
     if first and scenario.resume and first.saved:
         start = first.saved[len(first.saved) // 2]
         event("continues from a checkpoint")
-        _in_memory(scenario, resumed(scenario, start.step), file, start)
+        before = {step: row for step, row in first.metrics.items() if step <= start.step}
+        second = resumed(scenario, start.step)
+        if not is_over(second, before):
+            _in_memory(scenario, second, file, start, before)
 
 
-def _in_memory(scenario: Scenario, recipe: Mapping[str, Any], file: Path, start: Saved | None) -> Ran | None:
+def is_over(recipe: Mapping[str, Any], before: Rows) -> bool:
+    """Whether `run.stop` has ended the run before a checkpoint, by the metrics up to it."""
+    return "stop" in recipe["run"] and bool(stopped(recipe["run"]["stop"], before))
+
+
+def _in_memory(
+    scenario: Scenario,
+    recipe: Mapping[str, Any],
+    file: Path,
+    start: Saved | None,
+    before: Rows = MappingProxyType({}),
+) -> Ran | None:
     note(f"{dump(recipe)}\n{start or ''}")
     plan, report = read(recipe, file)
     errors = [f"{one.code} {one.message}" for one in report.errors]
-    ran = in_memory(plan, start) if plan else Ran(fault="; ".join(errors))
-    return ran if compared(scenario, recipe, ran, start) else None
+    ran = in_memory(plan, start, before) if plan else Ran(fault="; ".join(errors))
+    return ran if compared(scenario, recipe, ran, start, before=before) else None
 
 
 def check_in_processes(scenario: Scenario, folder: Path) -> None:
@@ -50,7 +66,7 @@ def check_in_processes(scenario: Scenario, folder: Path) -> None:
     if not expected or not scenario.resume or not ran.saved or not ran.folder:
         return
     second = resumed(scenario, ran.last)
-    if second["run"].get("steps", ENDLESS) <= ran.last:
+    if second["run"].get("steps", ENDLESS) <= ran.last or is_over(second, expected.rows):
         return
     event("continues from a checkpoint")
     note(" ".join(overrides(scenario, second)))
@@ -65,7 +81,7 @@ def check_in_processes(scenario: Scenario, folder: Path) -> None:
     if not again.fault and expected.before_end is None:
         assert start.calls == expected.saved[-1].calls, f"the states {start.calls} were loaded"
     rows = {step: row for step, row in again.metrics.items() if step > start.step}
-    compared(scenario, second, replace(again, metrics=rows), start, before=ran.saved)
+    compared(scenario, second, replace(again, metrics=rows), start, expected.rows, ran.saved)
 
 
 def loaded_states(ran: Ran) -> dict[str, set[int]]:
@@ -82,13 +98,25 @@ def only(states: set[int]) -> int:
 
 
 def compared(
-    scenario: Scenario, recipe: Mapping[str, Any], ran: Ran, start: Saved | None, before: Sequence[Saved] = ()
+    scenario: Scenario,
+    recipe: Mapping[str, Any],
+    ran: Ran,
+    start: Saved | None,
+    before: Rows = MappingProxyType({}),
+    earlier: Sequence[Saved] = (),
 ) -> Expected | None:
-    """Compares a run with the model; None for a run that had to fail. `before` are earlier checkpoints that
-    are still there."""
-    stopped = ran.last if scenario.stop_at and not ran.fault else ENDLESS
+    """Compares a run with the model; None for a run that had to fail. `before` are the metrics up to the
+    checkpoint from which it continues, and `earlier` the checkpoints that are still there."""
+    may_stop = bool(scenario.stop_at) or "stop" in recipe["run"]
+    last = ran.last if may_stop and not ran.fault else ENDLESS
     try:
-        expected = Model(recipe, ran.seen, stopped).run(start)
+        expected = Model(recipe, ran.seen, last, before).run(start)
+    except WrongMetric as wrong:
+        event("a metric is not a number")
+        assert ran.fault, f"the run did not fail, the model: {wrong}"
+        is_named = any(text in ran.fault for text in wrong.texts)
+        assert is_named or fails_anyhow(recipe, ran, start), f"{ran.fault}, the model: {wrong}"
+        return None
     except Fault as fault:
         event("has to fail")
         assert ran.fault, f"the run did not fail, the model: {fault}"
@@ -98,8 +126,22 @@ def compared(
         return None
     assert not ran.fault, f"the run failed: {ran.fault}"
     if ran.keeps:
-        expected.saved = [*before, *expected.saved][-ran.keeps :]
+        every = {one.step: one for one in (*earlier, *expected.saved)}
+        steps = kept(recipe["run"]["checkpoint"], list(every), expected.rows)
+        expected.saved = [every[step] for step in steps]
+        if "best" in recipe["run"]["checkpoint"]:
+            expected.best = best_of(recipe["run"]["checkpoint"]["best"], steps, expected.rows)
     difference = first_difference(expected, ran)
     assert not difference, difference
     event("runs")
     return expected
+
+
+def fails_anyhow(recipe: Mapping[str, Any], ran: Ran, start: Saved | None) -> bool:
+    """Whether a run fails that goes on after a metric that is not a number: the groups that run ahead may fail
+    before others have reported the number."""
+    try:
+        Model({**recipe, "run": {**recipe["run"], "on_nan": "ignore"}}, ran.seen).run(start)
+    except Fault:
+        return True
+    return False

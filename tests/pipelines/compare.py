@@ -24,8 +24,10 @@ def differences(expected: Expected, ran: Ran) -> Iterator[str]:
         yield from _in_calls(worker, expected, ran.seen.get(worker, ()))
     for step in sorted({*expected.metrics, *ran.metrics}):
         yield from _in_metrics(step, expected.metrics.get(step), ran.metrics.get(step))
-    if ran.ended_by not in expected.ended_by:
+    if ran.ended_by.partition(": its best value is ")[0] not in expected.ended_by:
         yield f"the run ended by {ran.ended_by!r}, the model by {sorted(expected.ended_by)}"
+    if not equal(list(ran.best), list(expected.best)):
+        yield f"the best checkpoints are {ran.best}, in the model {expected.best}"
     yield from _in_checkpoints(expected, ran.saved)
 
 

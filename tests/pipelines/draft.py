@@ -95,7 +95,18 @@ class Draft:
         component = self.component(f"{kind.lower()}_{group}_{self.pick('xy')}", group, kind, **args)
         stage: dict[str, Any] = {"call": f"{component}.next", "samples": self.draw(st.integers(4, 9))}
         times = self.pick(
-            [{}, {}, {}, {"every": 2}, {"every": 3}, {"when": "end"}, {"ends_run": False}, {"ends_run": True}]
+            [
+                {},
+                {},
+                {},
+                {"every": 2},
+                {"every": 3},
+                {"when": "end"},
+                {"ends_run": False},
+                {"ends_run": True},
+                {"every": 2, "ends_run": True},
+                {"every": 2, "ends_run": False},
+            ]
         )
         if self.components[component]["_target_"].endswith("Stream") and times:
             times = {"ends_run": True, **({"every": 2} if "every" in times else {})}
@@ -257,7 +268,9 @@ class Draft:
             source, target = self.pick(pairs)
             every = self.pick([1, 1, 2, 3])
             times = {"every": every} if every > 1 else {}
-            if self.one_in(2):
+            if self.one_in(4):
+                times = {"when": self.pick(["start", "end", *(["checkpoint"] if self.saves else [])])}
+            elif self.one_in(2):
                 times["max_staleness"] = every - 1 + self.draw(st.integers(0, 2))
             self.stages[name] = {"sync": source, "to": target, **times}
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
 
 from tests.pipelines.block_draft import add_block
-from tests.pipelines.draft import Draft
+from tests.pipelines.draft import LAYOUTS, Draft
 from tests.pipelines.sources import Sources
+
+METRICS = {
+    **dict.fromkeys(("loss", "total", "peak"), ("number", "samples")),
+    "logged": ("number",),
+    "tick": ("ticks",),
+}
+"""Endpoint -> the names of its metrics."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +28,8 @@ class Resume:
     """How many steps more than the first it has."""
     ranks: dict[str, int]
     """Group -> another number of data ranks; its components are then data-parallel."""
+    layouts: dict[str, dict[str, Any]]
+    """Component -> another layout on the same ranks."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +62,16 @@ def scenarios(draw: st.DrawFn, max_workers: int = 8) -> Scenario:
     if stop_at:
         name = draft.pick(list(draft.components))
         draft.components[name]["args"]["stop_at"] = stop_at
+    run = run_keys(draft, stop_at)
+    workers = [name for name in draft.components if name[:2] in ("w_", "v_")]
+    if workers and draft.one_in(6):
+        draft.components[draft.pick(workers)]["args"]["nan_at"] = draft.draw(st.integers(1, 4))
+        run |= draft.pick([{"on_nan": "ignore"}, {"on_nan": "ignore"}, {"on_nan": "stop"}, {}])
     recipe = {
         "groups": {n: {"ranks": counts[n], "device_type": "cpu"} for n in counts if n in draft.used_groups},
         "components": draft.components,
         "pipeline": {name: draft.stages[name] for name in names},
-        "run": run_keys(draft),
+        "run": run,
     }
     return Scenario(recipe, stop_at, resume_of(draft) if draft.saves else None)
 
@@ -65,7 +80,16 @@ def streams(draft: Draft) -> bool:
     return any(component["_target_"].endswith("Stream") for component in draft.components.values())
 
 
-def run_keys(draft: Draft) -> dict[str, Any]:
+def metrics_of(stages: Mapping[str, Mapping[str, Any]], block: str = "") -> Iterator[str]:
+    """The metrics that stages report."""
+    for name, stage in stages.items():
+        if "repeat" in stage:
+            yield from metrics_of(stage["stages"], f"{name}.")
+        method = stage.get("call", "").partition(".")[2]
+        yield from (f"{block}{name}.{number}" for number in METRICS.get(method, ()))
+
+
+def run_keys(draft: Draft, stop_at: int) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     sources = Sources(draft.stages, draft.components, epochs=1)
     is_ended_by_data = bool(sources.last_steps(0)) or any(
@@ -79,13 +103,29 @@ def run_keys(draft: Draft) -> dict[str, Any]:
         keys["checks"] = "all"
     if draft.saves:
         keys["checkpoint"] = {"every": draft.draw(st.integers(0, 4)), "keep": draft.draw(st.integers(1, 3))}
+    metrics = list(metrics_of(draft.stages))
+    modes = [{}, {"mode": "max"}]
+    if metrics and draft.saves and draft.one_in(2):
+        keys["checkpoint"]["best"] = {
+            "on": draft.pick(metrics),
+            **draft.pick(modes),
+            **draft.pick([{}, {"keep": 2}]),
+        }
+    if metrics and not streams(draft) and not stop_at and draft.one_in(4):
+        patience = draft.pick([{"patience": 1}, {"patience": 1}, {"patience": 2}, {}])
+        keys["stop"] = {"on": draft.pick(metrics), **draft.pick(modes), **patience}
     return keys
 
 
 def resume_of(draft: Draft) -> Resume:
     changed = draft.pick([None, *draft.used_groups])
-    ranks = {changed: draft.draw(st.integers(1, 3))} if changed else {}
-    return Resume(draft.draw(st.integers(0, 3)), ranks)
+    ranks, layouts = dict[str, int](), dict[str, dict[str, Any]]()
+    if changed and draft.one_in(2):
+        ranks = {changed: draft.draw(st.integers(1, 3))}
+    elif changed:
+        of_group = [name for name, one in draft.components.items() if one["group"] == changed]
+        layouts = {name: draft.pick(LAYOUTS[draft.groups[changed]][1:] or [{}]) for name in of_group}
+    return Resume(draft.draw(st.integers(0, 3)), ranks, {name: one for name, one in layouts.items() if one})
 
 
 def resumed(scenario: Scenario, step: int) -> dict[str, Any]:
@@ -103,6 +143,8 @@ def resumed(scenario: Scenario, step: int) -> dict[str, Any]:
         }
         for name, component in recipe["components"].items()
     }
+    for name, layout in scenario.resume.layouts.items():
+        components[name]["parallel"] = layout
     run = dict(recipe["run"])
     if "steps" in run:
         run["steps"] = max(run["steps"], step + scenario.resume.more)
@@ -116,4 +158,12 @@ def overrides(scenario: Scenario, recipe: dict[str, Any]) -> list[str]:
     for name, component in scenario.recipe["components"].items():
         if "parallel" in component and "parallel" not in recipe["components"][name]:
             words.append(f"components.{name}.parallel={{dp_size: auto}}")
+    for name, layout in scenario.resume.layouts.items():
+        sizes = ", ".join(f"{key}: {as_word(value)}" for key, value in layout.items())
+        words.append(f"++components.{name}.parallel={{{sizes}}}")
     return words + ([f"run.steps={recipe['run']['steps']}"] if "steps" in recipe["run"] else [])
+
+
+def as_word(value: Any) -> str:
+    """A size or an order of dims in the grammar of overrides."""
+    return f"[{', '.join(value)}]" if isinstance(value, list) else str(value)

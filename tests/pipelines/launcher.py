@@ -50,6 +50,7 @@ def _ran(folder: Path) -> Ran:
         over.value["reason"],
         by_worker(taken_records(run), plan),
         metrics,
+        [(one.step, one.value, one.value_step) for one in run.read_best()[1]],
         checkpoints_of(run, {event.step for event in events if event.name == "checkpoint"}),
         checkpoint.keep if checkpoint else 0,
         folder,

@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from tests.pipelines.blocks import flat, unit_of, with_full_names
 from tests.pipelines.calls import Called, Calls, Job, Worker
 from tests.pipelines.flow import inputs_of
+from tests.pipelines.judged import Best, Rows, WrongMetric, best_of, stopped
 from tests.pipelines.shares import Fault
 from tests.pipelines.sources import ENDLESS, Sources, Stages
 
@@ -46,7 +48,11 @@ class Expected:
     before_end: Mapping[Worker, int] | None
     """Where a stream ended unannounced: the number of calls of each worker before that step, which others may
     have begun."""
-    metrics: Mapping[int, Mapping[str, float | None]]
+    metrics: Rows
+    rows: Rows
+    """The metrics, and those before the checkpoint from which the run continues."""
+    best: Sequence[Best]
+    """The best checkpoints of this run."""
     saved: Sequence[Saved]
     may_fail: bool = False
     """Whether other stages fail in the step in which a stream ended: which of the two is seen first is open."""
@@ -54,9 +60,15 @@ class Expected:
 
 class Model:
     def __init__(
-        self, recipe: Mapping[str, Any], seen: Mapping[Worker, Sequence[Called]], stopped: int = ENDLESS
+        self,
+        recipe: Mapping[str, Any],
+        seen: Mapping[Worker, Sequence[Called]],
+        stopped: int = ENDLESS,
+        before: Rows = MappingProxyType({}),
     ) -> None:
-        """`stopped` is the last step of the run where `self.stop` may have ended it."""
+        """`stopped` is the last step of the run where `self.stop` or `run.stop` may have ended it. `before` are
+        the metrics of the steps up to the checkpoint from which the run continues."""
+        self._run_keys, self._before = recipe["run"], dict(before)
         self._job, self._units = Job.of(recipe), in_order(with_full_names(recipe["pipeline"]))
         self._stages = dict(flat(self._units))
         self._steps = recipe["run"].get("steps", ENDLESS)
@@ -85,6 +97,7 @@ class Model:
         for name in self._sent:
             self._catch_up(name, step)
         last, reasons = self._planned_end(step)
+        planned = min([self._steps, *self._sources.last_steps(step).values()])
         before_end, may_fail = None, False
         while step < last:
             if ended := self._sources.ended(step + 1):
@@ -96,8 +109,16 @@ class Model:
             self._step(step, is_last=step == last)
         if self._sources.are_open_ended:
             self._close(step, has_saved=self._saves or step == first)
+        self._check_metrics(step)
         metrics = {step: row for step, row in self._job.metrics.items() if step > first}
-        return Expected(step, reasons, self._job.called, before_end, metrics, self._saved, may_fail)
+        rows = {**self._before, **metrics}
+        if step < planned and "stop" in self._run_keys and before_end is None:
+            reasons = frozenset({stopped(self._run_keys["stop"], rows)})
+        keys = self._checkpoint or {}
+        best = best_of(keys["best"], [one.step for one in self._saved], rows) if "best" in keys else []
+        return Expected(
+            step, reasons, self._job.called, before_end, metrics, rows, best, self._saved, may_fail
+        )
 
     def _planned_end(self, step: int) -> tuple[int, frozenset[str]]:
         """The last step as far as it is known before the first, and the possible reasons."""
@@ -125,12 +146,19 @@ class Model:
                 self._run(name, step)
             elif "sync" in stage:
                 self._load(name, step - lag(stage))
+        self._check_metrics(step)
         if self._saves:
             self._save(step)
+
+    def _check_metrics(self, step: int) -> None:
+        if self._job.wrong and self._run_keys.get("on_nan", "stop") == "stop":
+            raise WrongMetric(step, self._job.wrong)
+        self._job.wrong.clear()
 
     def _fails_without(self, ended: set[str], step: int, last: int) -> bool:
         """Whether a stage fails that takes nothing of the streams that ended. `last` is the planned last step."""
         copy, gone = deepcopy(self), set(ended)
+        copy._run_keys = {**copy._run_keys, "on_nan": "ignore"}
         copy._calls.seen = {}  # some workers have begun these steps, others have not
         for name, stage in self._units.items():
             if name in gone or taken(stage) & gone:

@@ -38,9 +38,11 @@ LARGEST = CollectMode(join=largest)
 class Recorded(Component):
     seen: list[Any] | None = None
 
-    def __init__(self, column: str, stop_at: int = 0, width: int = 0) -> None:
+    def __init__(self, column: str, stop_at: int = 0, width: int = 0, nan_at: int = 0) -> None:
         """Batches that this component makes have the columns `column` and `column`_tokens. With a `width`, a row
-        of `column` has so many numbers. It asks for the end of the run in the step `stop_at`."""
+        of `column` has so many numbers. It asks for the end of the run in the step `stop_at`, and its numbers
+        are NaN in the step `nan_at`."""
+        self.nan_at = nan_at
         self.column, self.stop_at, self.calls, self.width = column, stop_at, 0, width
 
     def record(self, method: str, *arguments: Any) -> None:
@@ -56,6 +58,9 @@ class Recorded(Component):
             self.calls += 1
             if self.step == self.stop_at and self.rank == 0:
                 self.stop("enough")
+
+    def number(self, value: float) -> float:
+        return math.nan if self.step == self.nan_at else value
 
     def rows(self, numbers: list[int]) -> Batch:
         tokens = [torch.full((number % ROW_LENGTHS,), number) for number in numbers]
@@ -132,9 +137,9 @@ class Stream(Recorded):
 
 
 class Worker(Recorded):
-    def __init__(self, column: str, keep: int = 2, stop_at: int = 0, width: int = 0) -> None:
+    def __init__(self, column: str, keep: int = 2, stop_at: int = 0, width: int = 0, nan_at: int = 0) -> None:
         """`drop` keeps the samples whose number is a multiple of `keep`."""
-        super().__init__(column, stop_at, width)
+        super().__init__(column, stop_at, width, nan_at)
         self.keep = keep
 
     @endpoint
@@ -180,19 +185,19 @@ class Worker(Recorded):
     @endpoint
     def logged(self, batch: Batch) -> Batch:
         self.record("logged", batch)
-        self.log({"number": mean(batch)}, weight=len(batch))
+        self.log({"number": self.number(mean(batch))}, weight=len(batch))
         return batch
 
     @endpoint(collect="mean")
     def loss(self, batch: Batch) -> dict[str, float]:
         """The mean over no samples is not a number."""
         self.record("loss", batch)
-        return {"number": mean(batch), "samples": len(batch)}
+        return {"number": self.number(mean(batch)), "samples": len(batch)}
 
     @endpoint(collect="sum")
     def total(self, batch: Batch) -> dict[str, float]:
         self.record("total", batch)
-        return {"number": sum(numbers_of(batch)), "samples": len(batch)}
+        return {"number": self.number(sum(numbers_of(batch))), "samples": len(batch)}
 
     @endpoint(dispatch="tests.pipelines.parts:INTERLEAVED")
     def spread(self, batch: Batch) -> Batch:

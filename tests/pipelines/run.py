@@ -7,19 +7,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from meshctl.diagnostics import Report
+from meshctl.engines.supervise.judge import Judge
 from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
 from meshctl.recipe.compose.yaml_scalars import dump
 from meshctl.recipe.load import load
 from meshctl.run.bounds import end_of_data
 from meshctl.run.metrics import Fold
+from meshctl.run.shutdown import StopRequest
 from meshctl.runtime.component import Component
 from meshctl.runtime.instantiate import make
 from tests.paths import ROOT
 from tests.pipelines.calls import Called, Worker
+from tests.pipelines.judged import Best, Rows
 from tests.pipelines.model import Saved
 from tests.pipelines.parts import Trainer
 from tests.runtime import in_process
@@ -37,7 +41,9 @@ class Ran:
     ended_by: str = ""
     """The reason of the end; empty for `run.steps`."""
     seen: Mapping[Worker, Sequence[Called]] = field(default_factory=dict)
-    metrics: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
+    metrics: Rows = field(default_factory=dict)
+    best: Sequence[Best] = ()
+    """The best checkpoints, with `run.checkpoint.best`."""
     saved: Sequence[Saved] = ()
     keeps: int = 0
     """The number of newest checkpoints that are kept; 0 for all of them."""
@@ -52,7 +58,42 @@ def read(recipe: Mapping[str, Any], file: Path) -> tuple[Plan | None, Report]:
     return None if loaded.report.errors else resolve(loaded.recipe, loaded.endpoints), loaded.report
 
 
-def in_memory(plan: Plan, start: Saved | None = None) -> Ran:
+class Supervisor:
+    """Judges the metrics of a run in memory, as the head does."""
+
+    def __init__(self, plan: Plan, start: int, before: Rows) -> None:
+        """`before` are the metrics of the steps up to the step `start`, from which the run continues."""
+        workers = {group.name: group.workers for group in plan.groups}
+        self._fold = Fold(workers, since=0.0, after=start)
+        self._count = 0
+        self.judge = Judge(plan.run, [{"step": step} | dict(row) for step, row in before.items()])
+        self.rows: dict[int, dict[str, float | None]] = {}
+
+    def ask(self, outcome: in_process.Outcome) -> StopRequest | None:
+        """Judges what has happened since the last call. Returns a request for the end, if there is one."""
+        events = outcome.events[self._count :]
+        self._count += len(events)
+        for event in events:
+            for row in self._fold.add(event):
+                self.judge.add(row, self._fold.not_finite())
+                values = {key: value for key, value in row.items() if key not in ("step", "time")}
+                self.rows[row["step"]] = values
+        reason = self.judge.fault or self.judge.stop
+        return StopRequest(reason, has_failed=bool(self.judge.fault)) if reason else None
+
+    def reason(self, outcome: in_process.Outcome, last: int) -> str:
+        """The reason of the end, as the summary has it."""
+        ready = [event.value for event in outcome.events if event.name == "ready"]
+        [source] = {value["source"] for value in ready}
+        is_early = all(value["last"] is None or last < value["last"] for value in ready)
+        if self.judge.stop and is_early:
+            return self.judge.stop
+        asked = "" if outcome.reason == self.judge.stop else outcome.reason
+        return asked or (end_of_data(source) if source else "")
+
+
+def in_memory(plan: Plan, start: Saved | None = None, before: Rows = MappingProxyType({})) -> Ran:
+    """Runs a plan, from a checkpoint if there is one. `before` are the metrics up to the checkpoint."""
     own = threading.local()
     """The components of a worker, in its thread."""
     records: list[Any] = []
@@ -87,16 +128,33 @@ def in_memory(plan: Plan, start: Saved | None = None) -> Ran:
                 components[name].load_state_dict({"calls": calls})
 
     position = (start.step, start.given) if start else (0, {})
+    supervisor = Supervisor(plan, position[0], before)
     outcome = in_process.run(
-        plan, made, save=save, start=position[0], given=position[1], on_setup=resume, timeout=TIMEOUT_S
+        plan,
+        made,
+        save=save,
+        start=position[0],
+        given=position[1],
+        on_setup=resume,
+        ask=supervisor.ask,
+        timeout=TIMEOUT_S,
     )
-    if outcome.faults:
-        return Ran(fault=" | ".join(dict.fromkeys(map(repr, outcome.faults.values()))))
+    supervisor.ask(outcome)
+    faults = [*filter(None, [supervisor.judge.fault]), *map(repr, outcome.faults.values())]
+    if faults:
+        return Ran(fault=" | ".join(dict.fromkeys(faults)))
     [last] = set(outcome.last.values())
-    [source] = {event.value["source"] for event in outcome.events if event.name == "ready"}
-    reason = outcome.reason or (end_of_data(source) if source else "")
     checkpoints = [saved[step] for step in sorted(saved) if workers[step] == plan.job_size]
-    return Ran("", last, reason, by_worker(records, plan), rows(plan, outcome, position[0]), checkpoints)
+    best = supervisor.judge.best([one.step for one in checkpoints])
+    return Ran(
+        "",
+        last,
+        supervisor.reason(outcome, last),
+        by_worker(records, plan),
+        supervisor.rows,
+        [(one.step, one.value, one.value_step) for one in best],
+        checkpoints,
+    )
 
 
 def by_worker(records: Sequence[Any], plan: Plan) -> dict[Worker, list[Called]]:
@@ -105,14 +163,4 @@ def by_worker(records: Sequence[Any], plan: Plan) -> dict[Worker, list[Called]]:
     for component, rank, step, method, arguments in records:
         worker = plan.component(component).group, rank
         found.setdefault(worker, []).append(Called(step, component, method, arguments))
-    return found
-
-
-def rows(plan: Plan, outcome: in_process.Outcome, after: int) -> dict[int, dict[str, float | None]]:
-    """Step -> its row of metrics."""
-    fold = Fold({group.name: group.workers for group in plan.groups}, since=0.0, after=after)
-    found = {}
-    for event in outcome.events:
-        for row in fold.add(event):
-            found[row["step"]] = {key: value for key, value in row.items() if key not in ("step", "time")}
     return found

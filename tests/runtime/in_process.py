@@ -90,14 +90,14 @@ def run(
     save: CheckpointHook = lambda step, given: None,
     recorder: Recorder | None = None,
     recorded: Mapping[str, Recorded] = MappingProxyType({}),
-    stop: threading.Event | None = None,
+    ask: Callable[[Outcome], StopRequest | None] = lambda outcome: None,
     start: int = 0,
     given: Mapping[str, int] = MappingProxyType({}),
     on_setup: Callable[[Mapping[str, Component]], None] = lambda components: None,
     timeout: float = 60.0,
 ) -> Outcome:
-    """Runs the plan to its end, or until one worker has a fault. Setting `stop` requests a last step. The run
-    continues after the step `start`, by which the sources had produced `given` samples; `on_setup` is called
+    """Runs the plan to its end, or until one worker has a fault. `ask` may request a last step, by what
+    has happened so far. The run continues after the step `start`, by which the sources had produced `given` samples; `on_setup` is called
     with the components of each worker.
 
     `timeout` is in seconds. Raises `TimeoutError` if the run does not end in time, which is a deadlock: a
@@ -148,7 +148,7 @@ def run(
         thread.start()
     proposer = Proposer(store, job_ranks)
     try:
-        _attend(proposer, threads, outcome, stop, timeout)
+        _attend(proposer, threads, outcome, ask, timeout)
     finally:
         proposer.close()
     return outcome
@@ -158,7 +158,7 @@ def _attend(
     proposer: Proposer,
     threads: list[threading.Thread],
     outcome: Outcome,
-    stop: threading.Event | None,
+    ask: Callable[[Outcome], StopRequest | None],
     timeout: float,
 ) -> None:
     """Acts as the launcher until all threads end: receives requests for a stop and announces the last
@@ -174,11 +174,10 @@ def _attend(
             faulty_s = waited_s
         if waited_s > timeout:
             raise TimeoutError(f"the run did not end within {timeout:.0f} s")
-        is_stopped = stop is not None and stop.is_set()
-        request = StopRequest("stop") if is_stopped else proposer.asked()
-        if request is not None:
-            outcome.note(request)
-            proposer.propose(request)
+        for request in (ask(outcome), proposer.asked()):
+            if request is not None:
+                outcome.note(request)
+                proposer.propose(request)
         proposer.poll()
         for thread in threads:
             if thread.is_alive():

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from meshctl.run.shutdown import StopRequest
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.errors import StageError
@@ -325,5 +326,7 @@ def test_a_stop_from_outside() -> None:
     stop = threading.Event()
     job = plan({"a": 1}, {"source": ("a", {})}, [call("batch", "source.next", samples=4)], steps=0)
     threading.Timer(0.2, stop.set).start()
-    outcome = in_process.run(job, lambda name, rank: Source(), stop=stop)
+    outcome = in_process.run(
+        job, lambda name, rank: Source(), ask=lambda _: StopRequest("stop") if stop.is_set() else None
+    )
     assert not outcome.faults and outcome.last[0] > 0
