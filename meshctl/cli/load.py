@@ -18,6 +18,7 @@ from meshctl.run.directory import RunDir, Start
 if TYPE_CHECKING:
     from meshctl.plan.model import Plan
     from meshctl.recipe.load import Loaded
+    from meshctl.recipe.rules import Facts
 
 
 class Unreadable(Exception):
@@ -43,6 +44,8 @@ class Launchable:
     """The run to continue."""
     secrets: Secrets = Secrets()
     """The parts of the recipe that are redacted in output."""
+    facts: Facts | None = None
+    """What is known about the recipe beside its plan."""
     start: Start = Start(())
     """For a run of one group: the group, and the recordings that it reads."""
 
@@ -61,7 +64,9 @@ def plan_of(
     from meshctl.plan.resolve import resolve  # imported here, as a report of errors does not need it
 
     plan = resolve(loaded.recipe, loaded.endpoints)
-    return Launchable(plan, loaded.composed, loaded.path, loaded.report, run, loaded.secrets)
+    return Launchable(
+        plan, loaded.composed, loaded.path, loaded.report, run, loaded.secrets, facts=loaded.facts
+    )
 
 
 def load_recipe(

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,11 @@ from meshctl.cli.validate import draw
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.plan.views.topology import Topology, Warning, ZoomError, topology
 from meshctl.recipe.compose.folders import is_dir, is_file
+from meshctl.recipe.rules.rank_bytes import memory_of
 from meshctl.run.directory import write_whole
 from meshctl.text.english import counted, listed
 from meshctl.text.redaction import redact
+from meshctl.topology.memory import Memory
 from meshctl.view.pictures import FORMATS
 from meshctl.view.pictures.text.styled import in_encoding
 from meshctl.view.reports.text import shown
@@ -172,14 +175,14 @@ def draw_in(file: str, *shown: object, **look: object) -> str:
 
 
 def topology_of(launchable: Launchable) -> Topology:
-    drawn = topology(launchable.plan, warnings(launchable.report))
+    memory = memory_of(launchable.facts) if launchable.facts else Memory()
+    drawn = topology(launchable.plan, warnings(launchable.report), memory)
     if not launchable.secrets.written:
         return drawn
-    groups = (
-        replace(group, program=redact(group.program, launchable.secrets.written_anywhere))
-        for group in drawn.groups
-    )
-    return replace(drawn, groups=tuple(groups))
+    hide = partial(redact, known=launchable.secrets.written_anywhere)
+    groups = tuple(replace(group, program=hide(group.program)) for group in drawn.groups)
+    components = tuple(replace(one, unknown=hide(one.unknown)) for one in memory.components)
+    return replace(drawn, groups=groups, memory=replace(memory, components=components))
 
 
 def warnings(report: Report) -> tuple[Warning, ...]:

@@ -46,6 +46,14 @@ class Model(Component):
     EXTRA = "hf"
     MODEL: ClassVar = ("args.model", "args.config")
     LAYOUTS: ClassVar = {"dims": ("dp", "fsdp", "tp"), "tp_plan": "transformers"}
+    MEMORY: ClassVar = {
+        "dtype": "args.dtype",
+        "optimizer": "args.optimizer",
+        "optimizer_options": "args.optimizer_options",
+        "lora": "args.lora",
+        "head": "args.head",
+        "trained_by": ("update",),
+    }
 
     def __init__(
         self,

@@ -32,8 +32,12 @@ from meshctl.recipe.editor_schema_parts import (
     words,
 )
 from meshctl.recipe.scalars import (
+    BYTES_SCHEMA,
+    MIN_MEMORY,
     as_whole,
     boolean_hint,
+    bytes_hint,
+    bytes_in,
     integer_hint,
     integers_from,
     is_scalar,
@@ -159,6 +163,23 @@ class Seconds(Type):
 
     def schema(self) -> Schema:
         return {"type": ["number", "string"], "minimum": 0, "pattern": OPEN}
+
+
+class Bytes(Type):
+    """A number of bytes, written as an integer or with a unit: 80GB, 141GiB, 1.5 TB."""
+
+    empty: ClassVar[Any] = 0
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        value = number_of(node, int)
+        count = bytes_in(value) if isinstance(value, str) else value
+        if count is not None and is_whole(count) and MIN_MEMORY <= count <= MAX_BYTES:
+            return count
+        reader.expected("a size in bytes, such as 80GB or 141GiB", node, path, bytes_hint(node))
+        return None
+
+    def schema(self) -> Schema:
+        return {**whole(MIN_MEMORY, MAX_BYTES), "pattern": f"{BYTES_SCHEMA}|{OPEN}"}
 
 
 class Boolean(Type):

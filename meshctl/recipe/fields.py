@@ -16,6 +16,7 @@ from meshctl.recipe.field_types import (
     MAX_SEED,
     MAX_STEPS,
     Boolean,
+    Bytes,
     Metric,
     OptionalBoolean,
     OptionalWhole,
@@ -31,6 +32,7 @@ from meshctl.recipe.section_types import (
     Field,
     FreeMapping,
     Inputs,
+    ModelConfig,
     Named,
     Nested,
     PlainData,
@@ -153,9 +155,9 @@ PARALLEL = Section("parallel", "`parallel`", (
 ))
 
 MODEL = Section("model", "`model`", (
-    Field("config", Text(),
+    Field("config", ModelConfig(),
         doc="Path of a config.json, or of the folder that contains one, as Hugging Face writes it; "
-            "read as data.",
+            "or its values. Read as data.",
         related="config_path model_path"),
     Field("num_heads", Whole(1, MAX_STEPS),
         doc="Number of attention heads, which tp and ulysses split.",
@@ -500,6 +502,11 @@ CLUSTER = Section("cluster", "`cluster`", (
         aliases="gpus_per_node n_gpus_per_node num_gpus_per_node ngpus_per_node n_devices_per_node "
             "accelerators_per_node",
         related="nproc_per_node devices"),
+    Field("device_memory", Bytes(),
+        doc="Memory of each device, such as 80GB or 141GiB; `validate` and `show-topology` compare it with "
+            "the bytes of parameters, gradients and optimizer state on each rank.",
+        aliases="gpu_memory memory_per_gpu memory_per_device vram",
+        related="memory gpu_memory_utilization max_memory"),
 ))
 
 RECIPE = Section("recipe", "a recipe", (

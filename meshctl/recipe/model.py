@@ -24,6 +24,8 @@ class Cluster:
     devices_per_node: int | tuple[int, ...] | Mapping[str, int | tuple[int, ...]] = 0
     """Number of devices per node: one number for all nodes, or a number per node; for all accelerator types,
     or by type. 0 if left out."""
+    device_memory: int = 0
+    """Bytes of memory of each device; 0 if left out."""
 
     def devices_of(self, device_type: str) -> int | tuple[int, ...]:
         """Returns the number of devices of one type per node: one number for all nodes, or a number per node.
@@ -92,8 +94,8 @@ class Sizes:
 class Model:
     """The sizes of a component's model. They are only compared with the layout."""
 
-    config: str = ""
-    """Path of a config.json, or of a folder that contains one."""
+    config: str | Mapping[str, Any] = ""
+    """Path of a config.json, or of a folder that contains one; or its values."""
     given: tuple[tuple[str, int], ...] = ()
     """(key, number) of each stated size, e.g. (`num_heads`, 32). They take precedence over those of the
     file."""

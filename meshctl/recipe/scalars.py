@@ -14,6 +14,17 @@ CURLY_QUOTES = "\u201c\u201d\u2018\u2019\u201e"
 MAX_QUOTED = 60
 """Maximum number of characters of a wrong value that a message quotes."""
 
+MIN_MEMORY = 1_000_000
+"""Minimum number of bytes of a memory. A smaller number lacks its unit."""
+BYTE_UNITS: dict[str, int] = {"b": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("kmgt", 1)
+    for suffix, base in (("b", 1000), ("ib", 1024))
+}
+"""Unit in lower case -> bytes."""
+BYTES_SCHEMA = r"^[0-9]{1,15}([.][0-9]{1,6})? ?([KkMmGgTt][Ii]?)?[Bb]$"
+"""The pattern of a size with a unit."""
+
 
 def is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
@@ -85,6 +96,22 @@ def integer_hint(node: Node) -> str:
 def integers_from(least: int) -> str:
     """Returns `a positive integer`, or `an integer of at least 0`."""
     return "a positive integer" if least == 1 else f"an integer of at least {least}"
+
+
+def bytes_in(text: str) -> int | None:
+    """Returns the bytes of a text such as 80GB or 141 GiB; None for another text."""
+    if not re.fullmatch(BYTES_SCHEMA, text, re.ASCII):
+        return None
+    number = text.rstrip(" BbIiKkMmGgTt")
+    return round(float(number) * BYTE_UNITS[text[len(number) :].strip().lower()])
+
+
+def bytes_hint(node: Node) -> str:
+    """Returns help on how to write a size whose unit is missing or short, such as 80 or 80G."""
+    if node.from_environment or not is_scalar(node):
+        return ""
+    found = re.fullmatch(r"([1-9]\d{0,5}(?:\.\d{1,6})?) ?([KMGT]?)I?", text_of(node).upper())
+    return f"write {found[1]}{found[2] or 'G'}B" if found else ""
 
 
 def boolean_hint(written: str) -> str:

@@ -159,6 +159,16 @@ class PlainData(Type):
         return {"type": ["object", "string", "null"], "pattern": OPEN, **plain_data()}
 
 
+class ModelConfig(Text):
+    """The path of a file, or a mapping of plain data."""
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        return PlainData().read(reader, node, path) if node.is_mapping else super().read(reader, node, path)
+
+    def schema(self) -> Schema:
+        return {"type": ["string", "object"], **plain_data()}
+
+
 class FreeMapping(Type):
     """A mapping with any content."""
 

@@ -88,3 +88,12 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
     if not options:
         return ""
     return f"available: {listed(options)}"
+
+
+def size(count: float) -> str:
+    """Returns bytes with decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from meshctl.text.english import size as size
+
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -29,15 +31,6 @@ def duration(seconds: float) -> str:
 def milliseconds(seconds: float) -> str:
     """Returns milliseconds with two decimals, so that columns are aligned."""
     return f"{seconds * 1000:.2f}"
-
-
-def size(count: float) -> str:
-    """Returns bytes with decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
-        count /= 1000
-    return f"{count:.3g} TB"
 
 
 def rate(steps_per_second: float) -> str:

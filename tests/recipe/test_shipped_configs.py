@@ -178,9 +178,10 @@ def test_model(tmp_path: Path, option: str) -> None:
         "run: smoke", f"model@components.trainer: {option}, run: smoke"
     )
     (tmp_path / "r.yaml").write_text(text)
-    recipe = load("r.yaml", [], tmp_path, environ={}, detect=lambda: "cpu").recipe
-    sizes = dict(recipe.components["trainer"].model.given)
-    assert (sizes["num_heads"], sizes["num_layers"]) == MODELS[option]
+    facts = load("r.yaml", [], tmp_path, environ={}, detect=lambda: "cpu").facts
+    assert facts is not None
+    sizes = facts.models["trainer"]
+    assert (sizes.get("num_heads"), sizes.get("num_layers")) == MODELS[option]
 
 
 @pytest.mark.parametrize("option", SCALES)

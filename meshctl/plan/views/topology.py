@@ -1,8 +1,8 @@
 """The content of a picture of a plan, as data: the same for text, JSON and every drawing.
 
-It depends on the plan alone, and its size does not grow with the number of devices: equal nodes are one
-`NodeKind`, neighbouring ranks with equal nodes are one `NodeRun`, and process groups are a count, a size and
-a stride.
+Except for warnings and memory, it depends on the plan alone. Its size does not grow with the number of
+devices: equal nodes are one `NodeKind`, neighbouring ranks with equal nodes are one `NodeRun`, and process
+groups are a count, a size and a stride.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from meshctl.plan.model import NOT_STORED, SPARSE, Block, Cluster, Component, Gr
 from meshctl.plan.views.ways import Over, carries_samples, ends_of, ways
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line
+from meshctl.topology.memory import Memory
 from meshctl.topology.mesh import VIEWS, DeviceMesh
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Route, part_count, producer_set
 from meshctl.topology.placement import NodeRun, span_nodes
@@ -165,6 +166,8 @@ class Topology:
     blocks: tuple[Block, ...] = field(default=(), metadata=SPARSE)
     ends_run: tuple[str, ...] = field(default=(), metadata=SPARSE)
     """The sources whose data end the run, if the data of some other source do not."""
+    memory: Memory = field(default=Memory(), metadata=SPARSE)
+    """The bytes of models on each rank, as far as the recipe and files on this machine determine them."""
 
     def repeat_of(self, stage: PlacedStage) -> str:
         """Returns how often a block runs, for the first of its stages: `until it ends`. Empty
@@ -178,7 +181,7 @@ class Topology:
         return f"{counted(block.times, 'round')} over {block.over} by {block.size}"
 
 
-def topology(plan: Plan, warnings: Iterable[Warning] = ()) -> Topology:
+def topology(plan: Plan, warnings: Iterable[Warning] = (), memory: Memory = Memory()) -> Topology:
     """Returns the content of a picture of a plan."""
     nodes = tuple(_node_kinds(plan))
     components = enumerate(plan.components)
@@ -196,6 +199,7 @@ def topology(plan: Plan, warnings: Iterable[Warning] = ()) -> Topology:
         warnings=tuple(warnings),
         blocks=plan.blocks,
         ends_run=_ends_run(plan),
+        memory=memory,
     )
 
 

@@ -9,6 +9,14 @@ supports.
             "excludes": (("fsdp", "tp"),),         # in each pair, one dim must have size 1
             "tp_plan": "transformers",             # tp needs the plan that the library has for the model
         }
+        MEMORY = {                                 # what its bytes on a rank depend on, beside its model
+            "dtype": "args.dtype",                 # an argument, or a value such as "bfloat16"
+            "optimizer": "args.optimizer",
+            "optimizer_options": "args.optimizer_options",
+            "lora": "args.lora",                   # {"r": 8, "target": "all-linear"}
+            "head": "lm",                          # or "score"
+            "trained_by": ("update",),             # the endpoints that compute gradients
+        }
 
     class Chats(Component):
         SEQUENCE_LENGTH = {                        # the argument with the most tokens of a sequence
@@ -26,9 +34,10 @@ supports.
         }
         COLUMNS = ("messages", "args.keep")        # the columns of a row, and an argument with further ones
 
-They are literals and may be inherited. All keys of `LAYOUTS` may be left out. `MODEL` may be a list of
-arguments: values of a later one replace those of the model's config. `SEQUENCE_LENGTH` and `TOKENIZER` may be
-the name of an argument alone.
+They are literals and may be inherited. All keys of `LAYOUTS` and `MEMORY` may be left out. `MODEL` may be a
+list of arguments: values of a later one replace those of the model's config. `SEQUENCE_LENGTH` and
+`TOKENIZER` may be the name of an argument alone. `MEMORY = None` is for a class whose bytes are not those of
+its base class.
 """
 
 from __future__ import annotations
@@ -44,6 +53,8 @@ from meshctl.topology.sizes import DIMS
 ARGUMENT = re.compile(r"args(\.\w+)+", re.ASCII)
 TP_PLANS = ("transformers",)
 """The libraries whose plans are read."""
+TRAINED_BY = "trained_by"
+MEMORY_KEYS = ("dtype", "optimizer", "optimizer_options", "lora", "head", TRAINED_BY)
 LAYOUT_DIMS = (*DIMS, "ulysses", "ep", "etp", "vpp")
 """The dims that `LAYOUTS` can name."""
 KeyPath = tuple[str, ...]
@@ -106,6 +117,9 @@ class Declarations:
     model: tuple[KeyPath, ...] = ()
     """The values that name the model or contain values of its config. Later ones take precedence."""
     layouts: Layouts = Layouts()
+    memory: Mapping[str, Any] | None = None
+    """Key of `MEMORY` -> the key path of an argument as a tuple, or a value; None if the bytes of the
+    component are unknown."""
     sequence_length: SequenceLength = SequenceLength()
     tokenizer: TokenizerNames = TokenizerNames()
     data: DataNames = DataNames()
@@ -137,9 +151,9 @@ def declarations_of(values: Mapping[str, ast.expr | None]) -> Declarations:
 
 def _argument(name: Any) -> KeyPath:
     """Returns the key path of an argument, `("args", "model")`."""
-    if not isinstance(name, str) or not ARGUMENT.fullmatch(name):
+    if not _is_argument(name):
         raise Wrong('it is not the name of an argument, such as "args.model"')
-    return tuple(name.split("."))
+    return tuple(str(name).split("."))
 
 
 def _literal(value: ast.expr | None) -> Any:
@@ -210,6 +224,19 @@ def _layouts(value: Any) -> Layouts:
     return Layouts(None if dims is None else tuple(dims), pairs, tp_plan)
 
 
+def _memory(value: Any) -> Mapping[str, Any] | None:
+    if not isinstance(value, dict):  # None, or something else of this name
+        return None
+    given = _mapping(value, *MEMORY_KEYS)
+    if not _is_texts(given.get(TRAINED_BY, ())):
+        raise Wrong(f'"{TRAINED_BY}" is not a list of endpoints')
+    return {key: _argument(item) if _is_argument(item) else item for key, item in given.items()}
+
+
+def _is_argument(value: Any) -> bool:
+    return isinstance(value, str) and ARGUMENT.fullmatch(value) is not None
+
+
 def _is_texts(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
 
@@ -221,6 +248,7 @@ def _is_dims(value: Any) -> bool:
 READERS: Mapping[str, Callable[[Any], Any]] = {
     "MODEL": _model,
     "LAYOUTS": _layouts,
+    "MEMORY": _memory,
     "SEQUENCE_LENGTH": _sequence_length,
     "TOKENIZER": _tokenizer,
     "DATA": _data,

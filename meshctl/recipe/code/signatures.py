@@ -113,6 +113,8 @@ class Signature:
     """Whether it has `*args`."""
     has_kwargs: bool = False
     """Whether it has `**kwargs`."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Parameter -> its default, for those whose default is a literal."""
     hints: Mapping[str, Hint] = field(default_factory=dict)
     returns: Hint | None = None
     """The annotation of the returned value; None if it is not simple."""
@@ -141,6 +143,7 @@ def signature(method: ast.FunctionDef, meaning: Meaning) -> Signature:
         required=tuple(argument.arg for argument in every if defaults[argument.arg] is None),
         has_varargs=arguments.vararg is not None,
         has_kwargs=arguments.kwarg is not None,
+        defaults={name: one.value for name, one in defaults.items() if isinstance(one, ast.Constant)},
         hints={name: hint for name, hint in hints.items() if hint},
         returns=hint_of(method.returns, meaning),
     )

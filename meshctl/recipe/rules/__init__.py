@@ -19,6 +19,7 @@ from meshctl.recipe.rules import (
     components,
     costs,
     data_files,
+    device_memory,
     devices,
     ends,
     extras,
@@ -40,7 +41,7 @@ from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
-    *(names, groups, devices, meshes, models, architectures, sequence_lengths),
+    *(names, groups, devices, meshes, models, architectures, sequence_lengths, device_memory),
     *(components, arguments, extras, tokenizers, data_files),
     *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, costs),
 )

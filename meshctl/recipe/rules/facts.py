@@ -200,13 +200,21 @@ class Facts:
             self.configs[path] = config(path, self.code.own)
         return self.configs[path]
 
+    def stated_config(self, component: str) -> Config | None:
+        """Returns the config that `model` of a component names or contains; None if there is none."""
+        stated = self.recipe.components[component].model.config
+        if not stated or not self.is_valid("components", component, "model"):
+            return None
+        if isinstance(stated, str):
+            return self.config(stated)
+        return Config("", tree=self.node("components", component, "model", "config"))
+
     def model_files(self, component: str) -> list[tuple[tuple[str, ...], Config]]:
         """Returns (key path of the value that names the file, config file) for the config files of a
         component's model: that of `model`, and those on this machine that arguments name."""
         found: list[tuple[tuple[str, ...], Config]] = []
-        stated = self.recipe.components[component].model.config
-        if stated and self.is_valid("components", component, "model"):
-            found.append((("components", component, "model", "config"), self.config(stated)))
+        if stated := self.stated_config(component):
+            found.append((("components", component, "model", "config"), stated))
         found += [(path, file) for path, file in self.declared_configs(component) if not file.missing]
         return found
 
@@ -237,6 +245,14 @@ class Facts:
         trees = [file.tree for _, file in self.declared_configs(component) if file.tree]
         return reduce(merge, trees) if trees else None
 
+    def config_values(self, component: str) -> Node | None:
+        """Returns the values of the config of a component's model: those of `declared_values`, and those that
+        only its `model` states. None if there are none."""
+        stated, declared = self.stated_config(component), self.declared_values(component)
+        if stated is None or stated.tree is None or declared is None:
+            return declared or (stated.tree if stated else None)
+        return merge(stated.tree, declared)
+
     @cached_property
     def models(self) -> dict[str, ModelSizes]:
         """Component -> sizes of its model. Sizes in the recipe take precedence over those in config files."""
@@ -248,10 +264,9 @@ class Facts:
         sizes, spans = dict(given) if is_valid else {}, dict[str, Span]()
         for size in sizes:
             spans[size] = self.value("components", component, "model", size)
-        stated = self.recipe.components[component].model.config
-        file = self.config(stated).sizes if stated and is_valid else {}
+        stated = self.stated_config(component)
         declared = self.declared_values(component)
-        for found in (file, sizes_in(declared) if declared else {}):
+        for found in (stated.sizes if stated else {}, sizes_in(declared) if declared else {}):
             for size, (number, span) in found.items():
                 sizes.setdefault(size, number)
                 spans.setdefault(size, span)
@@ -285,7 +300,7 @@ class Facts:
         plans = {}
         for name in self.recipe.components:
             found = self.class_of(name)
-            tree = self.declared_values(name)
+            tree = self.config_values(name)
             if found is None or not found.declares.layouts.tp_plan or tree is None:
                 continue
             read = [TpPlan(kind, span, has_tp_plan(self.code, kind)) for kind, span in model_types_in(tree)]

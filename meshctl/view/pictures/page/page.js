@@ -38,6 +38,24 @@ const nameOf = ({group, rank}) => `${group}:${rank}`;
 const same = (one, other) => Boolean(one && other && one.group === other.group && one.rank === other.rank);
 const REACH = {inside: "inside a node", some: "some cross nodes", all: "crosses nodes"};
 
+/** The bytes of a component on each rank, or why they are unknown; empty if its class declares none. */
+function memoryOf(name) {
+  const found = facts.memory?.components.find(({component}) => component === name);
+  if (!found || found.unknown) return found ? `Memory unknown: ${found.unknown}` : "";
+  const parts = [["weights", found.weights], ["gradients", found.gradients], [found.optimizer_name, found.optimizer], ["sync", found.sync]];
+  const words = parts.filter(([, count]) => count !== 0).map(([part, count]) => (count === null ? `unknown ${part}` : `${bytesOf(count)} ${part}`));
+  const total = bytesOf(parts.reduce((sum, [, count]) => sum + (count ?? 0), 0));
+  return `${words.join(" + ")}${words.length > 1 ? ` ${found.optimizer === null ? ">" : "="} ${total}` : ""} on each rank`;
+}
+/** The bytes of all models on a device of a group; empty if none is known. */
+function deviceMemoryOf(group) {
+  const found = facts.memory?.devices.filter(({groups}) => groups.includes(group)) ?? [];
+  if (!found.length) return "";
+  const most = found.reduce((one, other) => (other.total > one.total ? other : one)), {total, device_memory: memory} = most;
+  const words = `${most.is_complete ? "" : "at least "}${bytesOf(total)}${memory ? ` of ${bytesOf(memory)}` : ""}`;
+  return `${words} ${most.device_type === "cpu" ? "in each process" : "on each device"}`;
+}
+
 /* Elements */
 
 /** An element with attributes by name, listeners `on` events, and children as text or elements; false ones are left out. */
@@ -104,6 +122,7 @@ function groupRow(group) {
     group.gpus_per_worker > 1 && `${group.gpus_per_worker} devices each`,
     group.visible_devices.length && `sees ${group.visible_devices.join(", ")}`,
     group.colocate && `on the devices of ${group.colocate}`,
+    deviceMemoryOf(group.name),
   ];
   const components = topology.componentsOf(group.name).slice(0, COMPONENTS);
   const program = () => make("span", {class: "chip"}, letter(topology.groups.get(group.name).mark), make("code", {}, group.program));
@@ -134,13 +153,14 @@ function componentCard(component, open) {
 }
 
 function buildBody({name, target, grid, group, process_groups: groups, data_size: data}, body) {
-  const stages = grid.stages > 1 ? ` · ${grid.stages} pipeline stages` : "";
+  const memory = memoryOf(name), stages = grid.stages > 1 ? ` · ${grid.stages} pipeline stages` : "";
   const table = make("table", {}, heads(["Dim", "Process groups", "Stride", "First group", "Reach"]), make("tbody", {},
     ...groups.map(({dim, count, size, stride, example, reach}) => row(dim, [
       `${digitsOf(count)} × ${many(size, "rank")}`, stride === null ? "uneven" : digitsOf(stride),
       make("span", {class: "mono"}, example.join(" ") + (example.length < size ? " …" : "")), REACH[reach],
     ]))));
   fill(body, make("p", {}, make("code", {}, target), make("span", {class: "muted"}, ` · ${many(data, "data rank")}${stages}`)),
+    memory && make("p", {class: "memory"}, ...quoted(memory)),
     groups.length > 0 && make("div", {class: "scroll", role: "region", tabindex: 0, "aria-label": `Process groups of ${name}`}, table),
     make("div", {class: "meshes"}, ...meshTables(grid, group)));
   paint();

@@ -18,8 +18,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from meshctl.plan.views.topology import Topology, Warning
+from meshctl.topology.memory import Memory
 from meshctl.view.formatting import count
-from meshctl.view.pictures.text import pipeline, placement
+from meshctl.view.pictures.text import memory, pipeline, placement
 from meshctl.view.pictures.text.fit_lines import Level, Section, fitted
 from meshctl.view.pictures.text.groups import Groups
 from meshctl.view.pictures.text.letters import IDLE, Marks
@@ -63,6 +64,8 @@ def _sections(topology: Topology, marks: Marks, width: int) -> Iterator[Section]
     if topology.nodes:
         yield _placement(topology, marks, width)
     yield _groups(topology, Groups(marks, width))
+    if topology.memory.components:
+        yield _memory(topology.memory, marks, width)
     if topology.stages:
         yield _pipeline(Pipeline(marks, topology.stages, topology.routes), width)
     if topology.warnings:
@@ -89,6 +92,14 @@ def _groups(topology: Topology, groups: Groups) -> Section:
         Level(100, groups.components_alone),
     )
     return Section("groups", levels, lambda left: f"... and {left} more: --component NAME")
+
+
+def _memory(shown: Memory, marks: Marks, width: int) -> Section:
+    levels = (
+        Level(0, partial(memory.in_full, shown, marks, width), len(shown.components)),
+        Level(20, partial(memory.in_lines, shown, marks)),
+    )
+    return Section(memory.HEADING, levels, lambda left: f"... and {count(left, 'more line')}: --format json")
 
 
 def _pipeline(shown: Pipeline, width: int) -> Section:

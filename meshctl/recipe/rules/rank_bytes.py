@@ -1,0 +1,235 @@
+"""The bytes of each component's model on a rank, read from the recipe, from literals of the classes, and from
+configs or the headers of weight files on this machine.
+
+    class Trainer(Component):
+        MODEL = "args.model"                                             where the model is named
+        MEMORY = {"dtype": "args.dtype", "optimizer": "AdamW", ...}      what is allocated beside its weights
+
+`code/declarations.py` describes these literals. Bytes that are not known are unknown, with a reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshctl.recipe.code.architectures import Values, parameters_of
+from meshctl.recipe.code.declarations import TRAINED_BY
+from meshctl.recipe.code.safetensors_headers import shapes_of
+from meshctl.recipe.compose.yaml_tree import plain
+from meshctl.recipe.model import Component, Stage
+from meshctl.recipe.rules.facts import Facts
+from meshctl.topology.memory import (
+    DTYPE_BYTES,
+    Adapter,
+    ComponentMemory,
+    DeviceMemory,
+    Memory,
+    Parameter,
+    RankBytes,
+    Split,
+    Training,
+    UnknownBytes,
+    adapter_bytes,
+    rank_bytes,
+    sharing,
+    states_of,
+    with_sync,
+)
+from meshctl.topology.mesh import DeviceMesh
+
+SPLITTING = ("dp", "fsdp", "tp")
+"""The dims whose effect on parameters is known."""
+LAYER = re.compile(r"\.\d+(?=\.)")
+
+
+def memory_of(facts: Facts) -> Memory:
+    """Returns the bytes of all components of a recipe, and of the devices that they share."""
+    found = {name: _component(facts, name) for name in facts.recipe.components}
+    components = {name: one for name, one in found.items() if one is not None}
+    return Memory(tuple(components.values()), tuple(_devices(facts, components)))
+
+
+def _component(facts: Facts, name: str) -> ComponentMemory | None:
+    try:
+        model = model_of(facts, facts.recipe.components[name])
+    except UnknownBytes as unknown:
+        return ComponentMemory(name, unknown=str(unknown))
+    if model is None:
+        return None
+    found, training = model.rank_bytes, model.training
+    is_known = not training.is_trained or states_of(training.optimizer, training.options) is not None
+    return ComponentMemory(
+        name,
+        found.weights,
+        found.gradients,
+        found.optimizer if is_known else None,
+        found.sync,
+        training.optimizer.rpartition(".")[2] if training.is_trained else "",
+    )
+
+
+def _devices(facts: Facts, components: Mapping[str, ComponentMemory]) -> Iterator[DeviceMemory]:
+    """Yields the sets of groups that share a device and have a component with a known model."""
+    for device_type, groups in _groups_on_devices(facts):
+        names = [name for name in components if facts.recipe.components[name].group in groups]
+        known = [name for name in names if not components[name].unknown]
+        if known:
+            total = sum(components[name].total for name in known)
+            is_complete = all(components[name].is_complete for name in names)
+            limit = facts.recipe.cluster.device_memory if device_type != "cpu" else 0
+            yield DeviceMemory(groups, tuple(known), total, is_complete, device_type, limit)
+
+
+def _groups_on_devices(facts: Facts) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yields (device type, groups) for the groups that share a device. Groups on cpu share no process."""
+    if facts.allocation is None:
+        return
+    groups, devices = facts.recipe.groups, facts.allocation.devices
+    for device_type in dict.fromkeys(group.device_type for group in groups.values()):
+        names = [name for name, group in groups.items() if group.device_type == device_type]
+        if device_type == "cpu":
+            yield from ((device_type, (name,)) for name in names)
+        else:
+            yield from ((device_type, one) for one in sharing({name: devices[name] for name in names}))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model whose parameters are known."""
+
+    parameters: tuple[Parameter, ...]
+    training: Training
+    split: Split
+    syncs: tuple[Stage, ...]
+    """The syncs that send or load its weights."""
+
+    @property
+    def rank_bytes(self) -> RankBytes:
+        """Its bytes on the rank with the most."""
+        found = rank_bytes(self.parameters, self.split, self.training)
+        adapter = adapter_bytes(self.parameters, self.split, self.training)
+        for sync in self.syncs:
+            sent = adapter if sync.method == "adapter" else found.weights - adapter
+            found = with_sync(found, sent, sync.lag)
+        return found
+
+
+def model_of(facts: Facts, component: Component) -> Model | None:
+    """Returns the model of a component; None if its class declares no `MEMORY`, or its layout is wrong.
+    Raises `UnknownBytes` if its parameters are not known."""
+    found, mesh = facts.class_of(component.name), facts.meshes.get(component.name)
+    if found is None or not found.is_component or found.declares.memory is None or mesh is None:
+        return None
+    declared = _Declared(facts, component, found.declares.memory)
+    training, head = declared.training(), declared.text("head", "lm")
+    parameters = _parameters(facts, component.name, head, training.adapter)
+    _check_mesh(mesh, parameters, found.declares.layouts.tp_plan)
+    split = Split(mesh.size("dp"), mesh.size("fsdp"), mesh.size("tp"))
+    pipeline = facts.recipe.pipeline.values()
+    syncs = [one for one in pipeline if one.kind == "sync" and component.name in (one.component, one.to)]
+    return Model(tuple(parameters), training, split, tuple(syncs))
+
+
+def _check_mesh(mesh: DeviceMesh, parameters: Sequence[Parameter], tp_plan: str) -> None:
+    sizes = zip(mesh.mesh_dim_names, mesh.shape, strict=True)
+    others = [dim for dim, size in sizes if size > 1 and dim not in SPLITTING]
+    others += [dim for dim in ("ulysses", "ep", "etp") if mesh.size(dim) > 1]
+    if others:
+        raise UnknownBytes(f"how {others[0]} splits its parameters is not known")
+    if mesh.size("tp") > 1 and not (tp_plan and any(one.tp_dim is not None for one in parameters)):
+        raise UnknownBytes("how tp splits its parameters is not known")
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """The values of a class's `MEMORY`, for one component."""
+
+    facts: Facts
+    component: Component
+    memory: Mapping[str, Any]
+
+    def training(self) -> Training:
+        dtype = self.text("dtype", "float32")
+        if dtype not in DTYPE_BYTES:
+            raise UnknownBytes(f"`{dtype}` is not a dtype of weights")
+        optimizer, options = self.text("optimizer", "AdamW"), self.value("optimizer_options") or {}
+        return Training(dtype, optimizer, options, self._adapter(), self._is_trained())
+
+    def value(self, key: str) -> Any:
+        """Returns the value of a key: that of the argument that it names, or the default of this argument.
+        Raises `UnknownBytes` for an argument whose value is not in the recipe."""
+        stated = self.memory.get(key)
+        if not (isinstance(stated, tuple) and stated[:1] == ("args",)):
+            return stated
+        node = self.facts.node("components", self.component.name, *stated)
+        if node is None:
+            found = self.facts.class_of(self.component.name)
+            signature = found.constructor if found else None
+            return signature.defaults.get(stated[1]) if signature and len(stated) == 2 else None
+        if node.from_environment or node.is_interpolated:
+            raise UnknownBytes(f"`{'.'.join(stated)}` is known at launch only")
+        return plain(node)
+
+    def text(self, key: str, default: str) -> str:
+        value = self.value(key)
+        return value if isinstance(value, str) else default
+
+    def _adapter(self) -> Adapter | None:
+        given = self.value("lora")
+        if not isinstance(given, dict):
+            return None
+        r, target = given.get("r", 8), given.get("target", "all-linear")
+        targets = (target,) if isinstance(target, str) else tuple(map(str, target or ()))
+        return Adapter(r if type(r) is int else 8, () if targets == ("all-linear",) else targets)
+
+    def _is_trained(self) -> bool:
+        endpoints = self.memory.get(TRAINED_BY)
+        if self.component.frozen or endpoints is None:
+            return not self.component.frozen
+        calls = self.facts.recipe.pipeline.values()
+        return any(one.component == self.component.name and one.method in endpoints for one in calls)
+
+
+def _parameters(facts: Facts, component: str, head: str, adapter: Adapter | None) -> list[Parameter]:
+    tree = facts.config_values(component)
+    values: Values = plain(tree) if tree is not None else {}
+    try:
+        if values:
+            return parameters_of(values, head)
+        missing = [file.wrong for _, file in facts.declared_configs(component) if file.wrong]
+        raise UnknownBytes(missing[0] if missing else "no config of its model was found")
+    except UnknownBytes as unknown:
+        found = _from_files(facts, component, values, head)
+        if found is None or (adapter and not adapter.targets):
+            raise unknown
+        return found
+
+
+def _from_files(facts: Facts, component: str, values: Values, head: str) -> list[Parameter] | None:
+    """Returns the parameters in the weight files of a component's model; None if these are not on this
+    machine."""
+    for path, _ in facts.declared_configs(component):
+        node = facts.node(*path)
+        name = node.value if node is not None else None
+        shapes = shapes_of(name, tuple(facts.code.own), facts.hub) if isinstance(name, str) else None
+        if shapes:
+            return list(_of_shapes(shapes, bool(values.get("tie_word_embeddings")), head))
+    return None
+
+
+def _of_shapes(shapes: Mapping[str, tuple[int, ...]], is_tied: bool, head: str) -> Iterator[Parameter]:
+    """Yields the parameters of an architecture that is known by its files only. The dims that tp splits are
+    unknown."""
+    counts: dict[tuple[str, tuple[int, ...]], int] = {}
+    for name, shape in shapes.items():
+        key = LAYER.sub(".*", name), shape
+        counts[key] = counts.get(key, 0) + 1
+    for (name, shape), layers in counts.items():
+        is_output = name.startswith("lm_head.")
+        if is_output and head == "score":
+            yield Parameter("score.weight", (1, *shape[1:]))
+        elif not (is_output and is_tied):
+            yield Parameter(name, shape, layers, is_linear=len(shape) == 2 and name.endswith(".weight"))

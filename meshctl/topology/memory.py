@@ -1,0 +1,265 @@
+"""The bytes of a model on one rank: its weights, gradients, optimizer state and sync buckets.
+
+    numbers(Parameter("lm_head.weight", (151936, 4096), tp_dim=0), Split(fsdp=4, tp=2))    19 * 10**3 * 4096
+
+The numbers are those of the rank with the most. All parts of rank 0 are the largest ones, so these are its
+own.
+
+    dp      each rank has everything
+    fsdp    each rank has a shard of dim 0 of every parameter, rounded up
+    tp      each rank has a shard of one dim, where the plan of the model's architecture names one
+
+They include what stays allocated between two steps, and not what a step allocates and frees: activations,
+logits, the parameters of the layers that FSDP has gathered, unreduced gradients, copies in `compute_dtype`,
+the counter of steps that optimizers have for each parameter, caches of kernels, and what torch, NCCL and the
+driver need (on CUDA typically 1 GB).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from math import prod
+from typing import Any
+
+from meshctl.topology.allocation import DeviceRanges
+
+MAX_BUCKET_BYTES = 128 << 20
+"""Maximum size of a bucket of a sync."""
+BUCKETS_IN_FLIGHT = 2
+"""Buckets of a sync without lag that a rank holds at a time: one that is read, and the next one."""
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+STATES = {
+    **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop"), 2),
+    **dict.fromkeys(("Adagrad", "RMSprop", "ASGD", "Muon"), 1),
+    "SGD": 0,
+}
+"""Optimizer of `torch.optim` -> tensors of its state for each parameter, with default options. They have the
+shape and the dtype of the parameter."""
+STATE_OPTIONS = {
+    "Adam": ("amsgrad",),
+    "AdamW": ("amsgrad",),
+    "RMSprop": ("momentum", "centered"),
+    "SGD": ("momentum",),
+}
+"""Optimizer -> the options that add one tensor each, if they are neither 0 nor false."""
+
+
+class UnknownBytes(Exception):
+    """The bytes of a component are not known. The message is the reason."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a model, or equal ones of several layers."""
+
+    name: str
+    """The name in the model, with `*` for the number of the layer."""
+    shape: tuple[int, ...]
+    layers: int = 1
+    """The number of layers that have such a parameter."""
+    tp_dim: int | None = None
+    """The dim that tp splits; None if each tp rank has the whole."""
+    is_linear: bool = False
+    """Whether it is the weight of a linear layer, which an adapter can adapt."""
+
+    @property
+    def module(self) -> str:
+        """The last part of the name of its module."""
+        return self.name.rpartition(".")[0].rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Split:
+    """The numbers of ranks in the dims of a mesh."""
+
+    dp: int = 1
+    fsdp: int = 1
+    tp: int = 1
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The arguments of LoRA that determine its parameters."""
+
+    r: int
+    targets: tuple[str, ...] = ()
+    """The names, or last parts of names, of the adapted modules; empty for all linear layers but the head."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a component keeps beside its weights."""
+
+    dtype: str = "float32"
+    optimizer: str = "AdamW"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the optimizer."""
+    adapter: Adapter | None = None
+    """None if all weights are trained."""
+    is_trained: bool = True
+    """Whether some stage computes gradients."""
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """The bytes of a component on the rank with the most."""
+
+    weights: int
+    gradients: int = 0
+    optimizer: int = 0
+    sync: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.sync
+
+
+EMBEDDING = "model.embed_tokens.weight"
+HEADS = ("lm_head", "score")
+"""The modules that LoRA with all linear layers leaves out."""
+WHOLE_WITH_ADAPTER = ("score",)
+"""The modules that are trained as a whole beside an adapter."""
+
+
+def numbers(parameter: Parameter, split: Split) -> int:
+    """Returns how many numbers of a parameter the largest shard has, over all its layers."""
+    shape = list(parameter.shape)
+    if parameter.tp_dim is not None:
+        shape[parameter.tp_dim] = -(-shape[parameter.tp_dim] // split.tp)
+    if shape:
+        shape[0] = -(-shape[0] // split.fsdp)
+    return prod(shape) * parameter.layers
+
+
+def adapter_parameters(parameters: Iterable[Parameter], adapter: Adapter) -> list[Parameter]:
+    """Returns the two small matrices of each adapted layer, `[r, in]` and `[out, r]`. tp splits the one that
+    has the split dim of the layer's weight."""
+    made: list[Parameter] = []
+    for one in parameters:
+        if not one.is_linear or not _is_adapted(one, adapter):
+            continue
+        rows, columns = one.shape
+        module = one.name.removesuffix(".weight")
+        inner_dim, outer_dim = (1, None) if one.tp_dim == 1 else (None, one.tp_dim)
+        made.append(Parameter(f"{module}.lora_A.weight", (adapter.r, columns), one.layers, inner_dim))
+        made.append(Parameter(f"{module}.lora_B.weight", (rows, adapter.r), one.layers, outer_dim))
+    return made
+
+
+def _is_adapted(one: Parameter, adapter: Adapter) -> bool:
+    if not adapter.targets:
+        return one.module not in HEADS
+    module = one.name.removesuffix(".weight")
+    return any(module == target or module.endswith(f".{target}") for target in adapter.targets)
+
+
+def states_of(optimizer: str, options: Mapping[str, Any]) -> int | None:
+    """Returns how many tensors of the size of a parameter an optimizer keeps for it; None if that is
+    unknown."""
+    name = optimizer.removeprefix("torch.optim.")
+    if name not in STATES:
+        return None
+    return STATES[name] + sum(bool(options.get(option)) for option in STATE_OPTIONS.get(name, ()))
+
+
+def rank_bytes(parameters: Iterable[Parameter], split: Split, training: Training) -> RankBytes:
+    """Returns the bytes of a component without its syncs. The optimizer's are 0 if its state is unknown."""
+    own, trained = list(parameters), list(parameters)
+    if training.adapter:
+        adapters = adapter_parameters(own, training.adapter)
+        trained = [*adapters, *(one for one in own if one.module in WHOLE_WITH_ADAPTER)]
+        own += adapters
+    weights = _bytes(own, split, training)
+    if not training.is_trained:
+        return RankBytes(weights)
+    gradients = _bytes(trained, split, training)
+    if split.dp * split.fsdp == 1 and any(one.module in HEADS for one in trained):
+        # FSDP copies its shard of a gradient, and that of a tied embedding is a sum. DTensor's is a view.
+        whole = [one for one in trained if one.name == EMBEDDING]
+        gradients += _bytes(whole, Split(), training) - _bytes(whole, split, training)
+    states = states_of(training.optimizer, training.options) or 0
+    return RankBytes(weights, gradients, _bytes(trained, split, training) * states)
+
+
+def adapter_bytes(parameters: Iterable[Parameter], split: Split, training: Training) -> int:
+    """Returns the bytes of the weights of the adapter; 0 without one."""
+    if training.adapter is None:
+        return 0
+    return _bytes(adapter_parameters(parameters, training.adapter), split, training)
+
+
+def _bytes(parameters: Iterable[Parameter], split: Split, training: Training) -> int:
+    return sum(numbers(one, split) for one in parameters) * DTYPE_BYTES[training.dtype]
+
+
+def with_sync(found: RankBytes, sent: int, lag: int) -> RankBytes:
+    """Adds the buckets of a sync that moves `sent` bytes of this rank: two where the consumer loads them in
+    the same step, otherwise all of them for each step between."""
+    buckets = sent * (lag + 1) if lag else min(sent, MAX_BUCKET_BYTES * BUCKETS_IN_FLIGHT)
+    return replace(found, sync=found.sync + buckets)
+
+
+def sharing(devices: Mapping[str, DeviceRanges]) -> list[tuple[str, ...]]:
+    """Returns the sets of groups that share a device, without those that are part of another set. `devices`
+    maps the groups of one device type to their devices."""
+    edges = sorted({edge for ranges in devices.values() for edge in chain(*ranges)})
+    on_device: dict[int, list[str]] = {edge: [] for edge in edges}
+    for group, ranges in devices.items():
+        for start, stop in ranges:
+            for edge in edges[bisect_left(edges, start) : bisect_left(edges, stop)]:
+                on_device[edge].append(group)
+    found = dict.fromkeys(tuple(groups) for groups in on_device.values() if groups)
+    return [one for one in found if not any(set(one) < set(other) for other in found)]
+
+
+# The result
+
+
+@dataclass(frozen=True)
+class ComponentMemory:
+    """The bytes of a component on the rank with the most."""
+
+    component: str
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int | None = 0
+    """None if the state of its optimizer is unknown."""
+    sync: int = 0
+    """The buckets of its syncs."""
+    optimizer_name: str = ""
+    """Empty if it is not trained."""
+    unknown: str = ""
+    """The reason why its bytes are unknown; empty if they are known."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + (self.optimizer or 0) + self.sync
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.unknown and self.optimizer is not None
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The bytes of all components with a known model that share a device, or on cpu a process."""
+
+    groups: tuple[str, ...]
+    components: tuple[str, ...]
+    """The components with a known model."""
+    total: int
+    is_complete: bool
+    """Whether the bytes of all components that declare `MEMORY` are known."""
+    device_type: str
+    device_memory: int = 0
+    """The memory of the device; 0 if the recipe does not state it."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    components: tuple[ComponentMemory, ...] = ()
+    """The components whose class declares `MEMORY`."""
+    devices: tuple[DeviceMemory, ...] = ()

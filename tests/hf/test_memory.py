@@ -1,0 +1,167 @@
+"""The estimated bytes on a rank are those that a model really allocates: of weights, gradients and optimizer
+state after an update, in two processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshctl.hf import Model
+from meshctl.hf.sharding import local_of
+from meshctl.recipe.load import load
+from meshctl.recipe.rules.rank_bytes import model_of
+from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.topology.memory import RankBytes
+from meshctl.topology.mesh import DeviceMesh
+from tests.runtime import worlds
+
+LIMIT = 0.1
+"""The largest difference of an estimate, as a part of the allocated bytes."""
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 2001,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+}
+MOE = {
+    **LLAMA,
+    "model_type": "qwen3_moe",
+    "head_dim": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 352,
+    "mlp_only_layers": [0],
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    sizes: dict[str, int]
+    args: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=lambda: LLAMA)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"model": self.config, **self.args}
+
+
+TIED, LORA = {**LLAMA, "tie_word_embeddings": True}, {"r": 16}
+CASES = [
+    Case("dp", {"dp": 2}),
+    Case("fsdp", {"fsdp": 2}),
+    Case("tp", {"tp": 2}),
+    Case("fsdp, LoRA", {"fsdp": 2}, {"lora": LORA}),
+    Case("tp, LoRA", {"tp": 2}, {"lora": LORA}),
+    Case("fsdp, LoRA on two modules", {"fsdp": 2}, {"lora": {**LORA, "target": ["q_proj", "mlp.up_proj"]}}),
+    Case("tp, tied", {"tp": 2}, config=TIED),
+    Case("fsdp, tied", {"fsdp": 2}, config=TIED),
+    Case("fsdp, score, LoRA", {"fsdp": 2}, {"head": "score", "loss": "bradley_terry", "lora": LORA}),
+    Case("fsdp, bfloat16", {"fsdp": 2}, {"dtype": "bfloat16"}),
+    Case("fsdp, bfloat16 copies", {"fsdp": 2}, {"compute_dtype": "bfloat16"}),
+    Case("dp, SGD", {"dp": 2}, {"optimizer": "SGD"}),
+    Case("fsdp, momentum", {"fsdp": 2}, {"optimizer": "SGD", "optimizer_options": {"momentum": 0.9}}),
+    Case("fsdp, experts", {"fsdp": 2}, {"experts": "eager"}, MOE),
+    Case("tp, experts", {"tp": 2}, {"experts": "eager"}, MOE),
+]
+ESTIMATES: dict[str, RankBytes] = {}
+"""Set before the processes are forked."""
+
+
+def estimate(case: Case, folder: Path) -> RankBytes:
+    """Returns what `show-topology` shows."""
+    recipe = {
+        "groups": {"train": {"ranks": 2, "device_type": "cpu"}},
+        "components": {
+            "texts": {
+                "_target_": "meshctl.data.Chat",
+                "group": "train",
+                "args": {"path": "x", "tokenizer": "byte"},
+            },
+            "actor": {
+                "_target_": "meshctl.hf.Model",
+                "group": "train",
+                "parallel": {f"{dim}_size": size for dim, size in case.sizes.items()},
+                "args": case.arguments,
+            },
+        },
+        "pipeline": {
+            "batch": {"call": "texts.next", "samples": 4},
+            "out": {"call": "actor.update", "in": "batch"},
+        },
+        "run": {"steps": 1},
+    }
+    file = folder / "recipe.yaml"
+    file.write_text(json.dumps(recipe))
+    loaded = load(file, [], folder)
+    assert not loaded.report.errors, loaded.report.errors
+    assert loaded.facts is not None
+    found = model_of(loaded.facts, loaded.recipe.components["actor"])
+    assert found is not None
+    return found.rank_bytes
+
+
+def allocated(tensors: Iterable[Tensor]) -> int:
+    """Returns the bytes of the memory of tensors. Memory that several tensors share counts once."""
+    storages = [local_of(tensor).untyped_storage() for tensor in tensors]
+    return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+
+
+def batch_of(case: Case) -> Batch:
+    texts = Ragged.of([torch.arange(1, 9), torch.arange(3, 12)])
+    if case.args.get("head") == "score":
+        return Batch({"chosen_input_ids": texts, "rejected_input_ids": texts})
+    return Batch({"input_ids": texts, "labels": texts})
+
+
+def bytes_of_a_step(case: Case) -> RankBytes:
+    """Returns the bytes on this rank: gradients when the optimizer begins its step, the rest after it."""
+    model = Model(**case.arguments)
+    model.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in case.sizes.items()}))
+    model.setup()
+    optimizer, gradients = model.trainer.optimizer, list[int]()
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    optimizer.register_step_pre_hook(
+        lambda *_: gradients.append(allocated(one.grad for one in parameters if one.grad is not None))
+    )
+    model.update(batch_of(case))
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    return RankBytes(
+        allocated(model.module.parameters()),
+        gradients[0],
+        allocated(one for one in states if isinstance(one, Tensor) and one.ndim),
+    )
+
+
+def check_of(case: Case) -> worlds.Check:
+    def check(rank: int) -> None:
+        expected, found = ESTIMATES[case.name], bytes_of_a_step(case)
+        for name in ("weights", "gradients", "optimizer"):
+            stated, real = getattr(expected, name), getattr(found, name)
+            assert abs(stated - real) <= LIMIT * real, (name, stated, real)
+
+    check.__name__ = case.name
+    return check
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    folder = tmp_path_factory.mktemp("recipes")
+    ESTIMATES.update({case.name: estimate(case, folder) for case in CASES})
+    yield worlds.run(2, [check_of(case) for case in CASES], tmp_path_factory.mktemp("world"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_a_rank_allocates_the_estimated_bytes(name: str, results: dict[str, str]) -> None:
+    assert results[name] == worlds.PASSED
