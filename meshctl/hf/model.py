@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,15 +30,12 @@ from meshctl.hf.outputs import REF, SIDES, Outputs, OutputsWithoutLogits, output
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.sharding import in_blocks
 from meshctl.hf.stored_weights import load_stored, stored_weights
-from meshctl.hf.texts import Texts, joined, texts_of
+from meshctl.hf.texts import Texts, check_positions, joined, shown_ids, texts_of
 from meshctl.hf.training import Sums, Trainer
 from meshctl.hf.transformers_api import HEADS, DiskFormat, Sizes
 from meshctl.losses import Loss, LossSum, find
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Component, endpoint
-
-MAX_IDS_SHOWN = 5
-"""The maximum number of sample ids in the message about a loss that is not finite."""
 
 
 class Model(Component):
@@ -207,7 +205,7 @@ class Model(Component):
         value 0. An empty loss adds `nothing` to have a gradient.
         """
         names, prefixes = list(names), prefixes_of(names)
-        sides = [texts_of(batch, prefix, self.device) for prefix in prefixes]
+        sides = [self._texts(batch, prefix) for prefix in prefixes]
         own = self._outputs(sides)
         found: dict[str, Any] = {"nothing": own[0].nothing}
         reference: list[Outputs] = []
@@ -227,6 +225,12 @@ class Model(Component):
                     reference = self._outputs(sides)
             found[name] = (reference if is_reference else own)[side].get(output)
         return found
+
+    def _texts(self, batch: Batch, prefix: str) -> Texts:
+        texts = texts_of(batch, prefix, self.device)
+        if limit := transformers_api.positions_of(self.module.config):
+            check_positions(batch, prefix, texts, limit)
+        return texts
 
     def _outputs(self, sides: list[Texts]) -> list[Outputs]:
         """Returns the outputs of the model for each element of `sides`. One forward pass computes all of
@@ -268,12 +272,20 @@ class Model(Component):
         if trainer.skipped == skipped or not found["units"]:
             return found
         if not self.skip_nonfinite:
-            ids = f"; the loss of samples {_shown(culprits)} is not finite" if culprits else ""
             raise ModelError(
                 f"step {self.step}: the loss is {found['loss']:.4g} and the norm of its gradient "
-                f"{found['grad_norm']:.4g}{ids}; the weights were not changed"
+                f"{found['grad_norm']:.4g}; {self._not_finite(culprits, batch)}; the weights were not changed"
             )
         return {name: found[name] for name in ("lr", "units", "skipped")}  # a metric that is NaN ends a run
+
+    def _not_finite(self, culprits: list[Any], batch: Batch) -> str:
+        """Returns which samples of all ranks make an update not finite. `culprits` are the ids of this rank's
+        micro-batches whose loss is not finite."""
+        data = self.collective("dp", "fsdp")
+        if found := [*chain.from_iterable(data.all_gather_object(culprits))]:
+            return f"the loss of samples {shown_ids(found)} is not finite"
+        ids = [*chain.from_iterable(data.all_gather_object(batch.ids.tolist()))]
+        return f"each loss is finite, and the gradient of samples {shown_ids(ids)} is not"
 
     @endpoint(collect="mean")
     def evaluate(self, batch: Batch) -> dict[str, float]:
@@ -329,7 +341,7 @@ class Model(Component):
         found = []
         with self._inference():
             for part in self._parts(batch, sides):
-                texts = [texts_of(part, side, self.device) for side in sides]
+                texts = [self._texts(part, side) for side in sides]
                 outputs = self._outputs(texts)
                 named = zip(sides, outputs, strict=True)
                 made = {f"{side}{name}": column for side, one in named for name, column in of(one, side)}
@@ -435,8 +447,3 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise ModelError(f"`{name}` is no floating-point dtype of torch")
     return found
-
-
-def _shown(ids: list[list[int]]) -> str:
-    named = [".".join(map(str, one)) for one in ids[:MAX_IDS_SHOWN]]
-    return ", ".join(named) + (f" and {len(ids) - len(named)} more" if len(ids) > len(named) else "")

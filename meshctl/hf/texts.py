@@ -21,6 +21,8 @@ from meshctl.runtime.batch.batch import Batch, Ragged
 
 IGNORED = -100
 """The label of a token that does not count in any loss."""
+MAX_IDS_SHOWN = 5
+"""The maximum number of sample ids in a message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +84,27 @@ def texts_of(batch: Batch, prefix: str, device: torch.device) -> Texts:
         positions = _positions(_column(batch, "position_ids"), ids).to(device)
         padded = padded.masked_fill(positions == 0, IGNORED)  # no text predicts the first token of the next
     return Texts(ids.padded().to(device), padded, ids.lengths.cpu(), positions)
+
+
+def check_positions(batch: Batch, prefix: str, texts: Texts, limit: int) -> None:
+    """Raises `ModelError` if a text has more tokens than the model has positions, which is `limit`. `texts`
+    are the texts of `batch` in the columns whose names begin with `prefix`."""
+    lengths = texts.lengths
+    if texts.samples and texts.position_ids is not None:
+        lengths = texts.position_ids.amax(1).cpu() + 1
+    too_long = [row for row, length in enumerate(lengths.tolist()) if length > limit]
+    if too_long:
+        raise ModelError(
+            f"sample {shown_ids(batch.ids[too_long].tolist())} has {int(lengths[too_long[0]])} tokens in "
+            f"`{prefix}input_ids`, and the model has {limit} positions; shorten it, or raise "
+            "`config.max_position_embeddings`"
+        )
+
+
+def shown_ids(ids: list[list[int]]) -> str:
+    """Returns the first ids of samples, for a message."""
+    named = [".".join(map(str, one)) for one in ids[:MAX_IDS_SHOWN]]
+    return ", ".join(named) + (f" and {len(ids) - len(named)} more" if len(ids) > len(named) else "")
 
 
 def joined(first: Texts, second: Texts) -> Texts:

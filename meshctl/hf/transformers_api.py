@@ -110,6 +110,11 @@ def new_model(config: Any, head: str, dtype: torch.dtype, attention: str | None,
         return HEADS[head].from_config(deepcopy(config), dtype=dtype, attn_implementation=attention)
 
 
+def positions_of(config: Any) -> int | None:
+    """Returns the largest number of tokens of a text for which a model is made, or None if it has none."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
 def outline(config: Any, head: str) -> Any:
     """Returns a model without memory, on torch's `meta` device."""
     with torch.device("meta"):

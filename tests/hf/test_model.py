@@ -170,10 +170,49 @@ def rows_of(*tokens: int) -> Batch:
 def test_a_loss_that_is_not_finite_names_its_samples_and_changes_nothing() -> None:
     one = broken(micro_batch=1)
     before = {name: tensor.clone() for name, tensor in one.weights()}
-    with pytest.raises(ModelError, match="the loss of samples 41 is not finite; the weights were not"):
+    message = r"^step 0: the loss is nan and .* the loss of samples 41 is not finite; the weights were not"
+    with pytest.raises(ModelError, match=message):
         one.update(rows_of(5, 7, 6))
     for name, tensor in one.weights():
         torch.testing.assert_close(tensor, before[name], equal_nan=True)
+
+
+class Overflow(torch.autograd.Function):
+    """Has a finite value and no finite gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0] * torch.inf
+
+
+def overflowing(logprobs: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return -(Overflow.apply(logprobs) * mask).sum(), mask.sum()  # type: ignore[no-untyped-call]
+
+
+def test_a_gradient_that_is_not_finite_names_the_samples_of_the_step() -> None:
+    one = model(loss=f"{__name__}.overflowing")
+    message = (
+        "each loss is finite, and the gradient of samples 40, 41, 42, 43, 44 and 2 more is not; the weights"
+    )
+    with pytest.raises(ModelError, match=message):
+        one.update(rows_of(5, 7, 6, 8, 9, 10, 11))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_text_with_more_tokens_than_positions_is_named(packed: bool) -> None:
+    batch, one = batch_of(1, packed), model(config={"max_position_embeddings": 9})
+    with pytest.raises(
+        ModelError, match=r"sample \d+.* has 1\d tokens in `input_ids`, and the model has 9 pos"
+    ):
+        one.update(batch)
+    with pytest.raises(ModelError, match="the model has 9 positions; shorten it, or raise"):
+        one.logprobs(batch)
+    fitting = model(config={"max_position_embeddings": 12})
+    assert torch.isfinite(torch.tensor(fitting.update(batch)["loss"]))
 
 
 def test_steps_that_are_not_finite_are_skipped_and_counted() -> None:
