@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import tempfile
 from collections.abc import Iterator
@@ -23,15 +24,17 @@ PICTURE = re.compile(r"^!\[meshctl show-topology (.+)\]\((.+\.svg)\)$", re.MULTI
 
 
 def write_files(page: str, folder: Path) -> None:
-    """Writes the blocks of a page that have a file name to `folder`."""
+    """Writes the blocks of a page that have a file name to `folder`, the working directory. If one of them is
+    `data.py`, runs it."""
     for text, name in BLOCK.findall(page):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
+    if (folder / "data.py").exists():
+        runpy.run_path("data.py")
 
 
 def drawn(page: str, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields the file and the text of each picture of a page. `folder` is the working directory and has the
-    page's files."""
+    """Yields the file and the text of each picture of a page. `folder` has the page's files."""
     for words, file in PICTURE.findall(page):
         recipe, *overrides = shlex.split(words)
         yield file, draw(topology(plan_of(str(folder / recipe), overrides).plan))

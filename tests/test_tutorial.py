@@ -105,6 +105,7 @@ def assert_near(shown: str, printed: str) -> None:
 
 
 @pytest.mark.slow_suite
+@pytest.mark.timeout(900)
 def test_each_command_prints_the_shown_output(folder: Path) -> None:
     pytest.importorskip("transformers")
     PICTURES["write_files"](TUTORIAL, folder)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from meshctl.recipe.templates import RECIPES
 from tests.paths import CONF, PACKAGE, ROOT
 
 pytestmark = pytest.mark.slow
@@ -66,6 +67,12 @@ def test_the_wheel_holds_every_file_of_the_package_and_the_license(wheel: Path) 
         for path in tracked
     }
     assert shipped and shipped <= names
+    templates = {
+        f"meshctl/components/starters/{name}"
+        for kind, data in RECIPES.items()
+        for name in (f"{kind}.yaml", data)
+    }
+    assert templates <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
@@ -77,3 +84,5 @@ def test_a_new_user_goes_from_init_to_a_run_in_an_empty_folder(installed: Path, 
     run(meshctl, "launch", "first.yaml", "run.steps=2", cwd=tmp_path)
     [metrics] = tmp_path.glob("runs/*/*/metrics.jsonl")
     assert len(metrics.read_text().splitlines()) == 2
+    run(meshctl, "init", "--kind", "sft", "--device", "cpu", "second", cwd=tmp_path)
+    assert run(meshctl, "validate", "second.yaml", cwd=tmp_path).startswith("ok: ")

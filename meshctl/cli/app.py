@@ -74,7 +74,9 @@ def init(
             "[NAME]", "Name of the recipe; it is written to NAME.yaml. May contain a folder.", sources.files
         ),
     ] = "",
-    kind: Annotated[str, option("Kind: train, grpo, distill or script.", sources.kinds)] = "",
+    kind: Annotated[
+        str, option("Kind: train, grpo, distill, script, sft, sft_lora, dpo or reward_model.", sources.kinds)
+    ] = "",
     device: Annotated[
         str,
         option("Device type: cpu, cuda, npu or mps. Default: that of this machine.", sources.device_types),

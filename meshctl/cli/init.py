@@ -1,4 +1,5 @@
-"""`meshctl init [NAME]`: writes a recipe that validates and runs, and the Python file with its classes.
+"""`meshctl init [NAME]`: writes a recipe that validates and runs, and the Python file with its classes. A
+recipe of ready-made classes gets small data instead.
 
 On a terminal it asks questions. With any of its options, or without a terminal, it uses defaults instead. It
 writes all files at the end, or none, and overwrites existing files only with `--force`.
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from meshctl.cli import schema
 from meshctl.cli.output import refuse, why
+from meshctl.package import install_command, missing_libraries
 from meshctl.recipe import templates
 from meshctl.recipe.templates import (
     COMMANDS,
@@ -258,6 +260,8 @@ def write(to: Place, choice: Choice, options: Options, here: Machine) -> int:
         return refuse(
             f"{listed(existing)} already {exist}: choose another NAME, or use `--force` to overwrite {them}"
         )
+    data = {to.folder / name: text for name, text in templates.data(choice.kind).items()}
+    texts |= {file: text for file, text in data.items() if not os.path.lexists(file)}
     texts |= for_editors(to.folder / schema.FILE)
     try:
         write_all(texts)
@@ -323,16 +327,21 @@ def report(to: Place, written: list[Path], choice: Choice, here: Machine) -> Non
     """Prints what was written, and the commands to try next."""
     groups = ", ".join([*choice.shares, *(["judge"] if choice.kind == "grpo" else [])])
     what = {
-        ".yaml": f"{counted(choice.workers, 'worker')}: {groups}",
+        ".yaml": "its devices and its model",
         ".py": "an example script" if choice.kind == "script" else "its classes, to edit",
+        ".jsonl": "its data, 1,200 rows",
         ".json": "the keys of recipes, for editors",
     }
+    roles = {file: what[file.suffix] for file in written}
+    roles[to.recipe] = f"{counted(choice.workers, 'worker')}: {groups}"
     width = max(cells(str(file)) for file in written)
     for file in written:
-        print(f"wrote {shown(str(file))}{' ' * (width - cells(str(file)))}  {what[file.suffix]}")
+        print(f"wrote {shown(str(file))}{' ' * (width - cells(str(file)))}  {roles[file]}")
     print("\nnext:")
     for command in COMMANDS:
         print(f"  meshctl {command} {shlex.quote(str(to.recipe))}")
+    if choice.kind in templates.RECIPES and (missing := missing_libraries(templates.RECIPE_EXTRA)):
+        print(f"\nIt needs {listed(missing)}, not installed here: {install_command(templates.RECIPE_EXTRA)}")
     needed, (kind, count) = min(choice.ranks, sum(choice.shares.values())), here
     if choice.device != "cpu" and (kind != choice.device or count < needed):
         has = counted(count, f"{kind} device") if count else "no accelerator"

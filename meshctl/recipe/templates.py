@@ -5,7 +5,8 @@ shipped files.
     texts = files(choice, "first")         {"first.yaml": ..., "first.py": ...}
 
 The templates are `components/starters/KIND.yaml` and `KIND.py`. The Python file is copied. In the recipe,
-words between `@` are replaced.
+words between `@` are replaced. The kinds of `RECIPES` have the recipes of the folder `recipes/` as templates,
+whose components are ready-made. Instead of a Python file they have data.
 """
 
 from __future__ import annotations
@@ -26,7 +27,24 @@ KINDS = {
     "grpo": "rollout, judge and train: reinforcement learning (GRPO)",
     "distill": "a teacher and a student",
     "script": "a script of your own, written for torchrun",
+    "sft": "fine-tune a Hugging Face model on chats",
+    "sft_lora": "the same with an adapter (LoRA)",
+    "dpo": "a Hugging Face model learns preferences (DPO)",
+    "reward_model": "a Hugging Face model learns to score answers",
 }
+RECIPES = {
+    "sft": "rot13/chats.jsonl",
+    "sft_lora": "rot13/chats.jsonl",
+    "dpo": "rot13/pairs.jsonl",
+    "reward_model": "rot13/pairs.jsonl",
+}
+"""Kind with a recipe of the folder `recipes/` -> its data."""
+RECIPE_DEVICE, RECIPE_RANKS, RECIPE_SAMPLES = "cpu", 2, 32
+"""The devices and the samples of a batch in `conf/scale/laptop.yaml`."""
+MAX_RECIPE_RANKS = 100
+"""Maximum number of ranks of these recipes: the batches of held-out data have 100 samples."""
+RECIPE_EXTRA = "hf"
+"""The extra of meshctl with the libraries of these recipes."""
 DEVICES = {"cpu": "processes", "cuda": "NVIDIA, or AMD with ROCm", "npu": "Ascend", "mps": "Apple"}
 LAYOUTS = {
     "fsdp": ("one model, split over all ranks", "{fsdp_size: auto}"),
@@ -84,6 +102,8 @@ def check(choice: Choice) -> None:
     _known("device", choice.device, DEVICES)
     if not 1 <= choice.ranks <= MAX_RANKS:
         raise WrongChoice(f"the number of ranks must be from 1 to {MAX_RANKS:,}, not {choice.ranks:,}")
+    if choice.kind in RECIPES and choice.ranks > MAX_RECIPE_RANKS:
+        raise WrongChoice(f"{choice.kind} has held-out data for at most {MAX_RECIPE_RANKS} ranks")
     if choice.device == "mps" and choice.ranks > 1:
         raise WrongChoice(f"a machine has one mps device, not {choice.ranks}")
     if choice.device == "cpu" and choice.ranks < len(choice.shares):
@@ -148,6 +168,8 @@ def files(choice: Choice, stem: str, module: str, shown: str, heading: str = "")
     """Returns file name -> text. `shown` is the recipe's path, quoted for a shell. `heading` is the first
     line of the recipe."""
     check(choice)
+    if choice.kind in RECIPES:
+        return _recipe_files(choice, stem, module, shown, heading)
     found = {
         f"{stem}.yaml": heading
         + _filled(_shipped(f"{choice.kind}.yaml"), _words(choice, stem, module, shown))
@@ -157,8 +179,46 @@ def files(choice: Choice, stem: str, module: str, shown: str, heading: str = "")
     return found
 
 
+def data(kind: str) -> dict[str, str]:
+    """Returns file name -> text of the data of a kind."""
+    name = RECIPES.get(kind)
+    return {name: _shipped(name)} if name else {}
+
+
+def _recipe_files(choice: Choice, stem: str, module: str, shown: str, heading: str) -> dict[str, str]:
+    """Returns the recipe, and for devices that no shipped scale has, a scale with these."""
+    layout = choice.layout or layouts(choice)[0]
+    words = {
+        r"^name: .*$": f"name: {quoted(stem)}",
+        r"(?<=layout@components\.trainer\.parallel: )fsdp$": layout,
+    }
+    scale = {}
+    if (choice.device, choice.ranks) != (RECIPE_DEVICE, RECIPE_RANKS):
+        words[r"(?<=^  - scale: )laptop *"] = f"{module}_devices  "
+        scale = {f"conf/scale/{module}_devices.yaml": _scale(choice)}
+    text = _shipped(f"{choice.kind}.yaml").replace(f"recipes/{choice.kind}.yaml", shown)
+    for pattern, word in words.items():
+        text = re.sub(pattern, word, text, flags=re.MULTILINE)
+    return {f"{stem}.yaml": heading + text, **scale}
+
+
+def _scale(choice: Choice) -> str:
+    group = _group(choice, "train", choice.ranks)
+    samples = max(RECIPE_SAMPLES, choice.ranks)
+    more = f"vars: {{samples: {samples}}}\n" if samples > RECIPE_SAMPLES else ""
+    return (
+        "# @package _global_\n"
+        "# The tiny model of the scale `laptop` on other devices. With `node8` in its place it is Qwen3-8B.\n"
+        "defaults:\n  - laptop\n  - _self_\n\n"
+        f"groups:\n  train: {group}\n{more}"
+    )
+
+
 def _shipped(name: str) -> str:
-    return (PACKAGE_DIR / "components" / "starters" / name).read_text(encoding="utf-8")
+    """Returns the text of a template. In a checkout, recipes are in the folder `recipes/`."""
+    homes = (PACKAGE_DIR / "components" / "starters", PACKAGE_DIR.parent / "recipes")
+    file = next((home / name for home in homes if (home / name).is_file()), homes[0] / name)
+    return file.read_text(encoding="utf-8")
 
 
 def _filled(text: str, words: Mapping[str, str]) -> str:

@@ -82,7 +82,7 @@ CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "config --format": (("config", "run.yaml", "--format"), ("json", "text")),
     "init --kind": (
         ("init", "made", "--device", "cpu", "--yes", "--force", "--kind"),
-        ("distill", "grpo", "train"),
+        ("distill", "dpo", "grpo", "reward_model", "sft", "sft_lora", "train"),
     ),
     "init --layout": (
         ("init", "made", "--device", "cpu", "--yes", "--force", "--layout"),

@@ -104,11 +104,7 @@ def test_the_recipes_of_the_package_are_right() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_recipes_that_init_writes_are_right(kind: str) -> None:
-    (text,) = [
-        text
-        for name, text in files(Choice(kind, ranks=4), "first", "first", "first.yaml").items()
-        if name.endswith(".yaml")
-    ]
+    text = files(Choice(kind, ranks=4), "first", "first", "first.yaml")["first.yaml"]
     found = read_text(text.encode(), "first.yaml")
     assert found.tree is not None and flagged(plain(found.tree)) == set()
 

@@ -13,6 +13,7 @@ from meshctl.cli.init import Options, init
 from meshctl.cli.load import plan_of
 from meshctl.recipe.editor_schema import schema
 from tests.cli.init.initialized import names, validated
+from tests.paths import RECIPES
 
 # What is written
 
@@ -37,6 +38,64 @@ def test_what_is_printed_and_written(here: Path, capsys: pytest.CaptureFixture[s
     )
     assert not re.search("@[A-Z]+@", (here / "jobs" / "first.yaml").read_text())
     assert json.loads((here / "jobs" / "recipe.schema.json").read_text())["properties"]["groups"]
+
+
+def test_a_recipe_of_ready_made_components_comes_with_its_data(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert init("jobs/first", Options("sft")) == 0
+    output, wrong = capsys.readouterr()
+    assert wrong == "" and output == (
+        "wrote jobs/first.yaml          2 workers: train\n"
+        "wrote jobs/rot13/chats.jsonl   its data, 1,200 rows\n"
+        "wrote jobs/recipe.schema.json  the keys of recipes, for editors\n"
+        "\nnext:\n"
+        "  meshctl validate jobs/first.yaml\n"
+        "  meshctl show-topology jobs/first.yaml\n"
+        "  meshctl launch jobs/first.yaml\n"
+    )
+    shipped = (RECIPES / "sft.yaml").read_text()
+    assert (here / "jobs" / "first.yaml").read_text().splitlines()[1:] == (
+        shipped.replace("recipes/sft.yaml", "jobs/first.yaml")
+        .replace("name: sft", "name: first")
+        .splitlines()
+    )
+    data = here / "jobs" / "rot13" / "chats.jsonl"
+    assert data.read_bytes() == (RECIPES / "rot13" / "chats.jsonl").read_bytes()
+
+
+def test_data_of_the_user_stay(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert init("first", Options("dpo")) == 0
+    (here / "rot13" / "pairs.jsonl").write_text("mine")
+    assert init("second", Options("reward_model")) == 0
+    assert init("first", Options("dpo", force=True)) == 0
+    assert (here / "rot13" / "pairs.jsonl").read_text() == "mine"
+    assert names(here) == {"first.yaml", "second.yaml", "rot13/pairs.jsonl"}
+
+
+def test_other_devices_are_a_scale_of_their_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert init("laptop", Options("sft_lora", "cuda", 64, "hsdp")) == 0
+    assert "wrote conf/scale/laptop_devices.yaml  its devices and its model\n" in capsys.readouterr().out
+    assert (here / "conf" / "scale" / "laptop_devices.yaml").read_text() == (
+        "# @package _global_\n"
+        "# The tiny model of the scale `laptop` on other devices. With `node8` in its place it is Qwen3-8B.\n"
+        "defaults:\n  - laptop\n  - _self_\n\n"
+        "groups:\n  train: {ranks: 64, device_type: cuda}\nvars: {samples: 64}\n"
+    )
+    validated("laptop.yaml")
+    plan = plan_of("laptop.yaml", []).plan
+    assert (plan.group("train").device_type, plan.group("train").workers) == ("cuda", 64)
+    assert plan_of("laptop.yaml", ["scale=laptop"]).plan.group("train").workers == 2
+
+
+def test_missing_libraries_are_reported_in_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "missing_libraries", lambda extra: ("peft", "datasets"))
+    assert init("first", Options("sft")) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "It needs `peft` and `datasets`, not installed here: pip install 'meshctl[hf]'"
+    assert names(here) == {"first.yaml", "rot13/chats.jsonl"}
 
 
 def test_a_machine_that_lacks_the_devices_is_reported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,7 +110,11 @@ def test_text_stays_text_in_yaml(text: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        (Options("grop"), "kind `grop` does not exist; available: `train`, `grpo`, `distill` and `script`"),
+        (
+            Options("grop"),
+            "kind `grop` does not exist; available: `train`, `grpo`, `distill`, `script`, `sft`, `sft_lora`, `dpo` and `reward_model`",
+        ),
+        (Options("sft", ranks=101), "sft has held-out data for at most 100 ranks"),
         (Options(device="tpu"), "device `tpu` does not exist; available: `cpu`, `cuda`, `npu` and `mps`"),
         (Options(ranks=0), "the number of ranks must be from 1 to 100,000, not 0"),
         (Options(layout="tp"), "layout `tp` does not exist; available: `fsdp`, `dp` and `hsdp`"),

@@ -15,6 +15,7 @@ import pytest
 from meshctl.cli import init as command
 from meshctl.recipe.templates import (
     KINDS,
+    RECIPES,
     Choice,
 )
 from tests.cli.commands import MAIN
@@ -58,7 +59,12 @@ def test_a_wrong_answer_is_asked_again(here: Path, capsys: pytest.CaptureFixture
         "fine",
     )
     output = capsys.readouterr().out
-    assert output.count("  a number from 1 to 4, or a word: train, grpo, distill, script\n") == 2
+    assert (
+        output.count(
+            "  a number from 1 to 8, or a word: train, grpo, distill, script, sft, sft_lora, dpo, reward_model\n"
+        )
+        == 2
+    )
     assert (
         "on cpu it needs at least 2 ranks" in output
         and "  an integer\n" in output
@@ -85,7 +91,7 @@ def test_questions_fit_a_terminal(here: Path, capsys: pytest.CaptureFixture[str]
         answered(
             kind,
             *([""] if kind == "script" else []),
-            *["", "100000"],
+            *["", "100" if kind in RECIPES else "100000"],
             *([""] if kind != "script" else []),
             "",
             has=has,
