@@ -194,6 +194,8 @@ class Model(Component):
         function = self.loss_function
         inputs = self.loss_inputs(batch, function.inputs)
         found = function(inputs)
+        if found.total.requires_grad:  # `nothing` costs a gradient of the size of all logits
+            return found
         return LossSum(found.total + inputs["nothing"], found.count, found.metrics)
 
     def loss_inputs(self, batch: Batch, names: Iterable[str]) -> dict[str, Any]:

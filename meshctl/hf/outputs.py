@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from meshctl.hf.errors import ModelError
 from meshctl.hf.texts import IGNORED, Texts
@@ -45,7 +45,9 @@ class Outputs:
         `ModelError` for a model with `head: score`."""
         if self._raw.ndim != 3:
             raise ModelError("log-probabilities need a model with `head: lm`; this one has `head: score`")
-        return token_logprobs(self._raw[:, :-1], self.texts.targets)
+        # A label for the last position, which predicts none, is cheaper than a copy of all other logits.
+        labels = nn.functional.pad(self.texts.targets, (0, 1), value=IGNORED)
+        return token_logprobs(self._raw, labels)[:, :-1]
 
     @property
     def logprobs(self) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 IGNORED = -100
 """The label of a token that no loss uses, as in torch and transformers."""
@@ -28,9 +28,9 @@ def token_logprobs(logits: Tensor, labels: Tensor) -> Tensor:
     at position t. For a causal model, the caller therefore shifts the labels by one.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    index = labels.clamp(min=0)
-    found = logits.gather(-1, index[..., None]).squeeze(-1) - logits.logsumexp(-1)
-    return torch.where(labels == IGNORED, 0.0, found)
+    tokens = logits.flatten(0, -2), labels.flatten()
+    negated = nn.functional.cross_entropy(*tokens, ignore_index=IGNORED, reduction="none")
+    return -negated.view(labels.shape)
 
 
 def chunked_token_logprobs(
