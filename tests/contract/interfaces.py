@@ -98,6 +98,8 @@ BENCHMARKS: dict[str, str] = {
     "collect_ranks": "goal name ok value",
     "data_plane": "goal load name ok others value what",
     "empty_step": "cpu goal load name ok others value what",
+    "hf_launch": "cpu goal load name ok value",
+    "hf_step": "goal load name ok others time value what",
     "launch_time": "goal name ok others value workers",
     "long_run": "files goal name ok steps value what",
     "overlap": "goal load name ok value",
