@@ -211,8 +211,6 @@ def run(end: End, folder: Path, component: Component) -> None:
         PrefixStore("ending", store),
         PrefixStore("ending", listener),
         end.job_rank,
-        range(end.plan.job_size),
-        transport.notify,
     )
     [placed] = end.plan.components_of(end.group)
     component._context = RankContext(placed.name, placed.mesh.at(end.rank), end.rank)

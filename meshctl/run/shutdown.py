@@ -7,8 +7,9 @@
                 receives the decision, which takes a few milliseconds.
     failed      The same, where a wrong number was found: neither a last checkpoint is written nor a stage
                 called that runs at the end.
-    ended       A stream ended unannounced in step k. The last step was k - 1, and what other workers have
-                begun of step k is cancelled.
+    ended       A stream ended unannounced in step k. The last step was k - 1: a worker begins no stage of
+                step k until it knows that every stream had data for it (`runtime.stream_order`). Most learn
+                it from the values that they receive. The others ask: `is_given`.
 
 Both sides communicate through the launcher's store, under one prefix per attempt. A step costs no message:
 each worker has a listener thread that sleeps in `wait`.
@@ -18,17 +19,17 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from typing import Protocol
 
 FOREVER = timedelta(days=100)
-POLL_S = 0.001
-"""Seconds between two checks of whether other workers have completed a step."""
 ENDLESS = 2**62
 """The last step of a run that only a stop ends."""
+KEPT_CALLS = 256
+"""The number of calls of a stream after which their entries are deleted from the store."""
 
 
 class Store(Protocol):
@@ -39,7 +40,7 @@ class Store(Protocol):
     def add(self, key: str, amount: int, /) -> int: ...
     def check(self, keys: list[str], /) -> bool: ...
     def wait(self, keys: list[str], timeout: timedelta, /) -> None: ...
-    def compare_set(self, key: str, expected: str, value: str, /) -> bytes: ...
+    def delete_key(self, key: str, /) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,10 @@ class Proposer:
         return StopRequest(request["reason"], request["ended"])
 
     def propose(self, asked: StopRequest) -> None:
-        """Begins the decision about the last step, and does not wait. If a stream has ended in a step, it
-        announces the step before as the last one. Otherwise it asks every worker which step it has begun."""
+        """Begins the decision about the last step, and does not wait: it asks every worker which step it has
+        begun. If a stream has ended, all workers find the last step alone."""
         self._has_failed = self._has_failed or asked.has_failed
-        if asked.ended is not None:
-            self._decide("ended", asked.ended - 1)
-        elif not self._proposed and self._last is None:
+        if asked.ended is None and not self._proposed:
             self._proposed = True
             self._announce("stop", 0)
 
@@ -88,17 +87,13 @@ class Proposer:
             and self._store.check([f"begun/{job_rank}" for job_rank in self._job_ranks])
         ):
             begun = [int(self._store.get(f"begun/{job_rank}")) for job_rank in self._job_ranks]
-            self._decide("failed" if self._has_failed else "last", 1 + max(begun, default=0))
+            self._last = 1 + max(begun, default=0)
+            self._announce("failed" if self._has_failed else "last", self._last)
         return self._last
 
     def close(self) -> None:
         """Ends the workers' listener threads, whose processes may live on."""
         self._announce("over", 0)
-
-    def _decide(self, what: str, last: int) -> None:
-        if self._last is None or last < self._last:
-            self._last = last
-            self._announce(what, last)
 
     def _announce(self, what: str, step: int) -> None:
         self._store.set(f"word/{self._words}", json.dumps([what, step]))
@@ -113,17 +108,9 @@ class StopAgreement:
         store: Store,
         listener: Store,
         job_rank: int,
-        job_ranks: Sequence[int],
-        on_decision: Callable[[], None] = lambda: None,
     ) -> None:
-        """`listener` is a second connection to the same store, for the listener thread. `job_ranks` are
-        those of all workers of components.
-
-        `on_decision` is called on the listener thread when a last step is announced, so that a worker that
-        waits inside a cancelled step checks again.
-        """
-        self._store, self._listener, self._on_decision = store, listener, on_decision
-        self._job_rank, self._job_ranks = job_rank, tuple(job_ranks)
+        """`listener` is a second connection to the same store, for the listener thread."""
+        self._store, self._listener, self._job_rank = store, listener, job_rank
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._begun = 0
@@ -150,7 +137,7 @@ class StopAgreement:
         means that the data alone decide.
 
         Returns the last step of each of `sources`, in their order. Where one is None the run may end
-        unannounced, and all workers must call `agree` at its end.
+        unannounced.
         """
         for source, steps_of in batches.items():
             self._store.set(f"batches/{source}", json.dumps(steps_of))
@@ -192,33 +179,21 @@ class StopAgreement:
         number = self._store.add("asks", 1) - 1
         self._store.set(f"asked/{number}", json.dumps({"reason": reason, "ended": ended}))
 
-    def dropped(self, step: int) -> bool:
-        """Whether a step that this worker has begun is cancelled."""
-        return step > self._last
+    def give(self, stream: str, number: int, *, has_data: bool) -> None:
+        """Publishes whether a stream had data in its call with this number, for the workers that ask."""
+        self._store.set(f"given/{stream}/{number}", json.dumps(has_data))
 
-    def agree(self, step: int) -> int:
-        """Returns the run's last step: the smallest of the steps that the workers have completed. `step` is
-        this worker's. All workers call it where a stream may end unannounced."""
-        self._store.set(f"reached/{self._job_rank}", str(step))
-        keys = [f"reached/{job_rank}" for job_rank in self._job_ranks]
-        self._store.wait(keys, FOREVER)
-        return min(int(self._store.get(key)) for key in keys)
-
-    def is_completed(self, step: int, job_ranks: Sequence[int]) -> bool:
-        """Returns whether all of these workers have completed a step; False where it is cancelled before. All
-        of them call it and get the same answer, except those for which the data have ended in this step: they
-        know that it is cancelled."""
-        self._store.set(f"completed/{step}/{self._job_rank}", "")
-        keys = [f"completed/{step}/{job_rank}" for job_rank in job_ranks]
-        is_known = False
-        while not (is_known or self.dropped(step)):
-            is_known = self._store.check(keys)
-            if not is_known:
-                with self._changed:
-                    self._changed.wait(POLL_S)
-        # Others may have seen the last one complete the step just before it was cancelled.
-        answer = "completed" if is_known else "cancelled"
-        return self._store.compare_set(f"completed/{step}/by {job_ranks[0]}", "", answer) == b"completed"
+    def is_given(self, stream: str, number: int, readers: int) -> bool:
+        """Returns whether a stream had data in its call with this number. It waits for the call. `readers` is
+        the number of workers that ask for each call."""
+        key = f"given/{stream}/{number}"
+        self._store.wait([key], FOREVER)
+        has_data: bool = json.loads(self._store.get(key))
+        if number % KEPT_CALLS == 0 and self._store.add(f"read/{stream}/{number}", 1) == readers:
+            for old in range(number - KEPT_CALLS, number):
+                self._store.delete_key(f"given/{stream}/{old + 1}")
+            self._store.delete_key(f"read/{stream}/{number}")
+        return has_data
 
     def leave(self) -> None:
         """Publishes the last step as this worker's answer to all later stop requests."""
@@ -237,7 +212,6 @@ class StopAgreement:
                 else:
                     self._decided(what, step)
                     self._changed.notify_all()
-            self._on_decision()
 
     def _decided(self, what: str, step: int) -> None:
         """Takes a last step that the launcher has decided. A failure after the planned last step was begun

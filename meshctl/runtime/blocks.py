@@ -81,14 +81,19 @@ class BlockRun:
         """Runs all passes of a step."""
         held = [one for stage in self._stages for one in stage.call.held]
         try:
-            if all(one.begin(step) for one in held):
-                self._run_rounds(step)
-            else:
-                self._state.ended = self._state.ended or self._block.name  # the step is dropped
+            for one in held:
+                one.begin(step)
+            self._run_rounds(step)
         finally:
             self._state.pass_number = 0
             for one in held:
                 one.release()
+
+    def send_end(self, step: int) -> None:
+        """Sends END to the stages outside of the block, in place of the values of a step that is not part of
+        the run."""
+        for stage in self._stages:
+            stage.call.send_end(stage.outer, step)
 
     def _run_rounds(self, step: int) -> None:
         self._state.pass_number = 0

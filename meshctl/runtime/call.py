@@ -108,12 +108,10 @@ class Call:
         return tuple(end for end in self._outputs if end.route.target in running)
 
     def keep_for(self, late: Set[str]) -> None:
-        """Keeps the values of the newest steps from now on, if a stage of `late` takes them. These stages may
-        run after an unannounced end of the data. They then take the value of the last complete step, and this
-        stage may be ahead of it."""
-        slots = [end.route.slots for end in self._outputs if end.route.target in late]
-        if slots:
-            self._kept = KeptValues(self.stage.name, max(slots) + 1)
+        """Keeps the newest values from now on, if a stage of `late` takes them. These stages may run after an
+        unannounced end of the data, and then take the value of the last step."""
+        if any(end.route.target in late for end in self._outputs):
+            self._kept = KeptValues()
 
     def send_kept(self, outputs: Sequence[Channel], step: int) -> None:
         """Sends the value of the last step to stages that run at the end only."""
@@ -147,6 +145,12 @@ class Call:
         """Runs a step of the stage, and sends its value through `outputs`."""
         if self.run_once(outputs, step):
             self._end(outputs, step)
+
+    def send_end(self, outputs: Sequence[Channel], step: int) -> None:
+        """Sends END in place of the value of a step that is not part of the run, and calls nothing."""
+        self._state.at = (self.stage.name, step)
+        for end in outputs:
+            end.send(END, step)
 
     def _end(self, outputs: Sequence[Channel], step: int) -> None:
         """Notes that the stream of which the stage is a part has ended."""
@@ -252,6 +256,8 @@ class SourceCall(Call):
         self._sources, self._agreement = sources, context.agreement
         self._had_no_data = False
         """Whether this producer had no more samples in the step before."""
+        self._is_asked = False
+        """Whether other workers ask the store whether the source had data."""
         self._whole_share = self._share_of(stage.samples)
         """This producer's part of a call for the stage's full number of samples. The last call may be for
         fewer."""
@@ -269,6 +275,24 @@ class SourceCall(Call):
                 f"the length of `{self.stage.component}` is {shown[0]} on its first rank and {shown[1]} on "
                 "this one: __len__ must return the number of samples of all ranks together"
             )
+
+    def publish(self) -> None:
+        """Publishes from now on whether the source had data, for workers that do not receive its value."""
+        self._is_asked = self._producer == 0
+
+    def run(self, outputs: Sequence[Channel], step: int) -> None:
+        has_ended = self.run_once(outputs, step)
+        self._give(step, has_data=not has_ended)
+        if has_ended:
+            self._end(outputs, step)
+
+    def send_end(self, outputs: Sequence[Channel], step: int) -> None:
+        super().send_end(outputs, step)
+        self._give(step, has_data=False)
+
+    def _give(self, step: int, *, has_data: bool) -> None:
+        if self._is_asked:
+            self._agreement.give(self.stage.name, step // self.stage.every, has_data=has_data)
 
     def _share_of(self, count: int) -> range:
         """Returns this producer's part of `count` samples; an empty one where others produce."""

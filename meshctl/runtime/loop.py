@@ -6,14 +6,15 @@ The stages of a block do this several times in a step (`blocks`). A send does no
 to the stage, so groups overlap as far as the slots of their routes allow, and no order of stages can
 deadlock. In a sync without staleness both sides run together (`routes.weights` says why that cannot deadlock
 either). How the run ends is agreed by all workers (`run.shutdown`); a checkpoint is a cut between two steps.
+Where a stream may end the run, the order of stages is that of `stream_order`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from time import perf_counter
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -35,8 +36,9 @@ from meshctl.runtime.routes.weights import WeightChannel, WeightsOf, weights_of
 from meshctl.runtime.schedule import Schedule, ScheduledStep
 from meshctl.runtime.sources import Sources
 from meshctl.runtime.stage_metrics import StageMetrics
+from meshctl.runtime.stream_order import Gate, StreamOrder
 from meshctl.runtime.transports.buffers.frames import FrameError
-from meshctl.runtime.transports.errors import OutOfMemory, SentMemoryWritten, StepCancelled
+from meshctl.runtime.transports.errors import OutOfMemory, SentMemoryWritten
 from meshctl.runtime.user_modes import collect_mode, execute_mode
 from meshctl.topology.modes import Route
 from meshctl.topology.samples import RouteError
@@ -44,8 +46,23 @@ from meshctl.topology.samples import RouteError
 USER_ERRORS = (RouteError, BatchError, FrameError, OutOfMemory, SentMemoryWritten)
 """Errors of a user's values, or of too many of them: reported in one line."""
 NOTHING: frozenset[str] = frozenset()
-Program = tuple[Callable[[int], None], ...]
-"""The functions that a worker calls in a step, in the plan's order, each with the step."""
+
+
+def _nothing(step: int) -> None:
+    pass
+
+
+class Part(NamedTuple):
+    """A part of a worker's program: mostly a stage."""
+
+    run: Callable[[int], None]
+    """Runs it in a step."""
+    end: Callable[[int], None] = _nothing
+    """Tells its consumers that the step is not part of the run, without running it."""
+
+
+Program = tuple[Part, ...]
+"""What a worker runs in a step, in this order."""
 
 
 class Loop:
@@ -73,7 +90,7 @@ class Loop:
         """The last step after which the state was saved, or with which the run began."""
         self._is_open_ended = False
         """Whether a stream may end unannounced."""
-        context.transport.cancel_when(lambda: self._agreement.dropped(self._state.at[1]))
+        self._order = StreamOrder(self._plan)
 
     @property
     def at(self) -> tuple[str, int]:
@@ -106,28 +123,25 @@ class Loop:
 
     def _run_after(self, start: int, given: Mapping[str, int]) -> int:
         self._sources.begin(start, given)
-        self._is_open_ended, source = self._agree_on_length()
+        streams, source = self._agree_on_length()
         for call in self._calls.values():
             if isinstance(call, SourceCall):
                 call.check_length()
-        if self._is_open_ended:
-            for call in self._calls.values():
-                call.keep_for(self._schedule.late_stages - self._schedule.together(call.stage))
+        if streams:
+            self._expect_end_of(streams)
         self._open(start)
         last = self._agreement.last
         self._context.events.write("ready", step=start, last=last if last < ENDLESS else None, source=source)
         step = self._run_steps(start)
-        if self._is_open_ended:
-            step = self._agreement.agree(step)
-            if not self._agreement.has_failed:
-                self._close(step, start)
+        if self._is_open_ended and not self._agreement.has_failed:
+            self._close(step, start)
         if self._context.recorder:
             self._context.recorder.forget(step)
         self._agreement.leave()
         return step
 
-    def _agree_on_length(self) -> tuple[bool, str]:
-        """Agrees with all workers on the planned last step. Returns whether a stream has no length, and the
+    def _agree_on_length(self) -> tuple[list[str], str]:
+        """Agrees with all workers on the planned last step. Returns the streams without a length, and the
         source with whose data the run ends, empty if it ends with `run.steps`."""
         own = [] if self._context.rank else self._stages
         names, steps = self._plan.bounding_sources, self._plan.run.steps
@@ -143,7 +157,16 @@ class Loop:
         lasts = {name: last for name, last in zip(names, known, strict=True) if last is not None}
         shortest = min(lasts, key=lambda name: lasts[name], default="")
         is_longer = bool(steps) and bool(shortest) and lasts[shortest] >= steps
-        return None in known, "" if is_longer else shortest
+        streams = [name for name, last in zip(names, known, strict=True) if last is None]
+        return streams, "" if is_longer else shortest
+
+    def _expect_end_of(self, streams: Sequence[str]) -> None:
+        """Prepares for the unannounced end of a stream."""
+        self._is_open_ended, self._order = True, StreamOrder(self._plan, streams)
+        for call in self._calls.values():
+            call.keep_for(self._schedule.late_stages - self._schedule.together(call.stage))
+            if isinstance(call, SourceCall) and self._order.asked.get(call.stage.name):
+                call.publish()
 
     def _open(self, start: int) -> None:
         """Opens all routes; consumers of weights then hold those of their producers, also after a resume."""
@@ -161,18 +184,17 @@ class Loop:
     def _run_steps(self, start: int) -> int:
         """Runs the steps after `start` and returns the last one that was completed."""
         step = start
-        with suppress(StepCancelled):
-            while not self._state.ended and self._agreement.begin(step + 1):
-                self._run_step(step + 1)
-                step += not self._state.ended
+        while not self._state.ended and self._agreement.begin(step + 1):
+            self._run_step(step + 1)
+            step += not self._state.ended
         if self._is_open_ended:
             self._context.progress.leave(step + 1)
-        return min(step, self._agreement.last)
+        return step
 
     def _close(self, last: int, start: int) -> None:
         """Runs the stages that wait for the end, and saves the last state. Called after an unannounced
         end."""
-        self._context.transport.cancel_when(lambda: False)
+        self._state.ended = ""
         self._context.progress.begin_end(last, visit=int(last > start))
         for end in self._ends:
             end.close(last)
@@ -191,14 +213,14 @@ class Loop:
         self._ends += data.values()
         data |= {key: end for key, end in self._data.items() if isinstance(end, ReplayedChannel)}
         calls = self._calls_of([stage for stage in self._stages if stage.name in running], data)
-        program: list[Callable[[int], None]] = []
+        program: list[Part] = []
         for stage in self._stages:
             outputs = [end for (source, *_), end in data.items() if source == stage.name]
             if stage.name not in running:
                 if outputs and self._calls[stage.name].is_called:
-                    program.append(partial(self._calls[stage.name].send_kept, outputs))
+                    program.append(Part(partial(self._calls[stage.name].send_kept, outputs)))
             elif stage.kind == "sync":
-                program.append(partial(self._sync, stage))
+                program.append(Part(partial(self._sync, stage)))
             else:
                 program += self._runs_of(stage, calls, running)
         return tuple(program)
@@ -229,29 +251,53 @@ class Loop:
         self._state.begin = perf_counter()
         self._state.report = StepReport(step)
         self._context.progress.begin_step(step)
-        for run in program:
-            run(step)
+        for number, part in enumerate(program, 1):
+            part.run(step)
+            if self._state.ended:
+                for later in program[number:]:
+                    later.end(step)
+                break
         self._state.at = ("", step)
 
     def _program(self, running: Set[str]) -> Program:
         """Returns what this worker runs in a step with the stages `running`. A value is sent only to stages
         that run."""
-        program: list[Callable[[int], None]] = []
-        for stage in self._stages:
-            if stage.kind == "sync":
-                program.append(partial(self._sync if stage.name in running else self._load_due, stage))
-            elif stage.name in running:
-                program += self._runs_of(stage, self._calls, running)
+        program: list[Part] = []
+        for item in self._order.items:
+            if isinstance(item, Gate):
+                program += self._questions_of(item, running)
+            elif not self._context.hosts(item):
+                continue
+            elif item.kind == "sync":
+                program.append(Part(partial(self._sync if item.name in running else self._load_due, item)))
+            elif item.name in running:
+                program += self._runs_of(item, self._calls, running)
         return tuple(program)
 
-    def _runs_of(
-        self, stage: Stage, calls: Mapping[str, Call], running: Set[str]
-    ) -> Iterator[Callable[[int], None]]:
+    def _questions_of(self, gate: Gate, running: Set[str]) -> Iterator[Part]:
+        """Yields the questions of this worker at a gate, one for each stream of whose end it does not learn
+        otherwise."""
+        for stream in gate.streams:
+            if stream.name in running and self._context.group in self._order.asked[stream.name]:
+                yield Part(partial(self._ask_for, stream, self._order.readers(stream.name)))
+
+    def _ask_for(self, stream: Stage, readers: int, step: int) -> None:
+        """Waits until it is known whether a stream has data for the step."""
+        self._state.at = (stream.name, step)
+        begin = perf_counter()
+        self._context.progress.enter(Activity.RECEIVING, self._plan.stages.index(stream), begin)
+        if not self._agreement.is_given(stream.name, step // stream.every, readers):
+            self._state.ended = stream.name
+        waits = self._state.report.waits
+        waits[stream.name] = waits.get(stream.name, 0.0) + perf_counter() - begin
+
+    def _runs_of(self, stage: Stage, calls: Mapping[str, Call], running: Set[str]) -> Iterator[Part]:
         """Yields what this worker runs for a stage; for a block, at the first of its stages on this
         worker."""
         if not stage.block:
             if (call := calls[stage.name]).is_called:
-                yield partial(call.run, call.outputs_to(running))
+                outputs = call.outputs_to(running)
+                yield Part(partial(call.run, outputs), partial(call.send_end, outputs))
             return
         hosted = [other.name for other in self._stages if other.block == stage.block]
         if stage.name == hosted[0]:
@@ -262,7 +308,8 @@ class Loop:
                 for call in called
             ]
             block = self._plan.block(stage.block)
-            yield BlockRun(block, stages, self._state, self._context.progress).run
+            run = BlockRun(block, stages, self._state, self._context.progress)
+            yield Part(run.run, run.send_end)
 
     def _write_report(self) -> None:
         """Writes the step's events, with the bytes that each route has sent."""
@@ -313,15 +360,12 @@ class Loop:
         end = self._syncs[stage.name]
         while end.due(until):
             received = end.receive(step)
-            # The wait must not be cancelled with `step`: the weights were sent in a step that is not dropped.
-            self._state.at = (stage.name, min(step, received.sent_step))
             getattr(self._component(stage, stage.to), stage.to_method)(received.value)
             if left := [f"`{name}`" for name, _ in received.value]:
                 raise StageError(
                     f"`{stage.to}.{stage.to_method}` left {', '.join(left[:3])} of its stream unread"
                 )
             self._state.versions[stage.to] = received.sent_step
-            self._state.at = (stage.name, step)
 
     # Checkpoints
 
@@ -333,8 +377,6 @@ class Loop:
             if stage.kind == "sync":
                 self._state.at = (stage.name, step)
                 self._cut(stage, step, stage.name in outdated)
-        if self._is_open_ended and not self._agreement.is_completed(step, self._context.group_job_ranks):
-            raise StepCancelled  # a worker of the group knows that the data have ended, and does not save
         self._saved = step
         self._state.at = ("checkpoint", step)
         self._context.progress.enter(Activity.SAVING, -1, perf_counter())

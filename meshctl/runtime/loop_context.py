@@ -39,12 +39,6 @@ class LoopContext:
     """Route -> its recording, for the routes that the plan replays."""
     progress: Progress = field(default_factory=Progress)
 
-    @property
-    def group_job_ranks(self) -> range:
-        """The job ranks of the workers of this worker's group."""
-        group = self.plan.group(self.group)
-        return range(group.first_job_rank, group.first_job_rank + group.workers)
-
     def hosts(self, stage: Stage) -> bool:
         """Whether this worker's group runs a stage, or one of the two sides of a sync."""
         return stage.component in self.components or stage.to in self.components

@@ -121,8 +121,6 @@ class Worker:
             dist.PrefixStore("ending", store),
             dist.PrefixStore("ending", listener),
             job_rank,
-            _component_job_ranks(plan),
-            data_plane.notify,
         )
         components = self._components(plan, start, agreement, data_plane)
         if start.resume:
@@ -288,12 +286,6 @@ class Worker:
         step: peers that called others may be the cause."""
         record = self._progress.record
         return {"progress": record.to_message()} if record.calls else {}
-
-
-def _component_job_ranks(plan: Plan) -> list[int]:
-    """Returns the job ranks of the workers of components; programs take no part in a run's last step."""
-    groups = [group for group in plan.groups if not group.program]
-    return [group.first_job_rank + rank for group in groups for rank in range(group.workers)]
 
 
 def _described(error: Exception | SystemExit) -> tuple[str, str]:

@@ -72,7 +72,6 @@ def worker(environ: Mapping[str, str]) -> int:
         dist.PrefixStore("ending", store),
         dist.PrefixStore("ending", connect(environ)),
         job_rank,
-        range(plan.job_size),
     )
     ending.plan(0 if "forever" in mode else STEPS, {}, [])
     if chosen and "stubborn" in mode:

@@ -9,7 +9,7 @@ called with which samples. It uses nothing of meshctl. Two things are open to a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -21,9 +21,6 @@ from tests.pipelines.flow import inputs_of
 from tests.pipelines.judged import Best, Rows, WrongMetric, best_of, stopped
 from tests.pipelines.shares import Fault
 from tests.pipelines.sources import ENDLESS, Sources, Stages
-
-STEPS_AHEAD = 4
-"""How many steps workers that do not wait for a stream may begin after its end, as far as faults are concerned."""
 
 
 @dataclass
@@ -46,8 +43,10 @@ class Expected:
     """The possible reasons of the end; one is empty for `run.steps`."""
     called: Mapping[Worker, Sequence[Called]]
     before_end: Mapping[Worker, int] | None
-    """Where a stream ended unannounced: the number of calls of each worker before that step, which others may
-    have begun."""
+    """Where a stream ended unannounced: the number of calls of each worker before that step."""
+    may_begin: Set[tuple[str, str]]
+    """The components and methods that may have been called in that step: those of the streams, and of what comes
+    before them."""
     metrics: Rows
     rows: Rows
     """The metrics, and those before the checkpoint from which the run continues."""
@@ -74,6 +73,8 @@ class Model:
         self._steps = recipe["run"].get("steps", ENDLESS)
         self._checkpoint, self._stopped = recipe["run"].get("checkpoint"), stopped
         self._sources = Sources(self._units, recipe["components"], recipe["run"].get("epochs", 1))
+        self._first = first_units(self._units, self._sources.unannounced)
+        self._units = {name: self._units[name] for name in self._first} | self._units
         self._calls = Calls(self._job, self._stages, self._sources, seen)
         self._sent = {
             name: list[tuple[int, int]]() for name, stage in self._stages.items() if "sync" in stage
@@ -102,7 +103,7 @@ class Model:
         while step < last:
             if ended := self._sources.ended(step + 1):
                 reasons = frozenset(map(data_ended, ended))
-                may_fail = self._fails_without(set(ended), step + 1, last)
+                may_fail = self._fails_without(set(ended), step + 1)
                 before_end = {worker: len(calls) for worker, calls in self._job.called.items()}
                 break
             step += 1
@@ -116,9 +117,14 @@ class Model:
             reasons = frozenset({stopped(self._run_keys["stop"], rows)})
         keys = self._checkpoint or {}
         best = best_of(keys["best"], [one.step for one in self._saved], rows) if "best" in keys else []
+        may_begin = {tuple(stage["call"].split(".")) for stage in self._first_stages if "call" in stage}
         return Expected(
-            step, reasons, self._job.called, before_end, metrics, rows, best, self._saved, may_fail
+            step, reasons, self._job.called, before_end, may_begin, metrics, rows, best, self._saved, may_fail
         )
+
+    @property
+    def _first_stages(self) -> list[Mapping[str, Any]]:
+        return [stage for _, stage in flat({name: self._units[name] for name in self._first})]
 
     def _planned_end(self, step: int) -> tuple[int, frozenset[str]]:
         """The last step as far as it is known before the first, and the possible reasons."""
@@ -155,18 +161,17 @@ class Model:
             raise WrongMetric(step, self._job.wrong)
         self._job.wrong.clear()
 
-    def _fails_without(self, ended: set[str], step: int, last: int) -> bool:
-        """Whether a stage fails that takes nothing of the streams that ended. `last` is the planned last step."""
+    def _fails_without(self, ended: set[str], step: int) -> bool:
+        """Whether another stream, or what comes before one, fails in the step in which streams ended."""
         copy, gone = deepcopy(self), set(ended)
         copy._run_keys = {**copy._run_keys, "on_nan": "ignore"}
-        copy._calls.seen = {}  # some workers have begun these steps, others have not
+        copy._calls.seen = {}  # some workers have begun this step, others have not
         for name, stage in self._units.items():
-            if name in gone or taken(stage) & gone:
+            if name not in self._first or name in gone or taken(stage) & gone:
                 gone.add(name)
                 del copy._units[name]
         try:
-            for late in range(step, min(step + STEPS_AHEAD, last + 1)):
-                copy._step(late, is_last=late == last)
+            copy._step(step, is_last=False)
         except Fault:
             return True
         return False
@@ -247,6 +252,29 @@ def taken(unit: Mapping[str, Any]) -> set[str]:
 def named(stage: Mapping[str, Any]) -> set[str]:
     """The stages whose values a stage takes, by their full names."""
     return {name for given in inputs_of(stage) for name in given.stages}
+
+
+def first_units(units: Stages, streams: Sequence[str]) -> list[str]:
+    """The stages and blocks that come first in a step which a stream may end: the streams, each after what was
+    written before it and uses its component, or is needed by such a stage."""
+    left, first = dict(units), list[str]()
+    for stream in streams:
+        components, values, found = components_of(left[stream]), set[str](), [stream]
+        for name in reversed(list(left)[: list(left).index(stream)]):
+            if name in values or components & components_of(left[name]):
+                components |= components_of(left[name])
+                values |= taken(left[name])
+                found.insert(0, name)
+        first += found
+        left = {name: unit for name, unit in left.items() if name not in found}
+    return first
+
+
+def components_of(unit: Mapping[str, Any]) -> set[str]:
+    """The components that a stage or a block uses."""
+    stages = unit["stages"].values() if "repeat" in unit else [unit]
+    called = {stage["call"].split(".")[0] for stage in stages if "call" in stage}
+    return called | {stage[key] for stage in stages for key in ("sync", "to") if key in stage}
 
 
 def in_order(

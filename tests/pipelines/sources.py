@@ -37,9 +37,14 @@ class Sources:
         return self._component(name)[0] == "Stream"
 
     @property
+    def unannounced(self) -> list[str]:
+        """The sources whose data may end unannounced."""
+        return [name for name in self.bounding if self._length(name) is None]
+
+    @property
     def are_open_ended(self) -> bool:
         """Whether the data may end unannounced."""
-        return any(self._length(name) is None for name in self.bounding)
+        return bool(self.unannounced)
 
     def last_steps(self, first: int) -> dict[str, int]:
         """Source -> the step of its last call in a run that continues after the step `first`, for the bounding

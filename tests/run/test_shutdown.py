@@ -6,13 +6,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from meshctl.run.shutdown import ENDLESS, Proposer, StopAgreement, StopRequest
+from meshctl.run.shutdown import ENDLESS, KEPT_CALLS, Proposer, StopAgreement, StopRequest
 
 
 @pytest.fixture
@@ -22,15 +23,30 @@ def store() -> HashStore:
     return made
 
 
+class Watched:
+    """A connection to the store that shows when the listener has read two words of the launcher."""
+
+    def __init__(self, store: HashStore) -> None:
+        self._store, self.has_read_two = store, threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        if keys == ["word/2"]:
+            self.has_read_two.set()
+        self._store.wait(keys, timeout)
+
+
 def test_the_least_of_steps_and_data_is_planned(store: HashStore) -> None:
-    ending = StopAgreement(store, store, 0, [0])
+    ending = StopAgreement(store, store, 0)
     assert ending.plan(20, {"a": 12, "b": None}, ["a", "b"]) == [12, None]
     assert ending.last == 12
     assert ending.begin(12) and not ending.begin(13)
 
 
 def test_without_steps_and_data_only_a_stop_ends_it(store: HashStore) -> None:
-    ending = StopAgreement(store, store, 0, [0])
+    ending = StopAgreement(store, store, 0)
     assert ending.plan(0, {}, []) == []
     assert ending.last == ENDLESS and ending.begin(10**9)
 
@@ -44,7 +60,7 @@ def test_all_workers_stop_after_one_step_that_none_had_begun(paces: list[int], d
     ran: dict[int, int] = {}
 
     def work(job_rank: int) -> None:
-        ending = StopAgreement(store, store, job_rank, range(len(paces)))
+        ending = StopAgreement(store, store, job_rank)
         step = 0
         while ending.begin(step + 1):
             step += 1
@@ -65,7 +81,7 @@ def test_all_workers_stop_after_one_step_that_none_had_begun(paces: list[int], d
 
 
 def test_requests_of_workers_are_received_once_and_in_order(store: HashStore) -> None:
-    ending, proposer = StopAgreement(store, store, 0, [0]), Proposer(store, [0])
+    ending, proposer = StopAgreement(store, store, 0), Proposer(store, [0])
     assert proposer.asked() is None
     ending.ask("converged")
     ending.ask("the data of `batch` ended", ended=7)
@@ -74,41 +90,34 @@ def test_requests_of_workers_are_received_once_and_in_order(store: HashStore) ->
     assert proposer.asked() is None
 
 
-def test_a_stream_that_ends_drops_what_was_begun(store: HashStore) -> None:
-    informed = threading.Event()
-    ending, proposer = StopAgreement(store, store, 0, [0], informed.set), Proposer(store, [0])
-    assert ending.begin(7)
-    proposer.propose(StopRequest("the data ended", 5))
-    assert informed.wait(5)
-    assert ending.last == 4 and ending.dropped(7) and not ending.dropped(4)
-    assert ending.agree(4) == 4
-
-
-def test_workers_complete_a_step_together_or_not_at_all(store: HashStore) -> None:
-    """The data end in step 5 for worker 0 alone: the others of its group do not wait for it in a collective."""
-    workers, proposer = (
-        [StopAgreement(store, store, rank, range(3)) for rank in range(3)],
-        Proposer(store, range(3)),
-    )
+def test_workers_learn_whether_a_stream_had_data(store: HashStore) -> None:
+    producer, *others = [StopAgreement(store, store, job_rank) for job_rank in range(3)]
     with ThreadPoolExecutor() as pool:
-        assert all(pool.map(lambda worker: worker.is_completed(4, range(3)), workers))
-        waiting = [pool.submit(worker.is_completed, 5, range(3)) for worker in workers[1:]]
-        proposer.propose(StopRequest("the data ended", 5))
-        assert [one.result(10) for one in waiting] == [False, False]
+        waiting = [pool.submit(other.is_given, "batch", 1, 2) for other in others]
+        producer.give("batch", 1, has_data=True)
+        producer.give("batch", 2, has_data=False)
+        assert [one.result(10) for one in waiting] == [True, True]
+    assert [other.is_given("batch", 2, 2) for other in others] == [False, False]
 
 
-def test_a_stop_after_a_streams_end_changes_nothing(store: HashStore) -> None:
-    informed = threading.Event()
-    ending, proposer = StopAgreement(store, store, 0, [0], informed.set), Proposer(store, [0])
+def test_what_all_workers_know_of_a_stream_is_deleted(store: HashStore) -> None:
+    producer, *others = [StopAgreement(store, store, job_rank) for job_rank in range(3)]
+    before = store.num_keys()
+    for number in range(1, 2 * KEPT_CALLS + 1):
+        producer.give("batch", number, has_data=True)
+        assert all(other.is_given("batch", number, 2) for other in others)
+    assert store.num_keys() == before
+
+
+def test_a_streams_end_is_no_request_for_a_last_step(store: HashStore) -> None:
+    ending, proposer = StopAgreement(store, store, 0), Proposer(store, [0])
     assert ending.begin(7)
-    proposer.propose(StopRequest("the data ended", 9))
-    proposer.propose(StopRequest("SIGTERM"))
-    assert proposer.poll() == 8 and informed.wait(5)
-    assert ending.begin(8) and not ending.begin(9)
+    proposer.propose(StopRequest("the data ended", 7))
+    assert proposer.poll() is None and ending.begin(8)
 
 
 def test_a_worker_that_left_has_answered(store: HashStore) -> None:
-    ending, proposer = StopAgreement(store, store, 0, [0]), Proposer(store, [0])
+    ending, proposer = StopAgreement(store, store, 0), Proposer(store, [0])
     ending.plan(3, {}, [])
     for step in (1, 2, 3):
         assert ending.begin(step)
@@ -120,13 +129,12 @@ def test_a_worker_that_left_has_answered(store: HashStore) -> None:
 @pytest.mark.parametrize("first", [StopRequest("NaN", has_failed=True), StopRequest("SIGINT")])
 def test_a_run_that_fails_has_no_announced_last_step(store: HashStore, first: StopRequest) -> None:
     """So nothing is saved in it and no stage at the end runs; also where a signal was before."""
-    words = threading.Semaphore(0)
-    ending, proposer = StopAgreement(store, store, 0, [0], words.release), Proposer(store, [0])
+    ending, proposer = StopAgreement(store, store, 0), Proposer(store, [0])
     ending.plan(9, {}, [])
     assert ending.begin(4)
     proposer.propose(first)
     proposer.propose(StopRequest("NaN", has_failed=True))
-    assert words.acquire(timeout=5)  # the worker has answered
+    store.wait(["begun/0"], timedelta(seconds=5))  # the worker has answered
     assert proposer.poll() == 5
     assert ending.begin(5) and not ending.begin(6)
     assert ending.has_failed and ending.announced == ENDLESS
@@ -134,13 +142,13 @@ def test_a_run_that_fails_has_no_announced_last_step(store: HashStore, first: St
 
 def test_a_failure_in_the_planned_last_step_changes_nothing(store: HashStore) -> None:
     """Some worker may already save in it, and its peers must do the same."""
-    words = threading.Semaphore(0)
-    ending, proposer = StopAgreement(store, store, 0, [0], words.release), Proposer(store, [0])
+    listener = Watched(store)
+    ending, proposer = StopAgreement(store, listener, 0), Proposer(store, [0])
     ending.plan(4, {}, [])
     assert ending.begin(4)
     proposer.propose(StopRequest("NaN", has_failed=True))
-    assert words.acquire(timeout=5)
+    store.wait(["begun/0"], timedelta(seconds=5))
     assert proposer.poll() == 5
-    assert words.acquire(timeout=5)  # the worker knows the decision
+    assert listener.has_read_two.wait(5)  # the worker knows the decision
     assert not ending.begin(5)
     assert not ending.has_failed and ending.announced == 4

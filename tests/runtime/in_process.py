@@ -122,7 +122,7 @@ def run(
                 )
                 component.setup()
             on_setup(components)
-            agreement = StopAgreement(store, store, job_rank, job_ranks, data_planes[job_rank].notify)
+            agreement = StopAgreement(store, store, job_rank)
             for component in components.values():
                 context_of(component).stop = agreement.ask
             context = LoopContext(
@@ -166,7 +166,8 @@ def _attend(
     waited_s = faulty_s = 0.0
     while any(thread.is_alive() for thread in threads):
         if outcome.faults and waited_s > faulty_s + FAULT_S:
-            proposer.propose(StopRequest("a fault", ended=1))  # nobody begins a further step
+            proposer.propose(StopRequest("a fault", has_failed=True))
+            proposer.poll()  # nobody begins a further step
             for thread in threads:
                 thread.join(JOIN_S)
             return  # who has not reached the data plane yet waits for workers that are gone

@@ -39,11 +39,9 @@ class HeldInput:
     def cuts_samples(self) -> bool:
         return self._channel.cuts_samples
 
-    def begin(self, step: int) -> bool:
-        """Receives the value of a step, and returns whether there is one: False if the stream has
-        ended."""
+    def begin(self, step: int) -> None:
+        """Receives the value of a step."""
         self._received = self._channel.receive(step)
-        return self._received.value is not END
 
     def begin_round(self, number: int) -> None:
         """Prepares for the first pass of a round; rounds count from 1."""
@@ -76,16 +74,15 @@ class MinibatchInput(HeldInput):
         self._left: deque[list[int]] = deque()
         """The minibatches of this round that are still to come, as positions in sample order."""
 
-    def begin(self, step: int) -> bool:
+    def begin(self, step: int) -> None:
         self._step = step
-        has_value = super().begin(step)
+        super().begin(step)
         value = super().receive(step).value
-        if has_value and not isinstance(value, Batch):
+        if not isinstance(value, Batch):
             raise RouteError(
                 f"block `{self._block.name}` cuts a Batch into minibatches, and `{self._block.over}` "
                 f"returned a {type(value).__name__}"
             )
-        return has_value
 
     def release(self) -> None:
         super().release()

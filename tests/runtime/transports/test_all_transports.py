@@ -177,8 +177,6 @@ def work(way: str, job_rank: int, port: int, folder: Path) -> None:
             PrefixStore("ending", store),
             PrefixStore("ending", listener),
             job_rank,
-            range(job.job_size),
-            transport.notify,
         )
         context = LoopContext(job, group, rank, components, transport, ending, KeptEvents([], group, rank))
         last = Loop(context).run()
