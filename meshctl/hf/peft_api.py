@@ -58,6 +58,8 @@ def inject(model: Any, lora: Lora) -> None:
     `ModelError` if peft cannot adapt a target.
     """
     target = linear_names(model) if lora.target == LINEAR else lora.target
+    if not isinstance(target, str):  # a string is a regular expression of peft
+        _check_targets(model, target)
     config = LoraConfig(
         r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=target, bias="none"
     )
@@ -80,6 +82,23 @@ def linear_names(model: Any) -> list[str]:
     heads = (model.get_output_embeddings(), getattr(model, "score", None))
     linear = [name for name, one in model.named_modules() if isinstance(one, nn.Linear) and one not in heads]
     return sorted({name.rpartition(".")[2] for name in linear})
+
+
+def _check_targets(model: nn.Module, targets: Sequence[str]) -> None:
+    """Raises `ModelError` for a target without a module. peft ignores such a target if another one has
+    modules."""
+    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
+    for target in targets:
+        if any(f".{name}".endswith(f".{target}") for name in modules):
+            continue
+        if any(f".{name}".endswith(f".{target}") for name in parameters):
+            raise ModelError(
+                f"`lora` cannot adapt `{target}`: it is a fused weight of experts, and adapters need linear "
+                "layers; change its `target`"
+            )
+        raise ModelError(
+            f"`lora`: no module is called `{target}`; the linear layers are {', '.join(linear_names(model))}"
+        )
 
 
 def _refuse_others(model: nn.Module) -> None:

@@ -291,7 +291,7 @@ def test_weights_with_an_unknown_name_or_shape_are_refused() -> None:
         ({"dtype": "int64"}, "`int64` is no floating-point dtype"),
         ({"compute_dtype": "float16"}, "`compute_dtype` is bfloat16"),
         ({"lora": {"rank": 4}}, "`lora` has no key `rank`"),
-        ({"lora": {"target": ["nothing"]}}, "`lora`: Target modules"),
+        ({"lora": {"target": ["q_proj", "nothing"]}}, "`lora`: no module is called `nothing`; the linear"),
         ({"loss": "dop"}, "did you mean `dpo`"),
         ({"micro_batch": 1, "micro_batch_tokens": 8}, "exclude each other"),
         ({"optimizer": "Adamw"}, "optimizer `Adamw` is no class"),

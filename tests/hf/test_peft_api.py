@@ -34,6 +34,14 @@ def test_all_linear_leaves_out_the_fused_weights_of_experts() -> None:
     assert last == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
+@pytest.mark.parametrize("target", ["gate_up_proj", "mlp.experts.down_proj"])
+def test_the_fused_weights_of_experts_are_refused(target: str) -> None:
+    config = transformers_api.read_config(MODELS["qwen3_moe"], "lm", {})
+    model = transformers_api.new_model(config, "lm", torch.float64, None, 0)
+    with pytest.raises(ModelError, match=f"`lora` cannot adapt `{target}`: it is a fused weight of experts"):
+        peft_api.inject(model, Lora(4, target=["q_proj", target]))
+
+
 def test_adapters_that_would_be_exported_wrongly_are_refused() -> None:
     with pytest.raises(ModelError, match="embed_tokens` is none"):
         adapted(target=["q_proj", "embed_tokens"])
