@@ -280,7 +280,7 @@ class Word(Type):
     empty: ClassVar[Any] = ""
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        if not isinstance(node.value, str):
+        if not isinstance(node.value, str) or not node.value:
             reader.expected(listed(self.words, "or"), node, path)
             return None
         word = Text().read(reader, node, path)
@@ -327,7 +327,7 @@ class Texts(Type):
     empty: ClassVar[Any] = ()
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        if isinstance(node.value, str) and node.value != MISSING:
+        if isinstance(node.value, str) and node.value not in ("", MISSING):
             return (node.value,)
         if not node.is_list:
             reader.expected("a list of texts", node, path)

@@ -116,7 +116,7 @@ def _checked(
 
     structure = correct(composed.tree)
     corrected = _completed(structure.tree, stem, detect)
-    resolved, unresolved = interpolation.resolve(corrected, environment, yaml_scalars.scalar)
+    resolved, unresolved = interpolation.resolve(corrected, environment, yaml_scalars.scalar, structure.wrong)
     result = read(resolved, stem, structure.wrong)
     # The environment's own mapping, because what is read from `environment` is redacted in reports.
     facts = Facts(result, resolved, Code(folders, sys.path), hub_cache(environment.environ))

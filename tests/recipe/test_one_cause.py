@@ -62,6 +62,24 @@ CASES = {
         "a block has no key `publish`",
         "it looks like a stage, which goes under `pipeline`: indent it less, beside `eval`",
     ),
+    "a reference into a section whose name is misspelt": (
+        "experts.yaml",
+        ("run:\n  steps", "rnu:\n  steps"),
+        "a recipe has no key `rnu`",
+        "did you mean `run`?",
+    ),
+    "an alias of nothing below a key that YAML 1.1 reads as a boolean": (
+        "blocks.yaml",
+        ("    on: eval.exam.loss\n", "    on: *shared\n"),
+        "anchor `shared` of this alias does not exist",
+        "",
+    ),
+    "a data file beside another one": (
+        "models.yaml",
+        ("path: pairs.jsonl", "path: pars.jsonl"),
+        "file `pars.jsonl` does not exist",
+        "did you mean `pairs.jsonl`?",
+    ),
     "a key of a program": (
         "programs.yaml",
         ("{module: json.tool}", "{script: train.py}"),
@@ -103,3 +121,20 @@ def test_on_needs_no_quotes_before_a_list() -> None:
     held = {str((FOLDER / "blocks.yaml").resolve()): text.encode()}
     errors = load("blocks.yaml", [], FOLDER, environ={}, held=held).report.errors
     assert {one.message for one in errors} == {"`on` must be text, not a list"}
+
+
+def test_a_missing_key_is_reported_in_the_recipe_and_not_in_the_layout_that_it_includes() -> None:
+    text = (FOLDER / "compact.yaml").read_text(encoding="utf-8")
+    held = {
+        str((FOLDER / "compact.yaml").resolve()): text.replace(
+            "critic: {_target_: parts.Actor,", "critic: {"
+        ).encode()
+    }
+    [error] = load("compact.yaml", [], FOLDER, environ={}, held=held).report.errors
+    assert error.code == "MC103" and error.primary is not None
+    assert (error.primary.file, error.primary.width) == ("compact.yaml", len("critic"))
+
+
+def test_an_empty_list_of_metrics_has_no_value() -> None:
+    [error] = load("blocks.yaml", ["run.show="], FOLDER, environ={}).report.errors
+    assert error.message == "`show` must be a list of texts, but it has no value"

@@ -51,6 +51,13 @@ def find(path: str, folders: Sequence[str], suffixes: Sequence[str]) -> Found:
     return Found(wrong=f"file `{path}` does not exist")
 
 
+def names_beside(path: str, folders: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+    """Returns the paths of the data files in the folder of a path that does not exist, which it may mean."""
+    above = Path(path).parent
+    places = [place for folder in folders if is_dir(place := Path(folder, above))]
+    return [str(above / file.name) for place in places for file in files(place, *suffixes)]
+
+
 def _in_folder(folder: Path, path: str, suffixes: Sequence[str]) -> Found:
     if has_any(folder, DATASET_FILES):
         return Found()

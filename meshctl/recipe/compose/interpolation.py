@@ -11,7 +11,7 @@ secrets. References inside it are resolved here. `references.py` parses the synt
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,11 +38,15 @@ MAX_CHAIN = 64
 
 
 def resolve(
-    root: Node, environ: Mapping[str, str] = os.environ, decode: Callable[[str], Any] = str
+    root: Node,
+    environ: Mapping[str, str] = os.environ,
+    decode: Callable[[str], Any] = str,
+    wrong: Collection[KeyPath] = (),
 ) -> tuple[Node, list[Diagnostic]]:
     """Returns the tree with interpolations resolved, except `oc.env` in `args` and `env`, and the diagnostics
-    about wrong ones. `decode` parses a YAML scalar."""
-    resolver = _Resolver(root, environ, decode)
+    about wrong ones. `decode` parses a YAML scalar. A reference to a value of `wrong` or inside one is not
+    reported, because its key is."""
+    resolver = _Resolver(root, environ, decode, wrong)
     return with_leaves(root, (), resolver.resolved), resolver.found
 
 
@@ -54,6 +58,7 @@ class _Resolver:
     root: Node
     environ: Mapping[str, str]
     decode: Callable[[str], Any]
+    wrong: Collection[KeyPath]
     found: list[Diagnostic] = field(default_factory=list)
     open: list[KeyPath] = field(default_factory=list)
     """The chain of references that is currently followed."""
@@ -202,6 +207,8 @@ class _Resolver:
         if node is None and text in RESOLVERS:
             raise InvalidInterpolation("MC222", f"`{text}` takes a name", f"write ${{{text}:NAME}}")
         name = ".".join(target)
+        if node is None and any(target[:length] in self.wrong for length in range(1, len(target) + 1)):
+            raise InvalidInterpolation("", "", path=target)  # reported at the key
         if node is None:
             help = self.suggestion(target, path) or _environment_hint(target)
             raise InvalidInterpolation("MC212", f"`{name}` is not in the recipe", help, missing=True)

@@ -363,12 +363,12 @@ class _Builder:
         return None, node.span
 
     def is_metric_key(self, key: yaml.ScalarEvent) -> bool:
-        """Whether a key is `on` and a text, a list or no value follows, as in `{on: eval.loss}`. It is a key
-        of recipes, although YAML 1.1 reads it as a boolean."""
+        """Whether a key is `on` and a text, a list, an alias or no value follows, as in `{on: eval.loss}`. It
+        is a key of recipes, although YAML 1.1 reads it as a boolean."""
         value = self.loader.peek_event()
         is_text = isinstance(value, yaml.ScalarEvent) and self.tag(value) in (CORE + "str", CORE + "null")
-        is_list = isinstance(value, yaml.SequenceStartEvent)
-        return bool(key.value == "on" and not key.style and (is_text or is_list))
+        is_other = isinstance(value, (yaml.SequenceStartEvent, yaml.AliasEvent))
+        return bool(key.value == "on" and not key.style and (is_text or is_other))
 
     # Spans
 

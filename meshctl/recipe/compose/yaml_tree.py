@@ -154,7 +154,8 @@ def merge(old: Node, new: Node) -> Node:
         items = dict(old.value)
         for key, item in new.value.items():
             items[key] = merge(items[key], item) if key in items else item
-        return replace(old, value=items)
+        is_package = old.key == old.span  # a mapping that nobody wrote, around an included file
+        return replace(new if is_package else old, value=items)
     if new.value == MISSING:
         return old
     return over(new, old)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.code.data_files import FirstRow, Found, find, first_row
+from meshctl.recipe.code.data_files import FirstRow, Found, find, first_row, names_beside
 from meshctl.recipe.compose.yaml_tree import Node, plain
 from meshctl.recipe.rules.facts import Facts
-from meshctl.text.english import listed
+from meshctl.text.english import listed, nearest
 
 
 def data_are_usable(facts: Facts) -> Iterator[Diagnostic]:
@@ -25,21 +25,24 @@ def data_are_usable(facts: Facts) -> Iterator[Diagnostic]:
         if node is None or not isinstance(node.value, str) or not node.value:
             continue
         found = find(node.value, facts.code.path, declared.suffixes)
-        one = _of_path(facts, node, found) or _of_row(facts, component, node, found)
+        near = nearest(node.value, names_beside(node.value, facts.code.path, declared.suffixes))
+        one = _of_path(facts, node, found, near) or _of_row(facts, component, node, found)
         if one is not None and (one.code, one.message) not in reported:
             reported.add((one.code, one.message))
             yield one
 
 
-def _of_path(facts: Facts, node: Node, found: Found) -> Diagnostic | None:
+def _of_path(facts: Facts, node: Node, found: Found, near: str) -> Diagnostic | None:
+    """`near` is the path of a file with a similar name."""
+    meant = f"did you mean `{near}`?" if near else ""
     if found.is_remote:
         message = f"{found.wrong}, so its columns are not checked"
         return Diagnostic(
-            "MC449", message, node.span, help="it must be a dataset of the hub", severity="note"
+            "MC449", message, node.span, help=meant or "it must be a dataset of the hub", severity="note"
         )
     if found.wrong:
         help = f"searched in {listed(facts.code.own)} and the installed packages"
-        return Diagnostic("MC446", found.wrong, node.span, help=help)
+        return Diagnostic("MC446", found.wrong, node.span, help=meant or help)
     return None
 
 

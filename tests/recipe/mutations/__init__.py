@@ -2,7 +2,7 @@
 
     correct_recipes.py    the correct recipes
     mutation.py           a mutation, and the table of their kinds
-    spelling.py, layout.py, values.py, yaml_syntax.py, forms.py    the kinds of mutations
+    spelling.py, layout.py, values.py, yaml_syntax.py, forms.py, models.py    the kinds of mutations
     judge.py              judges the report of a broken recipe
     __main__.py           prints the results of all kinds
 

@@ -34,7 +34,7 @@ def call_in_another_form(recipe: Correct, chance: random.Random) -> Mutation:
 @kind
 def target_in_another_form(recipe: Correct, chance: random.Random) -> Mutation:
     item = pick_text(recipe, chance, "components.*._target_")
-    module, name = recipe.written(item).split(".")
+    module, _, name = recipe.written(item).rpartition(".")
     forms = (
         f"{module}.py",
         f"{module}/{name}",
@@ -110,6 +110,14 @@ OVERRIDES = {
         "components.model.args.lr=0.1",
         "run.epochs=1",
         "run.show=[metrics.loss,metrics.entropy]",
+    ),
+    "models.yaml": (
+        "layout@components.trainer.parallel=fsdp",
+        "components.trainer.args.loss_options.beta=0.2",
+        "components.trainer.args.lr=0.1",
+        "components.reference.frozen=true",
+        "pipeline.batch.samples=64",
+        "run.show=[metrics.accuracy]",
     ),
     "programs.yaml": (
         "groups.train.visible_devices='2,3,4,5,6,7'",
@@ -211,14 +219,15 @@ def override_adds_what_is_there(recipe: Correct, chance: random.Random) -> Mutat
 
 @kind
 def override_without_value(recipe: Correct, chance: random.Random) -> Mutation:
-    override = pick([one for one in OVERRIDES[recipe.name] if re.match(r"[^+=]+=", one)], chance)
+    override = pick([one for one in OVERRIDES[recipe.name] if re.match(r"(?!vars)[^+=]+=", one)], chance)
     key = override.partition("=")[0]
     return _overridden(recipe, chance.choice((key, f"{key}=")), "=|value|integer|number|must|names no")
 
 
 @kind
 def layout_misspelt_in_override(recipe: Correct, chance: random.Random) -> Mutation:
-    if recipe.name not in ("grpo.yaml", "compact.yaml"):
+    components = {"grpo.yaml": "actor", "compact.yaml": "actor", "models.yaml": "trainer"}
+    if recipe.name not in components:
         raise NoPlace
-    override = "layout@components.actor.parallel=fsdp"
+    override = f"layout@components.{components[recipe.name]}.parallel=fsdp"
     return _misspelt_override(recipe, override, chance.choice([*re.finditer(r"\w+", override)]), chance)

@@ -12,7 +12,7 @@ from typing import Any
 from meshctl.diagnostics import Diagnostic, Report
 from meshctl.recipe import fixes
 from meshctl.recipe.load import Loaded, load
-from tests.recipe.mutations import forms, layout, spelling, values, yaml_syntax  # noqa: F401, they register kinds
+from tests.recipe.mutations import forms, layout, models, spelling, values, yaml_syntax  # noqa: F401, they register kinds
 from tests.recipe.mutations.correct_recipes import CORRECT, FOLDER
 from tests.recipe.mutations.mutation import KINDS, Mutation, NoPlace
 

@@ -185,7 +185,7 @@ def key_moved_out_of_its_section(recipe: Correct, chance: random.Random) -> Muta
     items = [one for one in items if one.path[0] in ("components", "run") and one.path[:-1] != ("run",)]
     item = pick(items, chance)
     target = pick([one for one in recipe.items if one.path == item.path[:-2]], chance)
-    return _move(recipe, item, target, quoted(item.path[-2]))
+    return _move(recipe, item, target, rf"{quoted(item.path[-2])}|under a component")
 
 
 @kind
@@ -197,7 +197,10 @@ def key_moved_into_a_section(recipe: Correct, chance: random.Random) -> Mutation
     targets = [
         one
         for one in mappings(recipe)
-        if one.path[:-1] == item.path[:-1] and one.path != item.path and one.name != "model"
+        if one.path[:-1] == item.path[:-1]
+        and one.path != item.path
+        and one.name != "model"
+        and not recipe.items_at(*one.path, item.name)  # which would be given twice
     ]
     target = pick(targets, chance)
     return _move(recipe, item, target, rf"{quoted(item.path[-2])}|beside")

@@ -110,7 +110,9 @@ def value_as_mapping(recipe: Correct, chance: random.Random) -> Mutation:
         if one.name not in ("in", "devices_per_node", "dispatch", "model", "parallel", "program")
     ]
     item = pick([one for one in items if one.key[0] != one.key[1]], chance)
-    return retyped(recipe, item, f"{{value: {recipe.written(item)}}}", "mapping")
+    written = recipe.written(item)
+    quoted = f'"{written}"' if written.startswith("${") else written
+    return retyped(recipe, item, f"{{value: {quoted}}}", "mapping")
 
 
 @kind

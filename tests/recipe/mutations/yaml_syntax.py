@@ -59,10 +59,13 @@ def quote_not_closed(recipe: Correct, chance: random.Random) -> Mutation:
 @kind
 def bracket_not_closed(recipe: Correct, chance: random.Random) -> Mutation:
     found = pick(list(re.finditer(r"(?<!\$)(?<!\$\{)[\]}](?=[\s,\]}])", recipe.text)), chance)
-    opening = [one for one in recipe.items if one.value[1] == found.end()]
+    # Without one of several brackets in a row, the text is the same.
+    row = re.compile(r"[\]}]+").match(recipe.text, found.start())
+    ends = range(found.end(), (row.end() if row else found.end()) + 1)
+    opening = [one for one in recipe.items if one.value[1] in ends]
     if not opening:
         raise NoPlace
-    places = [(opening[0].key[0], found.end())]
+    places = [(one.key[0], found.end()) for one in opening]
     return replaced(recipe, found.span(), "", "clos|bracket|brace|`[\\]}]`", places=places)
 
 
@@ -74,7 +77,7 @@ def bracket_not_opened(recipe: Correct, chance: random.Random) -> Mutation:
         recipe,
         (item.value[0], item.value[0] + 1),
         "",
-        "open|bracket|brace|clos",
+        r"open|bracket|brace|clos|write (it as )?\[",
         places=((item.key[0], item.value[1]),),
     )
 
