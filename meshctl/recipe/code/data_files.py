@@ -51,7 +51,7 @@ def find(path: str, folders: Sequence[str], suffixes: Sequence[str]) -> Found:
     return Found(wrong=f"file `{path}` does not exist")
 
 
-def names_beside(path: str, folders: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+def files_nearby(path: str, folders: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     """Returns the paths of the data files in the folder of a path that does not exist, which it may mean."""
     above = Path(path).parent
     places = [place for folder in folders if is_dir(place := Path(folder, above))]

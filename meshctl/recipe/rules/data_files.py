@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.code.data_files import FirstRow, Found, find, first_row, names_beside
+from meshctl.recipe.code.data_files import FirstRow, Found, files_nearby, find, first_row
 from meshctl.recipe.compose.yaml_tree import Node, plain
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import listed, nearest
@@ -25,7 +25,7 @@ def data_are_usable(facts: Facts) -> Iterator[Diagnostic]:
         if node is None or not isinstance(node.value, str) or not node.value:
             continue
         found = find(node.value, facts.code.path, declared.suffixes)
-        near = nearest(node.value, names_beside(node.value, facts.code.path, declared.suffixes))
+        near = nearest(node.value, files_nearby(node.value, facts.code.path, declared.suffixes))
         one = _of_path(facts, node, found, near) or _of_row(facts, component, node, found)
         if one is not None and (one.code, one.message) not in reported:
             reported.add((one.code, one.message))
