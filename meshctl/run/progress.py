@@ -43,9 +43,6 @@ class Activity(IntEnum):
     SENDING = 4
     SYNCING = 5
     SAVING = 6
-    LEFT = 7
-    """The worker runs no further step, and waits until all workers agree on the last one. Its `step` is the
-    first one that it has not completed."""
 
 
 @dataclass(frozen=True)

@@ -187,8 +187,6 @@ class Loop:
         while not self._state.ended and self._agreement.begin(step + 1):
             self._run_step(step + 1)
             step += not self._state.ended
-        if self._is_open_ended:
-            self._context.progress.leave(step + 1)
         return step
 
     def _close(self, last: int, start: int) -> None:

@@ -131,12 +131,6 @@ class Progress:
             self.called.clear()
         return found
 
-    def leave(self, step: int) -> None:
-        """Records that this worker runs no further step. `step` is the first one that it has not completed;
-        its counts are kept."""
-        self.enter(Activity.LEFT, -1, perf_counter())
-        self._words[STEP], self._words[VISIT] = step, 0
-
     def begin_end(self, step: int, visit: int) -> None:
         """Continues after an unannounced end, with the stages that run after the last step. Counts of a
         dropped step are discarded. `visit` is the number of `step` events for `step`."""

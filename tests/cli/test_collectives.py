@@ -13,7 +13,6 @@ import pytest
 from tests.cli.commands import meshctl
 
 PARTS = """
-import pathlib
 import time
 
 import torch
@@ -68,11 +67,7 @@ class Sharded(Actor):
 class Stream(Component):
     @endpoint
     def next(self, samples: range) -> Batch | None:
-        if samples.start < 8:
-            return Batch({"x": torch.ones(len(samples))})
-        while not pathlib.Path("begun").exists():  # rank 1 of `train` has begun step 3
-            time.sleep(0.01)
-        return None
+        return Batch({"x": torch.ones(len(samples))}) if samples.start < 8 else None
 
 class Stuck(Component):
     @endpoint
@@ -88,9 +83,7 @@ class Other(Component):
 
     @endpoint(collect="mean")
     def sum(self) -> dict[str, float]:
-        if self.rank == 1 and self.step == 3:
-            pathlib.Path("begun").touch()
-        return {"sum": float(self.collective("dp").all_reduce(torch.ones(())))}  # OTHER
+        return {"sum": float(self.collective("dp").all_reduce(torch.ones(())))}
 """
 
 RECIPE = """
@@ -234,13 +227,10 @@ def test_sends_and_receives_of_torch_are_not_counted(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_that_ends_when_one_rank_has_begun_the_step(folder: Path) -> None:
-    """Rank 0 waits for the input of `used` in step 3, which is cancelled. Rank 1 is already in a collective of
-    `summed`, a stage that does not depend on the stream."""
+def test_a_stream_that_ends_leaves_no_rank_in_a_collective(folder: Path) -> None:
+    """Nothing else is called in step 3: `batch` would never return, and only rank 1 would come to `summed`, which
+    takes nothing of the stream."""
     (folder / "stream.yaml").write_text(STREAM)
     done = meshctl(folder, "launch", "stream.yaml")
-    assert done.returncode == 5, done.stderr
-    assert not processes_in(folder), "the command has left processes behind"
-    [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "differ in step 3: rank 0 called 0, rank 1 called 1" in error
-    assert f"parts.py:{line_of('OTHER')} in stage `summed`, and rank 0 has left the run" in error
+    assert done.returncode == 0, done.stderr
+    assert [row["summed.sum"] for row in rows(folder)] == [2.0, 2.0]

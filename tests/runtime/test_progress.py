@@ -50,16 +50,13 @@ def test_the_end_of_a_step_is_a_further_visit() -> None:
     assert progress.record.visit == 0
 
 
-def test_a_worker_that_left_keeps_its_counts_until_the_stages_at_the_end() -> None:
+def test_the_counts_of_a_dropped_step_are_discarded_at_the_end_of_the_run() -> None:
     progress = Progress()
     calls = progress.calls_of("actor:dp")
     progress.begin_step(3)
     with calls.call(SUM):
         pass
-    progress.leave(3)
-    record = progress.record
-    assert (record.activity, record.step, record.visit, record.stage) == (Activity.LEFT, 3, 0, -1)
-    assert record.calls["actor:dp"].count == 1
+    assert progress.record.calls["actor:dp"].count == 1
     progress.begin_end(2, visit=1)
     record = progress.record
     assert (record.activity, record.step, record.visit) == (Activity.BETWEEN_STEPS, 2, 1)

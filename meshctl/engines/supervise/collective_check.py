@@ -11,8 +11,6 @@ reported.
 
 A rank that waits in a collective for a peer reports no `step`. Its progress record is compared with the
 reports and records of its peers: a peer that has left the stage or the step with fewer calls will never join.
-Nor does a peer that has left the run since a stream ended unannounced, when only some ranks of the group had
-begun a step or a stage that does not depend on the stream.
 Only facts about the past are compared, so a rank that is slow is never reported.
 """
 
@@ -33,11 +31,6 @@ RANKS_MAX = 8
 """Number of ranks that a message lists."""
 SITES_MAX = 3
 """Number of call sites that a message lists."""
-
-HAS_LEFT = (
-    "has left the run, because the data of a source without a `__len__` have ended: define its `__len__`, or "
-    "let the stage take its batch"
-)
 
 
 @dataclass(frozen=True)
@@ -170,15 +163,9 @@ class CollectiveCheck:
         """Compares a rank that stands with another one, which has reported or stands as well."""
         group = self._groups[name]
         record, peer = group.standing[rank], group.standing.get(other)
-        if record.activity == Activity.LEFT:
-            if peer is not None:
-                self._compare_left(name, other, rank)
-            return
         reported = _reported(group, rank, other)
         if reported is not None:
             self._compare_passed(name, rank, record, other, reported, f"rank {other} has ended the step")
-        elif peer is not None and peer.activity == Activity.LEFT:
-            self._compare_left(name, rank, other)
         elif peer is not None:
             behind, ahead = sorted(((record, rank), (peer, other)), key=lambda one: self._place(one[0]))
             is_ahead = self._place(behind[0]) < self._place(ahead[0])
@@ -186,16 +173,6 @@ class CollectiveCheck:
             self._compare_passed(
                 name, behind[1], behind[0], ahead[1], calls, self._doing(*ahead), is_passed=is_ahead
             )
-
-    def _compare_left(self, name: str, rank: int, other: int) -> None:
-        """Compares a rank that stands with one that has left the run, as all ranks do when a stream has
-        ended."""
-        record, left = (self._groups[name].standing[one] for one in (rank, other))
-        if record.activity == Activity.LEFT or record.step < left.step:
-            return
-        own = left.calls if record.step == left.step else {}
-        calls = {key: Report(one, {}) for key, one in own.items()}
-        self._compare_passed(name, rank, record, other, calls, f"rank {other} {HAS_LEFT}")
 
     def _compare_passed(
         self,

@@ -230,48 +230,6 @@ def test_stages_after_the_last_step_are_not_compared_with_a_dropped_one(check: C
     assert check.found is None
 
 
-def left(number: int, **calls: Calls) -> Record:
-    """The record of a rank that has left the run, and has not completed step `number`."""
-    return replace(record(number, -1, **calls), activity=Activity.LEFT)
-
-
-@pytest.mark.parametrize("is_reported_first", [False, True])
-@pytest.mark.parametrize(
-    "peer",
-    [
-        pytest.param(left(3), id="before the same step"),
-        pytest.param(left(3, dp=calls(6)), id="in an earlier stage"),
-        pytest.param(left(2, dp=calls(9)), id="in an earlier step"),
-    ],
-)
-def test_a_peer_that_left_the_run_does_not_join(
-    check: CollectiveCheck, peer: Record, is_reported_first: bool
-) -> None:
-    records = {0: record(3, 1, dp=calls(7)), 2: peer}
-    for rank in sorted(records, reverse=is_reported_first):
-        check.stand("train", rank, records[rank])
-    text = message(check)
-    assert "differ in step 3: rank 0 called 7, rank 2 called " in text
-    assert "in stage `loss`, and rank 2 has left the run, because the data of a source" in text
-
-
-@pytest.mark.parametrize(
-    "rest",
-    [
-        pytest.param(record(3, 1, dp=calls(6)), id="with as many calls"),
-        pytest.param(record(2, 1, dp=calls(7)), id="in an earlier step, which both complete"),
-        pytest.param(record(2, 2, visit=1, dp=calls(7)), id="in a stage at the end"),
-        pytest.param(record(4, 1, tp=calls(7)), id="in another process group"),
-        pytest.param(left(4, dp=calls(7)), id="by leaving as well"),
-    ],
-)
-def test_a_rank_goes_on_where_a_peer_has_left_the_run(check: CollectiveCheck, rest: Record) -> None:
-    check.stand("train", 2, left(3, dp=calls(6)))
-    check.stand("train", 0, rest)
-    check.stand("train", 2, left(3, dp=calls(6)))
-    assert check.found is None
-
-
 def test_other_events_and_groups_are_ignored(check: CollectiveCheck) -> None:
     check.add(Event("step", "nobody", 0, 1))
     check.add(Event("fault", "train", 0, 1, value={"error": "x"}))
