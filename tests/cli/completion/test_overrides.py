@@ -48,7 +48,10 @@ from tests.examples import examples
         ("data@", ["data@_global_="]),
         ("pipeline.publish.t", ["pipeline.publish.to="]),
         ("run.checkpoint.", [f"run.checkpoint.{key}" for key in ("best.", "best=", "every=", "keep=")]),
-        ("cluster.", ["cluster.nodes=", "cluster.devices_per_node=", "cluster.devices_per_node."]),
+        (
+            "cluster.d",
+            [f"cluster.{key}" for key in ("device_memory=", "devices_per_node=", "devices_per_node.")],
+        ),
         ("cluster.devices_per_node.c", ["cluster.devices_per_node.cuda="]),
     ],
 )
