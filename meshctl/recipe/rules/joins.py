@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import Input, Stage
 from meshctl.recipe.rules.facts import Facts, input_path
-from meshctl.recipe.rules.held_samples import Pair, are_always_alike, balanced_by, missing_samples, path_of
+from meshctl.recipe.rules.held_samples import (
+    MAX_SHORT_SAMPLES,
+    Pair,
+    are_always_alike,
+    balanced_by,
+    missing_samples,
+    path_of,
+)
+from meshctl.run.bounds import bounding_sources
 from meshctl.text.english import counted, listed
 from meshctl.topology.modes import DISPATCH
 from meshctl.topology.samples import Id, sample_name
@@ -181,7 +189,9 @@ def _difference_between_peers(facts: Facts, pair: Pair) -> Difference | None:
     if not is_even:
         return _difference_by_balance(facts, pair, balanced)
     missing = missing_samples(facts, pair)
-    return _difference_by_shares(facts, pair, missing) if missing else None
+    if missing is None:
+        return None
+    return _difference_by_shares(facts, pair, missing) if missing else _difference_at_the_end(facts, pair)
 
 
 def _difference_by_balance(facts: Facts, pair: Pair, balanced: list[Stage | None]) -> Difference | None:
@@ -206,6 +216,20 @@ def _difference_by_shares(facts: Facts, pair: Pair, missing: Mapping[int, Id]) -
     paths = [path_of(facts, source) for source in pair.sources]
     is_certain = all(stage.samples for path in paths for stage in path)
     return Difference(why, _peers_on(facts, paths), PEER_HELP, "error" if is_certain else "warning")
+
+
+def _difference_at_the_end(facts: Facts, pair: Pair) -> Difference | None:
+    """Returns the difference that two stages have only in a short batch, with which the data of their source
+    may end."""
+    source, *_ = path_of(facts, pair.sources[0])
+    if source.name not in bounding_sources(facts.recipe.pipeline.values()):
+        return None
+    for total in range(1, min(MAX_SHORT_SAMPLES + 1, source.samples)):
+        if missing := missing_samples(facts, pair, total):
+            found = _difference_by_shares(facts, pair, missing)
+            why = f"{found.why}, if the data of `{source.name}` end with a batch of {total}"
+            return replace(found, why=why, severity="warning")
+    return None
 
 
 def _peers_on(facts: Facts, paths: Sequence[Sequence[Stage]]) -> tuple[Span, ...]:
