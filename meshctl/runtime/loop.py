@@ -206,7 +206,7 @@ class Loop:
 
     def _closing_program(self, running: Set[str]) -> Program:
         """Returns what this worker runs after an unannounced end. The routes have tags of their own, since
-        their usual ones may hold values of the step that was cancelled."""
+        their usual ones may hold values of the step that is not part of the run."""
         data = _closing_ends(self._context, running)
         self._ends += data.values()
         data |= {key: end for key, end in self._data.items() if isinstance(end, ReplayedChannel)}

@@ -94,7 +94,7 @@ class PeerCheck:
 
     def compare(self, value: Any, logged: Mapping[str, list[float]], step: int, *, is_sent: bool) -> None:
         """Compares this rank's value of a step. Where it is sent to no stage, only its numbers count. Raises
-        `StageError` for values that differ, `PeerLost` and `StepCancelled`. Numbers in `logged` that differ
+        `StageError` for values that differ, and `PeerLost`. Numbers in `logged` that differ
         are reported as an event."""
         shown = _plain(value) if is_sent else scalars(value)
         if self.representative == self.transport.job_rank:

@@ -35,7 +35,7 @@ from torch import Tensor
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, bytes_of
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.context import SLOTS, Context
-from meshctl.runtime.transports.errors import PeerLost, ProtocolError, StepCancelled
+from meshctl.runtime.transports.errors import PeerLost, ProtocolError
 from meshctl.runtime.transports.losses import Losses
 from meshctl.runtime.transports.poller import Poller
 from meshctl.runtime.transports.transport import (
@@ -64,7 +64,6 @@ class DataPlane:
         """(job rank, tag) -> the free slots, infinite where there is no bound."""
         self.losses = Losses(context)
         self._poller: Poller | None = None
-        self._is_cancelled: Callable[[], bool] = lambda: False
         make = context.make_transfers
         self.transfers = make(self._on_transfers_broken) if make else None
         os.register_at_fork(after_in_child=partial(_forget, weakref.ref(self)))
@@ -73,11 +72,6 @@ class DataPlane:
         """Registers the transport to some job ranks; the first registration of a job rank holds."""
         self._transport_to = {**dict.fromkeys(job_ranks, transport), **self._transport_to}
         self._transports = tuple(dict.fromkeys(self._transport_to.values()))
-
-    def cancel_when(self, is_cancelled: Callable[[], bool]) -> None:
-        """Sets a predicate: whether the end of the run drops the current step. Every wait checks it and
-        raises `StepCancelled` where it is true."""
-        self._is_cancelled = is_cancelled
 
     def reserve(self, tag: int, slots: int) -> None:
         """Sets the slots of a tag, before its first frame. 0 means no bound, for a tag whose two ends take
@@ -139,7 +133,7 @@ class DataPlane:
     ) -> Lease:
         """Returns memory for a frame to some job ranks, all of one transport. Waits for a slot of each, and
         of each job rank in `writers`, which are invited to write to it under `writer_tag`. Raises `PeerLost`,
-        `StepCancelled`, `BuffersHeld` and `OutOfMemory`."""
+        `BuffersHeld` and `OutOfMemory`."""
         self._take_slots([(other, tag) for other in to] + [(other, writer_tag) for other in writers])
         return self._transport_of(to).lease(to, tag, nbytes, out_of_band)
 
@@ -195,7 +189,7 @@ class DataPlane:
         return self._transport_of(to).inline_max
 
     def send_inline(self, to: Sequence[int], tag: int, frame: bytes) -> None:
-        """Sends a small frame that needs no memory of its own. Raises `PeerLost` and `StepCancelled`."""
+        """Sends a small frame that needs no memory of its own. Raises `PeerLost`."""
         if self._slots.get(tag, SLOTS):
             self._take_slots([(receiver, tag) for receiver in to])
         for receiver in to:
@@ -231,20 +225,18 @@ class DataPlane:
     # Receiving
 
     def receive(self, source: int, tag: int) -> Delivery:
-        """Returns the next delivery of a tag, its frame as uint8 `[n]`. Raises `PeerLost`,
-        `StepCancelled`."""
+        """Returns the next delivery of a tag, its frame as uint8 `[n]`. Raises `PeerLost`."""
         delivery = self.next(source, tag)
         delivery.frame = tensor_of(delivery.frame)
         return delivery
 
     def receive_bytes(self, source: int, tag: int) -> bytes:
-        """Returns the next frame of a tag as bytes. Raises `PeerLost`, `StepCancelled`."""
+        """Returns the next frame of a tag as bytes. Raises `PeerLost`."""
         frame = self.next(source, tag).frame
         return frame if isinstance(frame, bytes) else bytes_of(frame)
 
     def receive_value(self, source: int, tag: int) -> Any:
-        """Returns the next value of a tag. Raises `PeerLost`, also for a malformed frame, and
-        `StepCancelled`."""
+        """Returns the next value of a tag. Raises `PeerLost`, also for a malformed frame."""
         return self.decode(self.next(source, tag), source)
 
     def decode(self, delivery: Delivery, source: int) -> Any:
@@ -255,8 +247,7 @@ class DataPlane:
             raise self.peer_lost(source, f"sent a malformed frame: {error}") from None
 
     def next(self, source: int, tag: int) -> Delivery:
-        """Returns the next delivery of a tag, its frame as a tensor or as bytes. Raises `PeerLost`,
-        `StepCancelled`."""
+        """Returns the next delivery of a tag, its frame as a tensor or as bytes. Raises `PeerLost`."""
         with self._lock:
             queue = self._inbox[source, tag]
             if not queue or not queue[0].is_complete:
@@ -381,8 +372,6 @@ class DataPlane:
         left = patience or None
         until = time.monotonic() + patience
         while True:
-            if self._is_cancelled():
-                raise StepCancelled
             if self.losses:
                 self.losses.check(peer, tag)
             if left is not None and left <= 0:

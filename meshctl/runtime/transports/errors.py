@@ -17,10 +17,6 @@ class ConnectError(ConnectionError):
     """Workers cannot connect as they were started. The message says what to change."""
 
 
-class StepCancelled(Exception):
-    """The end of the run drops the step in which this process waits."""
-
-
 class ProtocolError(ValueError):
     """A message violates the wire protocol."""
 

@@ -205,7 +205,7 @@ def test_a_stage_of_the_end_takes_the_values_of_the_last_step(source: type[Compo
 @pytest.mark.parametrize("every", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("source", [Stream, Sized])
 def test_a_stage_of_checkpoints_runs_at_the_last_one_too(source: type[Component], every: int) -> None:
-    """This includes a cancelled step in which a checkpoint was due. Its values are not used as the last
+    """This includes the step of the end, in which a checkpoint was due. Its values are not used as the last
     ones."""
     stages = [
         call("batch", "source.next", samples=4),

@@ -102,7 +102,7 @@ def test_a_peer_that_died_before_the_handshake_is_named() -> None:
 
 
 def test_an_unread_connection_receives_goodbye_at_the_end() -> None:
-    """Its frame belongs to a step that was cancelled at the end of the run."""
+    """Its frame belongs to the step in which a stream has ended."""
 
     def producer(worker: Worker) -> bool:
         send_frame(worker, (1,), pattern(10, 0))

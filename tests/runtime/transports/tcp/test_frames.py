@@ -86,7 +86,7 @@ def test_memory_is_used_again_when_its_last_view_has_died() -> None:
 
 
 def test_a_job_rank_may_send_its_first_message_while_the_other_leaves(worlds: Worlds) -> None:
-    """The message belongs to a step that was cancelled at the end of the run."""
+    """The message belongs to the step in which a stream has ended."""
     (one, _), (two, _) = worlds(2)
     one.send(1, 4, Frame("heard"))
     assert two.receive(0, 4).value() == "heard"
