@@ -6,4 +6,7 @@ grpo       a rollout group answers, a judge scores, and a train group learns fro
            weights
 distill    a student learns the answers of a teacher
 script     an existing script for torchrun
+
+In a wheel this folder also has the recipes and the data of the other kinds, which are in `recipes/` of a
+checkout.
 """
