@@ -1,5 +1,5 @@
-"""Aligns the inputs of one call: the first batch determines the order of samples and the samples of each
-rank."""
+"""Puts samples in order: those of several producers, and those of the inputs of one call, whose first batch
+determines the order of samples and the samples of each rank."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from torch import Tensor
+
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.routes.step import StepHeader
 from meshctl.topology.consumers import ConsumerParts
-from meshctl.topology.samples import Id, RouteError, align, sample_name
+from meshctl.topology.samples import Id, RouteError, Run, align, sample_name
 
 IdsByRank = Mapping[int, Sequence[Id]]
 
@@ -111,3 +113,24 @@ def selected(batch: Batch, wanted: Assignment) -> Batch:
     whole = ordered(batch, held, ids)
     whole.most = len(ids)
     return whole
+
+
+def assembled(
+    runs: Sequence[Run], batches: Mapping[int, Batch], cat: Callable[[list[Tensor]], Tensor]
+) -> Batch:
+    """Returns the batches of the producers as one, in sample order, which is that of `runs`. `cat`
+    concatenates tensors."""
+    if len(batches) == 1 and len(runs) < 2:
+        [only] = batches.values()
+        return only
+    filled = [number for number in sorted(batches) if len(batches[number])]
+    some = filled or sorted(batches)[:1]
+    whole = Batch.concat([batches[number] for number in some] or [Batch({})], cat)
+    starts, at = {}, 0
+    for number in filled:
+        starts[number], at = at, at + len(batches[number])
+    rows = list[int]()
+    for run in runs:
+        rows += range(starts[run.producer], starts[run.producer] + len(run))
+        starts[run.producer] += len(run)
+    return whole if rows == list(range(len(rows))) else whole.take(rows)

@@ -11,7 +11,7 @@ lays out, unless the consumer can map their memory. Plain values (losses, statis
 weights in the headers, and every consumer joins them alone.
 
     a frame    [generation, digest, headers, batch]    the headers from the leader, else None; a batch or None
-               or a flat frame (`flat_frame`) of a small part
+               or a flat frame (`flat_frame`) of plain columns
 
 The digest is of everything from which the parts follow, so a rank that computes other parts is named before
 any of its samples are used.
@@ -19,16 +19,14 @@ any of its samples are used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from torch import Tensor
-
 from meshctl.runtime.batch.batch import MARK, Batch
 from meshctl.runtime.routes import flat_frame
-from meshctl.runtime.routes.alignment import Assignment, IdsByRank, aligned, realigned
+from meshctl.runtime.routes.alignment import Assignment, IdsByRank, aligned, assembled, realigned
 from meshctl.runtime.routes.end import (
     END,
     FORWARD,
@@ -38,7 +36,7 @@ from meshctl.runtime.routes.end import (
     Received,
     RouteContext,
 )
-from meshctl.runtime.routes.flat_frame import FlatPart
+from meshctl.runtime.routes.flat_frame import ALIGNED, PACKED, FlatPart, FlatRows
 from meshctl.runtime.routes.header import (
     PartitionKey,
     ProducerHeader,
@@ -64,6 +62,9 @@ from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_for,
 from meshctl.topology.modes import producer_set
 from meshctl.topology.samples import RouteError, Run
 
+FLAT_MAX_RANGES = 64
+"""The most ranges of rows of a flat frame. More are gathered by an index."""
+
 
 class _Message(NamedTuple):
     """A frame of a route."""
@@ -72,7 +73,7 @@ class _Message(NamedTuple):
     digest: int
     table: Any = None
     batch: Any = None
-    """A batch, or the bytes of its rows where the frame is flat."""
+    """A batch, or its rows where the frame is flat."""
     memory: bytearray | None = None
     """The memory of the batch where the frame came as bytes and is not flat."""
 
@@ -198,7 +199,7 @@ class Channel:
             frame: list[Any] = [self._generation, header.digest, leading, None]
             if not isinstance(value, Batch):
                 self._send_frame(part, frame)
-            elif sent.flat and self._send_flat(header.digest, sent, sent.flat, leading, value):
+            elif sent.flat and self._send_flat(header, sent, leading, value):
                 continue
             elif sent.flat is None and (schema := self._shared_write.schema_of(header, part)):
                 self.bytes_sent += self._shared_write.send(header, frame, part, self._me, value, schema)
@@ -207,19 +208,28 @@ class Channel:
                 self._send_rows(part, frame, value, sent.held.packed)
 
     def _send_flat(
-        self, digest: int, sent: SentPart, flat: FlatPart, table: Sequence[bytes] | None, value: Batch
+        self, header: StepHeader, sent: SentPart, table: Sequence[bytes] | None, value: Batch
     ) -> bool:
-        """Sends this rank's rows in a flat frame, and returns False if they do not fit into one."""
+        """Sends this rank's rows in a flat frame, and returns False if there are none, or too many ranges."""
         assert self._me is not None
-        held, most = sent.held, self._paths.inline_max(sent.part, self._me)
-        if not 0 < held.count * flat.row_bytes <= most:
+        part, ranges = sent.part, sent.held.ranges
+        if not 0 < len(ranges) <= FLAT_MAX_RANGES:
             return False
-        frame = flat_frame.encode(self._generation, digest, table, value, flat.columns, held.ranges)
-        if len(frame) > most:
-            return False
-        for job_ranks in self._paths.destinations(sent.part, self._me):
-            self.bytes_sent += len(frame)
-            self._transport.send_inline(job_ranks, self._tag + VALUES, frame)
+        packed, most = header.flat_held(part, self._me, PACKED), self._paths.inline_max(part, self._me)
+        head = flat_frame.head(self._generation, header.digest, table, PACKED)
+        if len(head) + packed.nbytes <= most:
+            frame = flat_frame.encode(head, packed, value, ranges)
+            for job_ranks in self._paths.destinations(part, self._me):
+                self.bytes_sent += len(frame)
+                self._transport.send_inline(job_ranks, self._tag + VALUES, frame)
+            return True
+        layout = header.flat_held(part, self._me, ALIGNED)
+        head = flat_frame.head(self._generation, header.digest, table, ALIGNED)
+        for job_ranks in self._paths.destinations(part, self._me):
+            lease = self._transport.lease(job_ranks, self._tag + VALUES, len(head) + layout.nbytes)
+            flat_frame.write(lease.frame, head, layout, value, ranges)
+            self.bytes_sent += len(lease.frame)
+            self._transport.deliver(lease)
         return True
 
     def _send_rows(self, part: int, content: list[Any], value: Batch, ranges: Sequence[RowRange]) -> None:
@@ -286,35 +296,53 @@ class Channel:
         flat = header.flat_part(part)
         if flat is None and self._shared_write.schema_of(header, part):
             return Received(self._checked_batch(message.batch, partition.counts[part], leader), header)
-        if flat and all(type(each.batch) is memoryview for each in sent.values()):
-            held = partition.held
-            rows = {each: (held(part, each).ranges, one.batch) for each, one in sent.items()}
-            buffer = self._flat_buffer(flat, rows)
-            batch = header.batch_of(part, flat.columns_in(buffer))
-            return Received(batch, header, buffers=[buffer], is_buffered=True)
+        if flat and all(type(each.batch) is FlatRows for each in sent.values()):
+            return self._received_flat(header, part, flat, {each: one.batch for each, one in sent.items()})
         batches = {
             producer: self._batch_in(header, part, producer, each.batch) for producer, each in sent.items()
         }
-        batch = _assembled(partition.parts[part], batches, self._transport.concat)
+        batch = assembled(partition.parts[part], batches, self._transport.concat)
         buffers = [each.memory for each in sent.values() if each.memory is not None]
         return Received(batch, header, buffers=buffers)
 
-    def _flat_buffer(
-        self, flat: FlatPart, rows: Mapping[int, tuple[Sequence[RowRange], memoryview]]
-    ) -> bytearray:
-        """Returns the buffer of a part from flat frames: producer -> where its rows go, and the rows."""
-        buffer = bytearray(flat.nbytes)
-        for producer, (ranges, sent) in rows.items():
-            if not flat.copy(buffer, ranges, sent):
-                raise self._unexpected(producer, f"{len(sent)} bytes for other rows")
-        return buffer
+    def _received_flat(
+        self, header: StepHeader, part: int, flat: FlatPart, sent: Mapping[int, FlatRows]
+    ) -> Received:
+        """Returns the samples of a part from flat frames. Those of a single producer are read in place."""
+        producer, (rows, alignment) = next(iter(sent.items()))
+        if len(sent) == 1 and alignment == ALIGNED and not rows.readonly:
+            if len(rows) != flat.nbytes:
+                raise self._unexpected(producer, f"{len(rows)} bytes for other rows")
+            return Received(header.batch_of(part, flat.columns_in(rows)), header)
+        buffer = flat.new_buffer()
+        for producer, one in sent.items():
+            ranges = header.partition.held(part, producer).ranges
+            self._copy_flat(header, part, producer, one, (flat, buffer, ranges))
+        batch = header.batch_of(part, flat.columns_in(buffer))
+        is_small = isinstance(buffer, bytearray)
+        return Received(batch, header, buffers=[buffer] if is_small else [], is_buffered=is_small)
+
+    def _copy_flat(
+        self,
+        header: StepHeader,
+        part: int,
+        producer: int,
+        sent: FlatRows,
+        into: tuple[FlatPart, Any, Sequence[RowRange]],
+    ) -> None:
+        """Copies the rows of a producer into a buffer of the given layout, to the given ranges."""
+        layout, buffer, ranges = into
+        source = header.flat_held(part, producer, sent.alignment)
+        if not layout.copy(memoryview(buffer), ranges, source, sent.rows):
+            raise self._unexpected(producer, f"{len(sent.rows)} bytes for other rows")
 
     def _batch_in(self, header: StepHeader, part: int, producer: int, batch: Any) -> Batch:
         """Returns the samples of a part that one producer sent."""
-        held, flat = header.partition.held(part, producer), header.flat_part(part)
-        if flat and type(batch) is memoryview:
-            alone = FlatPart(flat.columns, held.count)
-            buffer = self._flat_buffer(alone, {producer: (held.packed, batch)})
+        held = header.partition.held(part, producer)
+        if header.flat_part(part) and type(batch) is FlatRows:
+            alone = header.flat_held(part, producer, ALIGNED)
+            buffer = bytearray(alone.nbytes)
+            self._copy_flat(header, part, producer, batch, (alone, buffer, held.packed))
             return header.batch_of_held(part, producer, alone.columns_in(buffer))
         return self._checked_batch(batch, held.count, producer)
 
@@ -350,15 +378,14 @@ class Channel:
 
     def _message_in(self, delivery: Delivery, source: int) -> _Message | None:
         """Returns the message in a frame, or None for a frame of another form."""
-        frame = delivery.frame
-        if type(frame) is not bytes or not frame.startswith(flat_frame.MAGIC):
-            decoded = _message_of(self._transport.decode(delivery, source))
-            return decoded._replace(memory=delivery.memory) if decoded and delivery.memory else decoded
         try:
-            generation, digest, table, rows = flat_frame.decode(frame)
+            found = flat_frame.decode(delivery.frame)
         except FrameError as error:
             raise self._transport.peer_lost(source, f"sent a malformed frame: {error}") from None
-        return _Message(generation, digest, table, rows) if generation >= 0 else None
+        if found:
+            return _Message(*found) if found.generation >= 0 else None
+        decoded = _message_of(self._transport.decode(delivery, source))
+        return decoded._replace(memory=delivery.memory) if decoded and delivery.memory else decoded
 
     def _check(self, message: _Message, digest: int, producer: int) -> None:
         if message.digest != digest or message.generation != self._generation:
@@ -471,23 +498,3 @@ def _message_of(value: Any) -> _Message | None:
     message = _Message(*value)
     has_digest = type(message.generation) is int and type(message.digest) is int
     return message if has_digest and message.generation >= 0 else None
-
-
-def _assembled(
-    runs: Sequence[Run], batches: Mapping[int, Batch], cat: Callable[[list[Tensor]], Tensor]
-) -> Batch:
-    """Returns the batches of the producers as one, in sample order."""
-    if len(batches) == 1 and len(runs) < 2:
-        [only] = batches.values()
-        return only
-    filled = [number for number in sorted(batches) if len(batches[number])]
-    some = filled or sorted(batches)[:1]
-    whole = Batch.concat([batches[number] for number in some] or [Batch({})], cat)
-    starts, at = {}, 0
-    for number in filled:
-        starts[number], at = at, at + len(batches[number])
-    rows = list[int]()
-    for run in runs:
-        rows += range(starts[run.producer], starts[run.producer] + len(run))
-        starts[run.producer] += len(run)
-    return whole if rows == list(range(len(rows))) else whole.take(rows)

@@ -1,23 +1,26 @@
-"""Flat frames: the rows of a small part as bytes behind a fixed header.
+"""Flat frames: the rows of a part as bytes behind a fixed header.
 
-    "MSF1" | generation | digest | bytes of the table | table | rows of a column | rows of a column | ...
+    "MSF2" | generation | digest | bytes of the table | alignment | table | rows of a column | rows ...
 
 The headers of the step say everything else: which rows of its batch a producer sends for the part, and the
 dtype and the row shape of each column. A producer sends a flat frame where all columns are tensors in host
-memory, the whole part is small, and the frame fits into a message (`DataPlane.inline_max`). A consumer copies
-the rows of all producers of its part into one buffer, in sample order. The lengths in a frame are checked
-before its rows are copied.
+memory and the part is not large. Nothing is aligned in a frame that fits into a message
+(`DataPlane.inline_max`), whose rows are copied. In the memory of a larger frame each column starts at a
+multiple of 64 bytes, so that the consumer of a single producer reads the columns in place. A consumer of
+several producers copies their rows into one buffer, in sample order. The lengths in a frame are checked
+before its rows are used.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
+import numpy
 import torch
 from torch import Tensor
 
@@ -27,51 +30,33 @@ from meshctl.runtime.routes.rows import RowRange
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.runtime.transports.buffers.memcpy import as_plain
 
-MAGIC = b"MSF1"
-_HEAD = struct.Struct("<4sqII")
+MAGIC = b"MSF2"
+PACKED, ALIGNED = 1, 64
+"""The alignments of columns."""
+SMALL_MAX_BYTES = 1 << 15
+"""Parts of less bytes are compared with a copy after the call, which finds writes to borrowed memory."""
+_HEAD = struct.Struct("<4sqIII")
 HEAD_BYTES = _HEAD.size
 _PACKER = msgpack.Packer()
-_ALIGN = 64
+Buffer = Any
+"""A bytearray, or a numpy array of uint8."""
 
 
-def encode(
-    generation: int,
-    digest: int,
-    table: Sequence[bytes] | None,
-    batch: Batch,
-    columns: Iterable[PlainColumn],
-    ranges: Sequence[RowRange],
-) -> bytes:
-    """Returns the frame of the rows `ranges` of a batch. `table` has the headers of all producers; it is None
-    unless this rank leads the part."""
-    packed = b"" if table is None else _PACKER.pack(table)
-    pieces = [_HEAD.pack(MAGIC, generation, digest, len(packed)), packed]
-    for column in columns:
-        tensor = batch.columns[column.name]
-        assert isinstance(tensor, Tensor)
-        address, row = tensor.data_ptr(), column.row_bytes
-        if not address or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-            tensor = as_plain(tensor)
-            address = tensor.data_ptr()
-        for each in ranges:
-            pieces.append(ctypes.string_at(address + each.start * row, (each.stop - each.start) * row))
-    return b"".join(pieces)
+class FlatRows(NamedTuple):
+    """The rows of a flat frame."""
+
+    rows: memoryview
+    alignment: int
 
 
-def decode(frame: bytes) -> tuple[int, int, Any, memoryview]:
-    """Returns the generation, the digest, the table (None if there is none) and the rows of a flat frame.
-    Raises `FrameError`."""
-    if len(frame) < HEAD_BYTES:
-        raise FrameError(f"a flat frame of {len(frame)} bytes")
-    _, generation, digest, length = _HEAD.unpack_from(frame)
-    start = HEAD_BYTES + length
-    if start > len(frame):
-        raise FrameError(f"a table of {length} bytes in a flat frame of {len(frame)}")
-    try:
-        table = msgpack.unpackb(frame[HEAD_BYTES:start]) if length else None
-    except (ValueError, msgpack.UnpackException) as error:
-        raise FrameError(f"a malformed table: {error}") from None
-    return generation, digest, table, memoryview(frame)[start:]
+class FlatMessage(NamedTuple):
+    """A decoded flat frame."""
+
+    generation: int
+    digest: int
+    table: Any
+    """The headers of all producers; None if the frame has none."""
+    rows: FlatRows
 
 
 @dataclass(frozen=True)
@@ -88,22 +73,24 @@ class _Placed:
 
 
 class FlatPart:
-    """The columns of a part in one buffer. They are the same in all steps of a partition."""
+    """The columns of some samples in one buffer. They are the same in all steps of a partition."""
 
-    def __init__(self, columns: Sequence[PlainColumn], count: int) -> None:
+    def __init__(self, columns: Sequence[PlainColumn], count: int, alignment: int = ALIGNED) -> None:
         self.columns = columns
-        self.row_bytes = sum(column.row_bytes for column in columns)
-        """Bytes of one sample."""
         self._placed: list[_Placed] = []
         self.nbytes = 0
-        """Bytes of all columns, each at a multiple of 64."""
+        """Bytes of all columns, each at a multiple of `alignment`."""
         for column in columns:
             nbytes = column.row_bytes * count
             shape = (count, *column.shape)
             self._placed.append(_Placed(column, self.nbytes, shape, nbytes // column.dtype.itemsize))
-            self.nbytes += -(-nbytes // _ALIGN) * _ALIGN
+            self.nbytes += -(-nbytes // alignment) * alignment
 
-    def columns_in(self, buffer: bytearray) -> dict[str, Tensor]:
+    def new_buffer(self) -> Buffer:
+        """Returns a buffer for the columns: a bytearray for a small part, else memory without values."""
+        return bytearray(self.nbytes) if self.nbytes < SMALL_MAX_BYTES else numpy.empty(self.nbytes, "B")
+
+    def columns_in(self, buffer: Buffer) -> dict[str, Tensor]:
         """Returns the columns as views of a buffer."""
         columns: dict[str, Tensor] = {}
         for placed in self._placed:
@@ -115,16 +102,80 @@ class FlatPart:
             columns[placed.column.name] = column if len(shape) == 1 else column.view(shape)
         return columns
 
-    def copy(self, buffer: bytearray, ranges: Sequence[RowRange], rows: memoryview) -> bool:
-        """Copies the rows that one producer sent to their places in a buffer of `nbytes`. Returns False if
-        their bytes are not those of so many rows."""
-        if len(rows) != sum([each.stop - each.start for each in ranges]) * self.row_bytes:
-            return False
-        start = 0
+    def spans(self, batch: Batch, ranges: Sequence[RowRange]) -> Iterator[tuple[int, int, int]]:
+        """Yields (place in the buffer, address, bytes) of the rows `ranges` of a batch. An address is valid
+        until the next one is asked for."""
         for placed in self._placed:
-            row = placed.column.row_bytes
+            tensor, row, at = batch.columns[placed.column.name], placed.column.row_bytes, placed.at
+            assert isinstance(tensor, Tensor)
+            address = tensor.data_ptr()
+            if not address or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+                tensor = as_plain(tensor)
+                address = tensor.data_ptr()
+            for each in ranges:
+                nbytes = (each.stop - each.start) * row
+                yield at, address + each.start * row, nbytes
+                at += nbytes
+
+    def copy(
+        self, buffer: memoryview, ranges: Sequence[RowRange], source: FlatPart, rows: memoryview
+    ) -> bool:
+        """Copies the rows that one producer sent, which are placed as in `source`, to their places in a
+        buffer. Returns False if their bytes are not those of so many rows."""
+        if len(rows) != source.nbytes:
+            return False
+        for placed, sent in zip(self._placed, source._placed, strict=True):
+            row, start = placed.column.row_bytes, sent.at
             for each in ranges:
                 nbytes, at = (each.stop - each.start) * row, placed.at + each.at * row
                 buffer[at : at + nbytes] = rows[start : start + nbytes]
                 start += nbytes
         return True
+
+
+def head(generation: int, digest: int, table: Sequence[bytes] | None, alignment: int) -> bytes:
+    """Returns a frame up to its rows. `table` has the headers of all producers; it is None unless this rank
+    leads the part."""
+    packed = b"" if table is None else _PACKER.pack(table)
+    found = _HEAD.pack(MAGIC, generation, digest, len(packed), alignment) + packed
+    return found.ljust(_rows_start(len(packed), alignment), b"\0")
+
+
+def encode(head: bytes, layout: FlatPart, batch: Batch, ranges: Sequence[RowRange]) -> bytes:
+    """Returns the frame of the rows `ranges` of a batch; `layout` is packed."""
+    rows = [ctypes.string_at(address, nbytes) for _, address, nbytes in layout.spans(batch, ranges)]
+    return b"".join([head, *rows])
+
+
+def write(into: Tensor, head: bytes, layout: FlatPart, batch: Batch, ranges: Sequence[RowRange]) -> None:
+    """Writes the frame of the rows `ranges` of a batch into memory, uint8 `[n]`."""
+    memory = into.data_ptr()
+    ctypes.memmove(memory, head, len(head))
+    for at, address, nbytes in layout.spans(batch, ranges):
+        ctypes.memmove(memory + len(head) + at, address, nbytes)
+
+
+def decode(frame: Tensor | bytes) -> FlatMessage | None:
+    """Returns a decoded flat frame, or None for a frame of another kind. Raises `FrameError`."""
+    content: Any = frame.numpy() if isinstance(frame, Tensor) else frame
+    view = memoryview(content)
+    if view[: len(MAGIC)] != MAGIC:
+        return None
+    if len(view) < HEAD_BYTES:
+        raise FrameError(f"a flat frame of {len(view)} bytes")
+    _, generation, digest, length, alignment = _HEAD.unpack_from(view)
+    if alignment not in (PACKED, ALIGNED):
+        raise FrameError(f"a flat frame whose columns start at multiples of {alignment}")
+    start = _rows_start(length, alignment)
+    if start > len(view):
+        raise FrameError(f"a table of {length} bytes in a flat frame of {len(view)}")
+    try:
+        table = msgpack.unpackb(view[HEAD_BYTES : HEAD_BYTES + length]) if length else None
+    except (ValueError, msgpack.UnpackException) as error:
+        raise FrameError(f"a malformed table: {error}") from None
+    return FlatMessage(generation, digest, table, FlatRows(view[start:], alignment))
+
+
+def _rows_start(table_bytes: int, alignment: int) -> int:
+    """Returns the place of the rows in a frame."""
+    return -(-(HEAD_BYTES + table_bytes) // alignment) * alignment

@@ -23,7 +23,7 @@ MAX_RUNS_SLICED = 4
 their runs are long."""
 MIN_ROWS_PER_RUN = 16
 """Runs that have at least this number of rows on average are sliced, however many there are."""
-FLAT_MAX_BYTES = 1 << 15
+FLAT_MAX_BYTES = 1 << 20
 """Parts of this size or larger are not sent in flat frames."""
 
 
@@ -78,6 +78,11 @@ class Partition:
     @cached_property
     def flat(self) -> dict[int, FlatPart | None]:
         """Part -> the result of `StepHeader.flat_part`, for the parts that were asked for."""
+        return {}
+
+    @cached_property
+    def flat_held(self) -> dict[tuple[int, int, int], FlatPart]:
+        """(Part, producer, alignment) -> the result of `StepHeader.flat_held`, where it was asked for."""
         return {}
 
     @cached_property
@@ -148,6 +153,16 @@ class StepHeader:
                 return None
         flat = FlatPart(first.plain_columns, self.partition.counts[part])
         return flat if flat.nbytes < FLAT_MAX_BYTES else None
+
+    def flat_held(self, part: int, producer: int, alignment: int) -> FlatPart:
+        """Returns the layout of those rows of a flat part that one producer holds."""
+        key = part, producer, alignment
+        found = self.partition.flat_held.get(key)
+        if found is None:
+            whole, held = self.flat_part(part), self.partition.held(part, producer)
+            assert whole is not None
+            found = self.partition.flat_held[key] = FlatPart(whole.columns, held.count, alignment)
+        return found
 
     def schema_of(self, part: int) -> Mapping[str, Sequence[Any]] | None:
         """Returns the columns of a part that has samples, where all of its producers have the same ones and

@@ -1,4 +1,4 @@
-"""Small parts as flat frames: every row is at the right place, and every byte of a frame is checked."""
+"""Parts as flat frames: every row is at the right place, and every byte of a frame is checked."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Wire(MemoryDataPlane):
         super().on_message(source, tag, frame, *more)
 
 
-def sent(batch: Batch) -> tuple[bytes, Channel, MemoryDataPlane]:
-    """Returns the flat frame of a batch, the consumer's end that has not received it, and the producer's data
+def delivered(batch: Batch) -> tuple[Any, Channel, MemoryDataPlane]:
+    """Returns the frame of a batch, the consumer's end that has not received it, and the producer's data
     plane."""
     hub: dict[int, MemoryDataPlane] = {}
     producer = MemoryDataPlane(0, {}, hub)
@@ -55,9 +55,31 @@ def sent(batch: Batch) -> tuple[bytes, Channel, MemoryDataPlane]:
     route = Route("a -> b", "a", "b")
     Channel(RouteContext(route, *sides, producer)).send(batch, 1)
     [frame] = consumer.frames
-    assert isinstance(frame, bytes) and frame.startswith(flat_frame.MAGIC)
     consumer.next(0, TAG)
     return frame, Channel(RouteContext(route, *sides, consumer)), producer
+
+
+def sent(batch: Batch) -> tuple[bytes, Channel, MemoryDataPlane]:
+    """Returns what `delivered` returns, for a frame that is a message."""
+    frame, consumer, producer = delivered(batch)
+    assert isinstance(frame, bytes) and frame.startswith(flat_frame.MAGIC)
+    return frame, consumer, producer
+
+
+def moved(rows: dict[Channel, range], consumer: Channel) -> Batch:
+    """Returns the batch of a consumer to which each producer sends the samples of these numbers."""
+
+    def give(end: Channel) -> None:
+        ids = torch.tensor(rows[end])
+        end.send(Batch({"x": ids.to(torch.float64)}, ids=ids), 1)
+
+    threads = [threading.Thread(target=give, args=(end,)) for end in rows]
+    for thread in threads:
+        thread.start()
+    found: Batch = consumer.receive(1).value
+    for thread in threads:
+        thread.join(10)
+    return found
 
 
 BATCH = Batch(
@@ -99,20 +121,69 @@ def test_a_changed_byte_is_an_error_or_changes_a_value(at: int, change: int) -> 
         assert at % len(frame) >= len(frame) - 4 * (12 + 8)
 
 
-def test_one_producer_may_send_a_flat_frame_and_another_one_a_large_frame() -> None:
+LARGE = Batch(
+    {"x": torch.arange(3000.0).view(1000, 3), "n": torch.arange(1000, dtype=torch.int8)},
+    ids=torch.arange(7, 1007),
+)
+
+
+def sent_large() -> tuple[torch.Tensor, Channel, MemoryDataPlane]:
+    """Returns what `sent` returns, for a frame that does not fit into a message."""
+    frame, consumer, producer = delivered(LARGE)
+    assert isinstance(frame, torch.Tensor)
+    return frame, consumer, producer
+
+
+def deliver(producer: MemoryDataPlane, frame: torch.Tensor) -> None:
+    lease = producer.lease([1], TAG, len(frame))
+    lease.frame.copy_(frame)
+    producer.deliver(lease)
+
+
+def test_the_rows_of_a_single_producer_are_read_in_place() -> None:
+    frame, consumer, producer = sent_large()
+    deliver(producer, frame)
+    found = consumer.receive(1).value
+    assert torch.equal(found["x"], LARGE["x"]) and torch.equal(found["n"], LARGE["n"])
+    assert torch.equal(found.ids, LARGE.ids)
+    assert found["n"].data_ptr() == found["x"].data_ptr() + 12032  # 3000 floats, and then the next 64 bytes
+
+
+@given(st.integers(0, 14_000))
+def test_a_large_frame_that_is_cut_off_is_an_error_that_names_the_producer(size: int) -> None:
+    frame, consumer, producer = sent_large()
+    deliver(producer, frame[: min(size, len(frame) - 1)])
+    with pytest.raises(PeerLost, match="job rank 0 sent"):
+        consumer.receive(1)
+
+
+@given(st.integers(0, 200), st.integers(1, 255))
+def test_a_changed_byte_of_a_large_frame_is_an_error_or_no_part_of_the_head(at: int, change: int) -> None:
+    frame, consumer, producer = sent_large()
+    changed = frame.clone()
+    changed[at] ^= change
+    deliver(producer, changed)
+    try:
+        found = consumer.receive(1).value
+    except PeerLost as error:
+        assert "job rank 0 sent" in str(error)
+    else:
+        assert len(found) == 1000 and found["n"].shape == (1000,) and torch.equal(found.ids, LARGE.ids)
+        assert at > flat_frame.HEAD_BYTES
+
+
+def test_the_rows_of_several_producers_are_put_in_sample_order() -> None:
+    first, second, consumer = ends(2)
+    rows = {first: range(4000, 9000), second: range(4000)}
+    found = moved(rows, consumer)
+    assert found["x"].tolist() == [float(number) for number in range(9000)]
+    assert found.ids[:, 0].tolist() == [*range(9000)]
+
+
+def test_one_producer_may_send_a_message_and_another_one_a_large_frame() -> None:
     first, second, consumer = ends(2)
     rows = {first: range(5), second: range(5, 900)}
-
-    def give(end: Channel) -> None:
-        ids = torch.tensor(rows[end])
-        end.send(Batch({"x": ids.to(torch.float64)}, ids=ids), 1)
-
-    threads = [threading.Thread(target=give, args=(end,)) for end in (first, second)]
-    for thread in threads:
-        thread.start()
-    found = consumer.receive(1).value
-    for thread in threads:
-        thread.join(10)
+    found = moved(rows, consumer)
     assert found["x"].tolist() == [float(number) for number in range(900)]
     assert found.ids[:, 0].tolist() == [*range(900)]
 

@@ -37,17 +37,6 @@ def received(
     return run(route, *meshes, send, receive)
 
 
-def test_groups_are_kept_where_one_producer_sends_a_flat_frame_and_another_one_does_not() -> None:
-    ids = torch.stack([torch.arange(900) // 2, torch.arange(900) % 2], 1)
-    x = torch.arange(900, dtype=torch.float64)
-    batches = [
-        Batch({"x": x[start:stop]}, ids=ids[start:stop], group_depth=1)
-        for start, stop in ((0, 10), (10, 900))
-    ]
-    [batch] = received([batches])[0]
-    assert batch.group_depth == 1 and torch.equal(batch.ids, ids) and torch.equal(batch["x"], x)
-
-
 def test_columns_in_another_order_are_not_those_of_the_step_before() -> None:
     a, b = torch.arange(4.0), torch.arange(4.0) + 100
     one, other = (
@@ -67,6 +56,20 @@ def _by_parity(table: SampleTable, parts: int, options: Dispatch) -> list[list[R
 
 
 BY_PARITY = replace(DISPATCH["slice_dp"], partition=_by_parity)
+
+
+def test_groups_are_kept_where_one_producer_sends_a_flat_frame_and_another_one_does_not() -> None:
+    ids = torch.stack([torch.arange(900) // 2, torch.arange(900) % 2], 1)
+    x = torch.arange(900, dtype=torch.float64)
+    batches = [
+        Batch({"x": x[start:stop]}, ids=ids[start:stop], group_depth=1)
+        for start, stop in ((0, 10), (10, 900))
+    ]
+    route = replace(ROUTE, dispatch=Dispatch(f"{__name__}:BY_PARITY"))  # the second one has too many ranges
+    for part, [batch] in received([batches], 2, route).items():
+        rows = ids[:, 0] % 2 == part
+        assert batch.group_depth == 1 and torch.equal(batch.ids, ids[rows])
+        assert torch.equal(batch["x"], x[rows])
 
 
 def test_a_users_mode_that_reads_the_ids_reads_those_of_each_step() -> None:
