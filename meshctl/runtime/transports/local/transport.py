@@ -16,11 +16,9 @@ goodbye, or when its process ends.
 from __future__ import annotations
 
 import hmac
-import os
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache, partial
 
 from torch import Tensor
@@ -41,6 +39,7 @@ from meshctl.runtime.transports.local.connection import (
     TooManyFiles,
     close_all,
 )
+from meshctl.runtime.transports.local.listener import Listener
 from meshctl.runtime.transports.local.messages import (
     BUFFER_REF,
     HEAD,
@@ -50,10 +49,9 @@ from meshctl.runtime.transports.local.messages import (
     Message,
     Use,
 )
+from meshctl.runtime.transports.local.processes import PeerProcesses
 from meshctl.runtime.transports.transport import Delivery, Lease, Transport
 
-_CREDENTIALS = struct.Struct("3i")
-"""Pid, uid and gid of a peer, as SO_PEERCRED has them."""
 CREDITS_KEPT = 1 << 10
 
 
@@ -73,15 +71,12 @@ class LocalTransport(Transport):
         self._data_plane, self._token = data_plane, token.encode()
         self._job_rank = data_plane.job_rank
         self._generation = data_plane.generation_of(self._job_rank)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind("")
-        self._listener.listen(4096)
-        self._listener.setblocking(False)
-        self.address = Address(self._listener.getsockname(), os.getpid())
+        self._listener = Listener()
+        self.address = self._listener.address
         self._addresses: dict[int, Address] = {}
         self._to: dict[int, Connection] = {}
         self._from: dict[int, Connection] = {}
-        self._pidfds: dict[int, int] = {}
+        self._processes = PeerProcesses(data_plane, self._on_process_ended)
         self.pool = BufferPool(data_plane, self._on_block_dropped)
         if memory and access:
             self.pool.device = DeviceBuffers(self._job_rank, memory, access, self._on_device_block_dropped)
@@ -97,13 +92,7 @@ class LocalTransport(Transport):
             if peer == self._job_rank:
                 continue
             self._addresses[peer] = address
-            try:
-                file = os.pidfd_open(address.pid)
-            except ProcessLookupError:
-                self._data_plane.on_peer_ended(peer, "is gone")
-            else:
-                self._pidfds[peer] = file
-                self._data_plane.add_file(file, partial(self._on_process_ended, peer))
+            self._processes.watch(peer, address.pid)
         self._data_plane.add(addresses, self)
 
     def address_of(self, peer: int) -> Address:
@@ -246,16 +235,9 @@ class LocalTransport(Transport):
     # Receiving
 
     def _accept(self) -> None:
-        """Accepts all pending connections of this user, and reads their first messages."""
-        with suppress(BlockingIOError):
-            while True:
-                sock, _ = self._listener.accept()
-                peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-                _, uid, _ = _CREDENTIALS.unpack(peer)
-                if uid == os.getuid():
-                    self._read(self._open(Connection(sock)))
-                else:
-                    sock.close()
+        """Accepts all pending connections, and reads their first messages."""
+        for sock in self._listener.accept():
+            self._read(self._open(Connection(sock)))
 
     def _read(self, connection: Connection) -> bool:
         """Handles the next message of a connection, and returns False if there is none yet."""
@@ -446,7 +428,6 @@ class LocalTransport(Transport):
 
     def _on_process_ended(self, peer: int) -> None:
         """Reads what a process sent before its end, and records whether it said goodbye."""
-        self._close_pidfd(peer)
         self._accept()
         connections = [one for one in (self._to.get(peer), self._from.get(peer)) if one]
         for connection in connections:
@@ -455,18 +436,13 @@ class LocalTransport(Transport):
         has_left = any(connection.has_left for connection in connections)
         self._data_plane.on_peer_ended(peer, "has ended" if has_left else "is gone")
 
-    def _close_pidfd(self, peer: int) -> None:
-        if (file := self._pidfds.pop(peer, None)) is not None:
-            self._data_plane.remove_file(file)
-            os.close(file)
-
     def reopen(self, job_ranks: Sequence[int]) -> None:
         for peer in job_ranks:
             for connections in (self._to, self._from):
                 if connection := connections.pop(peer, None):
                     self._shut(connection)
             self._addresses.pop(peer, None)
-            self._close_pidfd(peer)
+            self._processes.forget(peer)
         for mapped in self.peer_blocks.drop_peers(job_ranks):
             self.mapped_concat.forget(mapped)
         self.pool.forget_peers(job_ranks)
@@ -506,8 +482,7 @@ class LocalTransport(Transport):
         self._data_plane.remove_file(self._listener.fileno())
         for connection in self._connections:
             self._shut(connection)
-        for peer in [*self._pidfds]:
-            self._close_pidfd(peer)
+        self._processes.close()
         self._listener.close()
         self.pool.close()
         self.peer_blocks.clear()
