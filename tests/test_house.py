@@ -20,7 +20,11 @@ PINS = {
 
 
 MAX_LINES = 500
-"""Lines of a file of tests."""
+"""Lines of a file."""
+LONG_FILES = {
+    "meshctl/recipe/fields.py": "one table, which declares each recipe key once",
+}
+"""Longer files, each with the reason."""
 MAX_BODY_LINES = 40
 """Lines of a function, without its signature and docstring."""
 LONG = {
@@ -49,12 +53,13 @@ def test_ci_runs_make_test_and_nothing_else() -> None:
     assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make test"]
 
 
-def test_a_file_of_tests_is_about_one_subject() -> None:
+def test_a_file_is_about_one_subject() -> None:
     lengths = {
         str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
-        for path in (ROOT / "tests").rglob("*.py")
+        for folder in ("meshctl", "tests")
+        for path in (ROOT / folder).rglob("*.py")
     }
-    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+    assert {name for name, length in lengths.items() if length > MAX_LINES} == set(LONG_FILES)
 
 
 def body_lines(function: ast.FunctionDef) -> int:

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 from meshctl.topology.cluster import DEVICE_ALIASES, DEVICE_TYPES
 from meshctl.topology.dims import (
-    MAX_SHOWN,
     VIEWS,
     MeshError,
     dim_index,
@@ -39,10 +38,12 @@ from meshctl.topology.dims import (
     shown,
 )
 from meshctl.topology.even_split import even_split, split_index
+from meshctl.topology.mesh_errors import extent, why_unknown
+from meshctl.topology.representatives import collect_ranks, representative
 from meshctl.topology.sizes import DIMS, SIZES, settle, whole
-from meshctl.topology.strides import Dim, Layout, join, offset, offsets, row_major, size_of
+from meshctl.topology.strides import Dim, Layout, join, offsets, row_major, size_of
 from meshctl.topology.to_torch import to_torch
-from meshctl.topology.views import DATA_DIMS, data_view, divided, expert_view, joined
+from meshctl.topology.views import data_view, divided, expert_view, joined, sub_mesh
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -359,32 +360,11 @@ class DeviceMesh:
 
     def representative(self, data_rank: int) -> int:
         """Returns the rank that represents a data rank: the smallest of its ranks in the last pp stage."""
-        number = whole(data_rank)
-        if number is None or not 0 <= number < self.data_size:
-            raise MeshError(
-                f"data rank {data_rank!r} does not exist; the data ranks are 0 to {self.data_size - 1}"
-            )
-        last, fsdp = self.size("pp") - 1, self.size("fsdp")
-        # The indices of the data rank in dp x fsdp.
-        indices = range(number * self.ulysses_size, (number + 1) * self.ulysses_size)
-        # Without a table, ranks rise along dp and along fsdp: the smallest rank has the first of these
-        # indices, or the first one in the next row of fsdp.
-        if not self.layout.table:
-            indices = range(indices.start, indices.stop, -indices.start % fsdp or self.ulysses_size)[:2]
-        firsts = [self.rank({"pp": last, "dp": index // fsdp, "fsdp": index % fsdp}) for index in indices]
-        return min(
-            min(self.ranks_along(self._peer_dims, first)) if self._peer_dims else first for first in firsts
-        )
+        return representative(self, data_rank)
 
     def collect_ranks(self) -> tuple[int, ...]:
         """Returns the representatives of all data ranks, by data rank."""
-        ranks = self.ranks_along(("dp", "fsdp", *self._peer_dims), self.rank({"pp": self.size("pp") - 1}))
-        each = len(ranks) // self.data_size
-        return (
-            tuple(min(ranks[start : start + each]) for start in range(0, len(ranks), each))
-            if each > 1
-            else ranks
-        )
+        return collect_ranks(self)
 
     # Meshes of the same ranks
 
@@ -399,26 +379,9 @@ class DeviceMesh:
         names = dim_names(dims)
         home, digits = self._dims(names)
         here = self._first if self.here is None else self.here
-        start = home.layout.corner(
-            home._indices(here), (home._number[dim] for dim in names if dim in home._number)
-        )
-        shape = tuple(map(size_of, digits))
-        keeps_data = all(dim in names or self._size_here(dim) == 1 for dim in DATA_DIMS)
-        return replace(
-            self,
-            mesh_dim_names=names,
-            shape=shape,
-            ulysses_size=self.ulysses_size if keeps_data else 1,
-            ep_size=1,
-            etp_size=1,
-            vpp_size=self.vpp_size if "pp" in names else 1,
-            sequence_parallel=self.sequence_parallel and "tp" in names,
-            layout=Layout(digits, start, home.layout.table),
-            here=here,
-            absent=tuple(dim for dim in home.absent if dim not in names),
-            has_views=home.has_views,
-            whole=self.whole and prod(shape) == self.world_size,
-        )
+        indices = home._indices(here)
+        start = home.layout.corner(indices, [home._number[dim] for dim in names if dim in home._number])
+        return sub_mesh(replace(self, here=here), home, names, digits, start)
 
     def flatten(self, *dims: str, name: str = "") -> DeviceMesh:
         """Returns the mesh with `dims`, by default all, joined into one dim.
@@ -479,20 +442,6 @@ class DeviceMesh:
         """Dim -> its position in `mesh_dim_names`."""
         return {dim: number for number, dim in enumerate(self.mesh_dim_names)}
 
-    def _size_here(self, dim: str) -> int:
-        """Returns the size of a dim of this mesh itself; 1 for any other."""
-        return self.shape[self._number[dim]] if dim in self._number else 1
-
-    @cached_property
-    def _peer_dims(self) -> tuple[str, ...]:
-        """The dims in which `representative` compares all ranks of a data rank to find the smallest. Empty
-        if the ranks rise along each dim: then the smallest one has the index 0."""
-        return (
-            tuple(dim for dim in self.mesh_dim_names if dim not in ("pp", "dp", "fsdp"))
-            if self.layout.table
-            else ()
-        )
-
     @property
     def _first(self) -> int:
         return self.layout.at(self.layout.start)
@@ -525,19 +474,7 @@ class DeviceMesh:
                 return home, tuple(
                     home.layout.dims[home._number[dim]] if dim in home._number else () for dim in names
                 )
-        raise MeshError(self._unknown(names))
-
-    def _unknown(self, names: tuple[str, ...]) -> str:
-        views = VIEWS if self.has_views else {}
-        askable = (*self.mesh_dim_names, *self.absent, *(dim for dims in views.values() for dim in dims))
-        if strange := [dim for dim in names if dim not in askable]:
-            also = (
-                f"; its views have {', '.join(dim for dims in views.values() for dim in dims)}"
-                if views
-                else ""
-            )
-            return f"dim {strange[0]!r} does not exist; available: {', '.join(self.mesh_dim_names)}{also}"
-        return f"{' and '.join(names)} cannot be used together: they are not dims of one view of the mesh"
+        raise MeshError(why_unknown(self, names))
 
     @property
     def own_rank(self) -> int | None:
@@ -551,15 +488,8 @@ class DeviceMesh:
         number = whole(rank)
         found = None if number is None else self.layout.indices(number)
         if found is None:
-            raise MeshError(f"rank {rank!r} is not in the mesh, which has {self._extent()}")
+            raise MeshError(f"rank {rank!r} is not in the mesh, which has {extent(self)}")
         return found
-
-    def _extent(self) -> str:
-        first, count = self._first, self.world_size
-        if (flat := join(self.layout.dims)) in (((count, 1),), ()) and not self.layout.table:
-            return f"the ranks {first} to {first + count - 1}"
-        offsets = [offset(flat, index) for index in range(min(count, MAX_SHOWN + 1))]
-        return f"the ranks {shown([self.layout.at(self.layout.start + each) for each in offsets])}"
 
 
 def _rank_and_dim(rank: int | str, dim: str | None) -> tuple[int | None, str]:

@@ -1,4 +1,4 @@
-"""Meshes with the ranks of a mesh and other dims: the views `data` and `expert`, and joined or divided dims.
+"""Meshes made from a mesh: sub-meshes, the views `data` and `expert`, and joined or divided dims.
 
 Each function rearranges strides. Where strides cannot describe the result, which depends on the order of the
 dims, it makes a table of the ranks.
@@ -36,6 +36,31 @@ def expert_view(mesh: DeviceMesh) -> DeviceMesh:
     stage = tuple(dim for dim in mesh.mesh_dim_names if dim != "pp")
     order = (*(dim for dim in mesh.mesh_dim_names if dim == "pp"), *EXPERT_DIMS)
     return _refactored(mesh, order, stage, {"etp": mesh.etp_size, "ep": mesh.ep_size}, "ep_fsdp")
+
+
+def sub_mesh(
+    mesh: DeviceMesh, home: DeviceMesh, names: tuple[str, ...], digits: tuple[Dim, ...], start: int
+) -> DeviceMesh:
+    """Returns the sub-mesh of the dims `names`, which have these digits in `home`, the mesh or a view of it.
+    `start` is its first place there."""
+    shape = tuple(map(size_of, digits))
+    keeps_data = all(
+        dim in names or dim not in mesh.mesh_dim_names or mesh.size(dim) == 1 for dim in DATA_DIMS
+    )
+    return replace(
+        mesh,
+        mesh_dim_names=names,
+        shape=shape,
+        ulysses_size=mesh.ulysses_size if keeps_data else 1,
+        ep_size=1,
+        etp_size=1,
+        vpp_size=mesh.vpp_size if "pp" in names else 1,
+        sequence_parallel=mesh.sequence_parallel and "tp" in names,
+        layout=Layout(digits, start, home.layout.table),
+        absent=tuple(dim for dim in home.absent if dim not in names),
+        has_views=home.has_views,
+        whole=mesh.whole and prod(shape) == mesh.world_size,
+    )
 
 
 def joined(mesh: DeviceMesh, dims: tuple[str, ...], digits: Sequence[Dim], name: str) -> DeviceMesh:
