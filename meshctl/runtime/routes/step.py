@@ -16,6 +16,7 @@ from meshctl.runtime.batch.ids import ids_of
 from meshctl.runtime.routes.flat_frame import FlatPart
 from meshctl.runtime.routes.header import ProducerHeader, table_of
 from meshctl.runtime.routes.rows import RowRange, packed, ranges_of, row_index, without_rows
+from meshctl.runtime.transports.buffers import mapped_concat
 from meshctl.topology.samples import Grid, Run, SampleTable
 
 MAX_RUNS_SLICED = 4
@@ -133,8 +134,8 @@ class StepHeader:
         return found
 
     def flat_part(self, part: int) -> FlatPart | None:
-        """Returns the layout of a small part whose producers have the same plain columns and evenly numbered
-        ids of one depth; None for other parts."""
+        """Returns the layout of a part that is not large and whose producers have the same plain columns and
+        evenly numbered ids of one depth; None for other parts, and where the consumers may map a column."""
         found = self.partition.flat
         if part not in found:
             found[part] = self._find_flat_part(part)
@@ -151,7 +152,11 @@ class StepHeader:
                 return None
             if (schema.plain_columns, schema.group_depth, schema.grid[1:]) != alike:
                 return None
-        flat = FlatPart(first.plain_columns, self.partition.counts[part])
+        count = self.partition.counts[part]
+        for column in first.plain_columns:
+            if column.name in first.mappable and column.row_bytes * count >= mapped_concat.MIN_BYTES:
+                return None
+        flat = FlatPart(first.plain_columns, count)
         return flat if flat.nbytes < FLAT_MAX_BYTES else None
 
     def flat_held(self, part: int, producer: int, alignment: int) -> FlatPart:
