@@ -1,7 +1,7 @@
 """Reads and checks a recipe's files and overrides without executing anything.
 
 load.py            the passes from YAML to a `Recipe`, by name
-fields.py          every key, declared once; field_types.py and section_types.py have the types of values
+fields.py          every key, declared once; field_types.py, device_types.py, section_types.py: value types
 model.py           `Recipe` and its parts: the values that were read
 compose/           files and overrides -> one tree, in which each value knows its place
 structure.py       misspelt and misplaced keys; misplaced.py, spacing.py, suggestions.py: what was meant

@@ -10,6 +10,7 @@ that uses it. Rules about several fields are in `reader.py` and `rules/`.
 
 from __future__ import annotations
 
+from meshctl.recipe import device_types
 from meshctl.recipe import field_types as types
 from meshctl.recipe.field_types import (
     MAX_BYTES,
@@ -193,7 +194,7 @@ PROGRAM = Section("program", "`program`", (
 ))
 
 GROUP = Section("group", "a group", (
-    Field("ranks", types.Ranks(),
+    Field("ranks", device_types.Ranks(),
         doc="Number of devices (on cpu: of processes), which are the next free ones; or a list of "
             "devices, numbered over the whole cluster.",
         required="group `{name}` needs `ranks`",
@@ -201,11 +202,11 @@ GROUP = Section("group", "a group", (
         aliases="world_size num_gpus n_gpus ngpus num_devices n_devices num_workers num_processes "
             "n_procs gpus nproc nproc_per_node",
         related="devices device"),
-    Field("device_type", types.DeviceType(DEVICE_TYPES),
+    Field("device_type", device_types.DeviceType(DEVICE_TYPES),
         doc="cuda, npu, mps or cpu. Default: the type of this machine.",
         aliases="device accelerator",
         related="backend_type type"),
-    Field("visible_devices", types.VisibleDevices(),
+    Field("visible_devices", device_types.VisibleDevices(),
         doc='Devices of a node that the group may use, as in CUDA_VISIBLE_DEVICES: "4,5", a list, or '
             'UUIDs.',
         aliases="cuda_visible_devices ascend_rt_visible_devices",
@@ -496,7 +497,7 @@ CLUSTER = Section("cluster", "`cluster`", (
         doc="Number of nodes. Default: as many as `devices_per_node` lists, or the least that hold "
             "the groups.",
         aliases="num_nodes nnodes n_nodes num_machines"),
-    Field("devices_per_node", types.DeviceCounts(),
+    Field("devices_per_node", device_types.DeviceCounts(),
         doc="Number of devices of each node: a count, a list with a count for each node, or a mapping "
             "of device types to either, {cuda: 8, npu: [4, 4]}.",
         aliases="gpus_per_node n_gpus_per_node num_gpus_per_node ngpus_per_node n_devices_per_node "

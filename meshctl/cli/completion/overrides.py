@@ -17,10 +17,10 @@ from pathlib import Path
 from meshctl.cli.completion.candidate import Candidate
 from meshctl.cli.completion.outline import Outline
 from meshctl.recipe.compose.yaml_tree import KeyPath
+from meshctl.recipe.device_types import DeviceType
 from meshctl.recipe.editor_schema_parts import AUTO
 from meshctl.recipe.field_types import (
     Boolean,
-    DeviceType,
     DimOrder,
     Endpoint,
     Metric,

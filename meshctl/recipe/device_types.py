@@ -1,0 +1,152 @@
+"""The types of recipe values that count or name devices: `device_type`, `ranks`, `devices_per_node` and
+`visible_devices`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from meshctl.diagnostics import Span
+from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
+from meshctl.recipe.editor_schema_parts import MAX_COUNT, Schema, any_case, count_or_list, words
+from meshctl.recipe.field_types import Arguments, Text, Type, Whole, integer
+from meshctl.recipe.scalars import shown, text_of
+from meshctl.text.english import did_you_mean
+from meshctl.topology.cluster import ACCELERATORS, DEVICE_ALIASES, DEVICE_TYPES
+
+if TYPE_CHECKING:
+    from meshctl.recipe.field_reader import FieldReader
+
+
+@dataclass(frozen=True)
+class DeviceType(Type):
+    """A device type or an alias of one, in any case."""
+
+    words: Mapping[str, str]
+    empty: ClassVar[Any] = ""
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        written = Text().read(reader, node, path)
+        if not written:
+            return written
+        device_type = DEVICE_ALIASES.get(written.lower(), written.lower())
+        if device_type in DEVICE_TYPES:
+            return device_type
+        reader.unknown_word(written, DEVICE_TYPES, "a device type", "MC301", node, path)
+        return None
+
+    def schema(self) -> Schema:
+        return words(self.words, any_case((*DEVICE_TYPES, *DEVICE_ALIASES)))
+
+
+class Ranks(Type):
+    """A number of devices, or a list of devices."""
+
+    empty: ClassVar[Any] = 0
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        is_number = isinstance(node.value, str) and re.fullmatch(
+            r"\d{1,3}(,\d{3})*,0\d\d(,\d{3})*", node.value
+        )
+        if isinstance(node.value, str) and not is_number and (devices := _devices_in(node.value)):
+            hint = f"write [{', '.join(map(str, devices))}]"
+            reader.expected("a positive integer or a list", node, path, hint)
+            return None
+        if not node.is_list:
+            return Whole(1).read(reader, node, path)
+        seen: dict[int, Span] = {}
+        for item in node.value:
+            number = integer(reader, item, path, "a device number, an integer of at least 0", 0, MAX_COUNT)
+            if number is None:
+                return None
+            if number in seen:
+                message = f"`{shown(path)}` names device {number} twice"
+                reader.report(path, "MC102", message, item.span, seen[number].with_word("first here"))
+                return None
+            seen[number] = item.span
+        if not seen:
+            reader.report(path, "MC102", f"`{shown(path)}` is empty", node.span)
+        return tuple(seen) or None
+
+    def schema(self) -> Schema:
+        return count_or_list(minItems=1, uniqueItems=True)
+
+
+class DeviceCounts(Type):
+    """A number for all nodes, a list with a number per node, or a mapping of device types to either."""
+
+    empty: ClassVar[Any] = 0
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        if not node.is_mapping:
+            return self.counts(reader, node, path)
+        found: dict[str, int | tuple[int, ...]] = {}
+        spans: dict[str, Span] = {}
+        for key, item in node.items():
+            here, span = (*path, key), item.key or item.span
+            device_type = DEVICE_ALIASES.get(key.lower(), key.lower())
+            if device_type == "cpu":
+                help = "remove it: a cpu group has its number of processes in `ranks`"
+                message = "`devices_per_node` counts accelerators, not cpus"
+                reader.report(here, "MC314", message, span, help=help)
+            elif device_type not in ACCELERATORS:
+                help = did_you_mean(device_type, ACCELERATORS)
+                reader.report(here, "MC301", f"`{key}` is not a device type", span, help=help)
+            elif device_type in spans:
+                message = f"`devices_per_node` names {device_type} twice"
+                reader.report(here, "MC314", message, span, spans[device_type].with_word("first here"))
+            else:
+                spans[device_type] = span
+                if counts := self.counts(reader, item, here):
+                    found[device_type] = counts
+        return found
+
+    def counts(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        """Returns one number of devices for all nodes, or a tuple with the number of each node."""
+        if not node.is_list:
+            return Whole(1).read(reader, node, path)
+        counts = [Whole().read(reader, item, (*path, str(index))) for index, item in enumerate(node.value)]
+        if not any(counts) and None not in counts:
+            message, help = f"`{shown(path)}` is empty", "write one number for each node"
+            reader.report(path, "MC102", message, node.span, help=help)
+        return tuple(count or 0 for count in counts) if any(counts) else None
+
+    def schema(self) -> Schema:
+        counts = count_or_list(contains={"not": {"const": 0}})
+        device_types = any_case((*ACCELERATORS, *DEVICE_ALIASES))
+        by_type = {"patternProperties": {device_types: counts}, "additionalProperties": False}
+        return {**counts, "type": [*counts["type"], "object"], **by_type}
+
+
+class VisibleDevices(Type):
+    """A text as in CUDA_VISIBLE_DEVICES, a number, or a list."""
+
+    empty: ClassVar[Any] = ()
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        if node.value == "" or (node.is_list and not node.value):
+            help = "remove it to use all devices, or use `device_type: cpu`"
+            reader.report(path, "MC102", f"`{shown(path)}` is empty", node.span, help=help)
+            return None
+        if node.is_list:
+            return Arguments().read(reader, node, path)
+        is_text_or_number = isinstance(node.value, (str, int)) and not isinstance(node.value, bool)
+        devices = tuple(part.strip() for part in text_of(node).split(",")) if is_text_or_number else ()
+        if node.value == MISSING or not devices or not all(devices):
+            reader.expected('text like "8,9"', node, path)
+            return None
+        return devices
+
+    def schema(self) -> Schema:
+        items = {"type": ["string", "number", "boolean"]}
+        return {"type": ["string", "integer", "array"], "minLength": 1, "minItems": 1, "items": items}
+
+
+def _devices_in(text: str) -> list[int]:
+    """Returns the numbers in `0,1` or `0-3`; empty if there are fewer than two, or too many for a list."""
+    if found := re.fullmatch(r"(\d{1,6})-(\d{1,6})", text):
+        first, last = int(found[1]), int(found[2])
+        return list(range(first, last + 1)) if 0 < last - first < 16 else []
+    return [int(part) for part in text.split(",")] if re.fullmatch(r"\d{1,6}( *, *\d{1,6})+", text) else []
