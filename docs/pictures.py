@@ -6,6 +6,7 @@ same page whose first line is a comment with the name of its file.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from meshctl.cli.load import plan_of
-from meshctl.plan.views.topology import topology
+from meshctl.cli.show_topology import topology_of
 from meshctl.view.pictures.svg import draw
 
 DOCS = Path(__file__).parent
@@ -35,9 +36,19 @@ def write_files(page: str, folder: Path) -> None:
 
 def drawn(page: str, folder: Path) -> Iterator[tuple[str, str]]:
     """Yields the file and the text of each picture of a page. `folder` has the page's files."""
-    for words, file in PICTURE.findall(page):
+    pictures = PICTURE.findall(page)
+    if pictures and (folder / "one.yaml").exists():
+        _write_base(folder)
+    for words, file in pictures:
         recipe, *overrides = shlex.split(words)
-        yield file, draw(topology(plan_of(str(folder / recipe), overrides).plan))
+        yield file, draw(topology_of(plan_of(str(folder / recipe), overrides)))
+
+
+def _write_base(folder: Path) -> None:
+    """Writes the config of the model that `one.yaml` exports to the folder `base`, as its reader has done."""
+    config = plan_of(str(folder / "one.yaml"), []).plan.component("trainer").args["model"]
+    (folder / "base").mkdir(exist_ok=True)
+    (folder / "base" / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def main() -> None:
