@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from logging import ERROR, getLogger
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,10 @@ class Sizes:
         return self.dp * self.fsdp
 
 
-IRRELEVANT_WARNINGS = ("FSDP2-wrapped module .* returned a view tensor", ".*sequential all_reduce operations")
-"""Patterns of torch's warnings that concern the code of transformers and DTensor. A user cannot change this
-code."""
+IRRELEVANT_WARNING = "FSDP2-wrapped module .* returned a view tensor"
+"""The pattern of a warning of torch that concerns the code of transformers, which a user cannot change."""
+REDISTRIBUTION_LOG = "torch.distributed.tensor._redistribute"
+"""The logger of torch that warns of each DTensor that two dims of a mesh gather one after the other."""
 
 
 def quiet() -> None:
@@ -73,8 +75,8 @@ def quiet() -> None:
     weights, and irrelevant warnings. The settings hold for the whole process."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    for message in IRRELEVANT_WARNINGS:
-        warnings.filterwarnings("ignore", message)
+    warnings.filterwarnings("ignore", IRRELEVANT_WARNING)
+    getLogger(REDISTRIBUTION_LOG).setLevel(ERROR)
 
 
 def read_config(model: str | Mapping[str, Any], head: str, changes: Mapping[str, Any]) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import logging
 
 import pytest
 import torch
+from torch.distributed.tensor import _redistribute
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from transformers.core_model_loading import Chunk, WeightConverter
 from transformers.distributed import DistributedConfig
@@ -42,6 +44,12 @@ def test_the_style_whose_gradients_a_hook_sums() -> None:
     norms = {f"model.layers.{layer}.self_attn.{one}_norm.weight" for layer in range(2) for one in "qk"}
     assert found == norms
     assert not transformers_api.summed_by_hook(outline("llama"))
+
+
+def test_the_logger_that_would_warn_of_each_redistribution_is_silenced() -> None:
+    assert _redistribute.logger.name == transformers_api.REDISTRIBUTION_LOG
+    transformers_api.quiet()
+    assert not _redistribute.logger.isEnabledFor(logging.WARNING)
 
 
 def test_tied_names_are_second_names() -> None:
