@@ -195,7 +195,7 @@ def show_topology(
         ),
     ] = None,
 ) -> None:
-    """Draw what a recipe would run. Shows devices, meshes, process groups and data flow."""
+    """Draw what a recipe would run. Shows devices, meshes, process groups, bytes of models and data flow."""
     from meshctl.cli.show_topology import Options, show
 
     options = Options(format, "" if out == "-" else out, component, dim, node, rank, samples, diff)

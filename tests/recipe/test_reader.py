@@ -250,3 +250,32 @@ def test_a_recipe_reads_the_same_after_it_was_composed(tmp_path: Path) -> None:
 )
 def test_what_names_files_is_a_plain_name(line: str) -> None:
     assert "MC106" in [found.code for found in reading(line).found]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("80GB", 80 * 10**9),
+        ("141GiB", 141 * 2**30),
+        ("1.5 TB", 1_500_000_000_000),
+        ("80gb", 80 * 10**9),
+        ("85899345920", 80 * 2**30),
+        ("80", "write 80GB"),
+        ("80G", "write 80GB"),
+        ("1.5 t", "write 1.5TB"),
+        ("0", ""),
+        ("-5", ""),
+        ("9e20", ""),
+        ("2000000GB", ""),
+        ("[80GB]", ""),
+    ],
+)
+def test_sizes_in_bytes_have_a_unit(tmp_path: Path, written: str, expected: int | str) -> None:
+    (tmp_path / "r.yaml").write_text(f"cluster: {{device_memory: {written}}}\n")
+    loaded = load("r.yaml", [], tmp_path, environ={})
+    found = [one for one in loaded.report.errors if "device_memory" in one.message]
+    if isinstance(expected, int):
+        assert (loaded.recipe.cluster.device_memory, found) == (expected, [])
+    else:
+        assert [(one.code, one.help) for one in found] == [("MC102", expected)]
+        assert "such as 80GB or 141GiB" in found[0].message

@@ -187,7 +187,7 @@ def test_model(tmp_path: Path, option: str) -> None:
 @pytest.mark.parametrize("option", SCALES)
 def test_scale(tmp_path: Path, option: str) -> None:
     text = BASE.replace("groups: GROUPS, ", "").replace("_self_]", f"_self_, scale: {option}]")
-    text = text.replace("_target_: pieces.Model", "_target_: meshctl.hf.Model")
+    text = text.replace("_target_: pieces.Model", "parallel: {fsdp_size: auto}, _target_: meshctl.hf.Model")
     group = plan_of(tmp_path, text).group("train")
     assert (group.device_type, group.workers) == SCALES[option]
 

@@ -22,8 +22,10 @@ from meshctl.plan.views.rank import Neighbours, Peers, RankInMesh, RankRoute, Ra
 from meshctl.plan.views.selection import ComponentZoom, DimOfComponent, DimZoom, NodeZoom, Process, Zoom
 from meshctl.plan.views.topology import Topology
 from meshctl.topology.flows import Ranks
+from meshctl.topology.memory import Memory
 from meshctl.view.formatting import count
 from meshctl.view.pictures import OVER, ways_of
+from meshctl.view.pictures.text import memory
 from meshctl.view.pictures.text.grid import grid, sentence
 from meshctl.view.pictures.text.groups import Groups, facts
 from meshctl.view.pictures.text.letters import Marks
@@ -121,6 +123,10 @@ def _component(sheet: Sheet, zoom: ComponentZoom) -> list[Line]:
         Line(sheet.name(component.name), "  in group ", group),
         *sheet.folded(", ".join(_facts(zoom))),
     ]
+    whole = sheet.marks.topology.memory
+    own = Memory(tuple(one for one in whole.components if one.component == component.name))
+    if own.components:
+        made += headed(memory.HEADING, memory.in_full(own, sheet.marks, sheet.width))
     drawn = grid(component.mesh, nodes, sheet.width - 2, MAX_GRID_ROWS)
     made += headed("mesh", [*(Line("  ", each) for each in drawn), *_views(zoom)])
     for along in zoom.process_groups:

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from meshctl.plan.views.selection import Selection, select
 from meshctl.plan.views.topology import Topology, topology
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.memory import ComponentMemory, DeviceMemory, Memory
 from meshctl.view.pictures.json import data
 from meshctl.view.pictures.text.picture import draw
+from meshctl.view.pictures.text.zoom import draw as draw_zoom
 from tests.view.conftest import Pinned
 from tests.view.pictures.plans import call, component, group, plan
 
@@ -96,3 +98,11 @@ def test_json_has_the_bytes_where_models_are_known() -> None:
             "device_memory": 80 * GB,
         }
     ]
+
+
+def test_a_component_alone_has_its_bytes() -> None:
+    whole = drawn(Memory((ACTOR, REFERENCE), (BOTH,)))
+    text = draw_zoom(select(PLAN, whole, Selection(component="actor")), whole)
+    assert "  A actor  4 GB weights + 4 gradients + 8 AdamW + 268 MB sync = 16.3 GB\n" in text
+    assert "reference  4 GB" not in text
+    assert "memory on each rank" not in draw_zoom(select(PLAN, whole, Selection(component="reward")), whole)
