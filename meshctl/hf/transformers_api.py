@@ -185,13 +185,30 @@ def shard_by_fsdp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, compute: torc
     plan.
 
     If `compute` is bfloat16, the forward and backward passes use bfloat16 copies of the weights, and
-    gradients are reduced in float32.
+    gradients are reduced in float32. Raises `ModelError` for tied parameters that have no equal shards.
     """
+    check_tied(model, sizes)
     config = _config(sizes, is_mixed=compute is not None)
     model.config.distributed_config = config
     model._is_distributed_loading_by_transformers = True
     _, _, plan = model._resolve_parallel_plans(config)
     apply_fully_sharded_data_parallelism(model, _Meshes(mesh), plan, {})
+
+
+def check_tied(model: Any, sizes: Sizes) -> None:
+    """Raises `ModelError` if the rows of a tied parameter cannot be divided evenly over fsdp and tp.
+
+    FSDP pads uneven shards in a buffer for each of the two modules of the parameter. Only one of the buffers
+    would follow the optimizer, so the model would train wrongly without an error.
+    """
+    shards = sizes.fsdp * sizes.tp
+    for name in sorted(tied_names(model)):
+        rows = model.get_parameter(name).shape[0]
+        if sizes.fsdp > 1 and rows % shards:
+            raise ModelError(
+                f"`{name}` is tied to the embedding, and its {rows} rows have no equal shards on {shards} "
+                f"ranks (fsdp {sizes.fsdp}, tp {sizes.tp}); use dp, or sizes whose product divides {rows}"
+            )
 
 
 class _Meshes(TransformersDeviceMesh):  # type: ignore[misc]

@@ -15,7 +15,8 @@ from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
 from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-from meshctl.hf import transformers_api
+from meshctl.hf import ModelError, transformers_api
+from meshctl.hf.transformers_api import Sizes
 from tests.hf.parity import MODELS
 
 
@@ -55,6 +56,18 @@ def test_the_logger_that_would_warn_of_each_redistribution_is_silenced() -> None
 def test_tied_names_are_second_names() -> None:
     assert transformers_api.tied_names(outline("llama_tied")) == {"lm_head.weight"}
     assert not transformers_api.tied_names(outline("llama"))
+
+
+def test_tied_parameters_without_equal_shards_are_refused() -> None:
+    tied = outline("llama_tied")
+    for sizes in (Sizes(fsdp=5), Sizes(fsdp=2, tp=64)):
+        with pytest.raises(
+            ModelError, match=r"its 96 rows have no equal shards on \d+ ranks \(fsdp \d, tp \d+\)"
+        ):
+            transformers_api.check_tied(tied, sizes)
+    for model, sizes in ((outline("llama"), Sizes(fsdp=5)), (tied, Sizes(dp=5)), (tied, Sizes(tp=5))):
+        transformers_api.check_tied(model, sizes)
+    transformers_api.check_tied(tied, Sizes(fsdp=3, tp=2))
 
 
 def test_classes_are_found_by_config() -> None:
