@@ -40,6 +40,7 @@ HOMES = {
     "msgpack": {"runtime"},
 }
 INSIDE_FUNCTIONS = {("cli", "torch"), ("topology", "torch"), ("runtime", "tensordict")}
+INSIDE_FUNCTIONS |= {("engines", "huggingface_hub"), ("engines", "tqdm")}
 INSIDE_FUNCTIONS |= {("data", library) for library in ("transformers", "datasets", "pyarrow")}
 """Where a library may be loaded on use: by a command that starts something, where torch's mesh is made, and
 if it need not be there."""

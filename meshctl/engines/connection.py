@@ -10,6 +10,8 @@
     node -> head    {"type": "exited", "attempt": 2, "group": "train", "code": 0}
                     {"type": "progress", "attempt": 2, "workers": [["train", 1, RECORD], ...]}
                     {"type": "ended", "attempt": 2}, {"type": "refused", "error": "why"}, {"type": "beat"}
+                    {"type": "download", "attempt": 2, "name": "ORG/MODEL", "received": BYTES, "total": BYTES}
+                    {"type": "unfit", "attempt": 2, "error": "why"}: no worker of the attempt was started
 
 A proof is an HMAC-SHA256 of both nonces under the token of the run, so that each side knows that the other
 has the token, and the token itself is never sent. Messages are plain data, and nothing is unpickled. A

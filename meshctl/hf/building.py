@@ -7,6 +7,8 @@ separated before sharding and tied again afterwards.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +21,7 @@ from meshctl.hf import peft_api, transformers_api
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.transformers_api import Sizes
 from meshctl.hf.weights import reset_adapter
+from meshctl.hub_cache import MODEL_FILES, local_folder, missing_weights
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,10 @@ def build(wanted: Build) -> nn.Module:
     cannot be read, or cannot be sharded as `wanted` requires.
     """
     transformers_api.quiet()
-    config = transformers_api.read_config(wanted.model, wanted.head, wanted.config)
-    if isinstance(wanted.model, str):
-        model = _loaded(wanted.model, config, wanted)
+    named = _folder_of(wanted.model) if isinstance(wanted.model, str) else wanted.model
+    config = transformers_api.read_config(named, wanted.head, wanted.config)
+    if isinstance(named, str):
+        model = _loaded(named, config, wanted)
     else:
         model = transformers_api.new_model(
             config, wanted.head, wanted.dtype, wanted.attention, wanted.seed
@@ -67,6 +71,14 @@ def build(wanted: Build) -> nn.Module:
     model.config.use_cache = False  # with a cache, transformers does not look for the borders of packed texts
     model.train()
     return model  # type: ignore[no-any-return]
+
+
+def _folder_of(name: str) -> str:
+    """Returns the folder of a model on this machine: below a folder from which modules are imported, such as
+    the recipe's, or in the cache of the hub. Another name is returned unchanged, for the library to find
+    it."""
+    found = local_folder(name, sys.path, os.environ, MODEL_FILES)
+    return name if found is None or missing_weights(found) else str(found)
 
 
 def _loaded(folder: str, config: Any, wanted: Build) -> Any:

@@ -52,7 +52,7 @@ PIPELINES = {
 """Pipeline -> (a suitable placement, its stages)."""
 RUNS = {"smoke": (3, 0), "short": (100, 50), "long": (10_000, 500), "one_epoch": (0, 500)}
 """Run preset -> (steps, steps between checkpoints)."""
-MODELS = {"qwen3_tiny": (4, 2), "qwen3_8b": (32, 36)}
+MODELS = {"qwen3_tiny": (4, 2), "qwen3_8b": (32, 36), "smollm2": (9, 30)}
 """Model -> (heads, layers)."""
 SCALES = {"laptop": ("cpu", 2), "node8": ("cuda", 8)}
 """Scale -> (device type, ranks) of the group `train`."""
@@ -174,9 +174,7 @@ def test_pipeline(tmp_path: Path, option: str) -> None:
 @pytest.mark.parametrize("option", MODELS)
 def test_model(tmp_path: Path, option: str) -> None:
     (tmp_path / "pieces.py").write_text(CODE)
-    text = BASE.replace("GROUPS", "cpu").replace(
-        "run: smoke", f"model@components.trainer: {option}, run: smoke"
-    )
+    text = BASE.replace("GROUPS", "cpu").replace("run: smoke", f"model: {option}, run: smoke")
     (tmp_path / "r.yaml").write_text(text)
     facts = load("r.yaml", [], tmp_path, environ={}, detect=lambda: "cpu").facts
     assert facts is not None

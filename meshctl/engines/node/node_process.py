@@ -7,10 +7,10 @@
                                  fork server ...     one for each other interpreter, kept across attempts
 
 It connects to the head and waits. For each attempt the head sends the plan and the address of the store. The
-node process forks the agents of its groups, reports the exit of each, and reports the attempt as ended when
-no process of it is left. The node process ends when the head requests it, when the connection to the head
-closes or is silent for longer than the lease, and on SIGTERM, which the kernel also sends when the launcher
-dies. It then kills all processes that it has started.
+node process downloads the models of the hub that its cache lacks (`hub_download`), forks the agents of its
+groups, reports the exit of each, and reports the attempt as ended when no process of it is left. It ends when
+the head requests it, when the connection to the head closes or is silent for longer than the lease, and on
+SIGTERM, which the kernel also sends when the launcher dies. It then kills all processes that it has started.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from meshctl.engines.checks.models import downloads
 from meshctl.engines.connection import BEAT_S, Connection, Message, ProtocolError, join
 from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
 from meshctl.engines.node import forkserver, process_setup, termination
 from meshctl.engines.node.agent import AgentJob, run_agent
 from meshctl.engines.node.exec_server import ExecServer
 from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets, leave
+from meshctl.engines.node.hub_download import Downloading
 from meshctl.engines.node.progress import POLL_S, Records
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start
@@ -59,6 +61,7 @@ class NodeJob:
 @dataclass
 class _Attempt:
     number: int
+    jobs: Sequence[AgentJob]
     agents: dict[int, str] = field(default_factory=dict)
     """Pid -> group, for each running agent."""
 
@@ -71,6 +74,8 @@ class NodeProcess:
         self._others: dict[str, ExecServer] = {}
         """Interpreter -> its fork server."""
         self._attempt: _Attempt | None = None
+        self._download: Downloading | None = None
+        """The download that the agents of the attempt wait for."""
         self._code = OK
         self._is_leaving = False
         self._last_seen = self._beat = time.monotonic()
@@ -85,6 +90,7 @@ class NodeProcess:
                 self._connection,
                 *self._server.files(),
                 *self._others.values(),
+                *([self._download] if self._download and self._download.is_open else []),
             ]
             before = time.monotonic()
             patience = POLL_S if self._records.is_open else BEAT_S
@@ -96,6 +102,8 @@ class NodeProcess:
             self._server.serve(ready)
             for server in [server for server in self._others.values() if server in ready]:
                 server.receive()
+            if self._download and self._download in ready:
+                self._report_download(self._download)
             self._reap()
             if self._connection in ready:
                 self._receive()
@@ -143,18 +151,61 @@ class NodeProcess:
     def _begin(self, message: Message) -> None:
         plan, number = Plan.from_json(message["plan"]), int(message["number"])
         start = Start(**{**message["start"], "path": tuple(message["start"]["path"])})
-        self._attempt = _Attempt(number)
-        self._records.begin(plan, self._job.node)
-        for group in groups_on(plan, self._job.node):
-            if not self._job.groups or group in self._job.groups:
-                python = str(message.get("python", {}).get(group, sys.executable))
-                job = AgentJob(
-                    plan, self._job.run, start, group, self._job.node, str(message["store"]), python
+        groups = [
+            group
+            for group in groups_on(plan, self._job.node)
+            if not self._job.groups or group in self._job.groups
+        ]
+        pythons, store = message.get("python", {}), str(message["store"])
+        self._attempt = _Attempt(
+            number,
+            [
+                AgentJob(
+                    plan,
+                    self._job.run,
+                    start,
+                    group,
+                    self._job.node,
+                    store,
+                    str(pythons.get(group, sys.executable)),
                 )
-                try:
-                    self._fork_agent(job)
-                except OSError as error:
-                    self._connection.send({"type": "refused", "attempt": number, "error": str(error)})
+                for group in groups
+            ],
+        )
+        self._records.begin(plan, self._job.node)
+        try:
+            wanted = downloads(plan, start.path, os.environ, groups)
+        except CannotStart as error:
+            self._report("unfit", error=str(error))
+            return
+        if wanted:
+            self._download = Downloading(wanted, str(fork_log(self._job.run, self._job.node)))
+        else:
+            self._fork_agents(self._attempt)
+
+    def _fork_agents(self, attempt: _Attempt) -> None:
+        for job in attempt.jobs:
+            try:
+                self._fork_agent(job)
+            except OSError as error:
+                self._report("refused", error=str(error))
+
+    def _report_download(self, download: Downloading) -> bool:
+        """Sends what a download reports to the head. Returns whether it has reported an error."""
+        messages = download.receive()
+        for message in messages:
+            self._report("unfit" if "error" in message else "download", **message)
+        return any("error" in message for message in messages)
+
+    def _end_download(self, download: Downloading, code: int) -> None:
+        """Forks the agents after a successful download."""
+        has_failed = self._report_download(download)
+        download.close()
+        self._download = None
+        if code == 0 and self._attempt:
+            self._fork_agents(self._attempt)
+        elif code < 0 and not has_failed:
+            self._report("unfit", error=f"the download of a model was {termination.name_of(code)}")
 
     def _fork_agent(self, job: AgentJob) -> None:
         job.run.log(job.group, 0).parent.mkdir(parents=True, exist_ok=True)
@@ -186,6 +237,8 @@ class NodeProcess:
         for pid, group in self._attempt.agents.items():
             if groups is None or group in groups:
                 os.kill(pid, number)
+        if self._download and groups is None:
+            os.kill(self._download.pid, number)
         if number == signal.SIGKILL and groups is None:
             self._kill_leftovers()
 
@@ -199,13 +252,15 @@ class NodeProcess:
             if self._attempt and (group := self._attempt.agents.pop(pid, "")):
                 self._code = FAILED if code else self._code
                 self._report("exited", group=group, pid=pid, code=code)
+            elif self._download and pid == self._download.pid:
+                self._end_download(self._download, code)
             elif python := next((path for path, server in self._others.items() if server.pid == pid), ""):
                 self._others.pop(python).close()
                 self._report("server_exited", python=python, code=code)
 
     def _end_attempt(self) -> None:
         is_idle = self._server.is_idle and all(server.is_idle for server in self._others.values())
-        if self._attempt and not self._attempt.agents and is_idle:
+        if self._attempt and not self._attempt.agents and not self._download and is_idle:
             self._kill_leftovers()
             self._report("ended")
             self._attempt = None

@@ -12,6 +12,7 @@ The head writes these events to `events/launcher.jsonl`:
 | `stopping` | `{"reason": why}`: an orderly end was requested, or the attempt is ended after a failure |
 | `checkpoint` | `{"path": folder}`: all workers have saved `step`, and `latest` points to it |
 | `warning` | `{"text": one line}` |
+| `download` | `{"node": n, "model": NAME, "received": bytes, "total": bytes}`, once a second |
 | `fault` | the death of an agent or of a node process |
 | `over` | `{"code": exit code, "reason": the cause, the signal, or the end of the data}`, by the supervisor |
 
@@ -43,7 +44,15 @@ from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.cause import NOWHERE, POLL_S, Cause, Causes, Position, Priority
 from meshctl.engines.supervise.collective_check import CollectiveCheck
 from meshctl.engines.supervise.judge import Judge
-from meshctl.engines.supervise.nodes import AgentExited, NodeLost, Nodes, ServerExited, Standing
+from meshctl.engines.supervise.nodes import (
+    AgentExited,
+    Downloads,
+    NodeLost,
+    Nodes,
+    NodeUnfit,
+    ServerExited,
+    Standing,
+)
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.signals import Signals
 from meshctl.plan.model import Plan
@@ -52,7 +61,7 @@ from meshctl.run.events import Event, Journal
 from meshctl.run.progress import Activity, Record
 from meshctl.run.shutdown import Proposer, StopRequest, Store
 
-FAILED = 5
+FAILED, UNFIT = 5, 4
 RECORDS_S = 2.5
 """Seconds in which the progress records of workers that stand have certainly arrived."""
 
@@ -113,7 +122,7 @@ class Head:
         """The step of the newest checkpoint; None without one."""
         self._planned: int | None = None
         """The planned last step, where there is one."""
-        self._is_ready = self._is_asked = self._is_signalled = self._is_released = False
+        self._is_ready = self._is_asked = self._is_signalled = self._is_released = self._is_unfit = False
         self._cause: Cause | None = None
         self._has_failed = False
         """Whether a metric that is not finite has ended the run."""
@@ -201,6 +210,11 @@ class Head:
                     self._on_exit(Exited(f"the fork server of {python}", code))
                 case NodeLost(_, reason):
                     self._on_lost(reason)
+                case NodeUnfit(_, reason):
+                    self._is_unfit = self._is_unfit or not self._phase
+                    self._on_lost(reason)
+                case Downloads(node, name, received, total):
+                    self._write("download", node=node, model=name, received=received, total=total)
                 case Standing(workers):
                     for group, rank, record in workers:
                         self._collectives.stand(group, rank, record)
@@ -360,7 +374,7 @@ class Head:
         first = self._signals.first
         cause = self._cause or (None if self._phase else self._causes.best)
         if cause := self._after_wrong_metric(cause):
-            return Outcome(FAILED, cause, cause.line)
+            return Outcome(UNFIT if self._is_unfit else FAILED, cause, cause.line)
         return Outcome(self._signals.code, None, first.name) if first else Outcome(0, None, self._reason)
 
     @property

@@ -66,7 +66,27 @@ class Standing:
     """Group, rank and record."""
 
 
-Report = AgentExited | ServerExited | NodeLost | Standing
+@dataclass(frozen=True)
+class Downloads:
+    """A node downloads a model before it starts workers."""
+
+    node: int
+    name: str
+    received: int
+    """Bytes."""
+    total: int
+    """Bytes; 0 while it is unknown."""
+
+
+@dataclass(frozen=True)
+class NodeUnfit:
+    """A node lacks something that a worker needs, and has started none."""
+
+    node: int
+    reason: str
+
+
+Report = AgentExited | ServerExited | NodeLost | Standing | Downloads | NodeUnfit
 
 
 @dataclass
@@ -246,6 +266,11 @@ class Nodes:
                 return [ServerExited(number, str(message["python"]), int(message["code"]))]
             case "refused":
                 return [NodeLost(number, f"node {number} cannot start an agent: {message['error']}")]
+            case "download":
+                received, total = int(message["received"]), int(message["total"])
+                return [Downloads(number, str(message["name"]), received, total)]
+            case "unfit":
+                return [NodeUnfit(number, str(message["error"]))]
             case "progress":
                 workers = [(group, rank, Record.of_message(one)) for group, rank, one in message["workers"]]
                 return [Standing(tuple(workers))]

@@ -37,7 +37,7 @@ from meshctl.plan.model import Plan
 from meshctl.run.events import Event
 from meshctl.view.formatting import bar, duration, milliseconds, number, rate, size, spark
 from meshctl.view.live.output import Output, OutputThread
-from meshctl.view.live.run_state import GroupState, RunState, State
+from meshctl.view.live.run_state import DOWNLOADING, GroupState, RunState, State, download_line
 
 REFRESH_HZ = 8
 STYLES: Mapping[State, str] = {
@@ -125,8 +125,10 @@ def notice_after(event: Event, notice: str) -> str:
     """Returns the line below the progress after an event: the launcher's last report. `notice` is the line
     before the event."""
     match event.name:
-        case "ready" if notice == "starting":
+        case "ready" if notice == "starting" or notice.startswith(DOWNLOADING):
             return ""
+        case "download":
+            return download_line(event.value)
         case "stopping":
             reason = event.value.get("reason", "")
             return f"stopping: {reason}" if reason else "stopping"

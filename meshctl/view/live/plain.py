@@ -18,10 +18,12 @@ from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
 from meshctl.view.formatting import count, duration, number
 from meshctl.view.live.output import Output, OutputThread
-from meshctl.view.live.run_state import RunState
+from meshctl.view.live.run_state import RunState, download_line
 
 INTERVAL_S = 1.0
 """Minimum time of the run between two lines of steps."""
+DOWNLOAD_INTERVAL_S = 10.0
+"""Minimum time between two lines about a download."""
 
 
 class PlainOutput:
@@ -32,6 +34,8 @@ class PlainOutput:
         self._state = RunState(plan)
         self._running: set[str] = set()
         self._printed_at: float | None = None
+        self._downloaded_at = 0.0
+        """The time of the last line about a download."""
         self._pending: dict[str, Any] = {}
         """The newest value of each metric since the last line."""
         self._lock = threading.Lock()
@@ -56,11 +60,19 @@ class PlainOutput:
                 self._print_running(event.group)
             case "checkpoint":
                 self._print(f"checkpoint of step {event.step}: {event.value.get('path', '')}".rstrip(": "))
+            case "download":
+                self._print_download(event)
             case "warning":
                 self._print(f"warning: {event.value.get('text', '')}")
             case "stopping":
                 reason = event.value.get("reason", "")
                 self._print(f"stopping: {reason}" if reason else "stopping")
+
+    def _print_download(self, event: Event) -> None:
+        is_first = not event.value.get("received")
+        if is_first or event.time - self._downloaded_at >= DOWNLOAD_INTERVAL_S:
+            self._downloaded_at = event.time
+            self._print(download_line(event.value))
 
     def _print_running(self, name: str) -> None:
         group = self._state.groups.get(name)

@@ -19,6 +19,8 @@ State = Literal["waiting", "starting", "running", "done", "stopped", "failed"]
 MAX_SHOWN = 8
 """Maximum number of metrics that are shown if the recipe lists none."""
 SLOW_PHASE_S = 0.1
+GB = 1e9
+DOWNLOADING = "downloading"
 MAX_POINTS = 512
 """Maximum number of stored points of a metric. Beyond it, every second point is dropped."""
 
@@ -116,6 +118,13 @@ class GroupState:
             0.0,
             self.step.mean - sum(timing.total for timing in self.stages.values()) / max(1, self.step.times),
         )
+
+
+def download_line(value: Mapping[str, Any]) -> str:
+    """Returns the progress of a download, `downloading ORG/NAME: 1.2 of 16 GB`."""
+    received, total = (float(value.get(key) or 0) / GB for key in ("received", "total"))
+    amount = f"{received:.2g} of {total:.2g} GB" if total else "begins"
+    return f"{DOWNLOADING} {value.get('model', '')}: {amount}"
 
 
 class RunState:

@@ -1,0 +1,125 @@
+"""The models, tokenizers and libraries that the components of a plan need on a node, read from their classes
+as text.
+
+Classes declare them: `EXTRA` is the extra with their libraries. Of those with the extra `hf`, `MODEL` and
+`TOKENIZER` are arguments that name a folder or a model of the Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshctl.engines.engine import CannotStart
+from meshctl.hub_cache import (
+    MODEL_FILES,
+    TOKENIZER_FILES,
+    hub_cache,
+    is_hub_name,
+    is_offline,
+    local_folder,
+    missing_weights,
+)
+from meshctl.package import SHIPPED_TOKENIZERS, install_command, missing_libraries
+from meshctl.plan.model import Component, Plan
+from meshctl.recipe.code.classes import Class, Code
+from meshctl.recipe.code.declarations import Declarations, KeyPath
+from meshctl.text.env_refs import Unset, filled
+
+HF = "hf"
+"""The extra whose classes name models of the hub."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """A model or tokenizer of the hub that is not in the cache of this node."""
+
+    name: str
+    component: str
+    has_weights: bool
+    """Whether its weights are needed, and not only the tokenizer."""
+
+    @property
+    def what(self) -> str:
+        return f"{'model' if self.has_weights else 'tokenizer'} `{self.name}` of `{self.component}`"
+
+
+def check_libraries(plan: Plan, path: Sequence[str]) -> None:
+    """Raises `CannotStart` if libraries of a component are not installed. `path` lists the folders of the
+    recipe's code."""
+    for component, declared in _declared(plan, path):
+        if missing := missing_libraries(declared.extra) if declared.extra else ():
+            lacking = f"{component.name} needs {', '.join(missing)}, which {_are(missing)} not installed"
+            raise CannotStart(f"{lacking}: {install_command(declared.extra)}")
+
+
+def _are(names: Collection[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def downloads(
+    plan: Plan, path: Sequence[str], environ: Mapping[str, str], groups: Collection[str] | None = None
+) -> tuple[Download, ...]:
+    """Returns the models and tokenizers that must be downloaded before the workers of `groups` start; None
+    for all groups. Raises `CannotStart` for one that can be neither found nor downloaded."""
+    found: dict[str, Download] = {}
+    for component, declared in _declared(plan, path, groups):
+        if declared.extra != HF:
+            continue
+        for place, files in (
+            (declared.model[:1], MODEL_FILES),
+            ((declared.tokenizer.name,), TOKENIZER_FILES),
+        ):
+            name = _argument(component, place[0], environ) if place else ""
+            one = _download_of(component.name, name, files, [*path, *sys.path], environ) if name else None
+            if one and not (one.name in found and found[one.name].has_weights):
+                found[one.name] = one
+    if found and is_offline(environ):
+        one = next(iter(found.values()))
+        raise CannotStart(
+            f"{one.what} is not in the cache of the hub, {hub_cache(environ)}, and HF_HUB_OFFLINE forbids to "
+            f"download it: unset HF_HUB_OFFLINE, or run `hf download {one.name}` where the hub can be reached"
+        )
+    return tuple(found.values())
+
+
+def _declared(
+    plan: Plan, path: Sequence[str], groups: Collection[str] | None = None
+) -> Iterator[tuple[Component, Declarations]]:
+    """Yields each component of `groups` with the declarations of its class, where that can be read."""
+    code = Code(tuple(path), sys.path)
+    for component in plan.components:
+        found = code.find(component.target) if groups is None or component.group in groups else None
+        if isinstance(found, Class) and found.is_component:
+            yield component, found.declares
+
+
+def _argument(component: Component, path: KeyPath, environ: Mapping[str, str]) -> str:
+    """Returns the text of an argument; empty for another value, or if it refers to an unset variable."""
+    value: object = {"args": component.args}
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    try:
+        return filled(value, environ) if isinstance(value, str) else ""
+    except Unset:
+        return ""
+
+
+def _download_of(
+    component: str, name: str, files: Sequence[str], folders: Sequence[str], environ: Mapping[str, str]
+) -> Download | None:
+    """Returns the download of a name; None if it is a folder of this machine or in the cache."""
+    one = Download(name, component, has_weights=files is MODEL_FILES)
+    if name in SHIPPED_TOKENIZERS and not one.has_weights:
+        return None
+    local = local_folder(name, folders, {}, files)
+    cached = local_folder(name, (), environ, files)
+    if local or (cached and not (one.has_weights and missing_weights(cached))):
+        return None
+    if any(Path(folder, name).is_dir() for folder in folders):
+        raise CannotStart(f"{one.what}: the folder has none of {', '.join(files)}")
+    if not is_hub_name(name):
+        raise CannotStart(f"{one.what} does not exist: neither in {folders[0]} nor in the working directory")
+    return one

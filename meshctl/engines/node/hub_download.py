@@ -1,0 +1,151 @@
+"""Downloads models and tokenizers of the Hugging Face hub to the cache of a node, before any worker starts.
+
+The download runs in a child of the node process, because the library starts threads. The child reports over
+a pipe, one JSON object per line:
+
+    {"name": NAME, "received": BYTES, "total": BYTES}      progress; `total` grows while files are listed
+    {"error": TEXT}                                        the reason why a name could not be downloaded
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from meshctl.engines.checks.models import Download
+from meshctl.engines.node import forkserver, process_setup, termination
+from meshctl.hub_cache import hub_cache, missing_weights
+
+TOKENIZER_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+WEIGHT_PATTERNS = ("*.safetensors",)
+OTHER_WEIGHT_PATTERNS = ("*.bin",)
+"""Of models without safetensors."""
+IGNORED_PATTERNS = ("*/*", "consolidated*")
+"""Other formats of the same weights."""
+REPORT_S = 1.0
+"""Minimum time between two reports of progress."""
+Report = Callable[[dict[str, Any]], None]
+
+
+class Downloading:
+    """The child process that downloads, and its pipe."""
+
+    def __init__(self, wanted: Sequence[Download], log: str) -> None:
+        """Forks the child. Its output goes to the file `log`."""
+        self._reader, writer = os.pipe()
+        self._received = b""
+        parent = os.getpid()
+        forkserver.flush()
+        with forkserver.blocked_signals():
+            self.pid = os.fork()
+            if not self.pid:
+                _become(wanted, writer, parent, log)
+        os.close(writer)
+        self.is_open = True
+        """Whether the child may still report."""
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Returns the reports that have arrived. To be called when the pipe is readable, or the child has
+        ended."""
+        if self.is_open:
+            data = os.read(self._reader, 1 << 16)
+            self._received += data
+            if not data:
+                self.close()
+        *lines, self._received = self._received.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            os.close(self._reader)
+
+
+def _become(wanted: Sequence[Download], writer: int, parent: int, log: str) -> NoReturn:
+    """Downloads in a forked copy of the node process. Never returns."""
+    code = 1
+    try:
+        os.setsid()
+        forkserver.default_signals()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        termination.die_with(parent, signal.SIGKILL)
+        process_setup.set_title("meshctl-fetch")
+        forkserver.redirect(log)
+        process_setup.close_files([writer])
+
+        def report(message: dict[str, Any]) -> None:
+            os.write(writer, json.dumps(message).encode() + b"\n")
+
+        code = download_all(wanted, report)
+    finally:
+        forkserver.leave(code)
+
+
+def download_all(wanted: Sequence[Download], report: Report) -> int:
+    """Downloads one name after another. Returns 0, or 1 after it has reported an error."""
+    for one in wanted:
+        report({"name": one.name, "received": 0, "total": 0})
+        try:
+            download(one, report)
+        except Exception as error:  # the library raises what its HTTP client, the hub and the disk raise
+            report({"error": _failure(one, error)})
+            return 1
+    return 0
+
+
+def download(one: Download, report: Report) -> None:
+    """Downloads a model or tokenizer to the cache."""
+    from huggingface_hub import snapshot_download
+
+    progress = _progress_class(one.name, report)
+    patterns = [*TOKENIZER_PATTERNS, *(WEIGHT_PATTERNS if one.has_weights else ())]
+    found = snapshot_download(
+        one.name, allow_patterns=patterns, ignore_patterns=list(IGNORED_PATTERNS), tqdm_class=progress
+    )
+    if one.has_weights and missing_weights(Path(found)):
+        others = [*TOKENIZER_PATTERNS, *OTHER_WEIGHT_PATTERNS]
+        snapshot_download(
+            one.name, allow_patterns=others, ignore_patterns=list(IGNORED_PATTERNS), tqdm_class=progress
+        )
+
+
+def _progress_class(name: str, report: Report) -> Any:
+    """Returns a progress bar of the library that reports instead of drawing."""
+    from tqdm import tqdm
+
+    class Progress(tqdm):  # type: ignore[misc]
+        reported_at, received = 0.0, 0
+
+        def display(self, *_: object, **__: object) -> None:
+            """Called for the bars of received and of written bytes, and for that of files."""
+            now = time.monotonic()
+            is_due = self.unit == "B" and now - Progress.reported_at >= REPORT_S
+            if is_due and self.n > Progress.received:
+                Progress.reported_at, Progress.received = now, int(self.n)
+                report({"name": name, "received": int(self.n), "total": int(self.total or 0)})
+
+    return Progress
+
+
+def _failure(one: Download, error: Exception) -> str:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    cause = error.__cause__ or error
+    first = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+    if isinstance(error, GatedRepoError):
+        first = "access to it must be granted: log in with `hf auth login`"
+    elif isinstance(error, RepositoryNotFoundError):
+        first = "the hub does not know it, or it is private: log in with `hf auth login`"
+    return (
+        f"{one.what} is not in the cache of the hub, {hub_cache(os.environ)}, and could not be downloaded "
+        f"from {constants.ENDPOINT}: {first}"
+    )

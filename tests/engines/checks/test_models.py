@@ -1,0 +1,125 @@
+"""What components of a plan need of a node: libraries, models and tokenizers, as their classes declare."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshctl.engines.checks import models
+from meshctl.engines.checks.models import Download, check_libraries, downloads
+from meshctl.engines.engine import CannotStart
+from meshctl.plan.model import Plan
+from meshctl.plan.resolve import resolve
+from meshctl.recipe.load import load
+
+CODE = """
+from meshctl import Component, endpoint
+from meshctl.hf import Model
+class Mine(Model): ...
+class Plain(Component):
+    MODEL = "args.model"
+    def __init__(self, model): ...
+    @endpoint
+    def go(self, batch): ...
+"""
+
+
+def plan_of(folder: Path, actor: str, tokenizer: str = "byte") -> Plan:
+    (folder / "mine.py").write_text(CODE)
+    (folder / "texts.jsonl").write_text('{"text": "a"}\n')
+    (folder / "recipe.yaml").write_text(
+        "groups: {train: {ranks: 2, device_type: cpu}, other: {ranks: 1, device_type: cpu}}\n"
+        "components:\n"
+        "  texts: {_target_: meshctl.data.Text, group: train, args: {path: texts.jsonl, "
+        f"tokenizer: '{tokenizer}'}}}}\n"
+        f"  actor: {actor}\n"
+        "pipeline: {batch: {call: texts.next, samples: 2}}\n"
+    )
+    loaded = load("recipe.yaml", [], folder, environ={})
+    assert not loaded.report.errors, loaded.report.errors
+    return resolve(loaded.recipe, loaded.endpoints)
+
+
+def actor(model: str, target: str = "meshctl.hf.Model") -> str:
+    return f"{{_target_: {target}, group: other, args: {{model: {model}}}}}"
+
+
+def wanted(folder: Path, plan: Plan, **environ: str) -> tuple[Download, ...]:
+    return downloads(plan, (str(folder),), {"HF_HOME": str(folder / "home"), **environ})
+
+
+def snapshot(folder: Path, name: str, *files: str) -> Path:
+    place = folder / "home" / "hub" / f"models--{name.replace('/', '--')}" / "snapshots" / "abc"
+    place.mkdir(parents=True)
+    for file in files:
+        (place / file).write_text("{}")
+    return place
+
+
+def test_names_of_the_hub_are_downloaded_once(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, actor("some/name"), "some/name")
+    assert wanted(tmp_path, plan) == (Download("some/name", "actor", has_weights=True),)
+    plan = plan_of(tmp_path, actor("some/name", "mine.Mine"), "other/name")
+    assert [(one.name, one.has_weights) for one in wanted(tmp_path, plan)] == [
+        ("other/name", False),
+        ("some/name", True),
+    ]
+    assert [one.name for one in downloads(plan, (str(tmp_path),), {}, ["train"])] == ["other/name"]
+
+
+def test_what_is_on_this_machine_is_not_downloaded(tmp_path: Path) -> None:
+    (tmp_path / "llama").mkdir()
+    for file in ("config.json", "tokenizer.json"):
+        (tmp_path / "llama" / file).write_text("{}")
+    assert wanted(tmp_path, plan_of(tmp_path, actor("llama"), "llama")) == ()
+    assert wanted(tmp_path, plan_of(tmp_path, actor("{model_type: llama}"))) == ()
+    assert wanted(tmp_path, plan_of(tmp_path, actor("small", "mine.Plain"))) == ()
+    snapshot(tmp_path, "some/name", "config.json", "tokenizer.json", "model.safetensors")
+    plan = plan_of(tmp_path, actor("some/name"), "some/name")
+    assert wanted(tmp_path, plan, HF_HUB_OFFLINE="1") == ()
+
+
+def test_a_snapshot_without_all_weights_is_downloaded(tmp_path: Path) -> None:
+    place = snapshot(tmp_path, "some/name", "config.json")
+    plan = plan_of(tmp_path, actor("some/name"))
+    assert len(wanted(tmp_path, plan)) == 1
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (place / "model.safetensors.index.json").write_text(json.dumps(index))
+    (place / "one.safetensors").write_text("")
+    assert len(wanted(tmp_path, plan)) == 1
+    (place / "two.safetensors").write_text("")
+    assert wanted(tmp_path, plan) == ()
+
+
+def test_offline_a_missing_model_is_refused_with_its_cache(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, actor("some/name"))
+    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        with pytest.raises(CannotStart) as refused:
+            wanted(tmp_path, plan, **{variable: "1"})
+        text = str(refused.value)
+        assert text.startswith("model `some/name` of `actor` is not in the cache of the hub, ")
+        assert str(tmp_path / "home" / "hub") in text and "`hf download some/name`" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("./absent", "model `./absent` of `actor` does not exist: "),
+        ("empty", "model `empty` of `actor`: the folder has none of config.json"),
+    ],
+)
+def test_a_model_that_does_not_exist_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CannotStart, match="^" + message):
+        wanted(tmp_path, plan_of(tmp_path, actor(name)))
+
+
+def test_a_missing_extra_is_refused_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(tmp_path, actor("{model_type: llama}", "mine.Mine"))
+    check_libraries(plan, (str(tmp_path),))
+    monkeypatch.setattr(models, "missing_libraries", lambda extra: ("transformers", "peft"))
+    expected = r"^texts needs transformers, peft, which are not installed: pip install 'meshctl\[hf\]'$"
+    with pytest.raises(CannotStart, match=expected):
+        check_libraries(plan, (str(tmp_path),))

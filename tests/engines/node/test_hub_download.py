@@ -1,0 +1,78 @@
+"""The download of models: into the cache, once, with progress, and with one line if it fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("huggingface_hub")
+
+from tests.engines.node.hub_server import serving
+from tests.paths import ROOT
+
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{}",
+    "chat_template.jinja": b"{{ messages }}",
+    "model.safetensors": b"weights" * 100,
+    "pytorch_model.bin": b"other",
+    "consolidated.safetensors": b"again",
+    "original/model.safetensors": b"again",
+}
+CHILD = """
+import json, sys
+from meshctl.engines.checks.models import Download
+from meshctl.engines.node.hub_download import download_all
+sys.exit(download_all([Download(*json.loads(sys.argv[1]))], lambda message: print(json.dumps(message))))
+"""
+
+
+def downloaded(home: Path, url: str, name: str, has_weights: bool = True) -> tuple[int, list[dict[str, Any]]]:
+    """Downloads in a process, because the library reads the environment once."""
+    command = [sys.executable, "-c", CHILD, json.dumps([name, "actor", has_weights])]
+    environ = {"HF_HOME": str(home), "HF_ENDPOINT": url, "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=ROOT, timeout=100)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def files(home: Path) -> set[str]:
+    return {path.name for path in home.glob("hub/models--some--name/snapshots/*/*")}
+
+
+def test_a_model_is_downloaded_in_one_format(tmp_path: Path) -> None:
+    with serving({"some/name": FILES}) as hub:
+        code, reports = downloaded(tmp_path, hub.url, "some/name")
+    assert code == 0 and reports[0] == {"name": "some/name", "received": 0, "total": 0}
+    assert files(tmp_path) == {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"}
+
+
+def test_a_tokenizer_is_downloaded_without_weights(tmp_path: Path) -> None:
+    with serving({"some/name": FILES}) as hub:
+        assert downloaded(tmp_path, hub.url, "some/name", has_weights=False)[0] == 0
+    assert files(tmp_path) == {"config.json", "tokenizer.json", "chat_template.jinja"}
+
+
+def test_a_model_without_safetensors_is_downloaded_too(tmp_path: Path) -> None:
+    older = {"config.json": b"{}", "pytorch_model.bin": b"weights"}
+    with serving({"some/name": older}) as hub:
+        assert downloaded(tmp_path, hub.url, "some/name")[0] == 0
+    assert files(tmp_path) == {"config.json", "pytorch_model.bin"}
+
+
+@pytest.mark.parametrize(
+    ("is_reachable", "reason"),
+    [(True, "the hub does not know it, or it is private"), (False, "Connection refused")],
+)
+def test_a_failure_is_one_line(tmp_path: Path, is_reachable: bool, reason: str) -> None:
+    with serving({}) as hub:
+        url = hub.url if is_reachable else "http://127.0.0.1:9"
+        code, reports = downloaded(tmp_path, url, "some/name")
+    error = reports[-1]["error"]
+    assert code == 1 and "\n" not in error
+    expected = f"model `some/name` of `actor` is not in the cache of the hub, {tmp_path / 'hub'}, and could "
+    assert error.startswith(f"{expected}not be downloaded from {url}: ") and reason in error
