@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 
 from meshctl.recipe.load import load
+from meshctl.view.reports.text import text
 from tests.command_server import call
 from tests.paths import ROOT
 
 DOCS = ROOT / "docs"
 PICTURES = runpy.run_path(str(DOCS / "pictures.py"))
 PAGES = {
-    path.name: text
+    path.name: page
     for path in sorted(DOCS.glob("*.md"))
-    if PICTURES["PICTURE"].search(text := path.read_text(encoding="utf-8"))
+    if PICTURES["PICTURE"].search(page := path.read_text(encoding="utf-8"))
 }
 TUTORIAL = PAGES["tutorial.md"]
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -50,9 +51,9 @@ def test_each_recipe_is_correct(page: str, folder: Path) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_each_picture_is_the_one_that_is_drawn(page: str, folder: Path) -> None:
     PICTURES["write_files"](PAGES[page], folder)
-    for file, text in PICTURES["drawn"](PAGES[page], folder):
+    for file, drawn in PICTURES["drawn"](PAGES[page], folder):
         shown = (DOCS / file).read_text(encoding="utf-8")
-        assert DIGEST.sub("plan", shown) == DIGEST.sub("plan", text), "run: python docs/pictures.py"
+        assert DIGEST.sub("plan", shown) == DIGEST.sub("plan", drawn), "run: python docs/pictures.py"
 
 
 def test_no_picture_is_left_over() -> None:
@@ -63,11 +64,12 @@ def test_no_picture_is_left_over() -> None:
 def test_an_error_of_the_tutorial_is_printed(folder: Path) -> None:
     PICTURES["write_files"](TUTORIAL, folder)
     [(command, shown)] = [one for one in commands() if one[1] and one[1][0].startswith("error[")]
-    assert run(folder, command)[: len(shown)] == shown
+    _, _, recipe, *overrides = shlex.split(command)
+    assert text(load(recipe, overrides, folder).report).splitlines()[: len(shown)] == shown
 
 
 def test_its_own_class_is_short() -> None:
-    [code] = [text for text, name in PICTURES["BLOCK"].findall(TUTORIAL) if name == "examiner.py"]
+    [code] = [block for block, name in PICTURES["BLOCK"].findall(TUTORIAL) if name == "examiner.py"]
     body = code[code.index("class ") :]
     assert 5 <= len([line for line in body.splitlines() if line.strip()]) <= 15
 

@@ -16,6 +16,7 @@ from meshctl.recipe.templates import (
     DEVICES,
     KINDS,
     LAYOUTS,
+    RECIPES,
     Choice,
     WrongChoice,
     layouts,
@@ -28,6 +29,8 @@ from tests.command_server import call
 
 def choices() -> Iterator[Choice]:
     for kind, device, ranks in itertools.product(KINDS, DEVICES, (1, 2, 3, 8)):
+        if kind in RECIPES and ranks in (2, 3):
+            continue  # a number of ranks changes the same two lines of these, which are larger
         for layout in ("", *LAYOUTS):
             choice = Choice(kind, device, ranks, layout)
             try:
