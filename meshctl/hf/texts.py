@@ -95,9 +95,9 @@ def check_positions(batch: Batch, prefix: str, texts: Texts, limit: int) -> None
     too_long = [row for row, length in enumerate(lengths.tolist()) if length > limit]
     if too_long:
         raise ModelError(
-            f"sample {shown_ids(batch.ids[too_long].tolist())} has {int(lengths[too_long[0]])} tokens in "
-            f"`{prefix}input_ids`, and the model has {limit} positions; shorten it, or raise "
-            "`config.max_position_embeddings`"
+            f"`{prefix}input_ids`: samples {shown_ids(batch.ids[too_long].tolist())} are longer than the "
+            f"{limit} positions of the model, the first with {int(lengths[too_long[0]])} tokens; shorten "
+            "them, or raise `config.max_position_embeddings`"
         )
 
 
