@@ -195,7 +195,7 @@ def _parameters(architecture: Architecture, sizes: _Sizes, head: str) -> Iterato
     table = sizes.number("vocabulary"), sizes.number("hidden")
     yield Parameter("model.embed_tokens.weight", table, tp_dim=0)
     layers = sizes.number("layers")
-    sparse = sum(sizes.is_sparse(layer) for layer in range(layers)) if architecture.dense else layers
+    sparse = sizes.sparse_layers(layers) if architecture.dense else layers
     for modules, count in ((architecture.layer, sparse), (architecture.dense, layers - sparse)):
         for module in modules if count else ():
             yield from _of_module(module, sizes, count, "model.layers.*.")
@@ -251,8 +251,10 @@ class _Sizes:
         value = self.config.get(key)
         return value if type(value) is int and value > 0 else 0
 
-    def is_sparse(self, layer: int) -> bool:
-        """Whether a layer has experts, in models of Qwen that have layers without them."""
-        dense = self.config.get("mlp_only_layers") or ()
-        step = self._stated("decoder_sparse_step") or 1
-        return not (isinstance(dense, (list, tuple)) and layer in dense) and (layer + 1) % step == 0
+    def sparse_layers(self, layers: int) -> int:
+        """Returns how many layers have experts, in models of Qwen that have layers without them."""
+        step, dense = self._stated("decoder_sparse_step") or 1, self.config.get("mlp_only_layers")
+        listed = (
+            {layer for layer in dense if type(layer) is int} if isinstance(dense, (list, tuple)) else set()
+        )
+        return layers // step - sum(0 <= layer < layers and (layer + 1) % step == 0 for layer in listed)

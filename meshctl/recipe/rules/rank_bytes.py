@@ -40,6 +40,7 @@ from meshctl.topology.memory import (
 )
 from meshctl.topology.mesh import DeviceMesh
 
+ALL_LINEAR = "all-linear"
 SPLITTING = ("dp", "fsdp", "tp")
 """The dims whose effect on parameters is known."""
 LAYER = re.compile(r"\.\d+(?=\.)")
@@ -155,8 +156,14 @@ class _Declared:
         dtype = self.text("dtype", "float32")
         if dtype not in DTYPE_BYTES:
             raise UnknownBytes(f"`{dtype}` is not a dtype of weights")
-        optimizer, options = self.text("optimizer", "AdamW"), self.value("optimizer_options") or {}
-        return Training(dtype, optimizer, options, self._adapter(), self._is_trained())
+        options = self.value("optimizer_options")
+        return Training(
+            dtype,
+            self.text("optimizer", "AdamW"),
+            options if isinstance(options, dict) else {},
+            self._adapter(),
+            self._is_trained(),
+        )
 
     def value(self, key: str) -> Any:
         """Returns the value of a key: that of the argument that it names, or the default of this argument.
@@ -181,9 +188,11 @@ class _Declared:
         given = self.value("lora")
         if not isinstance(given, dict):
             return None
-        r, target = given.get("r", 8), given.get("target", "all-linear")
-        targets = (target,) if isinstance(target, str) else tuple(map(str, target or ()))
-        return Adapter(r if type(r) is int else 8, () if targets == ("all-linear",) else targets)
+        r, target = given.get("r", 8), given.get("target", ALL_LINEAR)
+        targets = [target] if isinstance(target, str) else target
+        if type(r) is not int or r < 1 or not isinstance(targets, list) or not targets:
+            raise UnknownBytes("the `r` and the `target` of its adapter are not known")
+        return Adapter(r, () if targets == [ALL_LINEAR] else tuple(map(str, targets)))
 
     def _is_trained(self) -> bool:
         endpoints = self.memory.get(TRAINED_BY)
