@@ -189,6 +189,7 @@ def _recipe_files(choice: Choice, stem: str, module: str, shown: str, heading: s
     """Returns the recipe, and for devices that no shipped scale has, a scale with these."""
     layout = choice.layout or layouts(choice)[0]
     words = {
+        r"^#.*`make .*\n": "",  # a command of a checkout
         r"^name: .*$": f"name: {quoted(stem)}",
         r"(?<=layout@components\.trainer\.parallel: )fsdp$": layout,
     }

@@ -82,6 +82,7 @@ def test_other_devices_are_a_scale_of_their_own(here: Path, capsys: pytest.Captu
         "defaults:\n  - laptop\n  - _self_\n\n"
         "groups:\n  train: {ranks: 64, device_type: cuda}\nvars: {samples: 64}\n"
     )
+    assert "make" not in (here / "laptop.yaml").read_text()
     validated("laptop.yaml")
     plan = plan_of("laptop.yaml", []).plan
     assert (plan.group("train").device_type, plan.group("train").workers) == ("cuda", 64)
