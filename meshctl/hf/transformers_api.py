@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from transformers import (
@@ -161,8 +162,10 @@ def load_model(
             key_mapping=dict(renamed) or None,
             distributed_config=DistributedConfig(),
         )
-    except OSError as error:
-        raise ModelError(f"model `{folder}` cannot be loaded: {_first_line(error)}") from error
+    except (OSError, RuntimeError, SafetensorError) as error:
+        has_other_shapes = "ignore_mismatched_sizes" in str(error)
+        reason = "its weights have other shapes than its config" if has_other_shapes else _first_line(error)
+        raise ModelError(f"model `{folder}` cannot be loaded: {reason}") from error
     model.__class__ = kind
     return model
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from meshctl.hf import ModelError
+from meshctl.hf.building import Build, build
 from meshctl.package import SHIPPED_TOKENIZERS
 from tests.engines.node.hub_server import HubServer, serving
 
@@ -95,3 +97,15 @@ def test_a_signal_ends_a_download(tmp_path: Path, model: dict[str, bytes]) -> No
         launch.send_signal(signal.SIGINT)
         launch.communicate(timeout=30)
     assert launch.returncode == 130
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path, model: dict[str, bytes]) -> None:
+    for file, body in model.items():
+        (tmp_path / file).write_bytes(body)
+    other_shapes = Build(str(tmp_path), config={"hidden_size": 64})
+    with pytest.raises(ModelError, match=r"cannot be loaded: its weights have other shapes than its config$"):
+        build(other_shapes)
+    (tmp_path / "model.safetensors").write_bytes(model["model.safetensors"][:-1000])
+    with pytest.raises(ModelError, match="cannot be loaded: Error while deserializing header") as cut:
+        build(Build(str(tmp_path)))
+    assert "\n" not in str(cut.value)
