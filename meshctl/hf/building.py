@@ -59,11 +59,14 @@ def build(wanted: Build) -> nn.Module:
         model = _loaded(named, config, wanted)
     else:
         model = transformers_api.new_model(
-            config, wanted.head, wanted.dtype, wanted.attention, wanted.seed
-        ).to(wanted.device)
-        transformers_api.untie(model)
-        distribute(model, wanted)
-        transformers_api.tie(model)
+            config,
+            wanted.head,
+            wanted.dtype,
+            wanted.attention,
+            wanted.seed,
+            wanted.device,
+            lambda model: distribute(model, wanted),
+        )
     if wanted.experts:
         model.set_experts_implementation(wanted.experts)
     if wanted.lora:

@@ -35,6 +35,7 @@ from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from transformers.distributed.utils import TransformersDeviceMesh
 from transformers.utils import logging
 
+from meshctl.hf import random_weights
 from meshctl.hf.errors import ModelError
 
 HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}
@@ -104,13 +105,29 @@ def class_of(config: Any, head: str) -> Any:
         raise ModelError(f"transformers has no class of a `{kind}` model with the head `{head}`") from None
 
 
-def new_model(config: Any, head: str, dtype: torch.dtype, attention: str | None, seed: int) -> Any:
-    """Returns an unsharded model with random weights in CPU memory. `seed` determines the weights, so they
-    are the same on every rank. Raises `ModelError` if the model has no such head."""
+def new_model(
+    config: Any,
+    head: str,
+    dtype: torch.dtype,
+    attention: str | None,
+    seed: int,
+    device: torch.device = torch.device("cpu"),
+    distribute: Distribute = lambda model: None,
+) -> Any:
+    """Returns a model with random weights on `device`. Each rank holds only its shards.
+
+    The model is created on torch's `meta` device, where `distribute` shards it. `seed` determines the
+    weights, which are the same in every layout. Raises `ModelError` if the model has no such head.
+    """
     class_of(config, head)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return HEADS[head].from_config(deepcopy(config), dtype=dtype, attn_implementation=attention)
+    options = {"dtype": dtype, "attn_implementation": attention}
+    model, whole = (outline(config, head, **options) for _ in range(2))
+    untie(model)
+    distribute(model)
+    model.to_empty(device=device)
+    random_weights.draw(model, whole, tied_names(whole), seed)
+    tie(model)
+    return model
 
 
 def positions_of(config: Any) -> int | None:
@@ -118,10 +135,10 @@ def positions_of(config: Any) -> int | None:
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
-def outline(config: Any, head: str) -> Any:
-    """Returns a model without memory, on torch's `meta` device."""
+def outline(config: Any, head: str, **options: Any) -> Any:
+    """Returns a model without memory, on torch's `meta` device. `options` are those of `from_config`."""
     with torch.device("meta"):
-        return HEADS[head].from_config(deepcopy(config))
+        return HEADS[head].from_config(deepcopy(config), **options)
 
 
 def load_model(

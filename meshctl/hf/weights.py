@@ -3,7 +3,6 @@ the shards of this rank."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from meshctl.hf import peft_api, transformers_api
 from meshctl.hf.errors import ModelError
+from meshctl.hf.random_weights import seed_of
 from meshctl.hf.sharding import local_of, part_of, whole_of
 
 
@@ -110,13 +110,9 @@ def reset_adapter(model: Any, seed: int) -> None:
         if ".lora_B." in name:
             local_of(tensor).zero_()
         elif ".lora_A." in name:
-            generator = torch.Generator().manual_seed(_seed_of(seed, name))
+            generator = torch.Generator().manual_seed(seed_of(seed, name))
             bound = tensor.shape[1] ** -0.5  # kaiming_uniform_ with a = sqrt(5)
             drawn = torch.empty(tensor.shape, dtype=torch.float64).uniform_(
                 -bound, bound, generator=generator
             )
             local_of(tensor).copy_(part_of(drawn.to(tensor.device, tensor.dtype), tensor))
-
-
-def _seed_of(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest(), "big")

@@ -1,0 +1,82 @@
+"""Random weights of a sharded model, drawn one layer at a time.
+
+The seed and the name of a layer determine its weights, so that they are the same in every layout. Each rank
+draws a whole layer, copies its own shards, and drops the layer. It never holds the whole model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from meshctl.hf import peft_api
+from meshctl.hf.sharding import local_of, part_of
+
+
+@torch.no_grad()
+def draw(model: nn.Module, whole: nn.Module, tied: Collection[str], seed: int) -> None:
+    """Fills the parameters and buffers of `model`, which may be sharded, in place.
+
+    `whole` is the same model without shards and adapters, on torch's `meta` device. Its classes initialize
+    the weights. The parameters `tied` and those of adapters are left as they are.
+    """
+    own = {peft_api.plain_name(name): tensor for name, tensor in _tensors(model)}
+    for owner, name, layer in _layers(whole, whole, ""):
+        is_alone = not _has_lists(layer)
+        layer.to_empty(device="cpu", recurse=is_alone)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(seed, name))
+            if is_alone:
+                _initialize(owner, layer)
+            else:
+                owner._init_weights(layer)  # type: ignore[operator]
+        for key, tensor in _tensors(layer, is_alone):
+            path = f"{name}.{key}" if name else key
+            if path not in tied:
+                target = local_of(own[path])
+                target.copy_(part_of(tensor.to(target), own[path]))
+        layer.to("meta")
+
+
+def seed_of(seed: int, name: str) -> int:
+    """Returns a seed that is different for each `name`."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest(), "big")
+
+
+def _layers(owner: nn.Module, module: nn.Module, name: str) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Yields (the model of transformers that initializes a layer, name, layer), in order.
+
+    A layer is a module without lists of modules inside. The other modules come after their children, and only
+    their own tensors are meant.
+    """
+    if _has_lists(module):
+        for key, child in module.named_children():
+            path = f"{name}.{key}" if name else key
+            yield from _layers(_owner_of(child, owner), child, path)
+    yield owner, name, module
+
+
+def _has_lists(module: nn.Module) -> bool:
+    return any(isinstance(one, nn.ModuleList) for one in module.modules())
+
+
+def _initialize(owner: nn.Module, module: nn.Module) -> None:
+    """Initializes a module after its children, as transformers does."""
+    for child in module.children():
+        _initialize(_owner_of(child, owner), child)
+    owner._init_weights(module)  # type: ignore[operator]
+
+
+def _owner_of(module: nn.Module, owner: nn.Module) -> nn.Module:
+    """Returns the model of transformers that initializes a module: the innermost around it."""
+    return module if hasattr(module, "_init_weights") else owner
+
+
+def _tensors(module: nn.Module, recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
+    parameters = module.named_parameters(recurse=recurse, remove_duplicate=False)
+    buffers = module.named_buffers(recurse=recurse, remove_duplicate=False)
+    return chain(parameters, buffers)
