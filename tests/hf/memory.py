@@ -11,6 +11,7 @@ from typing import Self
 
 STATUS = Path("/proc/self/status")
 INTERVAL_S = 0.001
+LIBC = ctypes.CDLL(None)
 M_MMAP_THRESHOLD, LARGE_BYTES = -3, 1 << 18
 """An option of the C library: blocks from this size on are returned to the system when they are freed."""
 
@@ -23,9 +24,8 @@ class AllocatedPeak:
 
     def __enter__(self) -> Self:
         gc.collect()
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
-        libc.malloc_trim(0)
+        LIBC.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+        LIBC.malloc_trim(0)
         self._begin, self._ended = _anonymous_bytes(), Event()
         self._thread = Thread(target=self._sample)
         self._thread.start()
@@ -41,6 +41,7 @@ class AllocatedPeak:
             self._look()
 
     def _look(self) -> None:
+        LIBC.malloc_trim(0)  # returns the smaller blocks that were freed
         self.bytes = max(self.bytes, _anonymous_bytes() - self._begin)
 
 
