@@ -269,7 +269,7 @@ DISPATCH = Section("dispatch", "`dispatch`", (
     Field("mode", DISPATCH_MODE,
         doc="How the input is partitioned. Default: the decorator's mode.",
         related="strategy"),
-    Field("balance", Word(BALANCE, "something to balance", "MC520"),
+    Field("balance", Word(BALANCE, "a quantity to balance", "MC520"),
         doc="`tokens`: even out tokens in place of sample counts.",
         aliases="balance_tokens balance_batch"),
     Field("home", Text("pipeline"),
@@ -469,7 +469,7 @@ RUN = Section("run", "`run`", (
     Field("stop", Nested(STOP, may_be_off=True, example="{on: STAGE.NAME, patience: 3}"),
         doc="Ends the run when a metric no longer improves; false for never.",
         aliases="early_stopping early_stop"),
-    Field("on_nan", Word(ON_NAN, "an answer to NaN", "MC102"), default="stop",
+    Field("on_nan", Word(ON_NAN, "a mode of `on_nan`", "MC102"), default="stop",
         doc="Answer to a metric that is NaN or infinite: `stop` ends the run with exit code 5, `ignore` "
             "goes on after a warning.",
         aliases="detect_nan terminate_on_nan check_nan nan_policy"),

@@ -111,7 +111,7 @@ def test_a_list_in_the_environment_is_obeyed_before_the_start(
 
 def test_two_groups_on_one_device_are_marked(machine: Path) -> None:
     guest = replace(train(3, 4, visible_devices=("1",)), name="guest", first_job_rank=2)
-    message = "groups train and guest would both have the cuda device 1: give them other visible_devices, or say `colocate: train`"
+    message = "groups train and guest would both have the cuda device 1: give them other visible_devices, or write `colocate: train`"
     assert refusal(train(0, 2), guest) == message
     assert refusal(train(0, 2), replace(guest, colocate="train")) == ""
     assert refusal(train(0, 1), replace(guest, device_type="npu")) == ""

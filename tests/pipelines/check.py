@@ -58,6 +58,8 @@ def check_in_processes(scenario: Scenario, folder: Path) -> None:
     file.write_text(dump(recipe), encoding="utf-8")
     ran = launch(folder, file)
     expected = compared(scenario, recipe, ran, None)
+    if expected and ran.folder:
+        check_programs(recipe, ran.folder)
     if not expected or not scenario.resume or not ran.saved or not ran.folder:
         return
     second = resumed(scenario, ran.last)
@@ -72,6 +74,13 @@ def check_in_processes(scenario: Scenario, folder: Path) -> None:
         assert start.calls == expected.saved[-1].calls, f"the states {start.calls} were loaded"
     rows = {step: row for step, row in again.metrics.items() if step > start.step}
     compared(scenario, second, replace(again, metrics=rows), start, expected.rows, ran.saved)
+
+
+def check_programs(recipe: Mapping[str, Any], folder: Path) -> None:
+    """Each rank of a program has run."""
+    ranks = [group["ranks"] for group in recipe["groups"].values() if "program" in group]
+    found = sorted(path.name for path in folder.glob("program-*"))
+    assert found == [f"program-{rank}" for rank in range(max(ranks, default=0))], f"programs ran: {found}"
 
 
 def loaded_states(ran: Ran) -> dict[str, set[int]]:

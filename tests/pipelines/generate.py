@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
@@ -12,12 +13,17 @@ from tests.pipelines.block_draft import add_block
 from tests.pipelines.draft import LAYOUTS, Draft
 from tests.pipelines.sources import Sources
 
+PROGRAM = str(Path(__file__).parent / "program.py")
 METRICS = {
     **dict.fromkeys(("loss", "total", "peak"), ("number", "samples")),
     "logged": ("number",),
     "tick": ("ticks",),
 }
 """Endpoint -> the names of its metrics."""
+PROGRAMS = {
+    "script": {"program": PROGRAM, "args": ["{run_dir}"]},
+    "server": {"program": PROGRAM, "args": ["{run_dir}", "serve"], "service": True},
+}
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,8 @@ class Scenario:
 
 
 @st.composite
-def scenarios(draw: st.DrawFn, max_workers: int = 8) -> Scenario:
-    """A scenario with at most `max_workers` workers."""
+def scenarios(draw: st.DrawFn, max_workers: int = 8, may_have_programs: bool = False) -> Scenario:
+    """A scenario with at most `max_workers` workers, and with groups of programs, which run in processes only."""
     counts: dict[str, int] = {}
     for name in draw(st.sampled_from(["a", "ab", "ab", "abc"])):
         left = max_workers - sum(counts.values())
@@ -73,7 +79,16 @@ def scenarios(draw: st.DrawFn, max_workers: int = 8) -> Scenario:
         "pipeline": {name: draft.stages[name] for name in names},
         "run": run,
     }
-    return Scenario(recipe, stop_at, resume_of(draft) if draft.saves else None)
+    resume = resume_of(draft) if draft.saves else None
+    if may_have_programs:
+        for name, keys in PROGRAMS.items():
+            if draft.one_in(5):
+                recipe["groups"][name] = {
+                    "ranks": draft.draw(st.integers(1, 2)),
+                    "device_type": "cpu",
+                    **keys,
+                }
+    return Scenario(recipe, stop_at, resume)
 
 
 def streams(draft: Draft) -> bool:
@@ -119,13 +134,13 @@ def run_keys(draft: Draft, stop_at: int) -> dict[str, Any]:
 
 def resume_of(draft: Draft) -> Resume:
     changed = draft.pick([None, *draft.used_groups])
-    ranks, layouts = dict[str, int](), dict[str, dict[str, Any]]()
+    ranks, layout = dict[str, int](), dict[str, Any]()
     if changed and draft.one_in(2):
         ranks = {changed: draft.draw(st.integers(1, 3))}
     elif changed:
-        of_group = [name for name, one in draft.components.items() if one["group"] == changed]
-        layouts = {name: draft.pick(LAYOUTS[draft.groups[changed]][1:] or [{}]) for name in of_group}
-    return Resume(draft.draw(st.integers(0, 3)), ranks, {name: one for name, one in layouts.items() if one})
+        layout = draft.pick(LAYOUTS[draft.groups[changed]])  # one for all, so that samples still find home
+    of_group = [name for name, one in draft.components.items() if one["group"] == changed]
+    return Resume(draft.draw(st.integers(0, 3)), ranks, dict.fromkeys(of_group, layout) if layout else {})
 
 
 def resumed(scenario: Scenario, step: int) -> dict[str, Any]:

@@ -30,6 +30,7 @@ def test_random_pipelines_do_what_the_model_does(file: Path, scenario: Scenario)
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(NIGHTLY_PARTS))
 @settings(max_examples=PART, suppress_health_check=list(HealthCheck))
 @given(scenarios())

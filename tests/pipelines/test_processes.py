@@ -1,17 +1,24 @@
-"""Random pipelines in real processes do what a model of their recipe does."""
+"""Random pipelines in real processes do what a model of their recipe does.
+
+A scenario that fails is not shrunk by hypothesis, which would launch hundreds of runs. `reduced` removes stages as
+long as it fails, and the report ends with the recipe that is left. `--hypothesis-seed` repeats the scenarios.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, note, settings
 
+from meshctl.recipe.compose.yaml_scalars import dump
 from tests.pipelines.check import check_in_processes
 from tests.pipelines.generate import Scenario, scenarios
+from tests.pipelines.reduce import reduced
 
 MAX_WORKERS = 4
 NIGHTLY_PARTS, PART = 25, 20
+NOT_SHRUNK = [phase for phase in Phase if phase is not Phase.shrink]
 
 
 @pytest.fixture(scope="module")
@@ -19,16 +26,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
+def check(scenario: Scenario, folder: Path) -> None:
+    try:
+        check_in_processes(scenario, folder)
+    except Exception as error:
+        smaller = reduced(scenario, lambda one: check_in_processes(one, folder))
+        note(f"the smallest recipe that fails:\n{dump(smaller.recipe)}\n{smaller.resume or ''}")
+        raise error
+
+
 @pytest.mark.slow
-@settings(max_examples=20, suppress_health_check=list(HealthCheck))
-@given(scenarios(MAX_WORKERS))
+@settings(max_examples=20, phases=NOT_SHRUNK, suppress_health_check=list(HealthCheck))
+@given(scenarios(MAX_WORKERS, may_have_programs=True))
 def test_random_pipelines_do_what_the_model_does(folder: Path, scenario: Scenario) -> None:
-    check_in_processes(scenario, folder)
+    check(scenario, folder)
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(NIGHTLY_PARTS))
-@settings(max_examples=PART, suppress_health_check=list(HealthCheck))
-@given(scenarios(MAX_WORKERS))
+@settings(max_examples=PART, phases=NOT_SHRUNK, suppress_health_check=list(HealthCheck))
+@given(scenarios(MAX_WORKERS, may_have_programs=True))
 def test_the_same_for_hundreds(part: int, folder: Path, scenario: Scenario) -> None:
-    check_in_processes(scenario, folder)
+    check(scenario, folder)

@@ -17,7 +17,7 @@ CASES = {
     "more ranks than devices, which also fit no layout": (
         "compact.yaml",
         ("train: {ranks: 8,", "train: {ranks: 31,"),
-        "group `train` needs 31 devices, 8 of the cluster's 16 are free (`rollout` has 8)",
+        "group `train` needs 31 devices, but 8 of the cluster's 16 are free (`rollout` has 8)",
         "all groups together need 39: write ",
     ),
     "samples whose groups are shared later": (

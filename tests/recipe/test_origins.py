@@ -1,130 +1,16 @@
-"""The origin of each value: the text at its place is the value, for any defaults lists and overrides; and the
-values that it replaced."""
+"""The origin of each value: its place, its kind, and the values that it replaced. `compose/test_composing_as_hydra.py`
+checks the places for any defaults lists and overrides."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from meshctl.recipe.compose.composition import Composed
-from meshctl.recipe.compose.yaml_scalars import scalar
-from meshctl.recipe.compose.yaml_tree import leaves, plain
 from meshctl.recipe.load import Loaded, load
 from meshctl.recipe.origins import Origin, line_of, origins
 from meshctl.text.redaction import HIDDEN
-from tests.examples import examples
-from tests.recipe.compose.test_composing_as_hydra import by_hydra
-from tests.recipe.compose.test_composition import composed, write
-
-# The text at every place is the value's
-
-
-@st.composite
-def recipes(draw: st.DrawFn) -> dict[str, str]:
-    """Draws defaults lists with nested groups, `optional` and `override` entries, and packages of every
-    kind."""
-    keys = st.sampled_from(["a", "b", "c"])
-    texts = st.sampled_from(["text", "1e3", "0.5", "x y", "it's", "${vars.a}"])
-    scalars = st.one_of(st.integers(-3, 99), st.booleans(), st.none(), texts)
-    several = {"max_size": 2}
-    values = st.recursive(
-        scalars,
-        lambda one: st.one_of(st.lists(one, **several), st.dictionaries(keys, one, **several)),
-        max_leaves=5,
-    )
-    trees, colors = st.dictionaries(keys, values, max_size=3), st.sampled_from(["red", "green", "blue"])
-    package = draw(st.sampled_from(["", "@vars.paint", "@_global_"]))
-    extra: list[Any] = ["_self_", {f"paint{package}": draw(colors)}]
-    if draw(st.booleans()):
-        extra.append({"optional paint@vars.o": draw(st.sampled_from(["red", "nope"]))})
-    first: list[Any] = draw(
-        st.permutations(["extra", "_self_", *draw(st.lists(st.just("more"), max_size=1))])
-    )
-    if draw(st.booleans()):
-        first = [
-            *(entry for entry in first if entry != "_self_"),
-            {f"override paint{package}": draw(colors)},
-            "_self_",
-        ]
-    nested = [{"shade@_here_": draw(st.sampled_from(["dark", "light"]))}, "_self_"]
-    files: dict[str, Any] = {
-        "recipe.yaml": {"defaults": first, "vars": draw(trees)},
-        "extra.yaml": {"defaults": extra, "vars": draw(trees)},
-        "more.yaml": {"vars": draw(trees)},
-        "paint/shade/dark.yaml": draw(trees),
-        "paint/shade/light.yaml": draw(trees),
-        "paint/red.yaml": {"defaults": nested, **draw(trees)},
-        "paint/green.yaml": draw(trees),
-        "paint/blue.yaml": draw(trees),
-    }
-    flow = draw(st.sampled_from([True, False, None]))
-    return {
-        name: yaml.safe_dump(content, sort_keys=False, default_flow_style=flow, width=1000)
-        for name, content in files.items()
-    }
-
-
-PATHS = st.sampled_from(["vars.a", "vars.b", "vars.c", "vars.a.b", "vars.paint.a", "vars.new", "vars.a.0"])
-WRITTEN = st.sampled_from(
-    [
-        "7",
-        "1.5",
-        "text",
-        "true",
-        "null",
-        "[1,2]",
-        "{a: 1}",
-        "{a: {b: [x y, 2]}, c: t}",
-        "'quoted, text'",
-        "${vars.b}",
-        "[]",
-        "[ a , 'b]' ]",
-    ]
-)
-OVERRIDES = st.one_of(
-    st.builds(
-        lambda sign, path, value: f"{sign}{path}={value}", st.sampled_from(["", "+", "++"]), PATHS, WRITTEN
-    ),
-    st.builds(lambda path: f"~{path}", PATHS),
-    st.builds(lambda option: f"paint@vars.paint={option}", st.sampled_from(["red", "green", "blue"])),
-)
-
-
-def text_at(result: Composed, span: Any) -> str:
-    line: str = dict(result.sources)[span.file][span.line - 1]
-    return line[span.column - 1 : span.column - 1 + span.width]
-
-
-def reads_as(text: str, is_override: bool) -> Any:
-    """Returns the value of a text, read by itself."""
-    if is_override and text[:1] in ("'", '"'):
-        return text[1:-1]
-    return yaml.safe_load(text) if text[:1] in ("'", '"', "[", "{") else scalar(text)
-
-
-@settings(max_examples=examples(30, 800), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(files=recipes(), overrides=st.lists(OVERRIDES, max_size=4))
-def test_values_are_those_of_hydra_and_their_spans_contain_them(
-    files: dict[str, str], overrides: list[str], tmp_path_factory: Any
-) -> None:
-    recipe = write(tmp_path_factory.mktemp("origins"), files)
-    result, theirs = composed(recipe, *overrides), by_hydra(recipe, overrides)
-    codes = {found.code for found in result.found if found.severity == "error"}
-    if not isinstance(theirs, Exception) and codes != {
-        "MC220"
-    }:  # keys below a scalar: Hydra drops the scalar without a word
-        assert not codes and plain(result.tree) == theirs
-    for path, leaf in leaves(result.tree):
-        if path and leaf.value not in ({}, []):  # which may have become empty by `~key`
-            text = text_at(result, leaf.span)
-            assert reads_as(text, leaf.span.file.startswith("override")) == leaf.value, (path, text)
-
-
-# One by one
+from tests.recipe.compose.test_composition import write
 
 FILES = {
     "recipe.yaml": """\

@@ -42,7 +42,9 @@ def check_devices(plan: Plan) -> None:
             other = owners.setdefault(f"{kind} device {name}", group)
             if owner_of_devices(plan, other) != owner_of_devices(plan, group):
                 both = f"groups {other.name} and {group.name} would both have the {kind} device {name}"
-                raise CannotStart(f"{both}: give them other visible_devices, or say `colocate: {other.name}`")
+                raise CannotStart(
+                    f"{both}: give them other visible_devices, or write `colocate: {other.name}`"
+                )
 
 
 def owner_of_devices(plan: Plan, group: Group) -> str:

@@ -199,7 +199,7 @@ def _driver(facts: Facts, broken: State, expected: int) -> Finding:
     name, torch, seen = "torch on cuda", facts.torch, facts.seen
     usual = "python -c 'import torch; torch.cuda.init()' prints the full error"
     if facts.seen_error:
-        return Finding(name, broken, f"asking the driver: {facts.seen_error}", usual)
+        return Finding(name, broken, f"the driver did not answer: {facts.seen_error}", usual)
     if error := seen.get("error"):
         return Finding(name, broken, error.rstrip("."), _driver_advice(seen, torch) or usual)
     if seen["count"] < expected:

@@ -185,7 +185,7 @@ def kind_of(folder: Path) -> str:
 def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     if facts.error:
         remedy = f"look at the disk or the server behind it (df, mount), or {ELSEWHERE}"
-        yield failure("run directory", f"writing for {requirements.runs}: {facts.error}", remedy)
+        yield failure("run directory", f"the test of {requirements.runs} failed: {facts.error}", remedy)
         return
     if error := facts.errors.get("write"):
         yield failure("run directory", f"{facts.folder} cannot be written to: {error}", ELSEWHERE)

@@ -26,7 +26,7 @@ from meshctl.recipe.compose.references import (
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node, leaves, with_leaves
 from meshctl.recipe.fixes import meant
 from meshctl.recipe.suggestions import nearest_key
-from meshctl.text.english import did_you_mean
+from meshctl.text.english import counted, did_you_mean
 
 RESOLVERS = ("oc.env", "oc.select", "oc.decode")
 KEPT = {("components", "args"), ("groups", "env"), ("groups", "args")}
@@ -159,8 +159,8 @@ class _Resolver:
         if name == "oc.decode":
             return self.decoded(given, arguments, node)
         if not given or not given[0] or len(given) > 2:
-            count = len(given) if any(given) else "none"
-            message = f"`{name}` takes a name and perhaps a default, here are {count}"
+            count = counted(len(given) if any(given) else 0, "argument")
+            message = f"`{name}` takes a name and an optional default, not {count}"
             key = "NAME" if name == "oc.env" else "KEY"
             help = f"write ${{{name}:{key}}}, or with a default: ${{{name}:NAME,VALUE}}"
             raise InvalidInterpolation("MC222", message, help)

@@ -109,9 +109,8 @@ def _minibatches_are_shared(facts: Facts, block: Block) -> Iterator[Diagnostic]:
             continue
         shares = DISPATCH[facts.lead_dispatch(stage).mode].share_count(mesh)
         if 0 < block.size < shares and not stage.dispatch.allow_empty:
-            message = (
-                f"`{stage.component}` shares minibatches of {counted(block.size, 'sample')} among {shares}"
-            )
+            samples = counted(block.size, "sample")
+            message = f"a minibatch has {samples}, fewer than the {shares} shares of `{stage.component}`"
             size = facts.value("pipeline", block.name, "repeat", "size")
             seconds = (facts.key("components", stage.component).with_word(f"{shares} shares"),)
             help = f"some ranks have none in each pass; write `size: {shares}` or more"

@@ -192,7 +192,7 @@ def _too_small(facts: Facts, kind: str, names: list[str]) -> Diagnostic:
     taken = ", ".join(f"`{name}` has {devices}" for name, devices in others.items())
     first, *more = names
     needs = f"group `{first}` needs {counted(groups[first].devices, 'device')}"
-    message = f"{needs}, {free} of {of} {'is' if free == 1 else 'are'} free" + (
+    message = f"{needs}, but {free} of {of} {'is' if free == 1 else 'are'} free" + (
         f" ({taken})" if taken else ""
     )
     seconds, help = _hardware(facts, kind)

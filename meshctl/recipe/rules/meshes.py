@@ -154,7 +154,7 @@ def _diagnostic(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit
         stated = dict(sizes.given)[misfit.size]
         message = f"`{misfit.size}` {stated} does not fit the {ranks} of group `{component.group}`"
     if misfit.rule == "auto":
-        message = "only one size can be auto"
+        message = "only one size can be `auto`"
     span = facts.value("components", component.name, "parallel", misfit.size).with_word(misfit.drawn)
     help = f"nearest that fit: {'; '.join(map(str, misfit.fits))}" if misfit.fits else ""
     seconds = (_contradicted(facts, component, sizes, misfit),)

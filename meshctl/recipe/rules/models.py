@@ -130,7 +130,7 @@ def ulysses_divides_heads(facts: Facts) -> Iterator[Diagnostic]:
         by_heads = gcd(heads_per_rank, ulysses)
         of_rank = f"{counted(heads_per_rank, 'head')} of a tp rank of `{one.component.name}`"
         message = f"`ulysses_size` {ulysses} does not divide the {of_rank}"
-        help = f"{by_heads} by heads, and a ring of {ulysses // by_heads}"
+        help = f"ulysses splits {by_heads} ways by heads, and a ring of {ulysses // by_heads} ranks the rest"
         data = one.mesh.size("dp") * one.mesh.size("fsdp")
         needs = one.layout.without_ring
         without_ring = [size for size in divisors(data) if one.fits_with(needs, ulysses=size)]

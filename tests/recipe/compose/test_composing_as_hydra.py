@@ -1,4 +1,5 @@
-"""Composition with Hydra as the oracle: random recipes, defaults lists and overrides compose alike."""
+"""Composition with Hydra as the oracle: random recipes, defaults lists and overrides compose alike,
+and the text at the place of each value is the value."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from omegaconf import OmegaConf
 
 from meshctl.recipe.compose.yaml_tree import plain
 from tests.examples import examples
-from tests.recipe.compose.composing import SCALARS, composed, write
+from tests.recipe.compose.composing import SCALARS, check_spans, composed, write
 
 
 def by_hydra(recipe: Path, overrides: list[str]) -> Any:
@@ -80,7 +81,11 @@ def recipes(draw: st.DrawFn) -> dict[str, str]:
     files["more.yaml"] = {"vars": draw(TREES)}
     for option in OPTIONS:
         files[f"paint/{option}.yaml"] = draw(TREES)
-    return {name: yaml.safe_dump(content, sort_keys=False) for name, content in files.items()}
+    flow = draw(st.sampled_from([True, False, None]))
+    return {
+        name: yaml.safe_dump(content, sort_keys=False, default_flow_style=flow, width=1000)
+        for name, content in files.items()
+    }
 
 
 PATHS = st.sampled_from(
@@ -97,8 +102,9 @@ WRITTEN = st.sampled_from(
         "null",
         "[1,2]",
         "{a: 1}",
-        "{a: {b: 2}}",
-        "'quoted text'",
+        "{a: {b: [x y, 2]}, c: t}",
+        "'quoted, text'",
+        "[ a , 'b]' ]",
         "${vars.b}",
         "010",
         "yes",
@@ -136,6 +142,7 @@ def test_composing_is_hydras(
     }:  # keys below a scalar: Hydra drops the scalar without a word
         assert not errors
         assert plain(ours.tree) == theirs
+    check_spans(ours)
 
 
 # Every form of an entry: `override`, `optional`, absolute and relative names, lists of options, packages,
@@ -214,6 +221,7 @@ def test_defaults_lists_are_followed_as_by_hydra(
     if not isinstance(theirs, Exception) and not errors & {"MC201", "MC202"}:
         assert not errors
         assert plain(ours.tree) == theirs
+    check_spans(ours)
 
 
 def test_hydra_refuses_what_we_refuse(tmp_path: Path) -> None:

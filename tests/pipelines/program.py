@@ -1,0 +1,12 @@
+"""A program beside components: `program.py RUN_DIR`. With `serve` it runs until it is terminated."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+if "serve" in sys.argv:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
+(Path(sys.argv[1]) / f"program-{os.environ['RANK']}").touch()
+while "serve" in sys.argv:
+    signal.pause()
