@@ -15,7 +15,7 @@ MAX_RUNS = 25
 def reduced(scenario: Scenario, check: Callable[[Scenario], object]) -> Scenario:
     """Removes parts of a scenario as long as `check` raises an exception. Returns the smallest one."""
     runs = 0
-    while (found := [one for one in smaller(scenario)]) and runs < MAX_RUNS:
+    while (found := list(smaller(scenario))) and runs < MAX_RUNS:
         for one in found[: MAX_RUNS - runs]:
             runs += 1
             if fails(one, check):
