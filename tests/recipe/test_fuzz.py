@@ -48,6 +48,11 @@ def test_a_million_devices_take_two_seconds_at_most(ranks: int, device_type: str
     assert check(Input(f"groups: {{a: {one}, b: {other}}}\n".encode()), folder).readable
 
 
+def test_the_description_of_a_completion_has_no_invisible_characters(folder: Path) -> None:
+    recipe = "components: {a: {_target_: parts.Act\u2028or, group: g}}\n"
+    check(Input(recipe.encode(), word="+layout@co"), folder)
+
+
 @settings(
     max_examples=examples(80, 2000),
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -45,7 +45,8 @@ def answer(shell: str, words: Sequence[str], environ: Mapping[str, str]) -> Iter
         return
     *before, word = words or [""]
     for found in _fitting(before, word):
-        described = f"{found.text}\t{found.description}"
+        description = "".join(filter(str.isprintable, found.description))
+        described = f"{found.text}\t{description}"
         yield f"{described}\t{int(found.is_whole)}" if shell == "zsh" else described.rstrip("\t")
 
 
