@@ -7,6 +7,6 @@ from pathlib import Path
 
 if "serve" in sys.argv:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
+    while True:
+        signal.pause()
 (Path(sys.argv[1]) / f"program-{os.environ['RANK']}").touch()
-while "serve" in sys.argv:
-    signal.pause()
