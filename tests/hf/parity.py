@@ -53,6 +53,14 @@ FURTHER: dict[str, dict[str, Any]] = {
         "sliding_window": 4,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "uneven shards": {
+        "model_type": "qwen3_moe",
+        **COMMON,
+        "vocab_size": 99,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 18,
+    },
     "other experts": {
         "model_type": "mixtral",
         **COMMON,
@@ -115,7 +123,7 @@ class Case:
 
     @property
     def experts(self) -> str | None:
-        return "eager" if "experts" in self.model or "moe" in self.model else None
+        return "eager" if "num_experts_per_tok" in ALL[self.model] else None
 
     @property
     def lora_arguments(self) -> dict[str, Any] | None:

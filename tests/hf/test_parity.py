@@ -126,9 +126,12 @@ def test_all_layouts_and_options(model: str, layout: str, dtype: str) -> None:
     assert {run.name: text for run, text in found.items() if text != worlds.PASSED} == {}
 
 
-UNSUPPORTED = {("tp 2", "fused projections", True): "its style in the plan is `rowwise_split_input`"}
+UNSUPPORTED = {
+    (layout, "fused projections", True): "its style in the plan is `rowwise_split_input`"
+    for layout in ("tp 2", "fsdp 2 x tp 2")
+}
 """(layout, model, with LoRA) -> the message."""
-FURTHER_LAYOUTS = ("fsdp 2", "tp 2")
+FURTHER_LAYOUTS = ("fsdp 2", "tp 2", "fsdp 2 x tp 2")
 
 
 @pytest.mark.nightly
