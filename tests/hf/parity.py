@@ -89,7 +89,7 @@ class Gate:
 
 EXACT = Gate("float64", 1e-8, losses=1e-8, norms=1e-8, weights=1e-8)
 ROUNDED = Gate("float64", 1e-5, losses=1e-6, norms=1e-6, weights=2e-5)
-"""For an architecture that computes its norms in float32, whatever the dtype of its weights."""
+"""For an architecture that computes norms or routers in float32, whatever the dtype of its weights."""
 SINGLE = Gate("float32", 1e-5, losses=1e-6, norms=1e-6, weights=2e-5)
 SINGLE_LORA_ON_TP = replace(SINGLE, losses=1e-5, norms=1e-5)
 
@@ -114,7 +114,7 @@ class Case:
 
     @property
     def exact(self) -> Gate:
-        return ROUNDED if self.model == "tied heads" else EXACT
+        return ROUNDED if self.model in ("tied heads", "other experts") else EXACT
 
     @property
     def task(self) -> Case:
