@@ -45,6 +45,7 @@ def is_offline(environ: Mapping[str, str]) -> bool:
 
 
 def is_hub_name(name: str) -> bool:
+    """Whether a text has the form of a name of the hub. The hub may not have such a model."""
     return HUB_NAME.fullmatch(name) is not None
 
 
@@ -72,7 +73,7 @@ def has_any(folder: Path, files: Iterable[str]) -> bool:
 
 
 def missing_weights(folder: Path) -> list[str]:
-    """Returns the names of the files with weights that a model's folder lacks."""
+    """Returns the names of the weight files that the folder of a model lacks; empty if it has all of them."""
     for file in WEIGHTS:
         index = folder / f"{file}.index.json"
         if os.path.isfile(index):

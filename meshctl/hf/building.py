@@ -78,8 +78,8 @@ def build(wanted: Build) -> nn.Module:
 
 def _folder_of(name: str) -> str:
     """Returns the folder of a model on this machine: below a folder from which modules are imported, such as
-    the recipe's, or in the cache of the hub. Another name is returned unchanged, for the library to find
-    it."""
+    the recipe's, or in the cache of the hub. If there is no such folder, or it lacks weights, `name` is
+    returned for transformers to resolve."""
     found = local_folder(name, sys.path, os.environ, MODEL_FILES)
     return name if found is None or missing_weights(found) else str(found)
 

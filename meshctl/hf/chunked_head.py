@@ -21,7 +21,7 @@ from meshctl.losses.logprobs import token_logprobs
 
 
 class ChunkedHead:
-    """A model that returns log-probabilities of labels in place of logits."""
+    """Computes log-probabilities of labels with a model whose head is applied to a few tokens at a time."""
 
     def __init__(self, model: Any, tokens: int) -> None:
         """Replaces the `forward` of the model's head. `tokens` is the number of tokens whose logits are in
@@ -52,7 +52,8 @@ class ChunkedHead:
         return found[..., 0]  # type: ignore[no-any-return]
 
     def _forward(self, hidden: Tensor) -> Tensor:
-        """Is the head's `forward`. Returns `[rows, longest - 1, 1]`, or the logits outside of `logprobs`."""
+        """Replaces the head's `forward`. Inside `logprobs`, it returns the log-probabilities of the targets,
+        `[rows, longest - 1, 1]`, and otherwise the logits."""
         if self._targets is None:
             return self._logits(hidden)  # type: ignore[no-any-return]
         tokens = hidden[:, :-1].flatten(0, 1)

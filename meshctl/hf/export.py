@@ -24,7 +24,7 @@ from meshctl.hf.transformers_api import DiskFormat
 from meshctl.runtime.collective import Collective
 
 FILE_BYTES = 5 * 10**9
-"""The default of the largest size of a file, the same as in transformers."""
+"""The default maximum size of a file."""
 INDEX = "model.safetensors.index.json"
 OF_SEVERAL = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
@@ -37,7 +37,7 @@ class File:
     sizes: Mapping[str, int]
     """Name of a tensor in the file -> its size in bytes."""
     sources: frozenset[str]
-    """The names of the model's tensors that the file is made of."""
+    """The names in memory of the tensors whose values are stored in the file."""
 
 
 def export(
@@ -82,7 +82,7 @@ def export(
 def _files(
     disk: DiskFormat, units: Sequence[tuple[str, ...]], shapes: Mapping[str, Tensor], limit: int
 ) -> list[File]:
-    """Divides the units into files, in order."""
+    """Divides the units of `DiskFormat.units`, in order, into files of at most `limit` bytes or one unit."""
     found: list[tuple[dict[str, int], list[str]]] = []
     for unit in units:
         converted = disk.convert({name: shapes[name] for name in unit})

@@ -204,7 +204,7 @@ class Model(Component):
         An input is a column of the batch or an output of the model for the texts of the batch. A name without
         either is left out. With `lora`, the base model without its adapter computes the outputs of the
         reference model. Without `lora`, these outputs must be columns. `nothing` is a 0-dim tensor with the
-        value 0. An empty loss adds `nothing` to have a gradient.
+        value 0. A loss that does not depend on the model adds `nothing`, so that the backward pass can run.
         """
         names, prefixes = list(names), prefixes_of(names)
         sides = [self._texts(batch, prefix) for prefix in prefixes]

@@ -35,8 +35,8 @@ class Outputs:
 
     @property
     def nothing(self) -> Tensor:
-        """0-dim: the value 0 as a part of the autograd graph. A loss without any unit adds it, so that the
-        loss has a gradient."""
+        """0-dim: the value 0 as a part of the autograd graph. A loss that does not depend on the model adds
+        it, so that the backward pass can run. Its gradient has the size of all logits."""
         return self._raw[:0].sum()
 
     @cached_property

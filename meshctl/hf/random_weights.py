@@ -50,8 +50,8 @@ def seed_of(seed: int, name: str) -> int:
 def _layers(owner: nn.Module, module: nn.Module, name: str) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """Yields (the model of transformers that initializes a layer, name, layer), in order.
 
-    A layer is a module without lists of modules inside. The other modules come after their children, and only
-    their own tensors are meant.
+    A layer is a module that contains no list of modules. A module with such lists is yielded after its
+    children, for the tensors that it holds itself.
     """
     if _has_lists(module):
         for key, child in module.named_children():
@@ -72,7 +72,8 @@ def _initialize(owner: nn.Module, module: nn.Module) -> None:
 
 
 def _owner_of(module: nn.Module, owner: nn.Module) -> nn.Module:
-    """Returns the model of transformers that initializes a module: the innermost around it."""
+    """Returns the model of transformers that initializes a module: the module itself if it is such a model,
+    and otherwise `owner`, the innermost model that contains it."""
     return module if hasattr(module, "_init_weights") else owner
 
 

@@ -61,8 +61,12 @@ def sharded_by_last_dim(tensor: DTensor) -> DTensor:
 
 
 def _is_block(tensor: DTensor) -> bool:
-    """Whether a local shard is one block. FSDP divides a dim in strides that tp fills, so its shards are
-    blocks. A placement with other strides divides each of several fused weights."""
+    """Whether the local shard of a DTensor is one block of the whole tensor.
+
+    If tp shards a dim before FSDP does, the strided placement of FSDP has the size of tp as its
+    `split_factor`, and each shard is a block. Another factor means that each of several fused weights is
+    sharded by itself.
+    """
     mesh = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     sharding = [(each.dim, size, each) for each, size in mesh if not each.is_replicate()]  # type: ignore[attr-defined]
     for at, (dim, _, placement) in enumerate(sharding):

@@ -1,8 +1,7 @@
 """All of transformers that meshctl uses. `tests/hf/test_transformers_api.py` pins it.
 
-transformers makes meshes of its own, of the machine's accelerator and all processes, if
-`from_pretrained(distributed_config=...)` asks for them. The functions here apply the same plans to a mesh
-that is given instead.
+`from_pretrained(distributed_config=...)` creates its own meshes, over the accelerator of the machine and all
+processes. The functions here apply the same plans to the mesh of a component instead.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ SUMMED_BY_HOOK = "replicated_with_grad_allreduce"
 Distribute = Callable[[nn.Module], None]
 """A function that shards the parameters of a model in place. The model may be on torch's `meta` device."""
 PROBE_WIDTH = 4
-"""The width of the rows whose elements are followed through a conversion."""
+"""The width of the numbered rows that `DiskFormat.rows_of` converts to find the stored place of each row."""
 LAYER = re.compile(r".*?\.\d+\.")
 """The prefix that the names of the parameters of one layer have in common."""
 make_schedule = get_scheduler
@@ -131,7 +130,7 @@ def new_model(
 
 
 def positions_of(config: Any) -> int | None:
-    """Returns the largest number of tokens of a text for which a model is made, or None if it has none."""
+    """Returns the maximum number of positions of a model, or None if its config states none."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -335,7 +334,7 @@ class DiskFormat:
         return stored
 
     def unit_of(self, name: str) -> str:
-        """Returns the key of the tensors that are converted together with this one."""
+        """Returns a key that is equal for all tensors that are converted together."""
         return str(apply_converters(name, self._converters)[0])
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> dict[str, torch.Tensor] | None:

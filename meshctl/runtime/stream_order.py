@@ -88,7 +88,7 @@ class StreamOrder:
         after = self.items[self.items.index(gate) + 1 :]
         return [stage for stage in after if isinstance(stage, Stage)]
 
-    # Who learns it without a question
+    # The groups that ask the store
 
     def _groups_that_ask(self, stream: Stage, after: Sequence[Stage]) -> frozenset[str]:
         groups = [group.name for group in self._plan.groups if self._plan.components_of(group.name)]
@@ -121,8 +121,8 @@ class StreamOrder:
         return is_sent and producers.count(mesh) == mesh.world_size
 
     def _has_telling_input(self, stage: Stage, stream: Stage, group: str, after: Iterable[Stage]) -> bool:
-        """Whether an input of a stage shows on every worker of its group that the stream had data: that of
-        the stream, or that of a stage that another group calls after the gate."""
+        """Whether every worker of a group learns from an input of a stage that the stream had data. Such an
+        input is the value of the stream, or of a stage that another group calls after the gate."""
         if stage.kind != "call" or stage.block or not execute_mode(stage.execute).is_joint:
             return False
         telling = {

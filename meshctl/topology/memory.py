@@ -1,9 +1,9 @@
 """The bytes of a model on one rank: its weights, gradients, optimizer state and sync buckets.
 
-    numbers(Parameter("lm_head.weight", (151936, 4096), tp_dim=0), Split(fsdp=4, tp=2))    19 * 10**3 * 4096
+    numbers(Parameter("lm_head.weight", (151936, 4096), tp_dim=0), Split(fsdp=4, tp=2))    18992 * 4096
 
-The numbers are those of the rank with the most. All parts of rank 0 are the largest ones, so these are its
-own.
+The bytes are those of the rank with the most. This is rank 0, because no rank has a larger shard of any
+parameter.
 
     dp      each rank has everything
     fsdp    each rank has a shard of dim 0 of every parameter, rounded up
@@ -29,7 +29,7 @@ from meshctl.topology.allocation import DeviceRanges
 MAX_BUCKET_BYTES = 128 << 20
 """Maximum size of a bucket of a sync."""
 BUCKETS_IN_FLIGHT = 2
-"""Buckets of a sync without lag that a rank holds at a time: one that is read, and the next one."""
+"""Buckets that a rank holds at a time in a sync without lag: one that is being read, and the next one."""
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 STATES = {
     **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop"), 2),
@@ -53,7 +53,7 @@ class UnknownBytes(Exception):
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a model, or equal ones of several layers."""
+    """A parameter of a model, or the parameters with one name and shape in several layers."""
 
     name: str
     """The name in the model, with `*` for the number of the layer."""
@@ -119,13 +119,13 @@ class RankBytes:
 
 EMBEDDING = "model.embed_tokens.weight"
 HEADS = ("lm_head", "score")
-"""The modules that LoRA with all linear layers leaves out."""
+"""The linear layers that an adapter without targets leaves out."""
 WHOLE_WITH_ADAPTER = ("score",)
 """The modules that are trained as a whole beside an adapter."""
 
 
 def numbers(parameter: Parameter, split: Split) -> int:
-    """Returns how many numbers of a parameter the largest shard has, over all its layers."""
+    """Returns the number of elements in the largest shard of a parameter, summed over its layers."""
     shape = list(parameter.shape)
     if parameter.tp_dim is not None:
         shape[parameter.tp_dim] = -(-shape[parameter.tp_dim] // split.tp)
@@ -135,8 +135,8 @@ def numbers(parameter: Parameter, split: Split) -> int:
 
 
 def adapter_parameters(parameters: Iterable[Parameter], adapter: Adapter) -> list[Parameter]:
-    """Returns the two small matrices of each adapted layer, `[r, in]` and `[out, r]`. tp splits the one that
-    has the split dim of the layer's weight."""
+    """Returns the two small matrices of each adapted layer, `[r, in]` and `[out, r]`. tp splits only the
+    matrix that has the dim along which it splits the layer's weight."""
     made: list[Parameter] = []
     for one in parameters:
         if not one.is_linear or not _is_adapted(one, adapter):
@@ -177,7 +177,8 @@ def rank_bytes(parameters: Iterable[Parameter], split: Split, training: Training
         return RankBytes(weights)
     gradients = _bytes(trained, split, training)
     if split.dp * split.fsdp == 1 and any(one.module in HEADS for one in trained):
-        # FSDP copies its shard of a gradient, and that of a tied embedding is a sum. DTensor's is a view.
+        # Without FSDP, the gradient's shard of an untied embedding is a view of the whole gradient, which
+        # stays allocated. FSDP copies its shard, and the gradient of a tied embedding is a new sum.
         whole = [one for one in trained if one.name == EMBEDDING]
         gradients += _bytes(whole, Split(), training) - _bytes(whole, split, training)
     states = states_of(training.optimizer, training.options) or 0
@@ -196,8 +197,8 @@ def _bytes(parameters: Iterable[Parameter], split: Split, training: Training) ->
 
 
 def with_sync(found: RankBytes, sent: int, lag: int) -> RankBytes:
-    """Adds the buckets of a sync that moves `sent` bytes of this rank: two where the consumer loads them in
-    the same step, otherwise all of them for each step between."""
+    """Adds the buckets of a sync that moves `sent` bytes of this rank. Without lag, the rank holds two
+    buckets at most. With a lag, it holds all buckets of `lag + 1` steps."""
     buckets = sent * (lag + 1) if lag else min(sent, MAX_BUCKET_BYTES * BUCKETS_IN_FLIGHT)
     return replace(found, sync=found.sync + buckets)
 
@@ -260,6 +261,8 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class Memory:
+    """The bytes of all components of a recipe, and of the devices that they share."""
+
     components: tuple[ComponentMemory, ...] = ()
     """The components whose class declares `MEMORY`."""
     devices: tuple[DeviceMemory, ...] = ()

@@ -23,7 +23,8 @@ def why_unknown(mesh: DeviceMesh, names: tuple[str, ...]) -> str:
 
 
 def extent(mesh: DeviceMesh) -> str:
-    """Returns the ranks of a mesh: all of them where they are consecutive, else the first ones."""
+    """Returns a text that names the ranks of a mesh: all of them if they are consecutive, otherwise the first
+    ones."""
     layout, count = mesh.layout, mesh.world_size
     flat = join(layout.dims)
     if flat in (((count, 1),), ()) and not layout.table:

@@ -1,8 +1,8 @@
 """The models, tokenizers and libraries that the components of a plan need on a node, read from their classes
 as text.
 
-Classes declare them: `EXTRA` is the extra with their libraries. Of those with the extra `hf`, `MODEL` and
-`TOKENIZER` are arguments that name a folder or a model of the Hugging Face hub.
+Classes declare these needs: `EXTRA` is the extra that installs their libraries. In classes with the extra
+`hf`, `MODEL` and `TOKENIZER` state which arguments name a folder or a model of the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ def _are(names: Collection[str]) -> str:
 def downloads(
     plan: Plan, path: Sequence[str], environ: Mapping[str, str], groups: Collection[str] | None = None
 ) -> tuple[Download, ...]:
-    """Returns the models and tokenizers that must be downloaded before the workers of `groups` start; None
-    for all groups. Raises `CannotStart` for one that can be neither found nor downloaded."""
+    """Returns the models and tokenizers that must be downloaded before the workers of `groups` start.
+    `groups` is None for all groups. Raises `CannotStart` if one of them can be neither found nor
+    downloaded."""
     found: dict[str, Download] = {}
     for component, declared in _declared(plan, path, groups):
         if declared.extra != HF:
@@ -110,7 +111,8 @@ def _argument(component: Component, path: KeyPath, environ: Mapping[str, str]) -
 def _download_of(
     component: str, name: str, files: Sequence[str], folders: Sequence[str], environ: Mapping[str, str]
 ) -> Download | None:
-    """Returns the download of a name; None if it is a folder of this machine or in the cache."""
+    """Returns the download of a name; None if it is a folder of this machine or in the cache. Raises
+    `CannotStart` for a folder without a model or tokenizer, and for a name that the hub cannot have."""
     one = Download(name, component, has_weights=files is MODEL_FILES)
     if name in SHIPPED_TOKENIZERS and not one.has_weights:
         return None

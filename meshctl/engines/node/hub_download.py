@@ -24,7 +24,7 @@ from meshctl.hub_cache import hub_cache, missing_weights
 TOKENIZER_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 WEIGHT_PATTERNS = ("*.safetensors",)
 OTHER_WEIGHT_PATTERNS = ("*.bin",)
-"""Of models without safetensors."""
+"""The files of the weights of models that have no safetensors files."""
 IGNORED_PATTERNS = ("*/*", "consolidated*")
 """Other formats of the same weights."""
 REPORT_S = 1.0
@@ -53,7 +53,7 @@ class Downloading:
         return self._reader
 
     def receive(self) -> list[dict[str, Any]]:
-        """Returns the reports that have arrived. To be called when the pipe is readable, or the child has
+        """Returns the reports that have arrived. The caller waits until the pipe is readable or the child has
         ended."""
         if self.is_open:
             data = os.read(self._reader, 1 << 16)
@@ -102,7 +102,8 @@ def download_all(wanted: Sequence[Download], report: Report) -> int:
 
 
 def download(one: Download, report: Report) -> None:
-    """Downloads a model or tokenizer to the cache."""
+    """Downloads a model or tokenizer to the cache. A model without safetensors files is downloaded with its
+    `.bin` files."""
     from huggingface_hub import snapshot_download
 
     progress = _progress_class(one.name, report)
@@ -125,7 +126,8 @@ def _progress_class(name: str, report: Report) -> Any:
         reported_at, received = 0.0, 0
 
         def display(self, *_: object, **__: object) -> None:
-            """Called for the bars of received and of written bytes, and for that of files."""
+            """Reports the bytes. The library also calls this method for its bars of written bytes and of
+            files."""
             now = time.monotonic()
             is_due = self.unit == "B" and now - Progress.reported_at >= REPORT_S
             if is_due and self.n > Progress.received:

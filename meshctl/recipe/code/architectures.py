@@ -20,7 +20,7 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer, `[rows, columns]`."""
+    """A linear layer with a weight `[rows, columns]`. Both are names of sizes, which `_Sizes` looks up."""
 
     name: str
     rows: str
@@ -32,7 +32,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Weights:
-    """Any other weights, which no adapter adapts."""
+    """A parameter that is not a linear layer's and that no adapter adapts."""
 
     name: str
     shape: tuple[str, ...]

@@ -33,7 +33,8 @@ def data_are_usable(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _of_path(facts: Facts, node: Node, found: Found, near: str) -> Diagnostic | None:
-    """`near` is the path of a file with a similar name."""
+    """Returns a diagnostic if the path of a source leads to no data on this machine. `near` is the path of a
+    file with a similar name; empty if there is none."""
     meant = f"did you mean `{near}`?" if near else ""
     if found.is_remote:
         message = f"{found.wrong}, so its columns are not checked"

@@ -34,7 +34,7 @@ def tokenizers_are_usable(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _is_given(facts: Facts, component: str) -> bool:
-    """Whether a file with a chat template is given, which may be unknown."""
+    """Whether the recipe names a file with a chat template. Its name may be unknown until the launch."""
     node = facts.node("components", component, *facts.declares(component).tokenizer.chat_template)
     return node is not None and bool(node.value)
 

@@ -51,9 +51,9 @@ def aligned(
 ) -> Batch:
     """Returns an input's batch with the samples and the order of the first input.
 
-    They are mostly there. Where the first input was balanced or sent home and this one was not, `realign`
-    moves samples between the ranks. Raises `RouteError` for a sample that only one of the inputs has; with
-    `may_have_more` this input may have others, which are left out.
+    Most often each rank already has its samples. Where the two inputs were dispatched differently, such as
+    with `balance` or `home`, `realign` moves samples between the ranks. Raises `RouteError` for a sample that
+    only one of the inputs has. With `may_have_more`, this input may have further samples, which are left out.
     """
     if held.is_like(wanted):
         return batch
@@ -76,8 +76,8 @@ def realigned(
     send: Callable[[int, Batch], None],
     receive: Callable[[int], Batch],
 ) -> Batch:
-    """Returns the samples `wanted` of a rank, after an exchange with `peers`, which call this function
-    together. `send` and `receive` move a batch to and from one of them."""
+    """Returns the samples that `rank` has in `wanted`, after an exchange with the ranks `peers`. All of them
+    call this function together. `send` and `receive` move a batch to and from one peer."""
     for peer in peers:
         rows = _rows_of(held[rank], wanted[peer])
         if peer != rank and rows:
@@ -96,7 +96,7 @@ def _rows_of(held: Sequence[Id], wanted: Sequence[Id]) -> list[int]:
 
 
 def ordered(batch: Batch, held: Sequence[Id], wanted: Sequence[Id]) -> Batch:
-    """Returns the rows `wanted` of a batch of the samples `held`."""
+    """Returns the samples `wanted`, in this order, of a batch with the samples `held`."""
     if list(held) == list(wanted):
         return batch
     rows = {id: row for row, id in enumerate(held)}

@@ -2,13 +2,17 @@
 
     "MSF2" | generation | digest | bytes of the table | alignment | table | rows of a column | rows ...
 
-The headers of the step say everything else: which rows of its batch a producer sends for the part, and the
-dtype and the row shape of each column. A producer sends a flat frame where all columns are tensors in host
-memory and the part is not large. Nothing is aligned in a frame that fits into a message
-(`DataPlane.inline_max`), whose rows are copied. In the memory of a larger frame each column starts at a
-multiple of 64 bytes, so that the consumer of a single producer reads the columns in place. A consumer of
-several producers copies their rows into one buffer, in sample order. The lengths in a frame are checked
-before its rows are used.
+The headers of the step contain everything else: which rows of its batch a producer sends for the part, and
+the dtype and the row shape of each column. A producer sends a flat frame if all columns are tensors in host
+memory and the part is not large.
+
+    in a message    a frame of at most `DataPlane.inline_max` bytes. Its columns are not aligned, because the
+                    consumer copies them.
+    in memory       a larger frame. Each column starts at a multiple of 64 bytes, so that a consumer with a
+                    single producer reads the columns in place.
+
+A consumer with several producers copies their rows into one buffer, in sample order. It checks the lengths in
+a frame before it uses the rows.
 """
 
 from __future__ import annotations
@@ -32,9 +36,10 @@ from meshctl.runtime.transports.buffers.memcpy import as_plain
 
 MAGIC = b"MSF2"
 PACKED, ALIGNED = 1, 64
-"""The alignments of columns."""
+"""The alignments of columns in bytes, for frames in a message and for frames in memory."""
 SMALL_MAX_BYTES = 1 << 15
-"""Parts of less bytes are compared with a copy after the call, which finds writes to borrowed memory."""
+"""The buffer of a received part below this size is compared with a copy after the call. The comparison finds
+writes of the endpoint to the received memory."""
 _HEAD = struct.Struct("<4sqIII")
 HEAD_BYTES = _HEAD.size
 _PACKER = msgpack.Packer()
@@ -61,7 +66,7 @@ class FlatMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class _Placed:
-    """A column of a part in the buffer of all its columns."""
+    """The place of a column in the buffer of all columns of a part."""
 
     column: PlainColumn
     at: int
@@ -73,7 +78,7 @@ class _Placed:
 
 
 class FlatPart:
-    """The columns of some samples in one buffer. They are the same in all steps of a partition."""
+    """The layout of the columns of some samples in one buffer. All steps with the same partition share it."""
 
     def __init__(self, columns: Sequence[PlainColumn], count: int, alignment: int = ALIGNED) -> None:
         self.columns = columns
@@ -87,7 +92,7 @@ class FlatPart:
             self.nbytes += -(-nbytes // alignment) * alignment
 
     def new_buffer(self) -> Buffer:
-        """Returns a buffer for the columns: a bytearray for a small part, else memory without values."""
+        """Returns a buffer for the columns: a bytearray for a small part, otherwise uninitialized memory."""
         return bytearray(self.nbytes) if self.nbytes < SMALL_MAX_BYTES else numpy.empty(self.nbytes, "B")
 
     def columns_in(self, buffer: Buffer) -> dict[str, Tensor]:
@@ -104,7 +109,7 @@ class FlatPart:
 
     def spans(self, batch: Batch, ranges: Sequence[RowRange]) -> Iterator[tuple[int, int, int]]:
         """Yields (place in the buffer, address, bytes) of the rows `ranges` of a batch. An address is valid
-        until the next one is asked for."""
+        until the iteration continues."""
         for placed in self._placed:
             tensor, row, at = batch.columns[placed.column.name], placed.column.row_bytes, placed.at
             assert isinstance(tensor, Tensor)
@@ -121,7 +126,7 @@ class FlatPart:
         self, buffer: memoryview, ranges: Sequence[RowRange], source: FlatPart, rows: memoryview
     ) -> bool:
         """Copies the rows that one producer sent, which are placed as in `source`, to their places in a
-        buffer. Returns False if their bytes are not those of so many rows."""
+        buffer. Returns False if `rows` has another size than `source`."""
         if len(rows) != source.nbytes:
             return False
         for placed, sent in zip(self._placed, source._placed, strict=True):
@@ -134,15 +139,15 @@ class FlatPart:
 
 
 def head(generation: int, digest: int, table: Sequence[bytes] | None, alignment: int) -> bytes:
-    """Returns a frame up to its rows. `table` has the headers of all producers; it is None unless this rank
-    leads the part."""
+    """Returns the beginning of a frame, before its rows. `table` has the headers of all producers; it is None
+    unless this rank leads the part."""
     packed = b"" if table is None else _PACKER.pack(table)
     found = _HEAD.pack(MAGIC, generation, digest, len(packed), alignment) + packed
     return found.ljust(_rows_start(len(packed), alignment), b"\0")
 
 
 def encode(head: bytes, layout: FlatPart, batch: Batch, ranges: Sequence[RowRange]) -> bytes:
-    """Returns the frame of the rows `ranges` of a batch; `layout` is packed."""
+    """Returns the frame of the rows `ranges` of a batch. The alignment of `layout` is `PACKED`."""
     rows = [ctypes.string_at(address, nbytes) for _, address, nbytes in layout.spans(batch, ranges)]
     return b"".join([head, *rows])
 
@@ -156,7 +161,8 @@ def write(into: Tensor, head: bytes, layout: FlatPart, batch: Batch, ranges: Seq
 
 
 def decode(frame: Tensor | bytes) -> FlatMessage | None:
-    """Returns a decoded flat frame, or None for a frame of another kind. Raises `FrameError`."""
+    """Returns a decoded flat frame, or None for a frame of another kind. Raises `FrameError` for a malformed
+    one."""
     content: Any = frame.numpy() if isinstance(frame, Tensor) else frame
     view = memoryview(content)
     if view[: len(MAGIC)] != MAGIC:

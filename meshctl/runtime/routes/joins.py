@@ -18,7 +18,7 @@ Parts = Sequence[tuple[Any, float]]
 
 
 def check_joinable(collect: CollectMode, value: Any, route: Route) -> None:
-    """Raises `RouteError` for the value of one producer that the collect mode cannot join."""
+    """Raises `RouteError` if the collect mode cannot join `value`, which one producer returned."""
     gave = f"`{route.source}` returned "
     if collect.is_batch and not isinstance(value, list):
         if value is None:

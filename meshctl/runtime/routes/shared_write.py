@@ -1,5 +1,8 @@
-"""One frame that several producers of a node write together. The leader of a part lays it out and sends it to
-the consumers; the other producers write their rows into it, and send only that they have written."""
+"""One frame that several producers of a node write together.
+
+The leader of a part lays out the frame and sends it to the consumers. The other producers write their rows
+into it, and then send the consumers a frame without rows.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ takes longer than a copy by the consumer."""
 
 
 class SharedWrite:
-    """Writes the parts of one route that several producers hold, where they and all consumers share memory
-    and the consumers cannot map the columns as they are."""
+    """Writes those parts of one route that several producers hold. The producers and all consumers of such a
+    part share memory, and the consumers cannot map the columns of the producers as they are."""
 
     def __init__(
         self, context: RouteContext, job_ranks: Sequence[int], consumers: ConsumerParts, paths: Paths
@@ -74,7 +77,7 @@ class SharedWrite:
 
 
 def _laid_out(header: StepHeader, part: int, schema: Schema) -> Batch:
-    """Returns the batch of a part without values."""
+    """Returns the batch of a part, whose columns have no values yet."""
     lengths = {name: header.lengths_of(part, name) for name, (kind, *_) in schema.items() if kind == "ragged"}
     rows = header.partition.counts[part]
     return empty_like(schema, rows, lengths, header.ids_of(part), header.table.group_depth)

@@ -12,7 +12,8 @@ from meshctl.runtime.transports.errors import OutOfMemory, PeerLost
 from meshctl.runtime.transports.transport import Transfers
 
 SLOTS = 2
-"""Slots of a tag by default. Also the most frames in flight where both ends take turns."""
+"""The default number of slots of a tag, which limits its frames in flight between two job ranks. The two ends
+of a tag without slots take turns, so it has at most this number of frames in flight as well."""
 UNBOUNDED = 1 << 31
 """Slots of a tag that needs no bound."""
 
