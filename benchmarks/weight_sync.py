@@ -36,10 +36,10 @@ from torch import Tensor
 
 from benchmarks.worlds import End, Step, World
 from meshctl.plan.model import Cluster, Component, Group, Plan, Run, Stage
-from meshctl.runtime.routes.sync_plan import MAX_BUCKET_BYTES
 from meshctl.runtime.routes.sync_plan import Shard as Part
 from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.world import connect_all
+from meshctl.topology.memory import MAX_BUCKET_BYTES
 from meshctl.topology.mesh import DeviceMesh, even_split
 from meshctl.topology.modes import Route
 

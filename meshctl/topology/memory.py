@@ -27,7 +27,7 @@ from typing import Any
 from meshctl.topology.allocation import DeviceRanges
 
 MAX_BUCKET_BYTES = 128 << 20
-"""Maximum size of a bucket of a sync."""
+"""Maximum size of a bucket of a sync: a larger shard is split, and its consumer puts it together."""
 BUCKETS_IN_FLIGHT = 2
 """Buckets that a rank holds at a time in a sync without lag: one that is being read, and the next one."""
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}

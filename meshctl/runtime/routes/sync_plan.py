@@ -24,8 +24,6 @@ from torch import Tensor
 
 from meshctl.topology.samples import RouteError
 
-MAX_BUCKET_BYTES = 128 << 20
-"""Maximum size of a bucket: a larger shard is split, and its consumer puts it together."""
 MAX_JOINED_BYTES = 16 << 20
 """Maximum size of a bucket with several items. A larger item has a separate bucket."""
 

@@ -59,6 +59,7 @@ from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.context import UNBOUNDED
 from meshctl.runtime.transports.errors import BuffersHeld
 from meshctl.runtime.transports.transport import Delivery, Lease, flat
+from meshctl.topology.memory import MAX_BUCKET_BYTES
 from meshctl.topology.samples import RouteError
 
 Arrived = list[tuple[Shard, Tensor]]
@@ -95,7 +96,7 @@ class _Buckets:
                 return 0
             return 1 if context.producer.node_of(producer) == context.consumer.node_of(first) else 2
 
-        sizes = sync_plan.MAX_BUCKET_BYTES, sync_plan.MAX_JOINED_BYTES
+        sizes = MAX_BUCKET_BYTES, sync_plan.MAX_JOINED_BYTES
         return cls(context, plan, plan.buckets(context.consumer.node_of, distance, *sizes))
 
     def slots(self, lag: int) -> int:

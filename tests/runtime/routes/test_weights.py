@@ -206,7 +206,7 @@ def run(
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets the size of buckets to a few rows, and the minimum size of shared frames to a few bytes."""
-    monkeypatch.setattr(sync_plan, "MAX_BUCKET_BYTES", 80)
+    monkeypatch.setattr(weights, "MAX_BUCKET_BYTES", 80)
     monkeypatch.setattr(sync_plan, "MAX_JOINED_BYTES", 48)
     monkeypatch.setattr(weights, "SHARED_WRITE_MIN_BYTES", 24)
 

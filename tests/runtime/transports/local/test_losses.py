@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.routes import negotiation, sync_plan
+from meshctl.runtime.routes import negotiation, sync_plan, weights
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.routes.weights import WeightChannel
@@ -270,7 +270,7 @@ def test_a_sync_of_many_buckets_waits_for_a_late_consumer(
 ) -> None:
     """Two producers with a lag, which may be ahead by more frames than a tag has slots at first. With
     `early`, one sends before the consumer knows the number of buckets."""
-    monkeypatch.setattr(sync_plan, "MAX_BUCKET_BYTES", GRAIN)
+    monkeypatch.setattr(weights, "MAX_BUCKET_BYTES", GRAIN)
     monkeypatch.setattr(sync_plan, "MAX_JOINED_BYTES", GRAIN)
     held = {f"w{number}": torch.full((4 * GRAIN // 8,), float(number)) for number in range(4)}
     lag = 1
