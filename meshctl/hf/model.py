@@ -263,28 +263,29 @@ class Model(Component):
         """
         trainer, parts = self.trainer, self._parts(batch)
         self.module.train()
-        culprits: list[Any] = []
+        finite = []
         for number, part in enumerate(parts, 1):
             loss = self.loss(part)
-            if not bool(torch.isfinite(loss.total)):
-                culprits += part.ids.tolist()
+            finite.append(torch.isfinite(loss.total.detach()))
             trainer.backward(loss, number == len(parts))
         skipped = trainer.skipped
         found = dict(trainer.step())
         if trainer.skipped == skipped or not found["units"]:
             return found
         if not self.skip_nonfinite:
+            culprits = [part for part, is_finite in zip(parts, finite, strict=True) if not is_finite]
             raise ModelError(
                 f"step {self.step}: the loss is {found['loss']:.4g} and the norm of its gradient "
                 f"{found['grad_norm']:.4g}; {self._not_finite(culprits, batch)}; the weights were not changed"
             )
         return {name: found[name] for name in ("lr", "units", "skipped")}  # a metric that is NaN ends a run
 
-    def _not_finite(self, culprits: list[Any], batch: Batch) -> str:
-        """Returns which samples of all ranks make an update not finite. `culprits` are the ids of this rank's
+    def _not_finite(self, culprits: list[Batch], batch: Batch) -> str:
+        """Returns which samples of all ranks make an update not finite. `culprits` are this rank's
         micro-batches whose loss is not finite."""
         data = self.collective("dp", "fsdp")
-        if found := [*chain.from_iterable(data.all_gather_object(culprits))]:
+        own = [*chain.from_iterable(part.ids.tolist() for part in culprits)]
+        if found := [*chain.from_iterable(data.all_gather_object(own))]:
             return f"the loss of samples {shown_ids(found)} is not finite"
         ids = [*chain.from_iterable(data.all_gather_object(batch.ids.tolist()))]
         return f"each loss is finite, and the gradient of samples {shown_ids(ids)} is not"

@@ -8,7 +8,7 @@ one factor turns the gradients into those of the mean over all units, clipped.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,19 +22,13 @@ from meshctl.losses import LossSum
 from meshctl.runtime.collective import Collective
 
 
-@dataclass
-class Sums:
-    """Losses of several micro-batches, summed over their units."""
+@dataclass(frozen=True)
+class GlobalSums:
+    """Losses of all data ranks, summed over their units."""
 
-    total: float = 0.0
-    count: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    def add(self, loss: LossSum) -> None:
-        self.total += float(loss.total.detach())
-        self.count += float(loss.count)
-        for name, value in loss.metrics.items():
-            self.metrics[name] = self.metrics.get(name, 0.0) + float(value)
+    total: float
+    count: float
+    metrics: Mapping[str, float]
 
     def means(self) -> dict[str, float]:
         """Returns the mean of the loss, as `loss`, and the means of the metrics over the units. They are 0
@@ -42,19 +36,39 @@ class Sums:
         sums = {"loss": self.total, **self.metrics}
         return {name: value / self.count if self.count else 0.0 for name, value in sums.items()}
 
-    def over_ranks(self, world: Collective, tp: int, *further: Tensor) -> tuple[Sums, list[float]]:
+
+class Sums:
+    """Losses of several micro-batches, summed over their units. The sums are 0-dim float64 tensors on the
+    device of the losses, because the host would wait for the device to read a number."""
+
+    def __init__(self) -> None:
+        self._total = self._count = torch.zeros((), dtype=torch.float64)
+        self._metrics: dict[str, Tensor] = {}
+
+    def add(self, loss: LossSum) -> None:
+        self._total = self._total + _number(loss.total)
+        self._count = self._count + _number(loss.count)
+        for name, value in loss.metrics.items():
+            self._metrics[name] = self._metrics.get(name, 0.0) + _number(value)
+
+    def over_ranks(self, world: Collective, tp: int, *further: Tensor) -> tuple[GlobalSums, list[float]]:
         """Returns the sums over all data ranks, and the sums of the 0-dim tensors `further` over all ranks.
 
         The function makes one all-reduce over `world`, which all ranks call. The `tp` ranks of a data rank
         have the same sums, so each of them adds 1/`tp` of its own. All ranks have metrics of the same names.
         """
-        names = sorted(self.metrics)
-        own = [self.total, self.count, *(self.metrics[name] for name in names)]
-        numbers = torch.tensor([value / tp for value in own], dtype=torch.float64)
-        numbers = torch.cat([numbers, *(value.reshape(1).to("cpu", torch.float64) for value in further)])
-        total, count, *rest = world.all_reduce(numbers.to(world.device)).tolist()
+        names = sorted(self._metrics)
+        own = [self._total, self._count, *(self._metrics[name] for name in names)]
+        numbers = [*(value / tp for value in own), *map(_number, further)]
+        summed = world.all_reduce(torch.stack([value.to(world.device) for value in numbers]))
+        total, count, *rest = summed.tolist()
         metrics = dict(zip(names, rest, strict=False))
-        return Sums(total, count, metrics), rest[len(names) :]
+        return GlobalSums(total, count, metrics), rest[len(names) :]
+
+
+def _number(value: Tensor) -> Tensor:
+    """Returns a tensor of one element as 0-dim float64, without a gradient and on the same device."""
+    return local_of(torch.as_tensor(value, dtype=torch.float64)).reshape(())
 
 
 class Trainer:
