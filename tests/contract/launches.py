@@ -17,10 +17,13 @@ from pathlib import Path
 from tests.command_server import Done, server
 from tests.contract.answers import environment, prepared
 from tests.contract.pinned import DATA, Json
+from tests.engines.node.hub_server import serving
 
 TIMEOUT_S = 120
 WAIT_S = 110
 PARALLEL = 2
+TOKENIZER = {"tokenizer.json": b"{}"}
+"""The files of a tokenizer on the hub. No component loads them."""
 
 
 def launch(folder: Path, *words: str, **variables: str) -> Done:
@@ -91,8 +94,10 @@ def run_directory_of(folder: Path) -> Path:
 
 
 def checked(folder: Path) -> Run:
-    """Runs a recipe whose workers log different numbers, and one that is not finite."""
-    done = launch(folder, "checks.yaml")
+    """Runs a recipe that downloads a tokenizer, which needs the extra `hf`. Its workers log different numbers,
+    and one that is not finite."""
+    with serving({"some/name": TOKENIZER}) as hub:
+        done = launch(folder, "checks.yaml", HF_ENDPOINT=hub.url, HF_HOME=str(folder / "home"))
     return ended(run_directory_of(folder), done)
 
 

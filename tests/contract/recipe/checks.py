@@ -8,6 +8,14 @@ from meshctl import Batch, Component, endpoint
 
 
 class Source(Component):
+    """A source with a tokenizer that is downloaded and not loaded."""
+
+    EXTRA = "hf"
+    TOKENIZER = "args.tokenizer"
+
+    def __init__(self, tokenizer: str) -> None:
+        self.tokenizer = tokenizer
+
     @endpoint
     def next(self, samples: range) -> Batch:
         return Batch({"x": torch.tensor([float(sample) for sample in samples])})
