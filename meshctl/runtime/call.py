@@ -132,8 +132,10 @@ class Call:
             self.passes.clear()
 
     def send_passes(self, outputs: Sequence[Channel], step: int) -> None:
-        """Sends the joined value of all passes of a round, where stages outside of the block take it."""
-        if self.passes is None or self.passes.is_empty:
+        """Sends the joined value of all passes of a round, where stages outside of the block take it. A rank
+        without samples in any pass sends END, as it does in a pass, because the other producers wait for
+        it."""
+        if self.passes is None:
             return
         self._state.at = (self.stage.name, step)
         value, weight = self.passes.joined()

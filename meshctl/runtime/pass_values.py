@@ -26,10 +26,6 @@ class PassValues:
         self._route, self._collect = route, collect
         self._parts: list[tuple[Any, float]] = []
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._parts
-
     def clear(self) -> None:
         self._parts.clear()
 
@@ -41,7 +37,9 @@ class PassValues:
     def joined(self) -> tuple[Any, float]:
         """Returns the value of all passes and its weight: the samples of all batches in the order of their
         ids, lists and tensors one after another under `flatten`, the sum of numbers under `sum`, and
-        otherwise their mean, weighted by samples."""
+        otherwise their mean, weighted by samples. Without any pass the value is END."""
+        if not self._parts:
+            return END, 0.0
         weight = sum(weight for _, weight in self._parts)
         batches = [value for value, _ in self._parts if isinstance(value, Batch)]
         if batches:

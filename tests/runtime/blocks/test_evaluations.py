@@ -104,6 +104,20 @@ def test_a_stage_outside_receives_the_samples_of_all_passes_in_order(workers: di
     assert all(one in seen for one in whole)
 
 
+@pytest.mark.parametrize("held", [Held, HeldStream])
+def test_a_stage_outside_receives_the_samples_of_a_source_with_fewer_samples_than_ranks(
+    held: type[Held],
+) -> None:
+    job = evaluation(
+        inside("exam", "exam.score", "eval.questions", collect="mean"),
+        outside("note", "exam.note", Input(("eval.questions",), dispatch=Dispatch("all"))),
+        workers={"a": 4, "b": 1},
+    )
+    outcome, seen = execute(job, held, length=2)
+    assert not outcome.faults
+    assert seen.count((1, 0, [0, 1])) == 2  # in the exam and in the note
+
+
 @pytest.mark.parametrize("workers", [{"a": 1, "b": 1}, {"a": 2, "b": 3}])
 def test_a_stage_outside_receives_the_mean_of_all_passes(workers: dict[str, int]) -> None:
     job = evaluation(
