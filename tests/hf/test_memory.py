@@ -26,7 +26,7 @@ LIMIT = 0.1
 """The largest difference of an estimate, as a part of the allocated bytes."""
 LLAMA = {
     "model_type": "llama",
-    "vocab_size": 2001,
+    "vocab_size": 2002,
     "hidden_size": 256,
     "intermediate_size": 704,
     "num_hidden_layers": 6,

@@ -277,7 +277,7 @@ class Reuses(Source):
         return 1000000
 
     def setup(self):
-        self.x = self.alloc(8192, 4)
+        self.x = self.alloc(65536, 4)
 
     @endpoint
     def next(self, samples: range):
@@ -292,7 +292,7 @@ class Ignores(Trainer):
 """
     (tmp_path / "parts.py").write_text(PARTS + code)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    words = ("components.prompts._target_=parts.Reuses", "pipeline.batch.samples=16384", "~pipeline.made")
+    words = ("components.prompts._target_=parts.Reuses", "pipeline.batch.samples=131072", "~pipeline.made")
     words += ("components.actor._target_=parts.Ignores", "pipeline.learnt.in=batch", "~pipeline.publish")
     ran = launch(tmp_path, "recipe.yaml", "name=reuses", "~components.sampler", *words)
     assert ran.code == 5
