@@ -97,17 +97,23 @@ def worker(environ: Mapping[str, str]) -> int:
             misbehave(mode, journal)
         run.checkpoint(step).mkdir(parents=True, exist_ok=True)
         journal.write("saved", step=step)
-        if (value := loss_of(mode, step)) is not None:
-            journal.write(
-                "metric", step=step, stage="eval", values={"loss": value}, weight=1.0, collect="mean"
-            )
-        journal.write("step", step=step, seconds=0.0, stages={}, routes={})
+        write_metrics(journal, mode, step)
         time.sleep(0.01)
         step += 1
+    if "at_end" in mode:  # a stage at the end runs after the checkpoint of the last step
+        while run.saved() < STEPS:
+            time.sleep(0.01)
+        write_metrics(journal, mode, STEPS, loss_of(mode, STEPS + 1))
     ending.leave()
     journal.write("done", step=ending.last)
     dist.destroy_process_group()
     return 0
+
+
+def write_metrics(journal: Journal, mode: list[str], step: int, more: float | None = None) -> None:
+    if (value := more or loss_of(mode, step)) is not None:
+        journal.write("metric", step=step, stage="eval", values={"loss": value}, weight=1.0, collect="mean")
+    journal.write("step", step=step, seconds=0.0, stages={}, routes={})
 
 
 def saved_step(run: RunDir) -> int:

@@ -184,6 +184,8 @@ class Head:
                 if self._collectives.allows(row["step"]):
                     self._session.observers.on_row(row)
                     self._judge.add(row, self._attempt.fold.not_finite())
+                    if row["step"] in self._published:  # with the metrics of stages that ran at the end
+                        self._write_best()
         self._causes.end_poll(now)
         self._warn(self._judge.warnings())
         self._publish_saved()
@@ -270,11 +272,15 @@ class Head:
         self._newest = step
         self._published.add(step)
         self._published = {one for one in self._published if run.checkpoint(one).is_dir()}
-        best = self._judge.best(self._published)
-        if checkpoint.best:
-            run.write_best(checkpoint.best.on, checkpoint.best.mode, best)
-        run.prune_checkpoints(step, checkpoint.keep, {one.step for one in best})
+        run.prune_checkpoints(step, checkpoint.keep, self._write_best())
         self._write("checkpoint", step=step, path=str(run.checkpoint(step)))
+
+    def _write_best(self) -> set[int]:
+        """Writes which of the published checkpoints are the best, and returns their steps."""
+        checkpoint, best = self._plan.run.checkpoint, self._judge.best(self._published)
+        if checkpoint and checkpoint.best:
+            self._attempt.run.write_best(checkpoint.best.on, checkpoint.best.mode, best)
+        return {one.step for one in best}
 
     # Ending the attempt
 

@@ -155,6 +155,13 @@ def test_a_continued_run_stops_by_the_values_before_it_too(launch: Launch, tmp_p
     assert [(one.step, one.value) for one in again.run.read_best()[1]] == [(1, 1.0)]
 
 
+def test_the_best_checkpoint_is_judged_by_metrics_of_the_end_too(launch: Launch, tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, ("one", 2), checkpoint=Checkpoint(best=Best("eval.loss")))
+    run = launch(plan, "at_end losses=-,-,-,7")
+    assert run.end() == 0, run.output()
+    assert [(one.step, one.value) for one in run.run.read_best()[1]] == [(3, 7.0)]
+
+
 def test_a_stop_in_the_planned_last_step_is_not_what_ended_the_run(launch: Launch, tmp_path: Path) -> None:
     run = launch(plan_of(tmp_path, ("one", 1), stop=Stop("eval.loss", patience=2)), "losses=1,2,3")
     assert run.end() == 0, run.output()
