@@ -43,7 +43,17 @@ class Model(Component):
 
     EXTRA = "hf"
     MODEL: ClassVar = ("args.model", "args.config")
-    LAYOUTS: ClassVar = {"dims": ("dp", "fsdp", "tp"), "tp_plan": "transformers"}
+    LAYOUTS: ClassVar = {
+        "dims": ("dp", "fsdp", "tp"),
+        "tp_plan": "transformers",
+        "lora_styles": "meshctl.hf.peft_api.STYLES",
+        "tied_shards": "equal",
+    }
+    CHOICES: ClassVar = {
+        "args.loss": "meshctl.losses.loss.LOSSES",
+        "args.optimizer": "torch.optim",
+        "args.schedule.name": "transformers.trainer_utils.SchedulerType",
+    }
     MEMORY: ClassVar = {
         "dtype": "args.dtype",
         "optimizer": "args.optimizer",

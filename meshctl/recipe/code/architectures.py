@@ -118,7 +118,8 @@ class Architecture:
     """The modules after the last layer."""
 
 
-KV_8, TIED = {"num_key_value_heads": 8}, {"tie_word_embeddings": True}
+TIE = "tie_word_embeddings"
+KV_8, TIED = {"num_key_value_heads": 8}, {TIE: True}
 ARCHITECTURES = {
     "llama": Architecture(LLAMA_LAYER),
     "granite": Architecture(LLAMA_LAYER),
@@ -177,6 +178,26 @@ KEYS = {
 """Size -> its key in configs."""
 
 
+def linear_layers(model_type: str) -> list[str]:
+    """Returns the names of the linear layers in a layer of an architecture; none if it is not in the
+    table."""
+    known = ARCHITECTURES.get(model_type)
+    modules = (*known.layer, *known.dense) if known else ()
+    return list(dict.fromkeys(module.name for module in modules if isinstance(module, Linear)))
+
+
+def is_tied(values: Values, head: object) -> bool:
+    """Whether the head of a model with these values is its embedding. False if the architecture is not in
+    the table."""
+    kind = values.get("model_type")
+    architecture = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
+    return architecture is not None and head == "lm" and bool(_config(architecture, values).get(TIE))
+
+
+def _config(architecture: Architecture, values: Values) -> Values:
+    return {**architecture.defaults, **{key: value for key, value in values.items() if value is not None}}
+
+
 def parameters_of(values: Values, head: str = "lm") -> list[Parameter]:
     """Returns the parameters of a model whose config has these values. The head is `lm`, logits of the
     vocabulary, or `score`, one score. Raises `UnknownBytes` if the architecture is not in the table, or
@@ -186,12 +207,10 @@ def parameters_of(values: Values, head: str = "lm") -> list[Parameter]:
     if architecture is None:
         named = f"the architecture `{kind}` is not known" if kind else "its config has no `model_type`"
         raise UnknownBytes(named)
-    config = {**architecture.defaults, **{key: value for key, value in values.items() if value is not None}}
-    return list(_parameters(architecture, _Sizes(config), head))
+    return list(_parameters(architecture, _Sizes(_config(architecture, values)), head))
 
 
 def _parameters(architecture: Architecture, sizes: _Sizes, head: str) -> Iterator[Parameter]:
-    is_tied = head == "lm" and bool(sizes.config.get("tie_word_embeddings"))
     table = sizes.number("vocabulary"), sizes.number("hidden")
     yield Parameter("model.embed_tokens.weight", table, tp_dim=0)
     layers = sizes.number("layers")
@@ -203,7 +222,7 @@ def _parameters(architecture: Architecture, sizes: _Sizes, head: str) -> Iterato
         yield from _of_module(module, sizes, 1, "model.")
     if head == "score":
         yield Parameter("score.weight", (1, table[1]), is_linear=True)
-    elif not is_tied:
+    elif not sizes.config.get(TIE):
         yield Parameter("lm_head.weight", table, tp_dim=0, is_linear=True)
 
 

@@ -8,6 +8,8 @@ supports.
             "dims": ("dp", "fsdp", "tp"),          # other dims have size 1
             "excludes": (("fsdp", "tp"),),         # in each pair, one dim must have size 1
             "tp_plan": "transformers",             # tp needs the plan that the library has for the model
+            "lora_styles": "adapters.STYLES",      # on tp, `lora` adapts layers with these styles in the plan
+            "tied_shards": "equal",                # tied embeddings on fsdp need shards of equal size
         }
         MEMORY = {                                 # what its bytes on a rank depend on, beside its model
             "dtype": "args.dtype",                 # an argument, or a value such as "bfloat16"
@@ -33,11 +35,12 @@ supports.
             "renamed": "args.fields",              # the mapping of columns to other names
         }
         COLUMNS = ("messages", "args.keep")        # the columns of a row, and an argument with further ones
+        CHOICES = {"args.filter": "chats.FILTERS"} # an argument, and the table with its names
 
 They are literals and may be inherited. All keys of `LAYOUTS` and `MEMORY` may be left out. `MODEL` may be a
 list of arguments: values of a later one replace those of the model's config. `SEQUENCE_LENGTH` and
 `TOKENIZER` may be the name of an argument alone. `MEMORY = None` is for a class whose bytes are not those of
-its base class.
+its base class. `names.py` describes the tables of `CHOICES` and `lora_styles`.
 """
 
 from __future__ import annotations
@@ -45,12 +48,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from meshctl.topology.sizes import DIMS
 
 ARGUMENT = re.compile(r"args(\.\w+)+", re.ASCII)
+DOTTED = re.compile(r"\w+(\.\w+)+", re.ASCII)
 TP_PLANS = ("transformers",)
 """The libraries whose plans are read."""
 TRAINED_BY = "trained_by"
@@ -71,6 +75,11 @@ class Layouts:
     """Pairs of dims that must not both have a size above 1."""
     tp_plan: str = ""
     """The library whose plan for the model's architecture tp needs; empty if it needs none."""
+
+    lora_styles: str = ""
+    """The table with the styles of the plan whose layers `lora` can adapt on tp; empty for all styles."""
+    tied_shards: str = ""
+    """`equal` if the shards of tied embeddings on fsdp must have equal sizes."""
 
     def supports(self, dim: str) -> bool:
         return self.dims is None or dim not in LAYOUT_DIMS or dim in self.dims
@@ -125,6 +134,8 @@ class Declarations:
     data: DataNames = DataNames()
     columns: tuple[str, ...] = ()
     """The columns that a row of the data must have. `args.NAME` is an argument with a list of columns."""
+    choices: Mapping[KeyPath, str] = field(default_factory=dict)
+    """Argument -> dotted path of the table with its names."""
     extra: str = ""
     """The extra of meshctl whose libraries the class needs; empty for none."""
     wrong: tuple[tuple[str, str], ...] = ()
@@ -204,12 +215,20 @@ def _columns(value: Any) -> tuple[str, ...]:
     return tuple(value) if _is_texts(value) else ()
 
 
+def _choices(value: Any) -> Mapping[KeyPath, str]:
+    if not isinstance(value, dict) or not all(map(_is_argument, value)):  # something else of this name
+        return {}
+    if not all(map(_is_dotted, value.values())):
+        raise Wrong("it does not map arguments to dotted paths of tables")
+    return {_argument(name): table for name, table in value.items()}
+
+
 def _extra(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
 def _layouts(value: Any) -> Layouts:
-    given = _mapping(value, "dims", "excludes", "tp_plan")
+    given = _mapping(value, "dims", "excludes", "lora_styles", "tied_shards", "tp_plan")
     dims, excludes = given.get("dims"), given.get("excludes", ())
     if dims is not None and not _is_dims(dims):
         raise Wrong(f'"dims" is not a list of {", ".join(LAYOUT_DIMS)}')
@@ -220,8 +239,13 @@ def _layouts(value: Any) -> Layouts:
     tp_plan = given.get("tp_plan", "")
     if "tp_plan" in given and tp_plan not in TP_PLANS:
         raise Wrong(f'"tp_plan" is not "{" or ".join(TP_PLANS)}"')
+    if "lora_styles" in given and not _is_dotted(given["lora_styles"]):
+        raise Wrong('"lora_styles" is not the dotted path of a table')
+    if given.get("tied_shards", "equal") != "equal":
+        raise Wrong('"tied_shards" is not "equal"')
     pairs = tuple((pair[0], pair[1]) for pair in excludes)
-    return Layouts(None if dims is None else tuple(dims), pairs, tp_plan)
+    others = given.get("lora_styles", ""), given.get("tied_shards", "")
+    return Layouts(None if dims is None else tuple(dims), pairs, tp_plan, *others)
 
 
 def _memory(value: Any) -> Mapping[str, Any] | None:
@@ -235,6 +259,10 @@ def _memory(value: Any) -> Mapping[str, Any] | None:
 
 def _is_argument(value: Any) -> bool:
     return isinstance(value, str) and ARGUMENT.fullmatch(value) is not None
+
+
+def _is_dotted(value: Any) -> bool:
+    return isinstance(value, str) and DOTTED.fullmatch(value) is not None
 
 
 def _is_texts(value: Any) -> bool:
@@ -253,6 +281,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "TOKENIZER": _tokenizer,
     "DATA": _data,
     "COLUMNS": _columns,
+    "CHOICES": _choices,
     "EXTRA": _extra,
 }
 """Class attribute -> the function that reads its literal. The attribute in lower case is the field of

@@ -1,4 +1,4 @@
-"""Reads as text whether transformers has a plan that splits an architecture over tp ranks.
+"""Reads as text the plan of transformers that splits an architecture over tp ranks.
 
 class LlamaConfig(PreTrainedConfig):              transformers/models/llama/configuration_llama.py
     model_type = "llama"
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from meshctl.recipe.code.modules import (
     MAX_HOPS,
@@ -30,14 +30,19 @@ BASES = ("PreTrainedConfig", "PretrainedConfig")
 """The names of the base class of all configs, which has no plan."""
 
 
-def has_tp_plan(sources: Sources, model_type: str) -> bool | Unread:
-    """Returns whether the installed transformers has a plan for tp, or why that is unknown."""
+Plan = Mapping[str, object]
+"""Module -> the style in which it is split: `layers.*.mlp.up_proj` -> `colwise`."""
+
+
+def tp_plan(sources: Sources, model_type: str) -> Plan | Unread:
+    """Returns the plan for tp of the installed transformers, which is empty if there is none, or why it is
+    unknown."""
     if sources.first_missing(MODELS) == LIBRARY:
         return Unread(f"{LIBRARY} is not installed")
     found = _config_class(sources, model_type) if re.fullmatch(r"[\w-]+", model_type, re.ASCII) else None
     if found is None:
         return Unread(f"its config class was not found in {LIBRARY}")
-    return _states_plan(sources, *found)
+    return _stated_plan(sources, *found)
 
 
 def _config_class(sources: Sources, model_type: str) -> tuple[Module, ast.ClassDef] | None:
@@ -62,14 +67,15 @@ def _folders(sources: Sources, model_type: str) -> Iterator[str]:
             yield str(_constant(pair.elts[1]))
 
 
-def _states_plan(sources: Sources, module: Module, node: ast.ClassDef, depth: int = 0) -> bool | Unread:
-    """Returns whether a class or its nearest base class that states a plan states one that is not empty."""
+def _stated_plan(sources: Sources, module: Module, node: ast.ClassDef, depth: int = 0) -> Plan | Unread:
+    """Returns the plan of a class or of its nearest base class that states one; empty if none states one."""
     value = _value(node, PLAN)
     if isinstance(value, ast.Dict):
-        return bool(value.keys)
+        pairs = zip(value.keys, value.values, strict=True)
+        return {str(_constant(key)): _constant(style) for key, style in pairs}
     if value is not None:
         is_none = isinstance(value, ast.Constant) and value.value is None
-        return False if is_none else Unread(f"`{PLAN}` of `{node.name}` is not a literal")
+        return {} if is_none else Unread(f"`{PLAN}` of `{node.name}` is not a literal")
     for base in node.bases:
         dotted = dotted_name(base) or ""
         absolute = sources.absolute(module, dotted) if dotted else None
@@ -77,10 +83,10 @@ def _states_plan(sources: Sources, module: Module, node: ast.ClassDef, depth: in
             continue
         found = sources.follow(absolute)
         if not isinstance(found, str) and isinstance(found[1], ast.ClassDef):
-            plan = _states_plan(sources, found[0], found[1], depth + 1)
-            if plan is not False:
+            plan = _stated_plan(sources, found[0], found[1], depth + 1)
+            if plan != {}:
                 return plan
-    return False
+    return {}
 
 
 def _value(node: ast.ClassDef, name: str) -> ast.expr | None:

@@ -1,7 +1,7 @@
-"""MC439 and MC440: checks the architecture of a component's model against its layout.
+"""MC439, MC440, MC451 and MC452: checks the architecture of a component's model against its layout.
 
 A class declares `LAYOUTS = {"tp_plan": "transformers"}` if it splits a model over tp ranks by the plan that
-the library has for the architecture.
+the library has for the architecture. `lora_styles` and `tied_shards` of `LAYOUTS` are limits of such plans.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.code.modules import Unread
+from meshctl.recipe.code.names import names_in
 from meshctl.recipe.meshes import sizes_of
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.layouts import LayoutNeeds
+from meshctl.text.english import listed
 
 
 def architecture_has_tp_plan(facts: Facts) -> Iterator[Diagnostic]:
@@ -38,4 +40,47 @@ def architecture_has_tp_plan(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC439", message, span, seconds, LayoutNeeds(facts, component, sizes).help)
 
 
-RULES = (architecture_has_tp_plan,)
+def lora_adapts_layers_on_tp(facts: Facts) -> Iterator[Diagnostic]:
+    """`lora` can adapt the layers that it names as tp splits them."""
+    for name, layers in facts.not_adapted.items():
+        mesh, plan = facts.meshes.get(name), facts.tp_plans[name]
+        tp = mesh.size("tp") if mesh else 1
+        if tp == 1:
+            continue
+        component, declared = facts.recipe.components[name], facts.declares(name)
+        owner, sizes = sizes_of(facts.recipe, component)
+        layout = LayoutNeeds(facts, component, sizes)
+        called = listed(layer.rpartition(".")[2] for layer in layers)
+        styles = listed(sorted({*layers.values()}))
+        message = f"`lora` of `{name}` cannot adapt {called} on tp {tp}"
+        usable = listed(names_in(facts.code, declared.layouts.lora_styles), "or")
+        help = f"the plan splits these layers as {styles}, and adapters need {usable}"
+        lora = facts.memory_argument(name, "lora")
+        span = (lora.key or lora.span) if lora else facts.value("components", name)
+        seconds = (
+            facts.value("components", owner.name, "parallel", "tp_size").with_word(f"`tp_size` is {tp}"),
+            plan.span.with_word(f"`model_type` is {plan.model_type}"),
+        )
+        yield Diagnostic("MC451", message, span, seconds, "; ".join(filter(None, (help, layout.help))))
+
+
+def tied_embeddings_have_equal_shards(facts: Facts) -> Iterator[Diagnostic]:
+    """fsdp x tp divides the rows of a tied embedding."""
+    for name, (rows, at) in facts.tied_rows.items():
+        mesh = facts.meshes.get(name)
+        fsdp, tp = (mesh.size("fsdp"), mesh.size("tp")) if mesh else (1, 1)
+        shards = fsdp * tp
+        if fsdp == 1 or rows % shards == 0:
+            continue
+        component = facts.recipe.components[name]
+        owner, sizes = sizes_of(facts.recipe, component)
+        product = f"fsdp {fsdp} x tp {tp} = {shards}" if tp > 1 else f"fsdp {fsdp}"
+        span = facts.value("components", owner.name, "parallel", "fsdp_size").with_word(product)
+        message = f"the tied embedding of `{name}` has {rows} rows, which {shards} ranks cannot share equally"
+        help = f"of a new model, a vocabulary of {-(-rows // shards) * shards} fits"
+        if layouts := LayoutNeeds(facts, component, sizes).help:
+            help = f"{layouts}; {help}"
+        yield Diagnostic("MC452", message, span, (at.with_word(f"`vocab_size` is {rows}"),), help)
+
+
+RULES = (architecture_has_tp_plan, lora_adapts_layers_on_tp, tied_embeddings_have_equal_shards)

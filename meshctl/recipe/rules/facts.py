@@ -6,7 +6,7 @@ Facts that several rules use are computed here, once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from pathlib import Path
@@ -16,8 +16,9 @@ from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
 from meshctl.recipe.code.declarations import Declarations, KeyPath
 from meshctl.recipe.code.model_config import Config, config, config_of_name, model_types_in, sizes_in
 from meshctl.recipe.code.modules import Unread
-from meshctl.recipe.code.tp_plans import has_tp_plan
-from meshctl.recipe.compose.yaml_tree import MISSING, Node, merge
+from meshctl.recipe.code.names import names_in
+from meshctl.recipe.code.tp_plans import Plan, tp_plan
+from meshctl.recipe.compose.yaml_tree import MISSING, Node, merge, plain
 from meshctl.recipe.meshes import NoMesh, mesh_of
 from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage, stage_path
 from meshctl.recipe.reader import Read
@@ -26,6 +27,9 @@ from meshctl.topology.allocation import Allocation, allocate, most_per_node
 from meshctl.topology.cluster import DEVICE_ALIASES
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import COLLECT, DISPATCH, Dispatch
+
+ALL_LINEAR = "all-linear"
+"""The target of `lora` that means all linear layers."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +65,32 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class TpPlan:
-    """Whether a library has a plan that splits an architecture over tp ranks."""
+    """The plan of a library that splits an architecture over tp ranks."""
 
     model_type: str
     span: Span
-    exists: bool | Unread
-    """`Unread` if it is unknown."""
+    plan: Plan | Unread
+    """Empty if there is none; `Unread` if it is unknown."""
+
+    @property
+    def exists(self) -> bool | Unread:
+        return self.plan if isinstance(self.plan, Unread) else bool(self.plan)
+
+    def others_than(self, styles: Sequence[str], targets: Sequence[str] | None) -> dict[str, str]:
+        """Returns linear layer -> style, for the layers whose style in the plan is none of `styles`: those
+        called `targets`, or all."""
+        # Imported here, because most recipes have no adapters.
+        from meshctl.recipe.code.architectures import linear_layers
+
+        plan = {} if isinstance(self.plan, Unread) else self.plan
+        named = {layer: plan.get(f"layers.*.{layer}") for layer in linear_layers(self.model_type)}
+        return {
+            layer: style
+            for layer, style in named.items()
+            if isinstance(style, str)
+            and style not in styles
+            and (targets is None or any(f".{layer}".endswith(f".{target}") for target in targets))
+        }
 
 
 @dataclass(frozen=True)
@@ -303,10 +327,63 @@ class Facts:
             tree = self.config_values(name)
             if found is None or not found.declares.layouts.tp_plan or tree is None:
                 continue
-            read = [TpPlan(kind, span, has_tp_plan(self.code, kind)) for kind, span in model_types_in(tree)]
+            read = [TpPlan(kind, span, tp_plan(self.code, kind)) for kind, span in model_types_in(tree)]
             if read:  # of a multimodal model, one of its parts has the plan
                 plans[name] = next((plan for plan in read if plan.exists is True), read[0])
         return plans
+
+    @cached_property
+    def not_adapted(self) -> dict[str, dict[str, str]]:
+        """Component -> linear layer -> its style in the plan for tp, for the layers that `lora` names and
+        cannot adapt on tp."""
+        found = {name: self._not_adapted(name, plan) for name, plan in self.tp_plans.items()}
+        return {name: layers for name, layers in found.items() if layers}
+
+    def _not_adapted(self, component: str, plan: TpPlan) -> dict[str, str]:
+        lora, values = self.memory_argument(component, "lora"), self.config_values(component)
+        table = self.declares(component).layouts.lora_styles
+        kind = values.get("model_type") if values else None
+        if not (lora and lora.is_mapping and lora.value and table and kind and kind.value == plan.model_type):
+            return {}
+        target, styles = lora.get("target"), names_in(self.code, table)
+        if target is None or target.value == ALL_LINEAR:
+            return plan.others_than(styles, None) if styles else {}
+        targets = plain(target) if target.is_list else []
+        return plan.others_than(styles, [str(one) for one in targets]) if styles else {}
+
+    @cached_property
+    def tied_rows(self) -> dict[str, tuple[int, Span]]:
+        """Component -> (rows of its tied embedding, span), for classes that declare that its shards on fsdp
+        must have equal sizes."""
+        rows = {}
+        for name in self.recipe.components:
+            tree, declared = self.config_values(name), self.declares(name)
+            if tree is None or not declared.layouts.tied_shards:
+                continue
+            # Imported here, because most recipes have no config of a model.
+            from meshctl.recipe.code.architectures import is_tied
+
+            vocabulary = sizes_in(tree).get("vocab_size")
+            if vocabulary is not None and is_tied(plain(tree), self._head(name)):
+                rows[name] = vocabulary
+        return rows
+
+    def _head(self, component: str) -> object:
+        """Returns the head that `MEMORY` of a component's class states; None if it is unknown."""
+        memory = self.declares(component).memory
+        stated = memory.get("head", "lm") if memory is not None else None
+        if not isinstance(stated, tuple):
+            return stated
+        if node := self.node("components", component, *stated):
+            return node.value
+        found = self.class_of(component)
+        return found.constructor.defaults.get(stated[-1]) if found and found.constructor else None
+
+    def memory_argument(self, component: str, key: str) -> Node | None:
+        """Returns the value of the argument that `MEMORY` of a component's class names; None if it is not
+        given or unknown."""
+        stated = (self.declares(component).memory or {}).get(key)
+        return self.argument(component, stated) if isinstance(stated, tuple) else None
 
     @property
     def sources(self) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -99,10 +99,17 @@ class LayoutNeeds:
         return [found.declares.layouts for found in classes if found and found.declares.layouts != Layouts()]
 
     @cached_property
-    def _lacks_tp_plan(self) -> bool:
-        """Whether the library has no plan for tp of one of the architectures."""
+    def _lacks_tp(self) -> bool:
+        """Whether the library has no plan for tp of one of the architectures, or `lora` cannot adapt a layer
+        on tp."""
         plans = (self.facts.tp_plans.get(name) for name in self._sharing)
-        return any(plan is not None and plan.exists is False for plan in plans)
+        lacks_plan = any(plan is not None and plan.exists is False for plan in plans)
+        return lacks_plan or any(name in self.facts.not_adapted for name in self._sharing)
+
+    @cached_property
+    def _tied_rows(self) -> list[int]:
+        tied = self.facts.tied_rows
+        return [tied[name][0] for name in self._sharing if name in tied]
 
     @cached_property
     def _max_data_size(self) -> int:
@@ -122,7 +129,7 @@ class LayoutNeeds:
             if size > 1 and not all(layouts.supports(dim) for layouts in self._declared):
                 return False
             if dim == "tp":
-                return not (size > 1 and self._lacks_tp_plan) and not any(
+                return not (size > 1 and self._lacks_tp) and not any(
                     model.undivided_by_tp(size) for model in self._models
                 )
             if dim == "ep":
@@ -138,6 +145,9 @@ class LayoutNeeds:
             return False
         data_size = layout.get("dp", 1) * layout.get("fsdp", 1) // layout.get("ulysses", 1)
         if data_size > self._max_data_size or any(some.conflict(layout) for some in self._declared):
+            return False
+        fsdp, tp = layout.get("fsdp", 1), layout.get("tp", 1)
+        if fsdp > 1 and any(rows % (fsdp * tp) for rows in self._tied_rows):
             return False
         return all(self._model_fits(model, layout, with_ring) for model in self._models)
 

@@ -113,7 +113,7 @@ def tp_divides_model(facts: Facts) -> Iterator[Diagnostic]:
             message = f"`tp_size` {tp} exceeds the {counted(kv_heads, 'kv head')} of `{name}`"
             help = f"the component must replicate each on {tp // kv_heads} ranks; to avoid it: tp {kv_heads}"
             yield Diagnostic("MC431", message, span, model.stated("num_kv_heads"), help, "warning")
-        elif vocabulary % tp:
+        elif vocabulary % tp and not (name in facts.tied_rows and one.mesh.size("fsdp") > 1):
             padded = -(-vocabulary // tp) * tp
             undivided_text = f"`tp_size` {tp} does not divide the vocabulary of `{name}`"
             message = f"{undivided_text}: it must be padded to {padded}"

@@ -20,7 +20,7 @@ from meshctl.recipe.code.declarations import TRAINED_BY
 from meshctl.recipe.code.safetensors_headers import shapes_of
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.model import Component, Stage
-from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.rules.facts import ALL_LINEAR, Facts
 from meshctl.topology.memory import (
     DTYPE_BYTES,
     Adapter,
@@ -40,7 +40,6 @@ from meshctl.topology.memory import (
 )
 from meshctl.topology.mesh import DeviceMesh
 
-ALL_LINEAR = "all-linear"
 SPLITTING = ("dp", "fsdp", "tp")
 """The dims whose effect on parameters is known."""
 LAYER = re.compile(r"\.\d+(?=\.)")

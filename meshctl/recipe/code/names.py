@@ -1,0 +1,64 @@
+"""Reads as text the names in a table, and checks dotted paths of functions and classes.
+
+The table at a dotted path is one of these:
+
+    LOSSES = {"dpo": dpo}                         a mapping, whose keys are the names
+    STYLES = ("colwise", "rowwise")               a list, a tuple or a set of names
+    class Schedule(Enum): LINEAR = "linear"       a class, whose values are the names
+    torch.optim                                   a module: the names that it binds
+"""
+
+from __future__ import annotations
+
+import ast
+
+from meshctl.recipe.code.modules import Module, Sources
+
+
+def names_in(sources: Sources, table: str) -> tuple[str, ...]:
+    """Returns the names in the table at a dotted path; none if they cannot be read."""
+    module = sources.module(table)
+    if isinstance(module, Module):
+        return _names_of_module(module)
+    owner, _, name = table.rpartition(".")
+    module = sources.module(owner)
+    statement = module.names.get(name) if isinstance(module, Module) else None
+    values = _values(statement)
+    names = [one.value for one in values if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    return tuple(names) if len(names) == len(values) else ()
+
+
+def wrong_path(sources: Sources, dotted: str) -> tuple[str, tuple[str, ...]]:
+    """Returns (the reason why nothing can be imported from a dotted path, the names of its module). The
+    reason is empty if something can, or may, be imported."""
+    owner, _, name = dotted.rpartition(".")
+    module = sources.module(owner)
+    if not isinstance(module, Module):
+        return "", ()
+    names = _names_of_module(module)
+    return ("", ()) if not names or _has_name(module, name) else (f"module `{owner}` has no `{name}`", names)
+
+
+def _names_of_module(module: Module) -> tuple[str, ...]:
+    """Returns the public names that a module binds; none if it may bind others."""
+    if module.stars or "__getattr__" in module.names:
+        return ()
+    return tuple(name for name in module.names if not name.startswith("_"))
+
+
+def _has_name(module: Module, name: str) -> bool:
+    """Whether a name is bound or used anywhere in a module."""
+    attributes = ("id", "name", "asname")
+    return any(
+        getattr(node, attribute, None) == name for node in ast.walk(module.tree) for attribute in attributes
+    )
+
+
+def _values(statement: ast.stmt | None) -> list[ast.expr | None]:
+    """Returns the expressions of the names in a table."""
+    if isinstance(statement, ast.ClassDef):
+        return [one.value for one in statement.body if isinstance(one, (ast.Assign, ast.AnnAssign))]
+    value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+    if isinstance(value, ast.Dict):
+        return list(value.keys)
+    return list(value.elts) if isinstance(value, (ast.List, ast.Tuple, ast.Set)) else []
