@@ -13,6 +13,7 @@ from meshctl.recipe.code.names import names_in, wrong_path
 from meshctl.recipe.compose.yaml_tree import Node
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.rules.named_arguments import named_by
 from meshctl.text.english import did_you_mean
 
 
@@ -20,9 +21,8 @@ def names_exist(facts: Facts) -> Iterator[Diagnostic]:
     """The table of an argument has the name that the argument gives."""
     for component in facts.recipe.components:
         for path, table in facts.declares(component).choices.items():
-            node = facts.argument(component, path)
-            is_valid = facts.is_valid("components", component, *path)
-            if node is not None and isinstance(node.value, str) and node.value and is_valid:
+            node = named_by(facts, component, path)
+            if node is not None and facts.is_valid("components", component, *path):
                 yield from _checked(facts, ".".join(path[1:]), node, table)
 
 

@@ -12,24 +12,24 @@ from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.code.data_files import FirstRow, Found, files_nearby, find, first_row
 from meshctl.recipe.compose.yaml_tree import Node, plain
 from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.rules.named_arguments import named_by, once
 from meshctl.text.english import listed, nearest
 
 
 def data_are_usable(facts: Facts) -> Iterator[Diagnostic]:
     """The data of each source exist, and their first row has the columns that it reads. Each path is reported
     once."""
-    reported: set[tuple[str, str]] = set()
-    for component in facts.recipe.components:
-        declared = facts.declares(component).data
-        node = facts.argument(component, declared.path)
-        if node is None or not isinstance(node.value, str) or not node.value:
-            continue
-        found = find(node.value, facts.code.path, declared.suffixes)
-        near = nearest(node.value, files_nearby(node.value, facts.code.path, declared.suffixes))
-        one = _of_path(facts, node, found, near) or _of_row(facts, component, node, found)
-        if one is not None and (one.code, one.message) not in reported:
-            reported.add((one.code, one.message))
-            yield one
+    return once(one for name in facts.recipe.components if (one := _of_component(facts, name)))
+
+
+def _of_component(facts: Facts, component: str) -> Diagnostic | None:
+    declared = facts.declares(component).data
+    node = named_by(facts, component, declared.path)
+    if node is None:
+        return None
+    found = find(node.value, facts.code.path, declared.suffixes)
+    near = nearest(node.value, files_nearby(node.value, facts.code.path, declared.suffixes))
+    return _of_path(facts, node, found, near) or _of_row(facts, component, node, found)
 
 
 def _of_path(facts: Facts, node: Node, found: Found, near: str) -> Diagnostic | None:

@@ -13,24 +13,24 @@ from meshctl.recipe.code.tokenizers import Tokenizer, tokenizer
 from meshctl.recipe.compose.folders import is_file
 from meshctl.recipe.compose.yaml_tree import Node
 from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.rules.named_arguments import named_by, once
 from meshctl.text.english import listed
 
 
 def tokenizers_are_usable(facts: Facts) -> Iterator[Diagnostic]:
     """Each tokenizer exists, and has a chat template where chats are rendered. Each one is reported once."""
-    reported: set[tuple[str, str]] = set()
-    for component in facts.recipe.components:
-        declared = facts.declares(component).tokenizer
-        node = facts.argument(component, declared.name)
-        if node is None or not isinstance(node.value, str) or not node.value:
-            continue
-        found = tokenizer(node.value, facts.code.path, facts.hub)
-        given = facts.argument(component, declared.chat_template)
-        needs_template = bool(declared.chat_template) and not _is_given(facts, component)
-        one = _of_file(facts, given) or _of_tokenizer(node, found, needs_template)
-        if one is not None and (one.code, one.message) not in reported:
-            reported.add((one.code, one.message))
-            yield one
+    return once(one for name in facts.recipe.components if (one := _of_component(facts, name)))
+
+
+def _of_component(facts: Facts, component: str) -> Diagnostic | None:
+    declared = facts.declares(component).tokenizer
+    node = named_by(facts, component, declared.name)
+    if node is None:
+        return None
+    found = tokenizer(node.value, facts.code.path, facts.hub)
+    needs_template = bool(declared.chat_template) and not _is_given(facts, component)
+    template = named_by(facts, component, declared.chat_template)
+    return _of_file(facts, template) or _of_tokenizer(node, found, needs_template)
 
 
 def _is_given(facts: Facts, component: str) -> bool:
@@ -39,19 +39,12 @@ def _is_given(facts: Facts, component: str) -> bool:
     return node is not None and bool(node.value)
 
 
-def _of_file(facts: Facts, given: Node | None) -> Diagnostic | None:
+def _of_file(facts: Facts, template: Node | None) -> Diagnostic | None:
     """Returns a diagnostic if the file of a chat template does not exist."""
-    name = given.value if given is not None else ""
-    if given is None or not isinstance(name, str) or not name:
+    if template is None or any(is_file(Path(folder, template.value)) for folder in facts.code.path):
         return None
-    if any(is_file(Path(folder, name)) for folder in facts.code.path):
-        return None
-    return Diagnostic(
-        "MC444",
-        f"chat template `{name}` does not exist",
-        given.span,
-        help=f"searched in {listed(facts.code.own)}",
-    )
+    message = f"chat template `{template.value}` does not exist"
+    return Diagnostic("MC444", message, template.span, help=f"searched in {listed(facts.code.own)}")
 
 
 def _of_tokenizer(node: Node, found: Tokenizer, needs_template: bool) -> Diagnostic | None:
