@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
-from meshctl.hf import peft_api, transformers_api
+from meshctl.hf import peft_api, random_weights, transformers_api
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.transformers_api import Sizes
 from meshctl.hf.weights import reset_adapter
@@ -58,7 +58,7 @@ def build(wanted: Build) -> nn.Module:
     if isinstance(named, str):
         model = _loaded(named, config, wanted)
     else:
-        model = transformers_api.new_model(
+        model = random_weights.new_model(
             config,
             wanted.head,
             wanted.dtype,

@@ -9,12 +9,38 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from meshctl.hf import peft_api
+from meshctl.hf import peft_api, transformers_api
 from meshctl.hf.sharding import local_of, part_of
+
+
+def new_model(
+    config: Any,
+    head: str,
+    dtype: torch.dtype,
+    attention: str | None,
+    seed: int,
+    device: torch.device = torch.device("cpu"),
+    distribute: transformers_api.Distribute = lambda model: None,
+) -> Any:
+    """Returns a model with random weights on `device`. Each rank holds only its shards.
+
+    The model is created on torch's `meta` device, where `distribute` shards it. `seed` determines the
+    weights, which are the same in every layout. Raises `ModelError` if the model has no such head.
+    """
+    transformers_api.class_of(config, head)
+    options = {"dtype": dtype, "attn_implementation": attention}
+    model, whole = (transformers_api.outline(config, head, **options) for _ in range(2))
+    transformers_api.untie(model)
+    distribute(model)
+    model.to_empty(device=device)
+    draw(model, whole, transformers_api.tied_names(whole), seed)
+    transformers_api.tie(model)
+    return model
 
 
 @torch.no_grad()
@@ -33,7 +59,7 @@ def draw(model: nn.Module, whole: nn.Module, tied: Collection[str], seed: int) -
             if is_alone:
                 _initialize(owner, layer)
             else:
-                owner._init_weights(layer)  # type: ignore[operator]
+                transformers_api.initialize(owner, layer)
         for key, tensor in _tensors(layer, is_alone):
             path = f"{name}.{key}" if name else key
             if path not in tied:
@@ -68,13 +94,13 @@ def _initialize(owner: nn.Module, module: nn.Module) -> None:
     """Initializes a module after its children, as transformers does."""
     for child in module.children():
         _initialize(_owner_of(child, owner), child)
-    owner._init_weights(module)  # type: ignore[operator]
+    transformers_api.initialize(owner, module)
 
 
 def _owner_of(module: nn.Module, owner: nn.Module) -> nn.Module:
     """Returns the model of transformers that initializes a module: the module itself if it is such a model,
     and otherwise `owner`, the innermost model that contains it."""
-    return module if hasattr(module, "_init_weights") else owner
+    return module if transformers_api.is_model(module) else owner
 
 
 def _tensors(module: nn.Module, recurse: bool = True) -> Iterator[tuple[str, Tensor]]:

@@ -24,6 +24,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    PreTrainedModel,
     get_scheduler,
 )
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -34,7 +35,6 @@ from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from transformers.distributed.utils import TransformersDeviceMesh
 from transformers.utils import logging
 
-from meshctl.hf import random_weights
 from meshctl.hf.errors import ModelError
 
 HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}
@@ -104,29 +104,14 @@ def class_of(config: Any, head: str) -> Any:
         raise ModelError(f"transformers has no class of a `{kind}` model with the head `{head}`") from None
 
 
-def new_model(
-    config: Any,
-    head: str,
-    dtype: torch.dtype,
-    attention: str | None,
-    seed: int,
-    device: torch.device = torch.device("cpu"),
-    distribute: Distribute = lambda model: None,
-) -> Any:
-    """Returns a model with random weights on `device`. Each rank holds only its shards.
+def initialize(model: nn.Module, module: nn.Module) -> None:
+    """Initializes the tensors that `module` itself holds, in place, as the model that contains it does."""
+    model._init_weights(module)  # type: ignore[operator]
 
-    The model is created on torch's `meta` device, where `distribute` shards it. `seed` determines the
-    weights, which are the same in every layout. Raises `ModelError` if the model has no such head.
-    """
-    class_of(config, head)
-    options = {"dtype": dtype, "attn_implementation": attention}
-    model, whole = (outline(config, head, **options) for _ in range(2))
-    untie(model)
-    distribute(model)
-    model.to_empty(device=device)
-    random_weights.draw(model, whole, tied_names(whole), seed)
-    tie(model)
-    return model
+
+def is_model(module: nn.Module) -> bool:
+    """Whether a module is a model of transformers, which initializes its modules."""
+    return isinstance(module, PreTrainedModel)
 
 
 def positions_of(config: Any) -> int | None:

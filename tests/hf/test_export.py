@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -129,13 +128,6 @@ CHECKS: tuple[worlds.Check, ...] = (
     ranks_write_different_files,
     no_rank_holds_more_than_a_file_and_a_tensor,
 )
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    global SHARED
-    SHARED = tmp_path_factory.mktemp("shared")
-    yield worlds.run(2, CHECKS, tmp_path_factory.mktemp("world"))
 
 
 @pytest.mark.slow

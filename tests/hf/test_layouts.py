@@ -3,7 +3,6 @@ log-probabilities, weights for a sync, and mixed precision."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from meshctl.hf import Model, transformers_api
+from meshctl.hf import Model, random_weights, transformers_api
 from meshctl.hf.sharding import whole_tensors
 from meshctl.hf.texts import texts_of
 from meshctl.runtime import checkpoint
@@ -59,7 +58,7 @@ def checkpoints_resume_in_all_other_layouts(rank: int) -> None:
 def models_are_read_from_files_as_shards(rank: int) -> None:
     for name in ("llama_tied", "qwen3_moe"):
         config = transformers_api.read_config(parity.MODELS[name], "lm", {})
-        plain = transformers_api.new_model(config, "lm", torch.float64, None, 3)
+        plain = random_weights.new_model(config, "lm", torch.float64, None, 3)
         folder = SHARED / name
         if rank == 0:
             plain.save_pretrained(folder)
@@ -160,13 +159,6 @@ CHECKS: tuple[worlds.Check, ...] = (
     a_step_that_is_not_finite_is_skipped_on_all_ranks,
     uneven_shares_are_summed_by_tokens,
 )
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    global SHARED
-    SHARED = tmp_path_factory.mktemp("shared")
-    yield worlds.run(2, CHECKS, tmp_path_factory.mktemp("world"))
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshctl.hf import Model, transformers_api
+from meshctl.hf import Model, random_weights, transformers_api
 from meshctl.hf.sharding import local_of
 from meshctl.topology.mesh import DeviceMesh
 from tests.hf.memory import AllocatedPeak
@@ -54,7 +53,7 @@ def files_are_read_as_shards(rank: int) -> None:
     folder = SHARED / "llama"
     if rank == 0:
         config = transformers_api.read_config(CONFIG, "lm", {})
-        plain = transformers_api.new_model(config, "lm", torch.float32, None, 0)
+        plain = random_weights.new_model(config, "lm", torch.float32, None, 0)
         plain.save_pretrained(folder, max_shard_size="60MB")
         del plain
     dist.barrier()
@@ -69,13 +68,6 @@ def random_weights_are_drawn_as_shards(rank: int) -> None:
 
 
 CHECKS: tuple[worlds.Check, ...] = (files_are_read_as_shards, random_weights_are_drawn_as_shards)
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    global SHARED
-    SHARED = tmp_path_factory.mktemp("shared")
-    yield worlds.run(2, CHECKS, tmp_path_factory.mktemp("world"))
 
 
 @pytest.mark.slow

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from meshctl.hf import ModelError, peft_api, transformers_api, weights
+from meshctl.hf import ModelError, peft_api, random_weights, transformers_api, weights
 from meshctl.hf.peft_api import Lora
 from tests.hf.parity import MODELS
 
 
 def adapted(**lora: Any) -> Any:
     config = transformers_api.read_config(MODELS["llama"], "lm", {})
-    model = transformers_api.new_model(config, "lm", torch.float64, None, 0)
+    model = random_weights.new_model(config, "lm", torch.float64, None, 0)
     peft_api.inject(model, Lora(**{"r": 4, **lora}))
     return model
 
@@ -28,7 +28,7 @@ def test_all_linear_leaves_out_the_head() -> None:
 
 def test_all_linear_leaves_out_the_fused_weights_of_experts() -> None:
     config = transformers_api.read_config(MODELS["qwen3_moe"], "lm", {})
-    model = transformers_api.new_model(config, "lm", torch.float64, None, 0)
+    model = random_weights.new_model(config, "lm", torch.float64, None, 0)
     peft_api.inject(model, Lora(4))
     last = {name.rpartition(".")[2] for name in peft_api.layers(model)}
     assert last == {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -37,7 +37,7 @@ def test_all_linear_leaves_out_the_fused_weights_of_experts() -> None:
 @pytest.mark.parametrize("target", ["gate_up_proj", "mlp.experts.down_proj"])
 def test_the_fused_weights_of_experts_are_refused(target: str) -> None:
     config = transformers_api.read_config(MODELS["qwen3_moe"], "lm", {})
-    model = transformers_api.new_model(config, "lm", torch.float64, None, 0)
+    model = random_weights.new_model(config, "lm", torch.float64, None, 0)
     with pytest.raises(ModelError, match=f"`lora` cannot adapt `{target}`: it is a fused weight of experts"):
         peft_api.inject(model, Lora(4, target=["q_proj", target]))
 
@@ -49,7 +49,7 @@ def test_adapters_that_would_be_exported_wrongly_are_refused() -> None:
 
 def test_a_style_of_tensor_parallelism_that_peft_cannot_adapt_is_refused() -> None:
     config = transformers_api.read_config(MODELS["llama"], "lm", {})
-    model = transformers_api.new_model(config, "lm", torch.float64, None, 0)
+    model = random_weights.new_model(config, "lm", torch.float64, None, 0)
     model.model.layers[0].self_attn.q_proj._hf_tp_plan = "colwise_gather_output"
     with pytest.raises(ModelError, match="its style in the plan is `colwise_gather_output`"):
         peft_api.inject(model, Lora(4))
