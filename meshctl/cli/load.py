@@ -45,7 +45,7 @@ class Launchable:
     secrets: Secrets = Secrets()
     """The parts of the recipe that are redacted in output."""
     facts: Facts | None = None
-    """What is known about the recipe beside its plan."""
+    """Facts about the recipe that its plan does not contain."""
     start: Start = Start(())
     """For a run of one group: the group, and the recordings that it reads."""
 

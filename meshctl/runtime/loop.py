@@ -56,13 +56,13 @@ class Part(NamedTuple):
     """A part of a worker's program: mostly a stage."""
 
     run: Callable[[int], None]
-    """Runs it in a step."""
+    """Called with a step in which the part runs."""
     end: Callable[[int], None] = _nothing
-    """Tells its consumers that the step is not part of the run, without running it."""
+    """Called instead with a step that is not part of the run. It sends END to the consumers."""
 
 
 Program = tuple[Part, ...]
-"""What a worker runs in a step, in this order."""
+"""The parts that a worker runs in a step, in order."""
 
 
 class Loop:

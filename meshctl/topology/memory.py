@@ -91,7 +91,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Training:
-    """What a component keeps beside its weights."""
+    """The properties of a component's training that determine its gradients and optimizer states."""
 
     dtype: str = "float32"
     optimizer: str = "AdamW"

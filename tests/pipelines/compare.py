@@ -34,7 +34,7 @@ def differences(expected: Expected, ran: Ran) -> Iterator[str]:
 def _in_calls(worker: Worker, expected: Expected, seen: Sequence[Called]) -> Iterator[str]:
     wanted = expected.called[worker]
     if expected.before_end is not None:
-        # What a worker has called in the step of the end stands between the last step and the closing calls.
+        # The calls of the step in which a stream ended come after those of the last step, and before the closing calls.
         count = expected.before_end[worker]
         for called in seen[count:]:
             is_first = (

@@ -1,4 +1,5 @@
-"""What the metrics of a run decide, for the model: docs/recipes.md, "Runs", on `stop`, `best` and `on_nan`."""
+"""The model of the decisions that depend on metrics: `run.stop`, `run.checkpoint.best` and `run.on_nan`, as in the
+section "Runs" of docs/recipes.md."""
 
 from __future__ import annotations
 

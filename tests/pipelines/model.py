@@ -43,7 +43,7 @@ class Expected:
     """The possible reasons of the end; one is empty for `run.steps`."""
     called: Mapping[Worker, Sequence[Called]]
     before_end: Mapping[Worker, int] | None
-    """Where a stream ended unannounced: the number of calls of each worker before that step."""
+    """Worker -> the number of its calls before the step in which a stream ended unannounced."""
     may_begin: Set[tuple[str, str]]
     """The components and methods that may have been called in that step: those of the streams, and of what comes
     before them."""

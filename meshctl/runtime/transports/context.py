@@ -1,5 +1,5 @@
-"""What a data plane knows about its job: who the peers are, how they are named in messages, and how many
-frames may be in flight."""
+"""The facts about a job that its data planes need: the peers, their names in messages, and the maximum number
+of frames in flight."""
 
 from __future__ import annotations
 

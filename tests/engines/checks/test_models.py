@@ -1,4 +1,4 @@
-"""What components of a plan need of a node: libraries, models and tokenizers, as their classes declare."""
+"""The libraries, models and tokenizers that a node must have, as the classes of its components declare."""
 
 from __future__ import annotations
 

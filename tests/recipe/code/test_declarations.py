@@ -1,4 +1,4 @@
-"""What component classes declare in literals."""
+"""The literals of component classes are read as text."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def in_memory(read: Loaded) -> in_process.Outcome:
     return in_process.run(plan, component)
 
 
-# What is refused fails
+# Each refused recipe fails in a run
 
 
 @st.composite
