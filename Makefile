@@ -48,7 +48,7 @@ test-all: lint $(BROWSER)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TWO) -m "not nightly"
 
 nightly: $(BROWSER) smollm2
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m nightly
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q --hypothesis-profile=nightly -m nightly
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TWO) --hypothesis-profile=nightly -m "hypothesis and not nightly"
 
 lint: $(TOOLS)

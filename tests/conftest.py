@@ -1,9 +1,11 @@
 """For all tests.
 
-Nothing is timed in a test, so hypothesis gives no example a deadline. And Ctrl-C is heard: a shell that
-starts something in the background has it ignored, by all that descends from it. A forked process leaves alone
-what other tests left behind: threads of a process group are not there in it, and to collect that as garbage
-would crash.
+Nothing is timed in a test, so hypothesis has no deadline. The examples of a test depend on its source alone, so a
+commit passes or fails on every machine; the profile `nightly` draws new examples in every run.
+
+Ctrl-C interrupts the tests: a shell that starts something in the background ignores it for all descendants.
+A forked process does not collect what other tests left behind as garbage: the threads of their process groups do not
+exist in it, and the collection would crash.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 
-settings.register_profile("untimed", deadline=None)
-settings.register_profile("nightly", settings.get_profile("untimed"), max_examples=500)
-settings.load_profile("untimed")
+settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
+settings.register_profile("nightly", deadline=None, max_examples=500)
+settings.load_profile("repeatable")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.register_at_fork(after_in_child=gc.freeze)

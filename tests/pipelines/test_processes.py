@@ -1,7 +1,7 @@
 """Random pipelines in real processes do what a model of their recipe does.
 
 A scenario that fails is not shrunk by hypothesis, which would launch hundreds of runs. `reduced` removes stages as
-long as it fails, and the report ends with the recipe that is left. `--hypothesis-seed` repeats the scenarios.
+long as it fails, and the report ends with the recipe that is left.
 """
 
 from __future__ import annotations
