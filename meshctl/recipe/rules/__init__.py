@@ -37,13 +37,14 @@ from meshctl.recipe.rules import (
     sequence_lengths,
     shares,
     tokenizers,
+    vocabularies,
 )
 from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
     *(names, groups, devices, meshes, models, architectures, sequence_lengths, device_memory),
-    *(components, arguments, choices, extras, tokenizers, data_files),
+    *(components, arguments, choices, extras, tokenizers, vocabularies, data_files),
     *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, costs),
 )
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)
