@@ -54,6 +54,11 @@ class StopRequest:
     """Whether the run ends without a last checkpoint and without its stages at the end."""
 
 
+def has_left(store: Store, job_rank: int) -> bool:
+    """Returns whether a worker takes part in no further step. Its connections may end from then on."""
+    return store.check([f"left/{job_rank}"])
+
+
 class Proposer:
     """The launcher's side. `job_ranks` are those of the workers of components; programs take no part."""
 
@@ -196,8 +201,10 @@ class StopAgreement:
         return has_data
 
     def leave(self) -> None:
-        """Publishes the last step as this worker's answer to all later stop requests."""
+        """Publishes the last step as this worker's answer to all later stop requests, and that it takes part
+        in no further step."""
         self._store.set(f"begun/{self._job_rank}", str(self._begun))
+        self._store.set(f"left/{self._job_rank}", "")
 
     def _listen(self) -> None:
         for number in count():

@@ -45,7 +45,7 @@ from meshctl.runtime.seeding import seed_all
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import ConnectError, PeerLost
 from meshctl.runtime.user_modes import ModeError
-from meshctl.runtime.world import connect, connect_all, devices_of, join, ranks_by_node
+from meshctl.runtime.world import connect, connect_all, devices_of, ending, join, peer_has_left, ranks_by_node
 from meshctl.text.env_refs import names
 from meshctl.text.redaction import is_distinctive, literals, redact, redact_traceback, secret_places
 
@@ -116,12 +116,10 @@ class Worker:
         store, listener = connect(env.head, env.attempt), connect(env.head, env.attempt)
         join(store, group, env.rank)
         extend_path(start.path)
-        data_plane = self._data_plane = connect_all(plan, job_rank, store, devices_of(group)[0])
-        agreement = StopAgreement(
-            dist.PrefixStore("ending", store),
-            dist.PrefixStore("ending", listener),
-            job_rank,
-        )
+        has_left = partial(peer_has_left, env.head, env.attempt)
+        data_plane = connect_all(plan, job_rank, store, devices_of(group)[0], has_left=has_left)
+        self._data_plane = data_plane
+        agreement = StopAgreement(ending(store), ending(listener), job_rank)
         components = self._components(plan, start, agreement, data_plane)
         if start.resume:
             step, produced = self._resume(plan, components, start.resume)

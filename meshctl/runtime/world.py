@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, partial
@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from meshctl.plan.model import Group, Plan
+from meshctl.run.shutdown import has_left
 from meshctl.runtime.devices.backend import (
     CHOICE,
     DEVICES,
@@ -49,15 +50,32 @@ from meshctl.topology.modes import Route
 
 JOIN = timedelta(seconds=60)
 """Time limit for the other workers to connect."""
+ANSWER = timedelta(seconds=5)
+"""Time limit for the launcher's store to answer a single question."""
 CPU = torch.device("cpu")
 NEAR, FAR = "this node", "other nodes"
 """Prefixes of keys in the store, and words of messages."""
 
 
-def connect(head: str, attempt: int) -> PrefixStore:
-    """Returns a connection to the launcher's store at HOST:PORT, under the attempt's prefix."""
+def connect(head: str, attempt: int, limit: timedelta = JOIN) -> PrefixStore:
+    """Returns a connection to the launcher's store at HOST:PORT, under the attempt's prefix. It waits up to
+    `limit` for the store."""
     host, port = head.rsplit(":", 1)
-    return PrefixStore(f"run/{attempt}", TCPStore(host, int(port), is_master=False, timeout=JOIN))
+    return PrefixStore(f"run/{attempt}", TCPStore(host, int(port), is_master=False, timeout=limit))
+
+
+def peer_has_left(head: str, attempt: int, job_rank: int) -> bool:
+    """Returns whether a worker has left the run in order. A new connection asks the launcher's store, because
+    other threads may wait on the existing ones. Without a store, the worker counts as lost."""
+    try:
+        return has_left(ending(connect(head, attempt, ANSWER)), job_rank)
+    except dist.DistError:
+        return False
+
+
+def ending(store: Store) -> PrefixStore:
+    """Returns the part of the launcher's store in which workers agree on the end of the run."""
+    return PrefixStore("ending", store)
 
 
 def join(store: Store, group: Group, rank: int) -> None:
@@ -95,16 +113,18 @@ def connect_all(
     store: Store,
     device: torch.device = CPU,
     generations: Mapping[str, int] | None = None,
+    has_left: Callable[[int], bool] = lambda job_rank: False,
 ) -> DataPlane:
     """Returns a data plane that reaches every worker with which this one shares a route; all workers call it.
-    `device` is this worker's, `generations` are those of the groups, 0 if one is missing.
+    `device` is this worker's, `generations` are those of the groups, 0 if one is missing. `has_left` returns
+    whether a job rank has left the run in order.
 
     Raises `PeerLost` if workers do not come, and `ConnectError` where they do not agree or the environment
     asks for a transport that does not exist.
     """
     if why := transport_error(os.environ):
         raise ConnectError(why)
-    return Handshake(plan, job_rank, store, device, generations or {}).data_plane()
+    return Handshake(plan, job_rank, store, device, generations or {}, has_left).data_plane()
 
 
 @dataclass(frozen=True)
@@ -127,6 +147,7 @@ class Handshake:
     store: Store
     device: torch.device
     generations: Mapping[str, int]
+    has_left: Callable[[int], bool]
 
     def data_plane(self) -> DataPlane:
         near, far = self._peers()
@@ -178,6 +199,7 @@ class Handshake:
                 plan.group_and_rank(job_rank)[0] if 0 <= job_rank < plan.job_size else ""
             ),
             generations=self.generations,
+            has_left=self.has_left,
             patience_s=plan.run.patience,
             has_digests=plan.run.has_all_checks,
             device=device if device.type != "cpu" else None,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from meshctl.run.shutdown import ENDLESS, KEPT_CALLS, Proposer, StopAgreement, StopRequest
+from meshctl.run.shutdown import ENDLESS, KEPT_CALLS, Proposer, StopAgreement, StopRequest, has_left
 
 
 @pytest.fixture
@@ -124,6 +124,13 @@ def test_a_worker_that_left_has_answered(store: HashStore) -> None:
     ending.leave()
     proposer.propose(StopRequest("SIGTERM"))
     assert proposer.poll() == 4
+
+
+def test_a_worker_that_left_is_known_to_others(store: HashStore) -> None:
+    ending = StopAgreement(store, store, 0)
+    assert not has_left(store, 0)
+    ending.leave()
+    assert has_left(store, 0) and not has_left(store, 1)
 
 
 @pytest.mark.parametrize("first", [StopRequest("NaN", has_failed=True), StopRequest("SIGINT")])

@@ -93,6 +93,7 @@ class World:
         slots: Mapping[int, int] | None = None,
         route_of: Callable[[int], str] = lambda tag: "",
         group_of: Callable[[int], str] = lambda job_rank: "",
+        has_left: Callable[[int], bool] = lambda job_rank: False,
         device: Callable[[int], Any] | None = None,
     ) -> None:
         """Forks a process for each function, and connects them."""
@@ -109,9 +110,10 @@ class World:
             try:
                 for line in (ours, *self._lines):
                     line.close()
-                _live(
-                    Context(job_rank, slots or {}, route_of=route_of, group_of=group_of), work, theirs, device
+                context = Context(
+                    job_rank, slots or {}, route_of=route_of, group_of=group_of, has_left=has_left
                 )
+                _live(context, work, theirs, device)
             finally:
                 os._exit(0)
         addresses = [self.receive(job_rank) for job_rank in range(len(works))]

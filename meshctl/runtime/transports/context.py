@@ -38,6 +38,8 @@ class Context:
     """Job rank -> its peer group."""
     generations: Mapping[str, int] = field(default_factory=dict)
     """Peer group -> its generation; 0 if a group is missing."""
+    has_left: Callable[[int], bool] = lambda job_rank: False
+    """Whether a job rank has left the run in order. It is asked where a connection ends without a goodbye."""
     patience_s: float = 0.0
     """Seconds to wait for one job rank before it counts as lost; 0 waits forever."""
     has_digests: bool = False

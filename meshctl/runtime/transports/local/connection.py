@@ -63,6 +63,11 @@ class Connection:
         """The out-of-band tensors of the next frame, which arrive ahead of it. A tensor that a transfer
         brings is given as its size in bytes."""
 
+    def drop_all(self) -> None:
+        """Ends the connection to a peer that has left. What is sent to it from now on is dropped."""
+        self.has_left = True
+        self.sock.close()
+
     @property
     def is_open(self) -> bool:
         return self.sock.fileno() >= 0

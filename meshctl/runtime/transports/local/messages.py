@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 HEAD = struct.Struct("<BIiqqq")
@@ -20,6 +21,8 @@ BUFFER_REF = struct.Struct("<qqqq")
 of the tensor in the block, size of the tensor."""
 MAX_REFS, MAX_FILES = 64, 8
 """The most out-of-band tensors, and the most files, of one message."""
+CREDITS_KEPT = 1 << 10
+"""The number of encoded credits that are kept."""
 
 
 class Kind(IntEnum):
@@ -66,3 +69,9 @@ class Message(NamedTuple):
     nbytes: int
     body: bytes = b""
     files: Sequence[int] = ()
+
+
+@lru_cache(CREDITS_KEPT)
+def credit_message(generation: int, tag: int) -> bytes:
+    """Returns the message that returns a slot."""
+    return HEAD.pack(Kind.CREDIT, generation, tag, 0, 0, 0)

@@ -19,7 +19,7 @@ import hmac
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 
 from torch import Tensor
 
@@ -48,11 +48,10 @@ from meshctl.runtime.transports.local.messages import (
     Kind,
     Message,
     Use,
+    credit_message,
 )
 from meshctl.runtime.transports.local.processes import PeerProcesses
 from meshctl.runtime.transports.transport import Delivery, Lease, Transport
-
-CREDITS_KEPT = 1 << 10
 
 
 class LocalTransport(Transport):
@@ -153,7 +152,7 @@ class LocalTransport(Transport):
         self.send_queue.push(connection, head + frame)
 
     def credit(self, to: int, tag: int) -> None:
-        self.send_queue.push(self._from[to], _credit(self._generation, tag))
+        self.send_queue.push(self._from[to], credit_message(self._generation, tag))
 
     def _transfer(self, to: int, out_of_band: Sequence[BufferRef | DeviceBuffer]) -> None:
         transfers, device = self._data_plane.transfers, self.pool.device
@@ -214,12 +213,16 @@ class LocalTransport(Transport):
 
     def _connection_to(self, peer: int) -> Connection:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        generation = self._data_plane.generation_of(peer)
         try:
             sock.connect(self._addresses[peer].name)
         except OSError:
-            sock.close()
-            raise self._data_plane.peer_lost(peer, "is gone") from None
-        generation = self._data_plane.generation_of(peer)
+            if not self._data_plane.context.has_left(peer):
+                sock.close()
+                raise self._data_plane.peer_lost(peer, "is gone") from None
+            connection = self._to[peer] = Connection(sock, peer, generation)
+            connection.drop_all()
+            return connection
         connection = self._to[peer] = self._open(Connection(sock, peer, generation))
         self._send(connection, Kind.HELLO, self._job_rank, generation, body=self._token)
         return connection
@@ -419,7 +422,10 @@ class LocalTransport(Transport):
 
     def _on_end(self, connection: Connection) -> None:
         self._shut(connection)
-        if not connection.has_left and connection.job_rank >= 0:
+        if connection.job_rank < 0 or connection.has_left:
+            return
+        connection.has_left = self._data_plane.context.has_left(connection.job_rank)
+        if not connection.has_left:
             self._data_plane.fail(self._data_plane.peer_lost(connection.job_rank, "is gone"))
 
     def _shut(self, connection: Connection) -> None:
@@ -488,12 +494,6 @@ class LocalTransport(Transport):
         self.peer_blocks.clear()
         self.mapped_concat.clear()
         self.send_queue.close()
-
-
-@lru_cache(CREDITS_KEPT)
-def _credit(generation: int, tag: int) -> bytes:
-    """Returns the message that returns a slot."""
-    return HEAD.pack(Kind.CREDIT, generation, tag, 0, 0, 0)
 
 
 _Action = Callable[[LocalTransport, Connection, Message], None]

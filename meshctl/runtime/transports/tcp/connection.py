@@ -67,6 +67,11 @@ class Connection:
         """The part of `_memory` that is still to be received."""
         self._wake_bytes = 1
 
+    def drop_all(self) -> None:
+        """Ends the connection to a peer that has left. What is sent to it from now on is dropped."""
+        self.has_left = True
+        self.sock.close()
+
     # Sending
 
     def push(self, head: Head, memory: memoryview | None = None) -> bool:

@@ -197,13 +197,16 @@ class TcpTransport(Transport):
             self._data_plane.notify()
 
     def _connection_to(self, peer: int) -> Connection:
-        address = self._addresses[peer]
+        address, generation = self._addresses[peer], self._data_plane.generation_of(peer)
         try:
             sock = socket.create_connection((address.host, address.port), SILENCE_S)
         except OSError as error:
+            if self._data_plane.context.has_left(peer):
+                connection = self._to[peer] = Connection(socket.socket(), self._memory_for, peer, generation)
+                connection.drop_all()
+                return connection
             how = f"cannot be reached at {address.host}:{address.port}: {error}"
             raise self._data_plane.peer_lost(peer, how) from None
-        generation = self._data_plane.generation_of(peer)
         connection = self._to[peer] = self._open(sock, peer, generation)
         self._send(connection, Kind.HELLO, self._job_rank, _bytes(_GENERATION.pack(generation) + self._token))
         return connection
@@ -320,7 +323,12 @@ class TcpTransport(Transport):
 
     def _on_end(self, connection: Connection, how: str) -> None:
         self._shut(connection)
-        if not connection.has_left and connection.job_rank >= 0:
+        if connection.job_rank < 0 or connection.has_left:
+            return
+        connection.has_left = self._data_plane.context.has_left(connection.job_rank)
+        if connection.has_left:
+            self._data_plane.notify()
+        else:
             self._lose(connection, how)
 
     def _shut(self, connection: Connection) -> None:

@@ -121,6 +121,36 @@ def test_an_unread_connection_receives_goodbye_at_the_end() -> None:
         assert world.results() == [True, True]
 
 
+@pytest.mark.parametrize("is_connected", [True, False])
+@pytest.mark.parametrize("has_left", [True, False])
+def test_a_peer_that_has_left_without_reading_is_not_lost(is_connected: bool, has_left: bool) -> None:
+    """A rank that knows the end of a stream leaves while another one begins to tell it."""
+
+    def sender(worker: Worker) -> bool:
+        if is_connected:
+            send_frame(worker, (1,), pattern(10, 0))
+            worker.report("sent")
+        worker.receive()
+        send_frame(worker, (1,), pattern(10, 1))
+        worker.transport.close()
+        return True
+
+    def quitter(worker: Worker) -> None:
+        worker.receive()
+        os._exit(0)
+
+    with World(sender, quitter, has_left=lambda job_rank: has_left) as world:
+        if is_connected:
+            assert world.receive(0) == "sent"
+        world.notify(1)
+        assert world.status(1) == 0
+        world.notify(0)
+        if has_left:
+            assert world.results(0) == [True]
+        else:
+            assert world.ends(0)[:2] == ["PeerLost", "job rank 1 is gone"]
+
+
 def test_a_waiting_peer_learns_which_peer_the_other_has_lost() -> None:
     """Job rank 2 waits for 1, which waits for 0. Only 1 is connected to 0."""
 

@@ -59,6 +59,23 @@ def producer(way: TcpTransport, size: int) -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_a_peer_that_has_left_without_a_goodbye_is_not_lost(listen: Listen, is_connected: bool) -> None:
+    """A rank that knows the end of a stream leaves while another one begins to tell it."""
+    transport = DataPlane(Context(0, has_left=lambda job_rank: True))
+    way, peer = listen(transport), socket.create_server(("127.0.0.1", 0))
+    way.connect({1: Address(*peer.getsockname())})
+    if is_connected:
+        transport.send(1, 4, Frame(1))
+        accepted, _ = peer.accept()
+        accepted.close()
+    peer.close()
+    transport.send(1, 4, Frame(2))
+    closing = in_thread(transport.close)
+    closing.join(20)
+    assert not closing.is_alive()
+
+
 @pytest.mark.parametrize("size", [1, len(LARGE)], ids=["small", "large"])
 @pytest.mark.parametrize("after", [0, 1, 5])
 def test_a_producer_that_is_killed_is_named(listen: Listen, size: int, after: int) -> None:
