@@ -1,6 +1,6 @@
 """Finds process groups whose ranks have called different collectives.
 
-    check = CollectiveCheck(plan)
+    check = CollectiveCheck(plan, resumed_step)
     check.add(event)                  # `step` and `fault` events
     check.stand(group, rank, record)  # progress records of workers that stand
     check.found                       # the first `Disagreement`, or None
@@ -11,7 +11,9 @@ reported.
 
 A rank that waits in a collective for a peer reports no `step`. Its progress record is compared with the
 reports and records of its peers: a peer that has left the stage or the step with fewer calls will never join.
-Only facts about the past are compared, so a rank that is slow is never reported.
+Only facts about the past are compared, so a rank that is slow is never reported. A record counts from the
+last `step` event of its rank. Two records are compared only if both ranks are in the same step; a peer in a
+later one has written an event, which may arrive after its record.
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ class Report:
 
 
 NONE = Report(Calls(), {})
+SETUP = Visit(0, 0)
 
 
 @dataclass
@@ -89,8 +92,9 @@ class _Group:
 
 
 class CollectiveCheck:
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, resumed_step: int = 0) -> None:
+        """`resumed_step` is the last step before the attempt."""
+        self._plan, self._first = plan, Visit(resumed_step + 1, 0)
         self._groups = {group.name: _Group(group.workers) for group in plan.groups if group.program is None}
         self._first_ranks: dict[tuple[str, str, int], int] = {}
         self.found: Disagreement | None = None
@@ -166,13 +170,19 @@ class CollectiveCheck:
         reported = _reported(group, rank, other)
         if reported is not None:
             self._compare_passed(name, rank, record, other, reported, f"rank {other} has ended the step")
-        elif peer is not None:
+        elif peer is not None and self._counted_in(record) == self._counted_in(peer):
             behind, ahead = sorted(((record, rank), (peer, other)), key=lambda one: self._place(one[0]))
             is_ahead = self._place(behind[0]) < self._place(ahead[0])
             calls = {key: Report(calls, {}) for key, calls in ahead[0].calls.items()}
             self._compare_passed(
                 name, behind[1], behind[0], ahead[1], calls, self._doing(*ahead), is_passed=is_ahead
             )
+
+    def _counted_in(self, record: Record) -> Visit:
+        """Returns the visit at whose end the rank reports the calls of a record. The calls of `setup` are
+        reported with those of the first step."""
+        visit = _visit(record)
+        return self._first if visit == SETUP else visit
 
     def _compare_passed(
         self,

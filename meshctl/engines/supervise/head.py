@@ -106,7 +106,7 @@ class Head:
         services = {group.name for group in plan.groups if group.program and group.program.service}
         self._services = frozenset(services) if len(services) < len(plan.groups) else frozenset[str]()
         self._causes = Causes(frozenset(components), attempt.run.log, self._services)
-        self._collectives = CollectiveCheck(plan)
+        self._collectives = CollectiveCheck(plan, attempt.step or 0)
         self._abort_seen = math.inf
         """When a worker was first known to have aborted inside a collective."""
         self._workers = sum(components.values())

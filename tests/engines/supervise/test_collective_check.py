@@ -166,6 +166,26 @@ def test_a_collective_of_setup_that_a_peer_skipped(check: CollectiveCheck) -> No
     assert check.found is not None
 
 
+def test_a_record_may_arrive_before_the_report_of_the_step_that_its_rank_has_ended(
+    check: CollectiveCheck,
+) -> None:
+    """The record counts from the beginning of the next step."""
+    check.stand("train", 0, record(1, 1, dp=calls(96)))
+    check.stand("train", 2, record(2, 0))
+    assert check.found is None
+    check.add(step(2, 1, dp=counts(95)))
+    assert check.found is not None and check.found.step == 1
+
+
+@pytest.mark.parametrize("resumed_step", [0, 7])
+def test_a_peer_in_the_first_step_skipped_a_collective_of_setup(resumed_step: int) -> None:
+    for first, has_passed in ((resumed_step + 1, True), (resumed_step + 2, False)):
+        check = CollectiveCheck(PLAN, resumed_step)
+        check.stand("train", 0, record(0, -1, dp=calls(2)))
+        check.stand("train", 2, record(first, 1, dp=calls(1)))
+        assert (check.found is not None) == has_passed
+
+
 def test_ranks_in_different_collectives_of_one_process_group(check: CollectiveCheck) -> None:
     check.stand("train", 0, record(1, 1, dp=calls(3, 1, 2, 3)))
     check.stand("train", 2, record(1, 1, dp=calls(4, 1, 2, 9, 10)))
