@@ -1,4 +1,5 @@
-"""Each loss against its formula, written out with Python's floats, and the lookup of losses."""
+"""Each loss of pairs, samples or tokens against its formula, written out with Python's floats, and the lookup of
+losses. `test_policy_losses` has those of sampled answers."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from meshctl.losses import LOSSES, LossError, LossSum, find
+from tests.losses import test_policy_losses
 
 PAIRS = 7
 generator = torch.Generator().manual_seed(3)
@@ -128,11 +130,14 @@ def test_a_loss_is_the_sum_of_its_formula(formula: Callable[..., float], options
     assert result.count.item() == (5.5 if formula is cross_entropy else PAIRS)
 
 
+NAMES = sorted({formula.__name__ for formula, _ in CASES})
+
+
 def test_every_loss_has_a_case() -> None:
-    assert {formula.__name__ for formula, _ in CASES} == set(LOSSES)
+    assert {*NAMES, *test_policy_losses.NAMES} == set(LOSSES)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 def test_parts_add_up_to_the_whole(name: str) -> None:
     loss = find(name)
     whole = loss(INPUTS)
@@ -145,7 +150,7 @@ def test_parts_add_up_to_the_whole(name: str) -> None:
         assert sum(part.metrics[metric] for part in parts).item() == pytest.approx(value.item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
     loss = find(name)
     differentiable = [one for one in loss.inputs if one.endswith(("logprobs", "scores"))]
@@ -156,7 +161,7 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
     assert torch.autograd.gradcheck(total, [INPUTS[one].clone().requires_grad_() for one in differentiable])
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 def test_counts_and_metrics_have_no_gradient(name: str) -> None:
     inputs = {
         key: one.clone().requires_grad_() if one.is_floating_point() else one for key, one in INPUTS.items()

@@ -1,0 +1,110 @@
+"""Distillation: the divergence of a student from a teacher, for each token (Agarwal et al., 2024,
+arXiv:2306.13649, equations 1 and 2).
+
+    forward_kl    sum over v of T(v) (log T(v) - log S(v))
+    reverse_kl    sum over v of S(v) (log S(v) - log T(v))
+    jsd           beta KL(T || M) + (1 - beta) KL(S || M),  M = beta T + (1 - beta) S
+    sampled       -stop_gradient(w (log T(token) - log S(token))) log S(token)
+
+The sums are over the `top_logprobs` likeliest tokens v of the teacher. With `tail`, all other tokens together
+count as one more. `sampled` needs only the teacher's log-probabilities of the tokens that the student has
+sampled: its gradient is that of the reverse divergence in expectation (Lu, 2025,
+https://thinkingmachines.ai/blog/on-policy-distillation). w is the truncated importance weight of the token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from meshctl.losses.function import LossError, lacking
+from meshctl.losses.loss import LossSum
+from meshctl.losses.policy import IMPORTANCE_CAP, Tokens, policy_sum
+
+DIVERGENCES = ("forward_kl", "reverse_kl", "jsd", "sampled")
+MAX_LOG_MASS = -1e-7
+"""The upper bound of the log-mass of the teacher's likeliest tokens. At 0, the tail would have the
+log-probability -inf."""
+
+
+def distill(
+    mask: Tensor,
+    sample_index: Tensor,
+    sequence_tokens: Tensor,
+    logprobs: Tensor | None = None,
+    teacher_logprobs: Tensor | None = None,
+    sampled_logprobs: Tensor | None = None,
+    top_logprobs: Tensor | None = None,
+    teacher_top_logprobs: Tensor | None = None,
+    *,
+    divergence: str = "reverse_kl",
+    beta: float = 0.5,
+    tail: bool = True,
+    importance_cap: float | None = IMPORTANCE_CAP,
+    aggregation: str = "token",
+) -> LossSum:
+    """Returns the sum of the divergences of all tokens, with the number of units of `aggregation` as the
+    count.
+
+    `top_logprobs` and `teacher_top_logprobs` are `[tokens, k]`: the log-probabilities of the same k tokens.
+    `sequence_tokens` is `[samples]`; all other inputs are `[tokens]`. `aggregation` is `token`, `sequence` or
+    `constant`, and `beta` is between 0 and 1. The metrics of `sampled` are `reverse_kl`, an estimate, and
+    `importance` where there are `sampled_logprobs`.
+    """
+    given = {"logprobs": logprobs, "teacher_logprobs": teacher_logprobs}
+    given |= {"top_logprobs": top_logprobs, "teacher_top_logprobs": teacher_top_logprobs}
+    _check(divergence, given)
+    if divergence == "sampled":
+        assert logprobs is not None and teacher_logprobs is not None
+        tokens = Tokens(logprobs, mask, sample_index, sequence_tokens, sampled_logprobs=sampled_logprobs)
+        gap = tokens.difference(logprobs.detach(), teacher_logprobs)
+        return policy_sum(
+            tokens,
+            gap * logprobs,
+            tokens.units(aggregation),
+            {"reverse_kl": gap},
+            kl=0.0,
+            kl_estimator="k1",
+            importance_cap=importance_cap,
+        )
+    assert top_logprobs is not None and teacher_top_logprobs is not None
+    units = Tokens(mask, mask, sample_index, sequence_tokens).units(aggregation)
+    student, teacher = top_logprobs, teacher_top_logprobs.to(top_logprobs.dtype)
+    if tail:
+        student, teacher = _with_tail(student), _with_tail(teacher)
+    return LossSum(units.sum(_divergence(divergence, student, teacher, beta)), units.count.detach())
+
+
+def _check(divergence: str, given: Mapping[str, Tensor | None]) -> None:
+    """Raises `LossError` for an unknown divergence, or if it lacks an input."""
+    if divergence not in DIVERGENCES:
+        raise LossError(f"`divergence` is {' or '.join(DIVERGENCES)}, not `{divergence}`")
+    kind = ("logprobs", "teacher_logprobs")
+    if divergence != "sampled":
+        kind = ("top_logprobs", "teacher_top_logprobs")
+    if missing := [name for name in kind if given[name] is None]:
+        present = {name: one for name, one in given.items() if one is not None}
+        raise LossError(lacking(f"`divergence: {divergence}` of loss `distill`", missing, present))
+
+
+def _with_tail(logprobs: Tensor) -> Tensor:
+    """Returns `[tokens, k + 1]`: the log-probabilities, and that of all other tokens together."""
+    mass = logprobs.logsumexp(-1, keepdim=True).clamp(max=MAX_LOG_MASS)
+    return torch.cat([logprobs, torch.log(-torch.expm1(mass))], -1)
+
+
+def _divergence(name: str, student: Tensor, teacher: Tensor, beta: float) -> Tensor:
+    """Returns `[tokens]`. The log-probabilities `student` and `teacher` are `[tokens, k]`."""
+    if name == "forward_kl":
+        return _kl(teacher, student)
+    if name == "reverse_kl":
+        return _kl(student, teacher)
+    mixed = torch.logaddexp(teacher + math.log(beta), student + math.log(1 - beta))
+    return beta * _kl(teacher, mixed) + (1 - beta) * _kl(student, mixed)
+
+
+def _kl(p: Tensor, q: Tensor) -> Tensor:
+    return (p.exp() * (p - q)).sum(-1)

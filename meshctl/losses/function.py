@@ -1,0 +1,121 @@
+"""Functions that a recipe names: a key of a table, or the dotted path of a user's function.
+
+The positional parameters of such a function name its inputs; one with a default is optional. The keyword-only
+parameters are its options.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from meshctl.runtime.component import ComponentError
+
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+SWITCHES = {"ref_logprobs": "kl"}
+"""Optional input -> the option that switches it. With a value other than 0 or None the input is required;
+without one it is not used, so that no model computes it."""
+PROVIDERS = {
+    "advantages": "`update` of `hf.Model` from `rewards`, by the function that `advantage` names",
+    "returns": "`update` of `hf.Model` from `rewards` and `values`, with `advantage: gae`",
+    "rewards": "a stage that calls a reward component",
+    "sampled_logprobs": "the stage that calls `sample` of a sampler",
+    "old_logprobs": "a stage that calls `old_logprobs` of the trained model, before its update",
+    "ref_logprobs": "a stage that calls `ref_logprobs` of a reference model",
+    "values": "a stage that calls `values` of a critic, an `hf.Model` with `head: score`",
+    "teacher_logprobs": "a stage that calls `teacher_logprobs` of a teacher",
+    "teacher_top_logprobs": "a stage that calls `teacher_logprobs` of a teacher with `top_logprobs`",
+    "top_logprobs": "the model, if the batch has `teacher_top_ids` of a teacher with `top_logprobs`",
+    "group_tokens": "`update` of `hf.Model` for a batch of groups, which a sampler with `group_size` makes",
+    "group_index": "`update` of `hf.Model` for a batch of groups, which a sampler with `group_size` makes",
+}
+"""Input -> what provides it."""
+
+
+class LossError(ComponentError):
+    """Raised if a loss or an advantage does not exist, does not have a given option, or lacks an input."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function with its options."""
+
+    kind: str
+    """`loss` or `advantage`, for messages."""
+    name: str
+    function: Callable[..., Any]
+    options: Mapping[str, Any]
+    required: tuple[str, ...]
+    """The inputs without a default, and those that an option requires, in the order of the parameters."""
+    optional: tuple[str, ...]
+    """The inputs with a default, without those that an option switches off."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return self.required + self.optional
+
+    def apply(self, inputs: Mapping[str, Any]) -> Any:
+        """Calls the function with `inputs`, a mapping from input names to values. Inputs that the function
+        does not have are ignored. Raises `LossError` if a required input is missing."""
+        if missing := [name for name in self.required if name not in inputs]:
+            raise LossError(lacking(f"{self.kind} `{self.name}`", missing, inputs))
+        own = {name: inputs[name] for name in self.inputs if name in inputs}
+        return self.function(**own, **self.options)
+
+
+def lacking(what: str, missing: list[str], inputs: Mapping[str, Any]) -> str:
+    """Returns the message for a function that lacks inputs. `what` names the function, and `inputs` are those
+    that there are."""
+    named = ", ".join(f"`{name}`" for name in missing)
+    providers = "".join(f"; {PROVIDERS[name]} gives `{name}`" for name in missing if name in PROVIDERS)
+    return (
+        f"{what} needs {named}, which neither the model nor the batch provides; there are "
+        f"{', '.join(sorted(inputs)) or 'none'}{providers}"
+    )
+
+
+def find_function(kind: str, table: Mapping[str, str], name: str, options: Mapping[str, Any]) -> Function:
+    """Returns the function `name` with these options. `name` is a key of `table`, which has dotted paths as
+    its values, or a dotted path. Raises `LossError` for an unknown name or option."""
+    function = _imported(kind, table, name)
+    parameters = inspect.signature(function).parameters.values()
+    inputs = [one for one in parameters if one.kind in POSITIONAL]
+    known = {one.name: one.default for one in parameters if one.kind is KEYWORD}
+    if unknown := [option for option in options if option not in known]:
+        raise LossError(
+            f"{kind} `{name}` has no option `{unknown[0]}`; its options are {', '.join(known) or 'none'}"
+        )
+    chosen = {**known, **options}
+    switched = {one.name: bool(chosen[SWITCHES[one.name]]) for one in inputs if _switch(one) in chosen}
+    required = [one.name for one in inputs if switched.get(one.name, one.default is one.empty)]
+    off = [one for one, is_on in switched.items() if not is_on]
+    optional = [one.name for one in inputs if one.name not in (*required, *off)]
+    return Function(kind, name, function, options, tuple(required), tuple(optional))
+
+
+def _switch(parameter: inspect.Parameter) -> str | None:
+    """Returns the option that switches an input; None for a required input."""
+    return None if parameter.default is parameter.empty else SWITCHES.get(parameter.name)
+
+
+def _imported(kind: str, table: Mapping[str, str], name: str) -> Callable[..., Any]:
+    path = table.get(name, name)
+    module, _, attribute = path.rpartition(".")
+    if not module:
+        near = get_close_matches(name, table, n=1)
+        suggestion = f", did you mean `{near[0]}`" if near else ""
+        raise LossError(f"{kind} `{name}` does not exist{suggestion}; the names are {', '.join(table)}")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise LossError(f"{kind} `{name}`: module {error.name!r} does not exist") from None
+    if not callable(found):
+        raise LossError(f"{kind} `{name}`: module {module} has no function {attribute!r}")
+    return found  # type: ignore[no-any-return]
