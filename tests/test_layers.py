@@ -21,7 +21,7 @@ LAYERS |= {"losses": 3, "data": 3, "hf": 3}
 GROUND = ("text", "topology", "run", "diagnostics")
 """Layer 0 has an order of its own: each of these folders may import those before it."""
 SIBLINGS = {("components", "runtime"), ("losses", "runtime"), ("data", "runtime")}
-SIBLINGS |= {("hf", "runtime"), ("hf", "losses")}
+SIBLINGS |= {("hf", "runtime"), ("hf", "losses"), ("hf", "data")}
 """Pairs (importer, imported) that are allowed within layer 3."""
 NEVER = {(worker, "recipe") for worker in ("runtime", "components", "losses", "data", "hf")}
 """A worker knows the plan, not the YAML."""

@@ -1,5 +1,5 @@
-"""Sources of text for language models: chats, plain text and pairs of answers, from jsonl, parquet or
-`datasets`; and one-line wrappers of a user's torch `Dataset` or `DataLoader`.
+"""Sources of text for language models: chats, plain text, pairs of answers and prompts, from jsonl, parquet
+or `datasets`; and one-line wrappers of a user's torch `Dataset` or `DataLoader`.
 
     components:
       chats: {_target_: meshctl.data.Chat, group: train, args: {path: chats.jsonl, tokenizer: byte}}
@@ -16,6 +16,7 @@ mesh, and the number of samples is the only position to save. All token columns 
     segment_ids                           Chat, Text, packed  number of its text in the row, from 0
     chosen_input_ids, chosen_labels       Pairs               prompt and preferred answer
     rejected_input_ids, rejected_labels   Pairs               prompt and other answer
+    prompt_ids                            Prompts             prompt, up to the beginning of the answer
 
 `labels` is aligned with `input_ids` and not shifted: the prediction at position t is compared with
 `labels[t + 1]`. The first label of each text is -100, so rows and segments may be concatenated and shifted as
@@ -29,6 +30,7 @@ from meshctl.data.from_torch import FromDataLoader as FromDataLoader
 from meshctl.data.from_torch import FromDataset as FromDataset
 from meshctl.data.from_torch import FromIterable as FromIterable
 from meshctl.data.pairs import Pairs as Pairs
+from meshctl.data.prompts import Prompts as Prompts
 from meshctl.data.streams import ChatStream as ChatStream
 from meshctl.data.streams import PairsStream as PairsStream
 from meshctl.data.streams import TextStream as TextStream
@@ -43,6 +45,7 @@ __all__ = [
     "FromIterable",
     "Pairs",
     "PairsStream",
+    "Prompts",
     "RowError",
     "Text",
     "TextStream",

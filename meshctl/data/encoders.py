@@ -31,6 +31,9 @@ class Encoder(ABC):
     """The keys of a row that the encoder reads. The argument `fields` maps them to other names."""
     CAN_PACK: ClassVar[bool] = True
     CAN_SPLIT: ClassVar[bool] = False
+    CAN_TRUNCATE: ClassVar[bool] = True
+    MAX_LENGTH: ClassVar[str] = "max_length"
+    """The argument with the maximum number of tokens, for messages."""
 
     def __init__(self, tokenizer: Tokenizer, learn: str, fields: Mapping[str, str]) -> None:
         if unknown := [name for name in fields if name not in self.FIELDS]:
@@ -135,6 +138,45 @@ class PairsEncoder(Encoder):
         else:
             start = _common(*sides)
         return [self._tokenizer.chat(side, learn_from=start) for side in sides]
+
+
+class PromptsEncoder(Encoder):
+    """Reads the key `prompt`, a text or a list of messages, and the optional key `tools`."""
+
+    LEARN = ("",)
+    FIELDS = ("prompt", "tools")
+    COLUMNS = ("prompt_ids",)
+    CAN_PACK = False
+    CAN_TRUNCATE = False
+    MAX_LENGTH = "max_prompt_tokens"
+
+    def __init__(self, tokenizer: Tokenizer, fields: Mapping[str, str], as_chat: bool, system: str) -> None:
+        """`as_chat` is whether a text is the message of a user. `system` is the first message of each chat
+        that has no such message; empty for none."""
+        super().__init__(tokenizer, "", fields)
+        self._as_chat, self._system = as_chat, system
+
+    def __call__(self, row: Row) -> Example:
+        prompt = self._value(row, "prompt")
+        ids = self._tokenizer.text(self.text(row), is_start=self._is_plain(prompt))
+        if not ids:
+            raise DataError("`prompt` has no token")
+        return {"prompt_ids": ids}
+
+    def text(self, row: Row) -> str:
+        """Returns the text of a row's prompt: the text itself, or a chat as the chat template renders it."""
+        prompt = self._value(row, "prompt")
+        if self._is_plain(prompt):
+            return str(prompt)
+        chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        chat = messages(chat, "prompt")
+        if self._system and chat[0]["role"] != "system":
+            chat = [{"role": "system", "content": self._system}, *chat]
+        tools = self._value(row, "tools") if self._has(row, "tools") else None
+        return self._tokenizer.rendered_prompt(chat, tools)
+
+    def _is_plain(self, prompt: Any) -> bool:
+        return isinstance(prompt, str) and not self._as_chat
 
 
 def labels(ids: Sequence[int], learned: Sequence[bool]) -> list[int]:

@@ -19,6 +19,9 @@ class Limit:
 
     size: int | None
     over_length: str
+    argument: str = "max_length"
+    """The argument with the maximum, for messages."""
+    can_truncate: bool = True
 
     @property
     def changes_count(self) -> bool:
@@ -31,9 +34,10 @@ class Limit:
         if self.size is None or length <= self.size:
             return [range(length)]
         if self.over_length == "error":
+            ways = "`over_length: truncate` or `drop`" if self.can_truncate else "`over_length: drop`"
             raise DataError(
-                f"the row has {length} tokens, `max_length` is {self.size}: write `over_length: truncate` or "
-                "`drop`, or a greater length"
+                f"the row has {length} tokens, `{self.argument}` is {self.size}: write {ways}, or a greater "
+                "length"
             )
         if self.over_length == "drop":
             return []
@@ -61,13 +65,14 @@ def cut(example: Example, tokens: range) -> Example:
 def limit_of(encoder: type[Encoder], max_length: int | None, over_length: str, pack: bool) -> Limit:
     """Returns the limit for these arguments of a source. Raises `DataError` for invalid values and for values
     that the encoder does not support."""
-    known = OVER_LENGTH if encoder.CAN_SPLIT else [one for one in OVER_LENGTH if one != "split"]
+    can = {"split": encoder.CAN_SPLIT, "truncate": encoder.CAN_TRUNCATE}
+    known = [one for one in OVER_LENGTH if can.get(one, True)]
     if over_length not in known:
         raise DataError(f"`over_length: {over_length}` is not one of {', '.join(known)}")
     if max_length is not None and max_length < 2:
-        raise DataError(f"`max_length` is at least 2, not {max_length}")
+        raise DataError(f"`{encoder.MAX_LENGTH}` is at least 2, not {max_length}")
     if pack and max_length is None:
         raise DataError("`pack` needs `max_length`, the number of tokens of a row")
     if pack and not encoder.CAN_PACK:
         raise DataError("pairs are not packed: leave out `pack`")
-    return Limit(max_length, over_length)
+    return Limit(max_length, over_length, encoder.MAX_LENGTH, encoder.CAN_TRUNCATE)

@@ -90,7 +90,8 @@ class Source(Component):
         """
         self._seed, self._shuffle, self._workers, self._pack = seed, shuffle, workers, pack
         self._limit = limit_of(self.ENCODER, max_length, over_length, pack)
-        self._encode = self.ENCODER(Tokenizer(tokenizer, chat_template, template_args), learn, fields or {})
+        loaded = Tokenizer(tokenizer, chat_template, template_args)
+        self._encode = self._encoder(loaded, learn, fields or {})
         self._rows = split_off(open_rows(path, split), holdout, held_out=held_out)
         if keep and (pack or self._limit.over_length == "split"):
             raise DataError("`keep` needs one sample for each row: leave out `pack` and `over_length: split`")
@@ -101,6 +102,9 @@ class Source(Component):
         self._packs: Sequence[Sequence[int]] | None = None
         self._order: tuple[int, Sequence[int]] = (-1, ())
         self._prefetch = Prefetch(self._columns, workers)
+
+    def _encoder(self, tokenizer: Tokenizer, learn: str, fields: Mapping[str, str]) -> Encoder:
+        return self.ENCODER(tokenizer, learn, fields)
 
     def setup(self) -> None:
         """Computes the lengths of all rows if the number of samples depends on them. All ranks call this
@@ -137,10 +141,14 @@ class Source(Component):
         indices = [self._index(number) for number in samples]
         names = (*self.ENCODER.COLUMNS, *(PACKED if self._pack else ()))
         columns = ragged([self._sample(index) for index in indices], names)
+        rows = [self._parts[index].row if self._parts else index for index in indices]
         for kept in self._kept:
-            rows = [self._parts[index].row if self._parts else index for index in indices]
             columns[kept.name] = kept.column([self._kept_value(kept, row) for row in rows])
-        return columns
+        return columns | self._further_columns(rows if self._packs is None else [])
+
+    def _further_columns(self, rows: Sequence[int]) -> dict[str, Column]:
+        """Returns the columns of a subclass for the rows of these numbers."""
+        return {}
 
     def _index(self, number: int) -> int:
         """Returns the index of a sample in the unshuffled epoch. `number` counts samples across epochs."""

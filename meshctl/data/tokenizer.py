@@ -67,20 +67,38 @@ class Tokenizer:
         text: str = self._tokenizer.decode(list(ids))
         return text
 
+    def decode_rows(self, rows: Sequence[Sequence[int]], *, is_plain: bool = False) -> list[str]:
+        """Returns the text of each row of token ids. If `is_plain` is true, the special tokens are left
+        out."""
+        return [
+            self._tokenizer.decode(list(row), skip_special_tokens=is_plain) if len(row) else ""
+            for row in rows
+        ]
+
     # Chats
 
     def check_template(self) -> None:
         """Raises `DataError` if the tokenizer has no chat template, or does not report the positions of its
         tokens in a text."""
-        if not self._tokenizer.chat_template:
-            raise DataError(
-                f"tokenizer `{self.name}` has no chat template: name a file with one in `chat_template`"
-            )
+        self._check_has_template()
         if not self._tokenizer.is_fast:
             raise DataError(
                 f"tokenizer `{self.name}` does not report the positions of its tokens in a text, which the "
                 "labels need: use its fast form"
             )
+
+    def _check_has_template(self) -> None:
+        if not self._tokenizer.chat_template:
+            raise DataError(
+                f"tokenizer `{self.name}` has no chat template: name a file with one in `chat_template`"
+            )
+
+    def rendered_prompt(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> str:
+        """Returns the text of a chat that ends where the assistant's next message begins. The text contains
+        the special tokens. Raises `DataError` without a chat template, and `ChatError` if the template
+        fails."""
+        self._check_has_template()
+        return self._rendered(messages, tools, add_generation_prompt=True)
 
     def chat(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, learn_from: int = 0

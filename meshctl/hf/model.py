@@ -23,6 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from meshctl.hf import columns, micro_batches, peft_api, transformers_api, weights
 from meshctl.hf.building import Build, build
 from meshctl.hf.chunked_head import ChunkedHead
+from meshctl.hf.dtypes import dtype_of
 from meshctl.hf.errors import ModelError
 from meshctl.hf.export import FILE_BYTES, export
 from meshctl.hf.optimizer import load_state, make_lr_schedule, make_optimizer, state_of
@@ -119,8 +120,8 @@ class Model(Component):
         if micro_batch and micro_batch_tokens:
             raise ModelError("`micro_batch` and `micro_batch_tokens` exclude each other")
         self.model, self.head, self.config = model, head, dict(config or {})
-        self.dtype = _dtype(dtype)
-        self.compute_dtype = _dtype(compute_dtype) if compute_dtype else None
+        self.dtype = dtype_of(dtype)
+        self.compute_dtype = dtype_of(compute_dtype) if compute_dtype else None
         if self.compute_dtype not in (None, torch.bfloat16):
             raise ModelError("`compute_dtype` is bfloat16, or left out")
         self.attention, self.experts = attention, experts
@@ -453,10 +454,3 @@ class Model(Component):
         load_state(trainer.optimizer, trainer.named, state["optimizer"])
         trainer.updates, trainer.skipped = state["updates"], state["skipped"]
         trainer.resume_schedule()
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise ModelError(f"`{name}` is no floating-point dtype of torch")
-    return found

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from inspect import signature
 from logging import ERROR, getLogger
 from math import prod
 from pathlib import Path
@@ -24,6 +25,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    DynamicCache,
     PreTrainedModel,
     get_scheduler,
 )
@@ -263,6 +265,56 @@ def scores_of(model: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     finally:
         handle.remove()
     return found[0][..., 0]
+
+
+class CachedForward:
+    """Forward passes of a causal model that continue earlier ones, with a cache of keys and values."""
+
+    def __init__(self, model: Any, is_real: torch.Tensor | None) -> None:
+        """`is_real` is int64 `[rows, length]` for the first pass: 0 in the padding at the beginning of a row,
+        and 1 elsewhere. It is None without padding."""
+        self._model, self._is_real = model, is_real
+        self._cache, self._is_first = DynamicCache(config=model.config), True
+        self._next = None if is_real is None else is_real.sum(1, keepdim=True)
+        """`[rows, 1]`: the position of each row's next token."""
+        has_option = "logits_to_keep" in signature(model.forward).parameters
+        self._options = {"logits_to_keep": 1} if has_option else {}
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        """Returns the logits after the last token of each row, `[rows, vocabulary]`. `ids` is int64
+        `[rows, length]` and continues the rows of the earlier passes."""
+        made = self._model(
+            input_ids=ids, past_key_values=self._cache, use_cache=True, **self._padding(ids), **self._options
+        )
+        logits = made.logits[:, -1]
+        assert isinstance(logits, torch.Tensor)
+        return logits
+
+    def _padding(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self._is_real is None or self._next is None:
+            return {}
+        if self._is_first:
+            self._is_first = False
+            positions = (self._is_real.cumsum(1) - 1).clamp(min=0)
+            return {"attention_mask": self._is_real, "position_ids": positions}
+        self._is_real = torch.cat([self._is_real, torch.ones_like(ids)], 1)
+        self._next = self._next + ids.shape[1]
+        return {"attention_mask": self._is_real, "position_ids": self._next - 1}
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Replaces the rows of the cache by these of its rows. `rows` is int64 and may name a row several
+        times, or not at all."""
+        self._cache.batch_select_indices(rows)
+        if self._is_real is not None and self._next is not None:
+            self._is_real, self._next = self._is_real[rows], self._next[rows]
+
+
+def end_tokens(model: Any) -> list[int]:
+    """Returns the ids of the tokens that end an answer, as the files of the model state them."""
+    found = model.generation_config.eos_token_id
+    if found is None:
+        return []
+    return [found] if isinstance(found, int) else list(found)
 
 
 def tied_names(model: Any) -> frozenset[str]:

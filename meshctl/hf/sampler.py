@@ -1,0 +1,222 @@
+"""`hf.Sampler`: a model of transformers that generates answers to prompts.
+
+    sampler: {_target_: meshctl.hf.Sampler, group: rollout,
+              args: {model: Qwen/Qwen3-0.6B, max_new_tokens: 256, group_size: 8}}
+
+Each rank has the whole model. The weights come from an actor by a sync. An answer depends on the weights, the
+prompt, the recipe's seed, the step and the id of its sample, and not on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from meshctl.data.tokenizer import Tokenizer
+from meshctl.hf import transformers_api, weights
+from meshctl.hf.building import Build, build
+from meshctl.hf.decoding import Decoder, Stop
+from meshctl.hf.dtypes import dtype_of
+from meshctl.hf.errors import ModelError
+from meshctl.hf.prompts import PromptLimits
+from meshctl.hf.rollouts import Rollouts
+from meshctl.hf.sampling import Sampling, stream_keys, uniforms
+from meshctl.hf.stored_weights import load_stored, stored_weights
+from meshctl.hf.transformers_api import DiskFormat
+from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.component import Component, endpoint
+
+
+class Sampler(Component):
+    """Generates answers to prompts."""
+
+    EXTRA = "hf"
+    MODEL: ClassVar = ("args.model", "args.config")
+    TOKENIZER: ClassVar = {"name": "args.tokenizer"}
+    LAYOUTS: ClassVar = {"dims": ("dp",)}
+    MEMORY: ClassVar = {"dtype": "args.dtype"}
+
+    def __init__(
+        self,
+        model: str | Mapping[str, Any],
+        *,
+        max_new_tokens: int,
+        tokenizer: str = "",
+        config: Mapping[str, Any] | None = None,
+        dtype: str = "float32",
+        attention: str | None = None,
+        experts: str | None = None,
+        group_size: int = 1,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        stop: Sequence[int | str] = (),
+        batch_size: int = 128,
+        max_batch_tokens: int | None = None,
+    ) -> None:
+        """Stores and checks the arguments. Raises `ModelError` for invalid arguments.
+
+        model: the folder of a model, a name of the hub, or config values with `model_type`. Config values
+            produce random weights.
+        max_new_tokens: the most tokens of an answer.
+        tokenizer: `byte`, a folder, or a name of the hub; by default that of the model.
+        config: values that replace those of the model's config.
+        dtype: the dtype of the weights.
+        attention, experts: the names of the implementations of attention and of experts in transformers.
+        group_size: the number of answers to each prompt.
+        temperature: the divisor of the logits. With 0, the most likely token is taken.
+        top_p, top_k: the least sum of the probabilities, and the number, of the most likely tokens that can
+            be drawn.
+        stop: ids of tokens and texts that end an answer, beside the end tokens of the tokenizer and of the
+            model. They stay a part of the answer.
+        batch_size: the most answers that are generated at the same time.
+        max_batch_tokens: the most tokens, prompts included, that these answers can have together; None for
+            no limit. One answer is always generated.
+        """
+        self.sampling = Sampling(temperature, top_k, top_p)
+        limits = {"max_new_tokens": max_new_tokens, "group_size": group_size, "batch_size": batch_size}
+        if max_batch_tokens is not None:
+            limits["max_batch_tokens"] = max_batch_tokens
+        for name, value in limits.items():
+            if value < 1:
+                raise ModelError(f"`{name}` is at least 1, not {value}")
+        if not tokenizer and not isinstance(model, str):
+            raise ModelError("`tokenizer` is needed with a model of config values")
+        self.model, self.config, self.dtype = model, dict(config or {}), dtype_of(dtype)
+        self.attention, self.experts = attention, experts
+        self.tokenizer_name = tokenizer or str(model)
+        self.max_new_tokens, self.group_size = max_new_tokens, group_size
+        self.stop_tokens = [one for one in stop if not isinstance(one, str)]
+        self.stop_texts = tuple(one for one in stop if isinstance(one, str))
+        if "" in self.stop_texts:
+            raise ModelError("a text of `stop` is empty")
+        self.batch_size, self.max_batch_tokens = batch_size, max_batch_tokens
+
+    def setup(self) -> None:
+        self.decoder  # noqa: B018
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(self.tokenizer_name)
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The whole model, built at the first access."""
+        module = build(
+            Build(
+                self.model,
+                config=self.config,
+                dtype=self.dtype,
+                attention=self.attention,
+                experts=self.experts,
+                seed=self.seed,
+                device=self.device,
+            )
+        )
+        return module.eval().requires_grad_(False)
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        ends = {*self.stop_tokens, *self._ends_of_model()}
+        if self.tokenizer.end_token is not None:
+            ends.add(self.tokenizer.end_token)
+        stop = Stop(frozenset(ends), self.stop_texts, self.tokenizer.decode_rows)
+        return Decoder(self.module, self.sampling, stop, self.max_new_tokens)
+
+    def _ends_of_model(self) -> list[int]:
+        """Returns the end tokens of the model. A config of values has those of its architecture's first
+        model if it names none, and they belong to another tokenizer."""
+        is_stated = isinstance(self.model, str) or "eos_token_id" in {**self.model, **self.config}
+        return transformers_api.end_tokens(self.module) if is_stated else []
+
+    # Sampling
+
+    @endpoint
+    def sample(self, batch: Batch) -> Batch:
+        """Returns `group_size` answers to each prompt, as children of the prompt's sample.
+
+        The prompts are the ragged int64 column `prompt_ids`. All columns are kept, and these are added:
+
+            input_ids         ragged int64     prompt and answer, with the token that ended the answer
+            labels            ragged int64     the answer's tokens, and -100 in the prompt
+            sampled_logprobs  ragged           log-probability of each token of the answer, 0 in the prompt
+            response          list of texts    the answer without special tokens
+            finish_reason     list of texts    `stop`, or `length` for an answer of `max_new_tokens`
+
+        The log-probabilities are those of the distribution from which the tokens were drawn: after
+        temperature, `top_k` and `top_p`. With temperature 0 they are those of the model at temperature 1.
+        Their dtype is float32, or float64 for a model in float64. Raises `ModelError` for prompts that do not
+        fit, with the ids of their samples.
+        """
+        prompts = self.limits.prompts_of(batch)
+        repeated = batch.repeat(self.group_size)
+        owners = [row // self.group_size for row in range(len(repeated))]
+        words = (self.seed, self.place.name, self.step)
+        random = uniforms(stream_keys(words, repeated.ids), self.max_new_tokens)
+        is_double = self.dtype == torch.float64
+        found = Rollouts([prompts[owner] for owner in owners], torch.float64 if is_double else torch.float32)
+        for rows in self._generated_together([len(prompts[owner]) for owner in owners]):
+            own = sorted({owners[row] for row in rows})
+            places = [own.index(owners[row]) for row in rows]
+            answers = self.decoder.answers([prompts[owner] for owner in own], places, random[rows])
+            found.add(rows, answers)
+        if owners:
+            self.log(found.metrics(), weight=len(owners))
+        texts = self.tokenizer.decode_rows(found.answers, is_plain=True)
+        added = {**found.columns(), "response": texts}
+        # The tokens come first, because the first ragged column determines the lengths of samples.
+        names = [*added, *(name for name in repeated.names if name not in added)]
+        return repeated.with_columns(**added).select(*names)
+
+    @cached_property
+    def limits(self) -> PromptLimits:
+        embedding = self.module.get_input_embeddings()  # type: ignore[operator]
+        positions = transformers_api.positions_of(self.module.config)
+        return PromptLimits(embedding.weight.shape[0], positions, self.max_new_tokens)
+
+    def _generated_together(self, prompt_lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Yields the numbers of the answers that are generated together. Prompts of similar length are
+        together, because shorter ones are padded."""
+        rows: list[int] = []
+        for row in sorted(range(len(prompt_lengths)), key=lambda row: prompt_lengths[row]):
+            tokens = (len(rows) + 1) * (prompt_lengths[row] + self.max_new_tokens)
+            is_full = len(rows) == self.batch_size or tokens > (self.max_batch_tokens or tokens)
+            if rows and is_full:
+                yield rows
+                rows = []
+            rows.append(row)
+        if rows:
+            yield rows
+
+    # Weights
+
+    @cached_property
+    def _disk(self) -> DiskFormat:
+        return DiskFormat(self.module.config, "lm", self.dtype)
+
+    @cached_property
+    def _stored_names(self) -> frozenset[str]:
+        return frozenset(name for name, _ in stored_weights(self._disk, weights.held(self.module).items()))
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        """Copies the tensors of `stream` into the weights. The names are those of the model's files, as
+        `hf.Model.weights` yields them. Raises `ModelError` for an unknown name, a wrong shape, or a weight
+        that does not arrive."""
+        arrived: set[str] = set()
+
+        def named() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in stream:
+                arrived.add(name)
+                yield name, tensor
+
+        load_stored(self._disk, weights.held(self.module), named())
+        if missing := sorted(self._stored_names - arrived):
+            raise ModelError(
+                f"the sync does not send `{missing[0]}`"
+                + (f" and {len(missing) - 1} more weights" if len(missing) > 1 else "")
+                + ": the sampler and the sender have different models"
+            )
