@@ -14,6 +14,8 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 APT := -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o DPkg::Lock::Timeout=60
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests start hundreds of interpreters. Without bytecode, each compiles the whole package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo smollm2 test test-all nightly lint format bench fuzz wheel clean

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -83,9 +84,18 @@ def _walk(path: Path, node: ast.AST, deferred: bool) -> Iterator[Import]:
         yield from _walk(path, child, deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-ALL = [found for path in sorted(PACKAGE.rglob("*.py")) for found in imports_of(path)]
-OURS = [found for found in ALL if found.name.split(".")[0] == "meshctl"]
-THEIRS = [found for found in ALL if found.name.split(".")[0] not in (*sys.stdlib_module_names, "meshctl")]
+@cache
+def all_imports() -> list[Import]:
+    return [found for path in sorted(PACKAGE.rglob("*.py")) for found in imports_of(path)]
+
+
+def our_imports() -> list[Import]:
+    return [found for found in all_imports() if found.name.split(".")[0] == "meshctl"]
+
+
+def their_imports() -> list[Import]:
+    known = (*sys.stdlib_module_names, "meshctl")
+    return [found for found in all_imports() if found.name.split(".")[0] not in known]
 
 
 def folder(name: str) -> str:
@@ -103,7 +113,7 @@ def allowed(importer: str, imported: str) -> bool:
 
 
 def test_there_is_something_to_look_at() -> None:
-    assert len(OURS) > 20 and len(THEIRS) > 5
+    assert len(our_imports()) > 20 and len(their_imports()) > 5
 
 
 def test_every_folder_has_a_layer() -> None:
@@ -115,7 +125,7 @@ def test_every_folder_has_a_layer() -> None:
 def test_imports_point_down() -> None:
     wrong = [
         str(found)
-        for found in OURS
+        for found in our_imports()
         if folder(found.name) and not allowed(folder(f"meshctl.{found.home}"), folder(found.name))
     ]
     assert not wrong
@@ -128,7 +138,7 @@ def test_each_library_has_one_home() -> None:
             found.deferred and (found.home, library) in INSIDE_FUNCTIONS
         )
 
-    assert not [str(found) for found in THEIRS if not at_home(found)]
+    assert not [str(found) for found in their_imports() if not at_home(found)]
 
 
 def test_no_circles_between_modules() -> None:
@@ -138,7 +148,7 @@ def test_no_circles_between_modules() -> None:
     }
     names = set(modules.values())
     edges: dict[str, set[str]] = {name: set() for name in names}
-    for found in OURS:
+    for found in our_imports():
         target = next((name for name in (found.name, found.name.rpartition(".")[0]) if name in names), None)
         if target and target != modules[found.path]:
             edges[modules[found.path]].add(target)

@@ -7,6 +7,7 @@ The loop uses plain transformers, one text at a time and without padding, so tha
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from meshctl.hf.peft_api import Lora
 from meshctl.hf.sharding import whole_tensors
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.topology.mesh import DeviceMesh
+from tests.examples import examples
 
-STEPS, SAMPLES, LR, CLIP = 5, 8, 1e-3, 0.5
+STEPS = examples(3, 5)
+SAMPLES, LR, CLIP = 8, 1e-3, 0.5
 COMMON = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -177,6 +180,7 @@ def texts_in(batch: Batch) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
+@cache
 def by_hand(case: Case, gate: Gate = EXACT) -> Trained:
     """Trains in one process."""
     config = transformers_api.read_config(ALL[case.model], "lm", {})

@@ -1,4 +1,4 @@
-"""Training on a mesh equals training in one process: loss, gradient norm and weights of five steps. In float64
+"""Training on a mesh equals training in one process: loss, gradient norm and weights after some steps. In float64
 the differences are below 1e-8, which shows that the code is right; in float32 they are those of rounding.
 
 `make test` runs a choice in two shared worlds; the product of models, layouts and options is nightly.

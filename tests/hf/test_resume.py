@@ -1,5 +1,5 @@
 """A checkpoint of one layout resumes in every other one, also on another number of ranks, and the exports are
-equal. `test_layouts.py` has the layouts of two ranks; the others are nightly."""
+equal. `test_layouts.py` has a choice for `make test`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.hf.test_layouts import mesh_of
 from tests.runtime import worlds
 
 LAYOUTS = {
-    2: {"fsdp 2": {"fsdp": 2}, "tp 2": {"tp": 2}},
+    2: {"dp 2": {"dp": 2}, "fsdp 2": {"fsdp": 2}, "tp 2": {"tp": 2}},
     4: {"hsdp 2 x 2": {"dp": 2, "fsdp": 2}, "fsdp 2 x tp 2": {"fsdp": 2, "tp": 2}},
 }
 """Number of ranks -> name -> sizes."""
