@@ -122,8 +122,9 @@ class Stage:
     to_method: str = ""
     lag: int = 0
     """A field of syncs: in step k the receiver loads the weights that were sent in step k - lag."""
-    checksum: bool = field(default=False, metadata=SPARSE)
-    """A field of syncs: whether the receiver compares weights with checksums of the sent weights."""
+    checksum: bool | None = field(default=None, metadata=SPARSE)
+    """A field of syncs: whether the receiver compares weights with checksums of the sent weights; None for
+    the first syncs only."""
     is_without_data: bool = field(default=False, metadata={**SPARSE, "key": "without_data"})
     """Whether the endpoint is called without arguments."""
     ends_run: bool | None = field(default=None, metadata=SPARSE)

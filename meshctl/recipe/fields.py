@@ -355,9 +355,9 @@ SYNC = Section("sync", "a sync", (
         doc="How many steps old the weights may be. Default: `every` - 1, which is strictly on-policy "
             "for `every: 1`.",
         aliases="staleness max_policy_age staleness_threshold"),
-    Field("checksum", Boolean(),
-        doc="Whether each received part is compared with a checksum of what was sent: safer, and "
-            "slower."),
+    Field("checksum", OptionalBoolean(),
+        doc="Whether each received part is compared with a checksum of what was sent: in all syncs, or in "
+            "none. Default: in the first two syncs of a run."),
     WHEN,
     AFTER,
 ))

@@ -168,8 +168,8 @@ class Stage:
     to_method: str = ""
     max_staleness: int | None = None
     """For a sync: the maximum staleness in steps; None for `every` - 1."""
-    checksum: bool = False
-    """For a sync: whether received weights are verified."""
+    checksum: bool | None = None
+    """For a sync: whether received weights are verified; None for the first syncs only."""
     ends_run: bool | None = None
     """For a source: whether the end of its data ends the run; None for the rule in `run.bounds`."""
     block: str = ""

@@ -68,13 +68,18 @@ WeightsOf = Callable[[], Weights]
 """Returns the weights of a component on this rank."""
 
 
+CHECKED_SYNCS = 2
+"""The number of syncs with checksums at the beginning of a run whose recipe does not state `checksum`: the
+initial weights, and the first trained ones."""
+
+
 class _Message(NamedTuple):
     """The message of one producer about one bucket."""
 
     generation: int
     step: int
     checksums: Sequence[int]
-    """The checksum of its part of each item; empty if the sync has no checksums."""
+    """The checksum of its part of each item; empty if this sync has no checksums."""
     tensors: Sequence[Tensor]
 
 
@@ -159,11 +164,12 @@ class WeightChannel:
         wanted: WeightsOf | None,
         *,
         lag: int = 0,
-        checksum: bool = False,
+        checksum: bool | None = None,
     ) -> None:
         """`produced` returns the weights of this rank where it produces; `wanted` those whose layout it wants
         where it consumes (empty for every parameter in full). With `checksum`, producers send a checksum of
-        each part, and a part with another one raises `RouteError`."""
+        each part, and a part with another one raises `RouteError`; None does so in the first
+        `CHECKED_SYNCS`."""
         self.route = context.route
         self.bytes_sent = 0
         self.seconds_waited = 0.0
@@ -172,7 +178,9 @@ class WeightChannel:
         """The last step whose weights were sent."""
         self._context, self._transport, self._tag = context, context.transport, context.first_tag
         self._produced, self._wanted_of = produced, wanted
-        self._lag, self._has_checksums = lag, checksum
+        self._lag, self._checksum = lag, checksum
+        self._syncs = 0
+        """The number of syncs that were sent, including the current one."""
         self._generation = 0
         self._last: int | None = None
         """The run's last step, where it ended unannounced: what was sent later is dropped."""
@@ -233,6 +241,7 @@ class WeightChannel:
         it receives, so its weights must not change before it has received all.
         """
         self.last_sent = step
+        self._syncs += 1
         if self._wanted_of is not None:
             self._pending.append(step)
         if value is None:
@@ -265,7 +274,8 @@ class WeightChannel:
             part.view_of(self._local[item.name], self._held[item.name])
             for item, part in zip(bucket.items, parts, strict=True)
         ]
-        sums = [checksum(tensor) for tensor in own] if self._has_checksums else []
+        has_checksums = self._syncs <= CHECKED_SYNCS if self._checksum is None else self._checksum
+        sums = [checksum(tensor) for tensor in own] if has_checksums else []
         self.bytes_sent += sum(tensor.nbytes for tensor in own)
         head = [self._generation, self.last_sent, sums]
         if not self._buckets.is_shared(bucket):
@@ -370,7 +380,7 @@ class WeightChannel:
                 whole = [item.shard for item in bucket.items]
                 self._check(message, sender, bucket, whole)
                 found = [[(shard, tensor)] for shard, tensor in zip(whole, message.tensors, strict=True)]
-            if self._has_checksums:
+            if self._checksum or message.checksums:
                 self._verify(message, sender, bucket, parts, found)
         return found
 

@@ -37,20 +37,36 @@ def test_a_sync_is_exact(lag: int, every: int) -> None:
     assert versions == [max(0, (step - 1 - lag) // every * every) for step in range(1, 8)]
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_sync_compares_checksums_where_the_recipe_states_it(
-    asked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sums = itertools.count()
-    monkeypatch.setattr(weights, "checksum", lambda tensor: next(sums))
+def synced(checksum: bool | None) -> in_process.Outcome:
+    """Runs four steps with a sync in each, after the one of the opening."""
     job = plan(
         {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
         [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
-         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", checksum=asked)],
+         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", checksum=checksum)],
+        steps=4,
     )  # fmt: skip
-    outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Weights([]))
-    assert bool(outcome.faults) == asked
-    assert not asked or "`publish`: `w` from " in str(outcome.faults[0])
+    return in_process.run(job, lambda name, rank: Source() if name == "source" else Weights([]))
+
+
+@pytest.mark.parametrize("asked", [True, False, None])
+def test_a_sync_compares_checksums_unless_the_recipe_states_otherwise(
+    asked: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = itertools.count()
+    monkeypatch.setattr(weights, "checksum", lambda tensor: next(sums))
+    outcome = synced(asked)
+    assert bool(outcome.faults) == (asked is not False)
+    assert asked is False or "`publish`: `w` from " in str(outcome.faults[0])
+
+
+@pytest.mark.parametrize(("asked", "syncs"), [(True, 5), (False, 0), (None, 2)])
+def test_the_first_two_syncs_have_checksums_where_the_recipe_is_silent(
+    asked: bool | None, syncs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[torch.Size] = []
+    monkeypatch.setattr(weights, "checksum", lambda tensor: computed.append(tensor.shape) or 7)
+    assert not synced(asked).faults
+    assert len(computed) == 4 * syncs, "each side computes one for each of the two weights"
 
 
 def test_a_checkpoint_lets_weights_catch_up() -> None:
