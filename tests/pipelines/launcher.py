@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from meshctl.run.events import Follower
 from meshctl.run.metrics import read as read_rows
 from tests.command_server import call
 from tests.paths import ROOT
+from tests.pipelines.calls import Called, Worker
 from tests.pipelines.model import Saved
 from tests.pipelines.run import Ran, by_worker
 
@@ -26,8 +27,19 @@ def launch(folder: Path, recipe: Path, overrides: Sequence[str] = ()) -> Ran:
     output = done.stdout + done.stderr
     if done.returncode:
         assert done.returncode in (1, 4, 5), f"exit code {done.returncode}: {output}"
-        return Ran(fault=output)
-    return _ran(recipe if recipe.is_dir() else newest(folder))
+        return Ran(fault=output, seen=seen_in(run_of(folder, recipe)) if done.returncode == 5 else {})
+    return _ran(run_of(folder, recipe))
+
+
+def run_of(folder: Path, recipe: Path) -> Path:
+    """The folder of a run that has ended: `recipe` is the folder of a run that was continued, or a recipe."""
+    return recipe if recipe.is_dir() else newest(folder)
+
+
+def seen_in(folder: Path) -> Mapping[Worker, Sequence[Called]]:
+    """What the components of the last attempt recorded."""
+    run = RunDir(folder)
+    return by_worker(taken_records(run), Plan.read(run.plan))
 
 
 def _ran(folder: Path) -> Ran:
@@ -48,7 +60,7 @@ def _ran(folder: Path) -> Ran:
         "",
         last or 0,
         over.value["reason"],
-        by_worker(taken_records(run), plan),
+        seen_in(folder),
         metrics,
         [(one.step, one.value, one.value_step) for one in run.read_best()[1]],
         checkpoints_of(run, {event.step for event in events if event.name == "checkpoint"}),

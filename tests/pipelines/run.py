@@ -142,7 +142,7 @@ def in_memory(plan: Plan, start: Saved | None = None, before: Rows = MappingProx
     supervisor.ask(outcome)
     faults = [*filter(None, [supervisor.judge.fault]), *map(repr, outcome.faults.values())]
     if faults:
-        return Ran(fault=" | ".join(dict.fromkeys(faults)))
+        return Ran(fault=" | ".join(dict.fromkeys(faults)), seen=by_worker(records, plan))
     [last] = set(outcome.last.values())
     checkpoints = [saved[step] for step in sorted(saved) if workers[step] == plan.job_size]
     best = supervisor.judge.best([one.step for one in checkpoints])

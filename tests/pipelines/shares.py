@@ -21,6 +21,10 @@ class Fault(Exception):
     """The run has to fail here."""
 
 
+class Open(Fault):
+    """How `balance: tokens` divides samples is open, and the run failed before all ranks had theirs."""
+
+
 class Sample(NamedTuple):
     id: Id
     version: int | None = None
@@ -89,7 +93,9 @@ def shares(
         divided = [[sample for (sample,) in units[part::parts]] for part in range(parts)]
     elif dispatch.get("home"):
         divided = [[s for s in sorted(rows.samples) if home(s.id, homes) == part] for part in range(parts)]
-    elif dispatch.get("balance") and found is not None:
+    elif dispatch.get("balance"):
+        if found is None:
+            raise Open(f"{len(units)} units, balanced")
         check_balanced(rows, units, found, dispatch)
         known = {sample.id: sample for sample in rows.samples}
         divided = [[known[id] for id in ids] for ids in found]

@@ -50,6 +50,11 @@ FOUND = {
   s1: {call: endless.next, samples: 6}
   s2: {call: peers.peak, in: s0, execute: peer}
 """,
+    "a balanced share that is too small for the next stage": """
+  s0: {call: endless.next, samples: 7}
+  s1: {call: three.take, in: s0, dispatch: {balance: tokens}, collect: first}
+  s2: {call: three.take, in: s1}
+""",
     "a group that runs ahead of the end of a stream into its own last step": """
   s0: {call: sized.next, samples: 9}
   s1: {call: three.thrice, in: s0, when: checkpoint}
