@@ -81,7 +81,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 $(TOOLS): $(READY)
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install -q -e '.[dev,hf]'
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install -q -e '.[dev,hf,rewards]'
 	@touch $(TOOLS)
 
 # The tests look at pages in Debian's chromium. Where there is none it is installed, if that needs no password; it is tried once, and

@@ -17,14 +17,15 @@ from tests.paths import PACKAGE, ROOT
 
 LAYERS = {"topology": 0, "run": 0, "text": 0, "diagnostics": 0, "recipe": 1, "plan": 2}
 LAYERS |= {"engines": 3, "view": 3, "trackers": 3, "runtime": 3, "components": 3, "cli": 4}
-LAYERS |= {"losses": 3, "data": 3, "hf": 3}
+LAYERS |= {"losses": 3, "data": 3, "hf": 3, "rewards": 3}
 """Folder -> layer; the modules at the top of the package are below layer 0."""
 GROUND = ("text", "topology", "run", "diagnostics")
 """Layer 0 has an order of its own: each of these folders may import those before it."""
 SIBLINGS = {("components", "runtime"), ("losses", "runtime"), ("data", "runtime")}
 SIBLINGS |= {("hf", "runtime"), ("hf", "losses"), ("hf", "data")}
+SIBLINGS |= {("rewards", "runtime"), ("rewards", "data")}
 """Pairs (importer, imported) that are allowed within layer 3."""
-NEVER = {(worker, "recipe") for worker in ("runtime", "components", "losses", "data", "hf")}
+NEVER = {(worker, "recipe") for worker in ("runtime", "components", "losses", "data", "hf", "rewards")}
 """A worker knows the plan, not the YAML."""
 
 HOMES = {
@@ -33,12 +34,14 @@ HOMES = {
     "yaml": {"recipe"},
     "rich": {"view"},
     "typer": {"cli"},
-    "torch": {"runtime", "components", "engines", "losses", "data", "hf"},
+    "torch": {"runtime", "components", "engines", "losses", "data", "hf", "rewards"},
     "transformers": {"hf"},
     "peft": {"hf"},
     "safetensors": {"hf"},
     "numpy": {"topology", "runtime", "components"},
-    "msgpack": {"runtime"},
+    "msgpack": {"runtime", "rewards"},
+    "math_verify": {"rewards"},
+    "reasoning_gym": {"rewards"},
 }
 INSIDE_FUNCTIONS = {("cli", "torch"), ("topology", "torch"), ("runtime", "tensordict")}
 INSIDE_FUNCTIONS |= {("engines", "huggingface_hub"), ("engines", "tqdm")}

@@ -6,10 +6,8 @@ and they die with it.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -19,11 +17,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from meshctl.data.errors import DataError
+from meshctl.run.parent_death import die_with
 
 Result = TypeVar("Result")
 AHEAD = 2
 """The number of calls whose results each process computes ahead."""
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -130,8 +128,4 @@ def _unchanged(value: object) -> object:
 
 def _die_with_parent(number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before
-            os.kill(os.getpid(), signal.SIGKILL)
+    die_with(os.getppid(), signal.SIGKILL)

@@ -6,7 +6,7 @@ import ctypes
 import os
 from collections.abc import Collection
 
-SET_PDEATHSIG, SET_NAME, SET_CHILD_SUBREAPER = 1, 15, 36
+SET_NAME, SET_CHILD_SUBREAPER = 15, 36
 """Options of `prctl`, from linux/prctl.h."""
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -21,7 +21,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from meshctl.engines.node.process_setup import SET_CHILD_SUBREAPER, SET_PDEATHSIG, prctl
+from meshctl.engines.node.process_setup import SET_CHILD_SUBREAPER, prctl
+from meshctl.run.parent_death import die_with as die_with
 
 GRACE_S = 2.0
 """Seconds between SIGTERM and SIGKILL at a forced end. The recipe's `grace` is the time for an orderly
@@ -31,14 +32,6 @@ end."""
 def adopt_orphans() -> None:
     """Makes this process, in place of init, the parent of its orphaned descendants."""
     prctl(SET_CHILD_SUBREAPER, 1)
-
-
-def die_with(parent: int, by: signal.Signals) -> None:
-    """Makes the kernel send signal `by` to this process when its parent dies. Sends it at once if the parent
-    has died."""
-    prctl(SET_PDEATHSIG, int(by))
-    if os.getppid() != parent:
-        os.kill(os.getpid(), by)
 
 
 def name_of(code: int) -> str:

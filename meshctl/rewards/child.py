@@ -1,0 +1,61 @@
+"""A worker process of a reward component: it scores one sample after another.
+
+    parent                                           this process
+    {path, functions}                        ->      imports the functions
+                                             <-      {required, optional}, or {error}
+    {column: value} of a sample              ->      calls the functions
+                                             <-      [reward, {metric: number}, failure]
+
+It is started by `exec`, so it shares neither threads nor open files with the worker. It ends with the
+connection, and it is killed when the worker dies.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from typing import Any
+
+from meshctl.rewards.functions import Choice, FunctionError
+from meshctl.rewards.messages import receive, send
+from meshctl.rewards.scoring import Scorer
+from meshctl.run.parent_death import die_with
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the process. `arguments` are the pid of the parent and the descriptor of the connection."""
+    parent, descriptor = map(int, arguments)
+    die_with(parent, signal.SIGKILL)
+    connection = socket.socket(fileno=descriptor)
+    connection.set_inheritable(False)
+    try:
+        scorer = _scorer(connection)
+        while scorer is not None:
+            score = scorer.score(receive(connection))
+            send(connection, [score.reward, dict(score.metrics), score.failure])
+    except (EOFError, BrokenPipeError):
+        return  # the parent needs no further scores
+
+
+def _scorer(connection: socket.socket) -> Scorer | None:
+    """Imports the functions and reports their columns. Returns None if the import fails."""
+    given = receive(connection)
+    sys.path[:] = given["path"]
+    try:
+        scorer = Scorer([Choice(*choice) for choice in given["functions"]])
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        is_known = isinstance(error, FunctionError)
+        send(connection, {"error": str(error) if is_known else import_error(error)})
+        return None
+    send(connection, {"required": list(scorer.required), "optional": list(scorer.optional)})
+    return scorer
+
+
+def import_error(error: BaseException) -> str:
+    """Returns the message for an exception of a user's module."""
+    trace: Any = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace else ""
+    return f"the reward function cannot be imported: {type(error).__name__}: {error}{place}"

@@ -1,0 +1,187 @@
+"""`rewards.Function`: a component that scores samples by functions of their columns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from statistics import fmean, pstdev
+from typing import Any, ClassVar
+
+import torch
+
+from meshctl.rewards.functions import Choice, FunctionError
+from meshctl.rewards.messages import MessageError
+from meshctl.rewards.processes import Processes
+from meshctl.rewards.scoring import Score, Scorer
+from meshctl.runtime.batch.batch import Batch, Column, Ragged
+from meshctl.runtime.component import Component, ComponentError, endpoint
+
+DROP = "drop"
+TIMEOUT_S = 10.0
+"""The default of `timeout_s` with worker processes."""
+MAX_WARNINGS = 3
+"""The failed samples of a step that have a warning of their own."""
+_log = logging.getLogger(__name__)
+
+
+class RewardError(ComponentError):
+    """Raised if a reward function cannot be used, or if it fails for every sample of a step."""
+
+
+class Function(Component):
+    """Scores each sample by one function of its columns, or by the weighted sum of several."""
+
+    CHOICES: ClassVar = {
+        "args.function": "meshctl.rewards.functions.FUNCTIONS",
+        "args.functions": "meshctl.rewards.functions.FUNCTIONS",
+    }
+
+    def __init__(
+        self,
+        function: str = "",
+        *,
+        options: Mapping[str, Any] | None = None,
+        functions: Mapping[str, Any] | None = None,
+        columns: Mapping[str, str] | None = None,
+        workers: int = 1,
+        timeout_s: float | None = None,
+        on_error: str | float = DROP,
+    ) -> None:
+        """Stores and checks the arguments. `setup` imports the functions. Raises `RewardError` for invalid
+        arguments.
+
+        function, options: a name of `FUNCTIONS` or the dotted path of a function, and its options.
+        functions: in place of these, the name of each function -> its weight, or a mapping of `weight` and
+            its options. The reward is the weighted sum.
+        columns: parameter of a function -> column of the batch, for names that differ.
+        workers: the number of processes that call the functions; with 0, `score` calls them.
+        timeout_s: the seconds after which the process of a sample is killed; None for 10. Without processes
+            there is no limit.
+        on_error: `drop` for the removal of a sample whose reward cannot be computed, or its reward.
+        """
+        if bool(function) == bool(functions):
+            raise RewardError("name one reward in `function`, or several in `functions`")
+        if options and functions:
+            raise RewardError("with `functions`, options stand beside the weight of their function")
+        if workers < 0 or (timeout_s is not None and not timeout_s > 0):
+            raise RewardError("`workers` is at least 0, and `timeout_s` more than 0")
+        if timeout_s is not None and not workers:
+            raise RewardError("`timeout_s` needs `workers`: only a process can be ended")
+        if on_error != DROP and (isinstance(on_error, str) or not isfinite(on_error)):
+            raise RewardError(f"`on_error` is `{DROP}` or a number, not {on_error!r}")
+        given = functions or {function: dict(options or {})}
+        try:
+            self._choices = [Choice.of(name, value) for name, value in given.items()]
+        except FunctionError as error:
+            raise RewardError(str(error)) from None
+        self._names = dict(columns or {})
+        self._workers, self._timeout_s, self._on_error = workers, timeout_s or TIMEOUT_S, on_error
+        self._scorer: Scorer | Processes | None = None
+
+    def setup(self) -> None:
+        """Imports the functions, in `workers` processes or in this one. Raises `RewardError` if that
+        fails."""
+        try:
+            if self._workers:
+                self._scorer = Processes(self._choices, self._workers, self._timeout_s)
+            else:
+                self._scorer = Scorer(self._choices)
+        except FunctionError as error:
+            raise RewardError(str(error)) from None
+        known = (*self._scorer.required, *self._scorer.optional)
+        if unknown := [name for name in self._names if name not in known]:
+            self.close()
+            raise RewardError(
+                f"`columns` names `{unknown[0]}`, which is not a parameter; the parameters are "
+                f"{', '.join(known)}"
+            )
+
+    def close(self) -> None:
+        if isinstance(self._scorer, Processes):
+            self._scorer.close()
+        self._scorer = None
+
+    @endpoint
+    def score(self, batch: Batch) -> Batch:
+        """Returns the samples with a column `rewards`, float32 `[samples]`.
+
+        Logs `reward` and `reward_std`, the mean and the standard deviation over the samples of all ranks,
+        `failed`, the number of samples without a reward, and the means of the further numbers of the
+        functions. Raises `RewardError` if a column is missing, or if every sample of the step failed.
+        """
+        if self._scorer is None:
+            self.setup()
+        scores = self._scores(batch)
+        self._warn(scores, batch)
+        self._log_metrics(scores, batch)
+        if self._on_error == DROP:
+            batch = batch.where([not one.failure for one in scores])
+            rewards = [one.reward for one in scores if not one.failure]
+        else:
+            rewards = [float(self._on_error) if one.failure else one.reward for one in scores]
+        return batch.with_columns(rewards=torch.tensor(rewards, dtype=torch.float32))
+
+    def _scores(self, batch: Batch) -> list[Score]:
+        assert self._scorer is not None
+        rows = self._rows(batch, self._scorer.required, self._scorer.optional)
+        try:
+            if isinstance(self._scorer, Processes):
+                return self._scorer.scores(rows)
+            return [self._scorer.score(row) for row in rows]
+        except (FunctionError, MessageError) as error:
+            raise RewardError(str(error)) from None
+
+    def _rows(self, batch: Batch, required: Sequence[str], optional: Sequence[str]) -> list[dict[str, Any]]:
+        """Returns the values of the functions' parameters for each sample: plain data, and for tensors
+        numbers or lists."""
+        missing = [name for name in required if self._names.get(name, name) not in batch]
+        if missing:
+            column = self._names.get(missing[0], missing[0])
+            raise RewardError(
+                f"the reward function has a parameter `{missing[0]}`, and the batch no column `{column}`; it "
+                f"has {', '.join(batch.names)}. A source keeps a column of its rows with `keep: [{column}]`"
+            )
+        columns = {name: self._names.get(name, name) for name in (*required, *optional)}
+        values = {name: _values(batch[column]) for name, column in columns.items() if column in batch}
+        return [{name: column[row] for name, column in values.items()} for row in range(len(batch))]
+
+    def _warn(self, scores: Sequence[Score], batch: Batch) -> None:
+        """Writes which samples have no reward to the log, the first ones with the reason."""
+        failed = [row for row, one in enumerate(scores) if one.failure]
+        ids = {row: _id(batch.ids[row].tolist()) for row in failed}
+        for row in failed[:MAX_WARNINGS]:
+            _log.warning("step %d, sample %s: %s", self.step, ids[row], scores[row].failure)
+        if further := failed[MAX_WARNINGS:]:
+            shown = ", ".join(ids[row] for row in further)
+            _log.warning("step %d: %d further samples failed: %s", self.step, len(further), shown)
+
+    def _log_metrics(self, scores: Sequence[Score], batch: Batch) -> None:
+        """Logs the metrics of all data ranks. Raises `RewardError` if every sample of the step failed."""
+        succeeded = [one for one in scores if not one.failure]
+        failed = [(row, one.failure) for row, one in enumerate(scores) if one.failure]
+        first = f"sample {_id(batch.ids[failed[0][0]].tolist())}: {failed[0][1]}" if failed else ""
+        own = [[one.reward for one in succeeded], len(failed), first]
+        everywhere = self.collective("dp", "fsdp").all_gather_object(own)
+        rewards = [reward for one in everywhere for reward in one[0]]
+        failures = sum(one[1] for one in everywhere)
+        if failures and not rewards:
+            first = next(one[2] for one in everywhere if one[2])
+            raise RewardError(f"step {self.step}: all {failures} samples failed: {first}")
+        if rewards:
+            self.log({"reward": fmean(rewards), "reward_std": pstdev(rewards), "failed": failures})
+        for name in dict.fromkeys(name for one in succeeded for name in one.metrics):
+            numbers = [one.metrics[name] for one in succeeded if name in one.metrics]
+            self.log({name: fmean(numbers)}, weight=len(numbers))
+
+
+def _values(column: Column) -> list[Any]:
+    """Returns the value of each sample as plain data."""
+    if isinstance(column, Ragged):
+        return [row.tolist() for row in column.rows()]
+    return column.tolist() if isinstance(column, torch.Tensor) else column
+
+
+def _id(numbers: Sequence[int]) -> str:
+    """Returns the id of a sample as text, `17.3`."""
+    return ".".join(map(str, numbers))

@@ -1,0 +1,176 @@
+"""The worker processes of a reward component, which score samples within a time limit.
+
+A process scores one sample at a time. One that takes longer than the limit is killed together with the
+processes that it has started, and another one takes its place. The other processes go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from meshctl.package import PACKAGE_DIR
+from meshctl.rewards.functions import Choice, FunctionError
+from meshctl.rewards.messages import receive, send
+from meshctl.rewards.scoring import Score
+
+PROGRAM = """\
+import sys
+sys.path.insert(0, sys.argv[1])
+from meshctl.rewards.child import main
+main(sys.argv[2:])
+"""
+"""The program of a process. Its arguments are the folder of the package, the pid of the parent and the
+descriptor of the connection."""
+EXIT_S = 1.0
+"""Seconds within which a process that has closed its connection ends."""
+POLL_S = 0.01
+NEVER = float("inf")
+Row = Mapping[str, Any]
+"""Column -> value of a sample."""
+
+
+class Process:
+    """One worker process."""
+
+    def __init__(self, choices: Sequence[Choice]) -> None:
+        """Starts the process, which then imports the functions."""
+        self.connection, other = socket.socketpair()
+        descriptor, folder = other.fileno(), str(PACKAGE_DIR.parent)
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", PROGRAM, folder, str(os.getpid()), str(descriptor)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(descriptor,),  # all others are closed
+                process_group=0,  # Ctrl-C does not reach it, and what it starts is killed with it
+            )
+        self.sample: int | None = None
+        """The sample that it scores; None if it waits for one."""
+        self.is_ready = False
+        self.deadline = NEVER
+        functions = [[choice.name, choice.weight, dict(choice.options)] for choice in choices]
+        with suppress(ConnectionError):  # `wait_until_ready` notices its end
+            send(self.connection, {"path": sys.path, "functions": functions})
+
+    def wait_until_ready(self) -> Mapping[str, Sequence[str]]:
+        """Returns the columns `required` and `optional` of the functions. Raises `FunctionError` if the
+        functions cannot be imported."""
+        try:
+            answer = receive(self.connection)
+        except EOFError:
+            answer = {"error": f"the process that imports the reward function {self.how_it_ended()}"}
+        if "error" in answer:
+            self.kill()
+            raise FunctionError(answer["error"])
+        self.is_ready = True
+        return answer  # type: ignore[no-any-return]
+
+    def begin(self, sample: int, row: Row, timeout_s: float) -> None:
+        """Sends a sample to the process, which begins to score it."""
+        self.sample, self.deadline = sample, time.monotonic() + timeout_s
+        with suppress(ConnectionError):  # `result` notices its end
+            send(self.connection, row)
+
+    def result(self) -> Score:
+        """Returns the score of the sample. Raises `EOFError` if the process has ended."""
+        reward, metrics, failure = receive(self.connection)
+        self.sample, self.deadline = None, NEVER
+        return Score(reward, metrics, failure)
+
+    def how_it_ended(self) -> str:
+        """Returns how a process has ended that closed its connection, as `was killed by SIGSEGV`. Ends the
+        processes that it has started."""
+        give_up = time.monotonic() + EXIT_S
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT  # until it is reaped, its pid is not used again
+        while os.waitid(os.P_PID, self._process.pid, options) is None and time.monotonic() < give_up:
+            time.sleep(POLL_S)
+        code = self.kill()
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+    def kill(self) -> int:
+        """Kills the process and those that it has started, and returns its exit status."""
+        self.connection.close()
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.wait()
+
+
+class Processes:
+    """Several processes with the same functions."""
+
+    def __init__(self, choices: Sequence[Choice], count: int, timeout_s: float) -> None:
+        """Starts the processes. Raises `FunctionError` if the functions cannot be imported."""
+        self._choices, self._timeout_s = choices, timeout_s
+        self._processes = [Process(choices) for _ in range(count)]
+        self.required: Sequence[str] = ()
+        self.optional: Sequence[str] = ()
+        try:
+            for process in self._processes:
+                columns = process.wait_until_ready()
+                self.required, self.optional = columns["required"], columns["optional"]
+        except FunctionError:
+            self.close()
+            raise
+
+    def scores(self, rows: Sequence[Row]) -> list[Score]:
+        """Returns the score of each row. Raises `FunctionError` if a process that takes the place of another
+        one cannot import the functions."""
+        found: dict[int, Score] = {}
+        waiting = iter(enumerate(rows))
+        while len(found) < len(rows):
+            self._assign(waiting)
+            for process in self._readable():
+                self._read(process, found)
+            for process in [one for one in self._processes if one.deadline <= time.monotonic()]:
+                self._replace(process, found, f"took longer than {self._timeout_s:g} s")
+                process.kill()
+        return [found[number] for number in range(len(rows))]
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for process in self._processes:
+            process.kill()
+        self._processes = []
+
+    def _assign(self, waiting: Iterator[tuple[int, Row]]) -> None:
+        for process in self._processes:
+            if process.is_ready and process.sample is None and (given := next(waiting, None)):
+                process.begin(*given, self._timeout_s)
+
+    def _readable(self) -> list[Process]:
+        """Waits for an answer or a deadline, and returns the processes that have answered or ended."""
+        poll = select.poll()
+        by_descriptor = {process.connection.fileno(): process for process in self._processes}
+        for descriptor in by_descriptor:
+            poll.register(descriptor, select.POLLIN)
+        first = min(process.deadline for process in self._processes)
+        timeout_ms = None if first == NEVER else max(0.0, first - time.monotonic()) * 1000 + 1
+        return [by_descriptor[descriptor] for descriptor, _ in poll.poll(timeout_ms)]
+
+    def _read(self, process: Process, found: dict[int, Score]) -> None:
+        if not process.is_ready:
+            process.wait_until_ready()
+            return
+        sample = process.sample
+        try:
+            score = process.result()
+        except EOFError:
+            self._replace(process, found, f"ended its process, which {process.how_it_ended()}")
+        else:
+            if sample is not None:
+                found[sample] = score
+
+    def _replace(self, process: Process, found: dict[int, Score], failure: str) -> None:
+        """Starts another process in the place of one, whose sample has failed."""
+        if process.sample is not None:
+            found[process.sample] = Score(failure=failure)
+        self._processes[self._processes.index(process)] = Process(self._choices)
