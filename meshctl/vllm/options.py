@@ -1,0 +1,114 @@
+"""The arguments of an engine of vLLM and of its requests, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshctl.vllm.errors import SamplerError
+
+DTYPES = ("float32", "bfloat16", "float16")
+RESERVED = frozenset(
+    {
+        "data_parallel_size",
+        "distributed_executor_backend",
+        "dtype",
+        "enable_prefix_caching",
+        "enable_sleep_mode",
+        "generation_config",
+        "hf_overrides",
+        "kv_cache_memory_bytes",
+        "logprobs_mode",
+        "model",
+        "pipeline_parallel_size",
+        "skip_tokenizer_init",
+        "tensor_parallel_size",
+        "tokenizer",
+        "weight_transfer_config",
+    }
+)
+"""The arguments of `vllm.LLM` that follow from the sampler's other arguments and from its mesh."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The arguments with which an engine is built."""
+
+    model: str | Mapping[str, Any]
+    """The folder of a model, a name of the hub, or config values. With config values, the weights are
+    unspecified until the first update."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Values that replace those of the model's config."""
+    dtype: str = "float32"
+    tokenizer: str = ""
+    """The folder or the name of the tokenizer with which stop texts are found; empty if there are none."""
+    kv_cache_bytes: int | None = None
+    """The size of the cache of keys and values; None for a share of the device's memory."""
+    can_sleep: bool = False
+    """Whether the engine can release the memory of its device between calls."""
+    further: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of `vllm.LLM`."""
+    device_type: str = "cpu"
+    device_index: int = 0
+    """The number of this rank's device among the devices that the process can use."""
+    rank: int = 0
+    """The rank in torch's world."""
+    tp_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise SamplerError(f"`dtype` is {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, not {self.dtype}")
+        if taken := sorted(RESERVED & self.further.keys()):
+            raise SamplerError(
+                f"`engine.{taken[0]}` follows from other arguments and from the mesh: leave it out"
+            )
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are drawn. Raises `SamplerError` for invalid values."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    """The divisor of the logits. With 0, the most likely token is taken."""
+    top_p: float = 1.0
+    """Only the most likely tokens, whose probabilities add up to at least this number, can be drawn."""
+    top_k: int = 0
+    """The number of most likely tokens that can be drawn; 0 for all."""
+    stop_tokens: tuple[int, ...] = ()
+    stop_texts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise SamplerError(f"`max_new_tokens` is at least 1, not {self.max_new_tokens}")
+        if not 0 <= self.temperature < float("inf"):
+            raise SamplerError(f"`temperature` is at least 0, not {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise SamplerError(f"`top_p` is above 0 and at most 1, not {self.top_p}")
+        if self.top_k < 0:
+            raise SamplerError(f"`top_k` is at least 0, not {self.top_k}")
+        if "" in self.stop_texts:
+            raise SamplerError("a text of `stop` is empty")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt, and the seed of its answer."""
+
+    prompt: Sequence[int]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one prompt."""
+
+    tokens: Sequence[int]
+    """The sampled tokens, the end token included."""
+    logprobs: Sequence[float]
+    """The log-probability of each sampled token in the distribution from which it was drawn."""
+    finish_reason: str
+    """`stop`, or `length` if the answer has the maximum number of tokens."""
+    versions: Sequence[str] = ()
+    """The versions of the weights that sampled the tokens."""

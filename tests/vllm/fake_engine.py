@@ -1,0 +1,64 @@
+"""An engine without vLLM. It repeats the last token of the prompt, and records its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from meshctl.vllm import Sampler
+from meshctl.vllm.options import Answer, EngineOptions, Request, Sampling
+
+
+class FakeEngine:
+    max_length = 32
+    vocabulary_size = 259
+    end_tokens: Sequence[int] = (7,)
+    is_tied = True
+    version = "default"
+    finish_reason = "length"
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.options = options
+        self.calls: list[str] = []
+        self.requests: list[Request] = []
+        self.sampling: Sampling | None = None
+        self.names: list[str] = []
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Answer]:
+        self.calls.append("generate")
+        self.requests, self.sampling = list(requests), sampling
+        return [self._answer(one, sampling) for one in requests]
+
+    def _answer(self, request: Request, sampling: Sampling) -> Answer:
+        tokens = [request.prompt[-1]] * sampling.max_new_tokens
+        return Answer(tokens, [-0.5] * len(tokens), self.finish_reason, (self.version,))
+
+    def start_update(self) -> None:
+        self.calls.append("start_update")
+        self.names = []
+
+    def update(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self.calls.append("update")
+        self.names += [name for name, _ in weights]
+
+    def finish_update(self, version: str) -> None:
+        self.calls.append("finish_update")
+        self.version = version
+
+    def sleep(self) -> None:
+        self.calls.append("sleep")
+
+    def wake(self, *parts: str) -> None:
+        self.calls.append(" ".join(["wake", *parts]))
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class FakeSampler(Sampler):
+    """A sampler with a `FakeEngine`."""
+
+    def new_engine(self, options: EngineOptions) -> Any:
+        return FakeEngine(options)
