@@ -6,6 +6,7 @@ PYTHON ?= $(firstword $(foreach python,python3.11 python3 python3.12 python3.13,
 BIN := .venv/bin
 READY := .venv/ready
 TOOLS := .venv/tools
+REWARDS := .venv/rewards
 VLLM := .venv-vllm
 BROWSER := .venv/browser
 CHROMIUM = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
@@ -57,10 +58,10 @@ $(VLLM)/ready: pyproject.toml constraints-vllm.txt | $(READY)
 test: lint $(BROWSER)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TWO)
 
-test-all: lint $(BROWSER)
+test-all: lint $(BROWSER) $(REWARDS)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TWO) -m "not nightly"
 
-nightly: $(BROWSER) smollm2
+nightly: $(BROWSER) $(REWARDS) smollm2
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q --hypothesis-profile=nightly -m nightly
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TWO) --hypothesis-profile=nightly -m "hypothesis and not nightly"
 
@@ -92,8 +93,13 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 $(TOOLS): $(READY)
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install -q -e '.[dev,hf,rewards]'
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install -q -e '.[dev,hf]' math-verify
 	@touch $(TOOLS)
+
+# reasoning-gym requires packages that pip compiles. `make test` skips its tests, so that it needs no compiler.
+$(REWARDS): $(TOOLS)
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install -q -e '.[rewards]'
+	@touch $(REWARDS)
 
 # The tests look at pages in Debian's chromium. Where there is none it is installed, if that needs no password; it is tried once, and
 # without one those tests are skipped.
