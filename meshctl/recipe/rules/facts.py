@@ -6,7 +6,7 @@ Facts that several rules use are computed here, once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from pathlib import Path
@@ -15,13 +15,13 @@ from meshctl.diagnostics import Span
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
 from meshctl.recipe.code.declarations import Declarations, KeyPath
 from meshctl.recipe.code.model_config import Config, config, config_of_name, model_types_in, sizes_in
-from meshctl.recipe.code.modules import Unread
 from meshctl.recipe.code.names import names_in
-from meshctl.recipe.code.tp_plans import Plan, tp_plan
+from meshctl.recipe.code.tp_plans import tp_plan
 from meshctl.recipe.compose.yaml_tree import MISSING, Node, merge, plain
 from meshctl.recipe.meshes import NoMesh, mesh_of
 from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage, stage_path
 from meshctl.recipe.reader import Read
+from meshctl.recipe.rules.model_facts import ModelSizes, TpPlan
 from meshctl.recipe.stages import StageModes, Times, modes_of, times_by_stage
 from meshctl.topology.allocation import Allocation, allocate, most_per_node
 from meshctl.topology.cluster import DEVICE_ALIASES
@@ -30,67 +30,6 @@ from meshctl.topology.modes import COLLECT, DISPATCH, Dispatch
 
 ALL_LINEAR = "all-linear"
 """The target of `lora` that means all linear layers."""
-
-
-@dataclass(frozen=True)
-class ModelSizes:
-    """The known sizes of a component's model."""
-
-    sizes: Mapping[str, int]
-    spans: Mapping[str, Span]
-
-    def get(self, size: str) -> int:
-        """Returns a size; 0 if it is unknown."""
-        return self.sizes.get(size, 0)
-
-    def stated(self, *sizes: str) -> tuple[Span, ...]:
-        """Returns the spans of those of the sizes that are known, each labelled with its number."""
-        known = [size for size in sizes if size in self.sizes]
-        return tuple(self.spans[size].with_word(f"`{size}` is {self.sizes[size]}") for size in known)
-
-    def repeats_kv_heads(self, tp: int) -> bool:
-        """Whether there are fewer kv heads than tp ranks, so that each kv head is on several ranks."""
-        kv_heads = self.get("num_kv_heads")
-        return 0 < kv_heads < tp and tp % kv_heads == 0
-
-    def undivided_by_tp(self, tp: int) -> list[str]:
-        """Returns the sizes that tp does not divide. If there are fewer kv heads than ranks, their number
-        must divide tp instead."""
-        kv_heads = self.get("num_kv_heads")
-        undivided = [size for size in ("num_heads", "num_kv_heads", "hidden_size") if self.get(size) % tp]
-        if kv_heads and tp % kv_heads == 0 and "num_kv_heads" in undivided:
-            undivided.remove("num_kv_heads")
-        return undivided
-
-
-@dataclass(frozen=True)
-class TpPlan:
-    """The plan of a library that splits an architecture over tp ranks."""
-
-    model_type: str
-    span: Span
-    plan: Plan | Unread
-    """Empty if there is none; `Unread` if it is unknown."""
-
-    @property
-    def exists(self) -> bool | Unread:
-        return self.plan if isinstance(self.plan, Unread) else bool(self.plan)
-
-    def others_than(self, styles: Sequence[str], targets: Sequence[str] | None) -> dict[str, str]:
-        """Returns linear layer -> style, for the layers whose style in the plan is none of `styles`: those
-        called `targets`, or all."""
-        # Imported here, because most recipes have no adapters.
-        from meshctl.recipe.code.architectures import linear_layers
-
-        plan = {} if isinstance(self.plan, Unread) else self.plan
-        named = {layer: plan.get(f"layers.*.{layer}") for layer in linear_layers(self.model_type)}
-        return {
-            layer: style
-            for layer, style in named.items()
-            if isinstance(style, str)
-            and style not in styles
-            and (targets is None or any(f".{layer}".endswith(f".{target}") for target in targets))
-        }
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from math import prod
 from meshctl.recipe.code.declarations import Layouts
 from meshctl.recipe.meshes import NoMesh, sizes_of
 from meshctl.recipe.model import Component, Sizes
-from meshctl.recipe.rules.facts import Facts, ModelSizes
+from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.rules.model_facts import ModelSizes
 from meshctl.topology.modes import DISPATCH, EXECUTE
 from meshctl.topology.sizes import DIMS, MAX_PROPOSALS, NO_NEEDS, Needs, drawn, keeping
 

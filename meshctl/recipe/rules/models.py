@@ -15,8 +15,9 @@ from math import gcd
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.meshes import NoMesh, sizes_of
 from meshctl.recipe.model import Component
-from meshctl.recipe.rules.facts import Facts, ModelSizes
+from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.layouts import LayoutNeeds, nearest_that_fit, sequence_parts
+from meshctl.recipe.rules.model_facts import ModelSizes
 from meshctl.text.english import counted, listed
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.sizes import DIMS, Needs, divisors
