@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,26 +26,51 @@ def required_ranges(lines: Sequence[str], extra: str = "") -> dict[str, str]:
     return found
 
 
-def missing_libraries(extra: str) -> tuple[str, ...] | None:
-    """Returns the libraries of an extra that are not installed; None if there is no such extra. Without an
-    installation of the package itself, which lists them, the result is empty."""
+def requirements() -> list[str]:
+    """Returns the `Requires-Dist` lines of the package; none if it is not installed."""
     from importlib import metadata  # takes longer than everything else that most commands need
 
     try:
-        required = required_ranges(metadata.requires("meshctl") or [], extra)
+        return metadata.requires("meshctl") or []
     except metadata.PackageNotFoundError:
-        return ()
-    return tuple(name for name in required if not _is_installed(name)) if required else None
+        return []
 
 
-def _is_installed(name: str) -> bool:
+def version() -> str:
+    """Returns the version of the package; empty if it is not installed."""
+    return installed_version("meshctl")
+
+
+def installed_version(library: str, path: Sequence[str] | None = None) -> str:
+    """Returns the version of a library; empty if it is not installed. `path` is the import path of another
+    interpreter."""
     from importlib import metadata
 
-    try:
-        return bool(metadata.version(name))
-    except metadata.PackageNotFoundError:
-        return False
+    folders = list(sys.path if path is None else path)
+    found = next(iter(metadata.distributions(name=library, path=folders)), None)
+    return found.version if found else ""
+
+
+def missing_libraries(extra: str, path: Sequence[str] | None = None) -> tuple[str, ...] | None:
+    """Returns the libraries of an extra that are not installed; None if there is no such extra. Without an
+    installation of the package itself, which lists them, the result is empty. `path` is the import path of
+    another interpreter."""
+    lines = requirements()
+    required = required_ranges(lines, extra)
+    if not required:
+        return None if lines else ()
+    return tuple(name for name in required if not installed_version(name, path))
 
 
 def install_command(extra: str) -> str:
     return f"pip install 'meshctl[{extra}]'"
+
+
+def install_command_in(python: str, extra: str = "") -> str:
+    """Returns the command that installs this version of the package for another interpreter: from the
+    checkout that this one runs from, or from the package index."""
+    checkout, options = PACKAGE_DIR.parent, f"[{extra}]" if extra else ""
+    what = ["-e", f"{checkout}{options}"]
+    if not (checkout / "pyproject.toml").is_file():
+        what = [f"meshctl{options}=={version()}"]
+    return shlex.join([python, "-m", "pip", "install", *what])

@@ -28,11 +28,13 @@ def agent(path: Path, group: str, node: int, head: str) -> int:
         wrong = f"the token of the run is neither in {TOKEN_VARIABLE} nor in {run.path / TOKEN_FILE}"
     if wrong:
         return refuse(wrong)
+    from meshctl.engines.node.interpreter import groups_of
     from meshctl.engines.node.node_process import NodeJob, serve
     from meshctl.engines.node.preload import preload
     from meshctl.runtime.worker import main
 
-    preload(Plan.read(path), run.read_start().path)
+    plan, folders = Plan.read(path), run.read_start().path
+    preload(plan, folders, groups_of(plan, folders))
     job = NodeJob(run, node, head, token, main, (group,) if group else ())
     return serve(job, ends=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 

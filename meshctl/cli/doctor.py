@@ -13,6 +13,7 @@ from meshctl.cli.output import refuse, write
 from meshctl.cli.stdin_source import resolve_source
 from meshctl.diagnostics import RecipeError
 from meshctl.diagnostics.health import Check, as_data, tally
+from meshctl.engines.checks.interpreters import interpreter_checks
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.checks.runner import examine
 from meshctl.engines.engine import CannotStart, engine_named
@@ -69,7 +70,8 @@ def prepared(recipe: str, overrides: list[str]) -> tuple[int, Launchable | None,
         return 1, None, (Check("recipe", "text", "failure", redact(found), again),)
     plan = ready.plan
     found = f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.job_size, 'worker')}"
-    return 0, ready, (Check("recipe", "text", "ok", found), preflight(ready))
+    checks = interpreter_checks(plan, ready.path)
+    return 0, ready, (Check("recipe", "text", "ok", found), *checks, preflight(ready))
 
 
 def preflight(ready: Launchable) -> Check:

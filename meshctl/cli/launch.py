@@ -152,6 +152,7 @@ def import_torch() -> None:
 
 def run(ready: Launchable, attempt: Attempt, engine: Engine, follow: Sequence[str] = ()) -> int:
     """Runs a prepared recipe, shows the run, and returns the exit code."""
+    from meshctl.engines.node.interpreter import groups_of
     from meshctl.engines.node.preload import preload
     from meshctl.runtime.worker import main
     from meshctl.view.live import for_terminal
@@ -168,7 +169,7 @@ def run(ready: Launchable, attempt: Attempt, engine: Engine, follow: Sequence[st
     with Signals().handled() as signals, ExitStack() as stack:
         for worker in debugged:
             stack.enter_context(worker.interrupted_by(signals.receive))
-        preload(plan, ready.path)
+        preload(plan, ready.path, groups_of(plan, ready.path))
         job = Job(plan, run, main, keep=(attempt.lock,))
         outcome = outcome_of(engine, job, attempt, signals, observers)
     try:

@@ -85,9 +85,6 @@ class Job:
     """The secret by which node processes and the supervisor authenticate each other."""
     keep: tuple[int, ...] = ()
     """Descriptors that node processes and agents keep open until they end, e.g. the lock of the run."""
-    python: Mapping[str, str] = field(default_factory=dict)
-    """Group -> path of the Python interpreter of its workers' fork server. The node process forks the workers
-    of all other groups."""
 
 
 class Handle(Protocol):

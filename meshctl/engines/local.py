@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshctl.engines.checks.device_files import check_devices
+from meshctl.engines.checks.interpreters import check_interpreters
 from meshctl.engines.checks.models import check_libraries, downloads
 from meshctl.engines.connection import TOKEN_VARIABLE
 from meshctl.engines.engine import CannotStart, Exited, Handle, Job, Rendered, agent_commands, nodes_of
@@ -47,6 +48,7 @@ class LocalEngine:
                 f"the plan has {plan.cluster.nodes} nodes, and the local engine has one: this machine"
             )
         check_devices(plan)
+        check_interpreters(plan, start.path)
         check_libraries(plan, start.path)
         downloads(plan, start.path, os.environ)
         for group in plan.groups:

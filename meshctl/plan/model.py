@@ -43,7 +43,7 @@ class Program:
     cwd: str = ""
     """Relative to the recipe's folder; empty for the working directory of the launch."""
     python: str = ""
-    """The interpreter; empty for the launcher's own."""
+    """Its interpreter; empty for the launcher's own."""
     service: bool = field(default=False, metadata=SPARSE)
     """Whether it serves the other groups: it is terminated when all of them are done."""
 
@@ -69,6 +69,9 @@ class Group:
     colocate: str = ""
     """The group whose devices it shares; empty for none."""
     program: Program | None = None
+    python: str = field(default="", metadata=SPARSE)
+    """The interpreter of the workers of its components, relative to the recipe's folder; empty for the
+    launcher's own."""
 
 
 @dataclass(frozen=True)

@@ -104,14 +104,15 @@ def _groups(recipe: recipes.Recipe, devices: Mapping[str, tuple[tuple[int, int],
             visible_devices=group.visible_devices,
             env=group.env,
             colocate=group.colocate,
-            program=_program(group.program) if group.program else None,
+            program=_program(group.program, group.python) if group.program else None,
+            python="" if group.program else group.python,
         )
         first_job_rank += group.workers
 
 
-def _program(program: recipes.Program) -> Program:
+def _program(program: recipes.Program, python: str) -> Program:
     start = ("-m", program.module) if program.module else (program.script,)
-    return Program((*start, *program.args), program.cwd, program.python, program.service)
+    return Program((*start, *program.args), program.cwd, python, program.service)
 
 
 def _component(

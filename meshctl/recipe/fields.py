@@ -229,12 +229,15 @@ GROUP = Section("group", "a group", (
         doc="Arguments of `program`; {run_dir} in them is the run's folder.",
         aliases="kwargs params init_args arguments"),
     Field("cwd", Text(), doc="Working directory of `program`.", aliases="workdir working_dir"),
-    Field("python", Text(), doc="Python interpreter of `program`.", aliases="interpreter"),
+    Field("python", Text(),
+        doc="Python interpreter of the group's workers: a path, or a name on PATH. meshctl must be installed "
+            "there for components, in the same version. Default: that of `meshctl`.",
+        aliases="interpreter python_executable py_executable"),
     Field("service", Boolean(),
         doc="`program` serves the other groups: it is terminated when all of them are done, and the "
             "run fails if it ends earlier."),
 ))
-PROGRAM_KEYS = ("args", "cwd", "python", "service")
+PROGRAM_KEYS = ("args", "cwd", "service")
 """Keys that are allowed only in a group with `program`."""
 
 COMPONENT = Section("component", "a component", (

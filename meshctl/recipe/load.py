@@ -110,7 +110,7 @@ def _checked(
     """Corrects, resolves, reads and checks a composed recipe. `stem` is the name of its file without the
     suffix."""
     # Imported here, because an unreadable file is refused without the rules.
-    from meshctl.recipe.code.classes import Code
+    from meshctl.recipe.code.group_code import group_code
     from meshctl.recipe.rules import Facts, check
     from meshctl.recipe.structure import correct
 
@@ -119,7 +119,9 @@ def _checked(
     resolved, unresolved = interpolation.resolve(corrected, environment, yaml_scalars.scalar, structure.wrong)
     result = read(resolved, stem, structure.wrong)
     # The environment's own mapping, because what is read from `environment` is redacted in reports.
-    facts = Facts(result, resolved, Code(folders, sys.path), hub_cache(environment.environ))
+    pythons = {name: group.python for name, group in result.recipe.groups.items()}
+    code = group_code(pythons, folders, sys.path, environment.environ)
+    facts = Facts(result, resolved, code, hub_cache(environment.environ))
     found = [*structure.found, *unresolved, *result.found, *check(facts)]
     # What users see is the composed recipe as they wrote it.
     tree = _completed(composed.tree, stem, detect)

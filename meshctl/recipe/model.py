@@ -48,7 +48,6 @@ class Program:
     """Name of a module that is run instead of a script."""
     args: tuple[str, ...] = ()
     cwd: str = ""
-    python: str = ""
     service: bool = False
     """Whether the run ends without waiting for it, because it serves the other groups."""
 
@@ -65,6 +64,8 @@ class DeviceGroup:
     """(name, value) of each variable. The value is None for a variable that is passed through."""
     colocate: str = ""
     """The group whose devices this group shares."""
+    python: str = ""
+    """The interpreter of its workers, as written; empty for that of the launcher."""
     program: Program | None = None
 
     @property

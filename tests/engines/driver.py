@@ -167,7 +167,7 @@ def launch(request: Mapping[str, Any]) -> int:
         return bool(outcome.code) and left[0] >= 0
 
     with Signals().handled() as signals:
-        job = Job(plan, attempt.run, worker, keep=(attempt.lock,), python=request.get("python", {}))
+        job = Job(plan, attempt.run, worker, keep=(attempt.lock,))
         engine = ByHand() if request.get("by_hand") else LocalEngine()
         supervisor = Supervisor(engine, signals, should_restart)
         outcome = supervisor.run(job, attempt, lambda: [tracker_named("jsonl", attempt.run)])

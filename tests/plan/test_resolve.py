@@ -10,6 +10,7 @@ from meshctl.diagnostics import Span
 from meshctl.plan.model import Checkpoint, Cluster, Input, Plan, Program
 from meshctl.plan.resolve import resolve
 from meshctl.recipe.code.classes import Code
+from meshctl.recipe.code.group_code import GroupCode
 from meshctl.recipe.compose.yaml_tree import of_plain
 from meshctl.recipe.load import load
 from meshctl.recipe.reader import read
@@ -301,7 +302,7 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
 def test_resolve_never_fails_on_what_the_rules_accept(recipe: dict[str, Any]) -> None:
     tree = of_plain(recipe, Span("x.yaml", 1, 1))
     result = read(tree, "stem")
-    facts = Facts(result, tree, Code((str(GOLDEN),)))
+    facts = Facts(result, tree, GroupCode(Code((str(GOLDEN),))))
     found = [*result.found, *check(facts)]
     assume(not any(one.severity == "error" for one in found))
     plan = resolve(result.recipe, facts.endpoints())

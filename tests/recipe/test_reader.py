@@ -58,8 +58,9 @@ def test_everything_a_recipe_can_state_arrives() -> None:
         "b", (4, 6), "npu", env=(("PATH", None), ("HOME", None)), colocate="a"
     )
     assert recipe.groups["c"].program == model.Program(
-        "", "torchtitan.train", ("--lr", "1e-3", "-n", "010"), "x", "py", service=True
+        "", "torchtitan.train", ("--lr", "1e-3", "-n", "010"), "x", service=True
     )
+    assert recipe.groups["c"].python == "py"
     sizes = model.Sizes((("fsdp_size", "auto"), ("tp_size", 2)), ("pp", "dp", "fsdp", "tp", "cp"))
     assert recipe.components["x"] == model.Component("x", "m.X", "a", sizes, {"k": [1, {"a": 2}]}, True)
     assert recipe.components["y"].parallel == "x"
@@ -219,11 +220,12 @@ def mutations(draw: st.DrawFn) -> dict[str, Any]:
 def test_nothing_raises_and_every_error_has_a_span(recipe: dict[str, Any]) -> None:
     from meshctl.plan.resolve import resolve
     from meshctl.recipe.code.classes import Code
+    from meshctl.recipe.code.group_code import GroupCode
     from meshctl.recipe.rules import Facts, check
 
     tree = of_plain({key: value for key, value in recipe.items() if key != "defaults"}, Span("x.yaml", 1, 1))
     result = read(tree, "stem")
-    facts = Facts(result, tree, Code((str(GOLDEN),)))
+    facts = Facts(result, tree, GroupCode(Code((str(GOLDEN),))))
     found = [*result.found, *check(facts)]
     assert all(one.primary is not None and one.message for one in found)
     if not any(one.severity == "error" for one in found):

@@ -7,12 +7,14 @@ Classes declare these needs: `EXTRA` is the extra that installs their libraries.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshctl.engines.engine import CannotStart
+from meshctl.engines.node.interpreter import groups_of
 from meshctl.hub_cache import (
     MODEL_FILES,
     TOKENIZER_FILES,
@@ -24,8 +26,9 @@ from meshctl.hub_cache import (
 )
 from meshctl.package import SHIPPED_TOKENIZERS, install_command, missing_libraries
 from meshctl.plan.model import Component, Plan
-from meshctl.recipe.code.classes import Class, Code
+from meshctl.recipe.code.classes import Class
 from meshctl.recipe.code.declarations import Declarations, KeyPath
+from meshctl.recipe.code.group_code import group_code
 from meshctl.text.env_refs import Unset, filled
 
 HF = "hf"
@@ -46,10 +49,15 @@ class Download:
         return f"{'model' if self.has_weights else 'tokenizer'} `{self.name}` of `{self.component}`"
 
 
+def extras_of(plan: Plan, path: Sequence[str], groups: Collection[str]) -> tuple[str, ...]:
+    """Returns the extras that components of these groups need."""
+    return tuple(sorted({one.extra for _, one in _declared(plan, path, groups) if one.extra}))
+
+
 def check_libraries(plan: Plan, path: Sequence[str]) -> None:
-    """Raises `CannotStart` if libraries of a component are not installed. `path` lists the folders of the
-    recipe's code."""
-    for component, declared in _declared(plan, path):
+    """Raises `CannotStart` if libraries of a component are not installed for the launcher's interpreter,
+    where its group uses it. `path` lists the folders of the recipe's code."""
+    for component, declared in _declared(plan, path, groups_of(plan, path)):
         if missing := missing_libraries(declared.extra) if declared.extra else ():
             lacking = f"{component.name} needs {', '.join(missing)}, which {_are(missing)} not installed"
             raise CannotStart(f"{lacking}: {install_command(declared.extra)}")
@@ -90,9 +98,12 @@ def _declared(
     plan: Plan, path: Sequence[str], groups: Collection[str] | None = None
 ) -> Iterator[tuple[Component, Declarations]]:
     """Yields each component of `groups` with the declarations of its class, where that can be read."""
-    code = Code(tuple(path), sys.path)
+    pythons = {group.name: group.python for group in plan.groups}
+    code = group_code(pythons, tuple(path), sys.path, os.environ)
     for component in plan.components:
-        found = code.find(component.target) if groups is None or component.group in groups else None
+        if groups is not None and component.group not in groups:
+            continue
+        found = code.find(component.group, component.target)
         if isinstance(found, Class) and found.is_component:
             yield component, found.declares
 

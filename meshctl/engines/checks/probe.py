@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -27,10 +27,12 @@ from meshctl.engines.node import termination
 from meshctl.package import PACKAGE_DIR
 
 ROOT = str(PACKAGE_DIR.parent)
-CHILD = (
+_CHILD = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from meshctl.engines.checks.probe import child; child(*sys.argv[2:])"
 )
+START = (sys.executable, "-P", "-c", _CHILD, ROOT)
+"""The command line of the child, before its function, arguments and pipe."""
 EXIT_S = 2.0
 """Seconds to wait for a killed child."""
 MAX_ANSWER_BYTES = 1 << 20
@@ -45,17 +47,26 @@ class Answer:
 
 
 class Probe:
-    def __init__(self, function: str, arguments: Sequence[Any] = (), seconds: float = 10.0) -> None:
-        """Starts the child. `function` is MODULE:NAME; `arguments` are plain data."""
+    def __init__(
+        self,
+        function: str,
+        arguments: Sequence[Any] = (),
+        seconds: float = 10.0,
+        start: Sequence[str] = START,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts the child. `function` is MODULE:NAME; `arguments` are plain data. `start` is the command
+        line of another child, and `environ` its environment."""
         self._deadline, self._seconds = time.monotonic() + seconds, seconds
         self._answer: Answer | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._reader, writer = os.pipe()
         self._errors, errors = os.pipe()
-        words = [ROOT, function, json.dumps(list(arguments)), str(writer)]
+        words = [function, json.dumps(list(arguments)), str(writer)]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", CHILD, *words],
+                [*start, *words],
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,

@@ -41,6 +41,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from meshctl.engines.engine import STOP_KEY, CannotStart
 from meshctl.engines.node.forkserver import Client, Ended, ServerGone, SpawnRequest, Started
+from meshctl.engines.node.interpreter import server_python
 from meshctl.engines.node.progress import recorded_workers
 from meshctl.engines.node.rendezvous import Meeting, PlannedRendezvous, connect
 from meshctl.engines.node.termination import GRACE_S
@@ -64,8 +65,6 @@ class AgentJob:
     node: int
     store: str
     """HOST:PORT of the head's store."""
-    python: str = sys.executable
-    """The interpreter of the fork server of the group."""
 
     @property
     def log(self) -> Path:
@@ -74,6 +73,11 @@ class AgentJob:
     @cached_property
     def placed(self) -> Group:
         return self.plan.group(self.group)
+
+    @property
+    def python(self) -> str:
+        """The interpreter of the fork server of the group."""
+        return server_python(self.placed, self.start.path)
 
     @cached_property
     def members(self) -> tuple[Worker, ...]:

@@ -6,9 +6,6 @@ exec and keeps it across attempts. Agents are still forked from the node process
           +--- control socket -+     to the fork server: the sockets of agents
                                      to the node process: the number of agents received so far, sent when
                                      the server is ready (0) and each time that it becomes idle
-
-An attempt that fails early may be over before the server has imported its modules. The server then drops the
-requests of the attempt's agents, because these have ended.
 """
 
 from __future__ import annotations
@@ -18,11 +15,17 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from meshctl.engines.node import forkserver, process_setup, termination
+from meshctl.engines.node.interpreter import environ_of
+from meshctl.engines.node.preload import preload
+from meshctl.plan.model import Plan
+from meshctl.run.directory import RunDir
 
 MODULE = "meshctl.engines.node.exec_server"
 WORKER_FUNCTION = "meshctl.runtime.worker:main"
@@ -32,23 +35,26 @@ WORKER_FUNCTION = "meshctl.runtime.worker:main"
 class ExecServer:
     """The node process's end of the control socket. The fork server dies with this process."""
 
-    def __init__(self, python: str, log: str, records: int) -> None:
+    def __init__(self, python: str, log: str, records: int, plan: Path, groups: Sequence[str]) -> None:
+        """Starts the server. `records` is the descriptor of the memory with the progress records of this
+        node. The server imports in advance what the components of `groups` import."""
         self._socket, theirs = forkserver.agent_sockets()
         self._agents, self._agents_done = 0, 0
-        self._is_ready = False
-        """Whether the server has finished its imports."""
-        parent = os.getpid()
+        self.is_ready = False
+        """Whether the server has finished its imports. Agents are added from then on."""
+        parent, environ = os.getpid(), environ_of(python, os.environ)
+        words = [str(plan), *groups]
         forkserver.flush()
         with forkserver.blocked_signals():
             self.pid = os.fork()
             if not self.pid:
-                _exec_server(python, theirs.fileno(), parent, log, records)
+                _exec_server(python, environ, [theirs.fileno(), parent, records], words, log)
         theirs.close()
 
     @property
     def is_idle(self) -> bool:
-        """Whether the server has no worker: it is not ready yet, or all of its agents have ended."""
-        return not self._is_ready or self._agents == self._agents_done
+        """Whether the server has no worker: all of its agents have ended."""
+        return self._agents == self._agents_done
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -63,13 +69,18 @@ class ExecServer:
     def receive(self) -> None:
         with suppress(OSError, ValueError):
             self._agents_done = int(self._socket.recv(forkserver.PACKET_BYTES_MAX))
-            self._is_ready = True
+            self.is_ready = True
 
     def close(self) -> None:
         self._socket.close()
 
 
-def _exec_server(python: str, control: int, parent: int, log: str, records: int) -> NoReturn:
+def _exec_server(
+    python: str, environ: Mapping[str, str], numbers: Sequence[int], words: Sequence[str], log: str
+) -> NoReturn:
+    """Turns a forked copy of the node process into the server. `numbers` are the first arguments of `main`,
+    `words` the others."""
+    control, parent, records = numbers
     try:
         forkserver.default_signals()
         termination.die_with(parent, signal.SIGTERM)
@@ -77,20 +88,22 @@ def _exec_server(python: str, control: int, parent: int, log: str, records: int)
         process_setup.close_files([control, records])
         for descriptor in (control, records):
             os.set_inheritable(descriptor, True)
-        os.execvp(python, [python, "-m", MODULE, str(control), str(parent), str(records)])
+        os.execve(python, [python, "-P", "-m", MODULE, *map(str, numbers), *words], environ)
     except OSError as error:
         os.write(2, f"meshctl: {python} could not be started: {error}\n".encode())
     finally:
         os._exit(127)
 
 
-def main(control: int, parent: int, records: int) -> NoReturn:
-    """Serves the agents whose sockets arrive over `control`, until `control` closes or the parent dies."""
+def main(control: int, parent: int, records: int, plan: Path, groups: Sequence[str]) -> NoReturn:
+    """Serves the agents whose sockets arrive over `control`, until `control` closes or the parent dies.
+    Imports in advance what the components of `groups` of a plan import."""
     termination.die_with(parent, signal.SIGTERM)
     termination.adopt_orphans()
     process_setup.set_title(forkserver.TITLE)
     module, _, name = WORKER_FUNCTION.partition(":")
     os.set_inheritable(records, False)
+    preload(Plan.read(plan), RunDir.of_plan(plan).read_start().path, groups)
     server = forkserver.ForkServer(getattr(import_module(module), name), records)
     sock, wakeup = socket.socket(fileno=control), forkserver.Wakeup()
     agents = reported = 0
@@ -117,4 +130,5 @@ def main(control: int, parent: int, records: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    _control, _parent, _records = map(int, sys.argv[1:4])
+    main(_control, _parent, _records, Path(sys.argv[4]), sys.argv[5:])

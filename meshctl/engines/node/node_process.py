@@ -7,10 +7,11 @@
                                  fork server ...     one for each other interpreter, kept across attempts
 
 It connects to the head and waits. For each attempt the head sends the plan and the address of the store. The
-node process downloads the models of the hub that its cache lacks (`hub_download`), forks the agents of its
-groups, reports the exit of each, and reports the attempt as ended when no process of it is left. It ends when
-the head requests it, when the connection to the head closes or is silent for longer than the lease, and on
-SIGTERM, which the kernel also sends when the launcher dies. It then kills all processes that it has started.
+node process downloads the models of the hub that its cache lacks (`hub_download`), and starts the fork
+servers of other interpreters (`exec_server`). When both are ready it forks the agents of its groups. It
+reports the exit of each, and the attempt as ended when no process of it is left. It ends when the head
+requests it, when the connection to the head closes or is silent for longer than the lease, and on SIGTERM,
+which the kernel also sends when the launcher dies. It then kills all processes that it has started.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from meshctl.engines.node.agent import AgentJob, run_agent
 from meshctl.engines.node.exec_server import ExecServer
 from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets, leave
 from meshctl.engines.node.hub_download import Downloading
+from meshctl.engines.node.interpreter import groups_of
 from meshctl.engines.node.progress import POLL_S, Records
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start
@@ -61,7 +63,8 @@ class NodeJob:
 @dataclass
 class _Attempt:
     number: int
-    jobs: Sequence[AgentJob]
+    waiting: Sequence[AgentJob]
+    """The agents that are not forked yet, because a download or a fork server is not ready."""
     agents: dict[int, str] = field(default_factory=dict)
     """Pid -> group, for each running agent."""
 
@@ -102,6 +105,8 @@ class NodeProcess:
             self._server.serve(ready)
             for server in [server for server in self._others.values() if server in ready]:
                 server.receive()
+                if self._attempt:
+                    self._fork_agents(self._attempt)
             if self._download and self._download in ready:
                 self._report_download(self._download)
             self._reap()
@@ -156,35 +161,27 @@ class NodeProcess:
             for group in groups_on(plan, self._job.node)
             if not self._job.groups or group in self._job.groups
         ]
-        pythons, store = message.get("python", {}), str(message["store"])
-        self._attempt = _Attempt(
-            number,
-            [
-                AgentJob(
-                    plan,
-                    self._job.run,
-                    start,
-                    group,
-                    self._job.node,
-                    store,
-                    str(pythons.get(group, sys.executable)),
-                )
-                for group in groups
-            ],
-        )
+        run, node, store = self._job.run, self._job.node, str(message["store"])
+        self._attempt = _Attempt(number, [AgentJob(plan, run, start, group, node, store) for group in groups])
         self._records.begin(plan, self._job.node)
         try:
             wanted = downloads(plan, start.path, os.environ, groups)
         except CannotStart as error:
             self._report("unfit", error=str(error))
+            self._attempt.waiting = ()
             return
         if wanted:
             self._download = Downloading(wanted, str(fork_log(self._job.run, self._job.node)))
-        else:
-            self._fork_agents(self._attempt)
+        for job in self._attempt.waiting:
+            self._start_server(job)
+        self._fork_agents(self._attempt)
 
     def _fork_agents(self, attempt: _Attempt) -> None:
-        for job in attempt.jobs:
+        """Forks the agents, unless a download or a fork server is not ready."""
+        if self._download or not all(server.is_ready for server in self._others.values()):
+            return
+        jobs, attempt.waiting = attempt.waiting, ()
+        for job in jobs:
             try:
                 self._fork_agent(job)
             except OSError as error:
@@ -204,8 +201,10 @@ class NodeProcess:
         self._download = None
         if code == 0 and self._attempt:
             self._fork_agents(self._attempt)
-        elif code < 0 and not has_failed:
-            self._report("unfit", error=f"the download of a model was {termination.name_of(code)}")
+        elif self._attempt:
+            self._attempt.waiting = ()
+            if code < 0 and not has_failed:
+                self._report("unfit", error=f"the download of a model was {termination.name_of(code)}")
 
     def _fork_agent(self, job: AgentJob) -> None:
         job.run.log(job.group, 0).parent.mkdir(parents=True, exist_ok=True)
@@ -222,13 +221,16 @@ class NodeProcess:
         if job.python == sys.executable:
             self._server.add_agent(ours)
         else:
-            self._other(job.python).add_agent(ours)
+            self._others[job.python].add_agent(ours)
 
-    def _other(self, python: str) -> ExecServer:
-        if python not in self._others:
+    def _start_server(self, job: AgentJob) -> None:
+        """Starts the fork server of an agent, unless it runs or the node process is it."""
+        if job.python not in (sys.executable, *self._others):
             log = str(fork_log(self._job.run, self._job.node))
-            self._others[python] = ExecServer(python, log, self._records.descriptor)
-        return self._others[python]
+            groups = groups_of(job.plan, job.start.path, job.python)
+            self._others[job.python] = ExecServer(
+                job.python, log, self._records.descriptor, self._job.run.plan, groups
+            )
 
     def _signal(self, number: signal.Signals, groups: Sequence[str] | None) -> None:
         """Sends a signal to the agents of `groups`, or to all agents if `groups` is None. A SIGKILL to all
@@ -237,6 +239,8 @@ class NodeProcess:
         for pid, group in self._attempt.agents.items():
             if groups is None or group in groups:
                 os.kill(pid, number)
+        if groups is None:
+            self._attempt.waiting = ()
         if self._download and groups is None:
             os.kill(self._download.pid, number)
         if number == signal.SIGKILL and groups is None:
@@ -256,11 +260,15 @@ class NodeProcess:
                 self._end_download(self._download, code)
             elif python := next((path for path, server in self._others.items() if server.pid == pid), ""):
                 self._others.pop(python).close()
-                self._report("server_exited", python=python, code=code)
+                log = str(fork_log(self._job.run, self._job.node))
+                self._report("server_exited", python=python, code=code, log=log)
+                if self._attempt:
+                    self._attempt.waiting = ()
 
     def _end_attempt(self) -> None:
         is_idle = self._server.is_idle and all(server.is_idle for server in self._others.values())
-        if self._attempt and not self._attempt.agents and not self._download and is_idle:
+        is_started = self._attempt and not self._attempt.waiting and not self._download
+        if self._attempt and is_started and not self._attempt.agents and is_idle:
             self._kill_leftovers()
             self._report("ended")
             self._attempt = None

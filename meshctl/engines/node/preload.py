@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from meshctl.package import PACKAGE_DIR
@@ -22,18 +22,19 @@ CHECKPOINTS = "torch.distributed.checkpoint"
 PRELOADED = ("torch.", "meshctl.")
 
 
-def preload(plan: Plan, path: Sequence[str]) -> None:
-    """Imports the modules of torch and meshctl that the workers of a plan will import."""
-    for name in sorted(named(plan, path)):
+def preload(plan: Plan, path: Sequence[str], groups: Collection[str]) -> None:
+    """Imports the modules of torch and meshctl that the workers of some groups of a plan will import."""
+    for name in sorted(named(plan, path, groups)):
         with contextlib.suppress(Exception):  # the worker that imports the module reports the error
             importlib.import_module(name)
 
 
-def named(plan: Plan, path: Sequence[str]) -> set[str]:
-    """Returns the modules of torch and meshctl that the components' files import, directly or through other
-    local files, and the modules of components that meshctl ships."""
-    found: set[str] = {CHECKPOINTS} if plan.components and plan.run.checkpoint else set()
-    waiting, seen = {component.target.rpartition(".")[0] for component in plan.components}, set()
+def named(plan: Plan, path: Sequence[str], groups: Collection[str]) -> set[str]:
+    """Returns the modules of torch and meshctl that the files of the groups' components import, directly or
+    through other local files, and the modules of components that meshctl ships."""
+    components = [component for component in plan.components if component.group in groups]
+    found: set[str] = {CHECKPOINTS} if components and plan.run.checkpoint else set()
+    waiting, seen = {component.target.rpartition(".")[0] for component in components}, set()
     found |= {module for module in waiting if module.startswith(PRELOADED)}
     while waiting:
         module = waiting.pop()

@@ -6,7 +6,7 @@ are added by the agent.
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from pathlib import Path
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.visible_devices import device_list, variables, visible_names
 from meshctl.plan.model import Group, Plan, Program, Worker
+from meshctl.recipe.code.interpreters import interpreter_path, problem_of
 from meshctl.run.directory import RunDir, Start
 from meshctl.text.env_refs import Unset, filled
 
@@ -41,7 +42,7 @@ READ_AT_IMPORT = (
 """Prefixes of variables that Python, torch or their libraries read while they are loaded. A forked process
 has them loaded already and would not see a change."""
 
-WORKER = ("-m", "meshctl.runtime.worker")
+WORKER = ("-P", "-m", "meshctl.runtime.worker")
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,9 @@ def missing(start: Start, group: Group) -> str:
         return ""
     if (cwd := cwd_of(start, program)) and not Path(cwd).is_dir():
         return f"the working directory {cwd} of the program of group {group.name} does not exist"
-    if shutil.which(python := interpreter_of(start, program)) is None:
-        return f"the interpreter {python} of group {group.name} does not exist"
+    python = interpreter_path(program.python or sys.executable, start.path[0])
+    if problem := problem_of(python):
+        return f"the interpreter {python} of group {group.name} {problem}"
     if not program.argv[0].startswith("-") and script_of(start, program) is None:
         return (
             f"the program {program.argv[0]} of group {group.name} was not found in "
@@ -168,4 +170,5 @@ def interpreter_of(start: Start, program: Program) -> str:
     recipe's folder."""
     if not program.python:
         return sys.executable
-    return str(Path(start.path[0], program.python)) if "/" in program.python else program.python
+    python = os.path.expanduser(program.python)
+    return str(Path(start.path[0], python)) if "/" in python else python

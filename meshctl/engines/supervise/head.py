@@ -166,7 +166,6 @@ class Head:
             "store": self._session.address,
             "plan": self._plan.to_json(),
             "start": json.loads(json.dumps(asdict(self._attempt.start))),
-            "python": dict(self._session.job.python),
         }
 
     # Reading events
@@ -208,8 +207,8 @@ class Head:
                 case AgentExited(node, group, code):
                     log = str(self._attempt.run.log(group, f"agent-{node}"))
                     self._on_exit(Exited(f"the agent of {group}", code, log, group=group))
-                case ServerExited(_, python, code):
-                    self._on_exit(Exited(f"the fork server of {python}", code))
+                case ServerExited(_, python, code, log):
+                    self._on_exit(Exited(f"the fork server of {python}", code, log))
                 case NodeLost(_, reason):
                     self._on_lost(reason)
                 case NodeUnfit(_, reason):

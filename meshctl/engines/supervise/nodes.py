@@ -48,6 +48,7 @@ class ServerExited:
     node: int
     python: str
     code: int
+    log: str
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,9 @@ class Nodes:
                 node.groups.discard(message["group"])
                 return [AgentExited(number, str(message["group"]), int(message["code"]))]
             case "server_exited":
-                return [ServerExited(number, str(message["python"]), int(message["code"]))]
+                return [
+                    ServerExited(number, str(message["python"]), int(message["code"]), str(message["log"]))
+                ]
             case "refused":
                 return [NodeLost(number, f"node {number} cannot start an agent: {message['error']}")]
             case "download":

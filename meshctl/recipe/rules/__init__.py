@@ -27,6 +27,7 @@ from meshctl.recipe.rules import (
     flow,
     groups,
     home,
+    interpreters,
     joins,
     meshes,
     models,
@@ -43,7 +44,8 @@ from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
-    *(names, groups, devices, meshes, models, architectures, sequence_lengths, device_memory),
+    *(names, groups, devices, interpreters, meshes, models, architectures),
+    *(sequence_lengths, device_memory),
     *(components, arguments, choices, extras, tokenizers, vocabularies, data_files),
     *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, costs),
 )

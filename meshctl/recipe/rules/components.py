@@ -23,18 +23,17 @@ def module_exists(facts: Facts) -> Iterator[Diagnostic]:
     it."""
     users: dict[str, list[str]] = {}
     for name, found in facts.classes.items():
-        is_standard = _is_standard(facts.code, facts.recipe.components[name].target)
+        is_standard = _is_standard(facts.code_of(name), facts.recipe.components[name].target)
         if isinstance(found, NotFound) and not found.has_module and not is_standard:
             users.setdefault(found.module, []).append(name)
     for module, (first, *others) in users.items():
         spans = [facts.value("components", other, "_target_") for other in others[:MAX_SECONDS]]
-        target = facts.recipe.components[first].target
-        help = _where_to_look(facts, target)
+        help = _where_to_look(facts, first)
         span = facts.value("components", first, "_target_")
         seconds = tuple(s.with_word("and here") for s in spans)
         fixes = tuple(fix for name in (first, *others) for fix in _retargeted(facts, name))
         message = f"module `{module}` was not found"
-        if _is_component_class(facts.code, module):
+        if _is_component_class(facts.code_of(first), module):
             message, help = f"`{module}` is a class, not a module", f"write `{module}`"
         yield Diagnostic("MC501", message, span, seconds, help, fixes=fixes)
 
@@ -44,18 +43,19 @@ def _retargeted(facts: Facts, component: str) -> tuple[Fix, ...]:
     target = facts.recipe.components[component].target
     owner, _, name = target.rpartition(".")
     module = meant(owner, _modules(facts))
-    found = facts.code.find(f"{module}.{name}") if module else None
+    found = facts.code_of(component).find(f"{module}.{name}") if module else None
     right = meant(name, found.names) if isinstance(found, NotFound) else name
     if not isinstance(found, (Class, NotFound)) or not right:
         return ()
     return (Fix(facts.value("components", component, "_target_"), target, f"{module}.{right}"),)
 
 
-def _where_to_look(facts: Facts, target: str) -> str:
+def _where_to_look(facts: Facts, component: str) -> str:
+    target = facts.recipe.components[component].target
     owner, encoding = target.rpartition(".")[0], sys.getfilesystemencoding()
     if near := nearest(owner, _modules(facts)):
         name = target.rpartition(".")[2]
-        found = facts.code.find(f"{near}.{name}")
+        found = facts.code_of(component).find(f"{near}.{name}")
         right = nearest(name, found.names) if isinstance(found, NotFound) else ""
         return f"did you mean `{near}.{right or name}`?"
     if not _is_encodable(target, encoding):
@@ -63,7 +63,9 @@ def _where_to_look(facts: Facts, target: str) -> str:
             f"file names are encoded as {encoding} here, which lacks some of its letters: set PYTHONUTF8=1, "
             "also for the run"
         )
-    return f"searched in {listed(facts.code.own)} and the installed packages"
+    interpreter = facts.group_code.interpreters.get(facts.recipe.components[component].group)
+    packages = f"the packages of {interpreter.path}" if interpreter else "the installed packages"
+    return f"searched in {listed(facts.code.own)} and {packages}"
 
 
 def _modules(facts: Facts) -> list[str]:
@@ -89,7 +91,9 @@ def class_is_component(facts: Facts) -> Iterator[Diagnostic]:
     """`_target_` names a class that derives from `Component` and is not abstract."""
     for name, found in facts.classes.items():
         target, span = facts.recipe.components[name].target, facts.value("components", name, "_target_")
-        diagnostic = _of_standard_library(facts.code, target, span) or _diagnostic_of(target, found, span)
+        diagnostic = _of_standard_library(facts.code_of(name), target, span) or _diagnostic_of(
+            target, found, span
+        )
         if diagnostic is not None:
             yield diagnostic
 

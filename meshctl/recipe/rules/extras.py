@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.package import install_command, missing_libraries
+from meshctl.package import install_command, install_command_in, missing_libraries
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import listed
 
@@ -16,20 +16,29 @@ from meshctl.text.english import listed
 def extras_are_installed(facts: Facts) -> Iterator[Diagnostic]:
     """The libraries of each extra are installed. Each extra is reported once, with all components that need
     it."""
-    users: dict[str, list[str]] = {}
-    for name in facts.recipe.components:
+    users: dict[tuple[str, str], list[str]] = {}
+    for name, component in facts.recipe.components.items():
+        interpreter = facts.group_code.interpreters.get(component.group)
+        path = interpreter.path if interpreter and interpreter.folders else ""
         if extra := facts.declares(name).extra:
-            users.setdefault(extra, []).append(name)
-    for extra, names in users.items():
-        missing = missing_libraries(extra)
-        span = facts.value("components", names[0], "_target_")
-        needs = f"{listed(names)} {'needs' if len(names) == 1 else 'need'}"
-        if missing is None:
-            message = f"{needs} the extra `{extra}`, which this version of meshctl does not have"
-            yield Diagnostic("MC442", message, span, severity="note")
-        elif missing:
-            message = f"{needs} {listed(missing)}, not installed here"
-            yield Diagnostic("MC442", message, span, help=install_command(extra), severity="note")
+            users.setdefault((extra, path), []).append(name)
+    for (extra, path), names in users.items():
+        yield from _missing(facts, extra, path, names)
+
+
+def _missing(facts: Facts, extra: str, path: str, names: list[str]) -> Iterator[Diagnostic]:
+    """Reports what the interpreter `path` lacks of an extra; empty is the interpreter of the launcher."""
+    folders = facts.code_of(names[0]).installed if path else None
+    missing = missing_libraries(extra, folders)
+    span = facts.value("components", names[0], "_target_")
+    needs = f"{listed(names)} {'needs' if len(names) == 1 else 'need'}"
+    if missing is None:
+        message = f"{needs} the extra `{extra}`, which this version of meshctl does not have"
+        yield Diagnostic("MC442", message, span, severity="note")
+    elif missing:
+        message = f"{needs} {listed(missing)}, not installed {f'for {path}' if path else 'here'}"
+        help = install_command_in(path, extra) if path else install_command(extra)
+        yield Diagnostic("MC442", message, span, help=help, severity="note")
 
 
 RULES = (extras_are_installed,)

@@ -14,6 +14,7 @@ from pathlib import Path
 from meshctl.diagnostics import Span
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
 from meshctl.recipe.code.declarations import Declarations, KeyPath
+from meshctl.recipe.code.group_code import GroupCode
 from meshctl.recipe.code.model_config import Config, config, config_of_name, model_types_in, sizes_in
 from meshctl.recipe.code.names import names_in
 from meshctl.recipe.code.tp_plans import tp_plan
@@ -37,13 +38,18 @@ class Facts:
     read: Read
     tree: Node
     """The composed recipe, with the places of its values."""
-    code: Code
+    group_code: GroupCode
     hub: Path | None = None
     """The local cache of the Hugging Face hub."""
     configs: dict[str, Config] = field(default_factory=dict)
     """Path in the recipe -> config file that was read."""
     named_configs: dict[str, Config | None] = field(default_factory=dict)
     """Name of a model in an argument -> its config; None if its format is unknown."""
+
+    @property
+    def code(self) -> Code:
+        """The code that the launcher's interpreter imports."""
+        return self.group_code.launcher
 
     # Places of values
 
@@ -137,7 +143,15 @@ class Facts:
     def classes(self) -> dict[str, Found]:
         """Component -> result of following its `_target_`."""
         components = self.recipe.components.items()
-        return {name: self.code.find(component.target) for name, component in components if component.target}
+        return {
+            name: self.group_code.find(component.group, component.target)
+            for name, component in components
+            if component.target
+        }
+
+    def code_of(self, component: str) -> Code:
+        """Returns the code that the workers of a component import."""
+        return self.group_code.of(self.recipe.components[component].group)
 
     def class_of(self, component: str) -> Class | None:
         found = self.classes.get(component)
@@ -266,7 +280,8 @@ class Facts:
             tree = self.config_values(name)
             if found is None or not found.declares.layouts.tp_plan or tree is None:
                 continue
-            read = [TpPlan(kind, span, tp_plan(self.code, kind)) for kind, span in model_types_in(tree)]
+            code = self.code_of(name)
+            read = [TpPlan(kind, span, tp_plan(code, kind)) for kind, span in model_types_in(tree)]
             if read:  # of a multimodal model, one of its parts has the plan
                 plans[name] = next((plan for plan in read if plan.exists is True), read[0])
         return plans

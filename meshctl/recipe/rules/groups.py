@@ -129,7 +129,7 @@ def program_exists(facts: Facts) -> Iterator[Diagnostic]:
         if program is None:
             continue
         if program.module:
-            yield from _module_exists(facts, name, program)
+            yield from _module_exists(facts, name, group, program)
         if _is_missing_folder(facts, program):
             message, help = (
                 f"folder `{program.cwd}` was not found",
@@ -140,12 +140,12 @@ def program_exists(facts: Facts) -> Iterator[Diagnostic]:
             yield from _script_exists(facts, name, program)
 
 
-def _module_exists(facts: Facts, group: str, program: Program) -> Iterator[Diagnostic]:
+def _module_exists(facts: Facts, name: str, group: DeviceGroup, program: Program) -> Iterator[Diagnostic]:
     """The module of a program exists. It is not checked for another interpreter or another working
     directory."""
-    if not program.python and not program.cwd and facts.code.module(program.module) is None:
+    if not group.python and not program.cwd and facts.code.module(program.module) is None:
         help = f"searched in {_listed(facts.code.own)} and the installed packages"
-        span = facts.value("groups", group, "program", "module")
+        span = facts.value("groups", name, "program", "module")
         yield Diagnostic("MC313", f"module `{program.module}` was not found", span, help=help)
 
 

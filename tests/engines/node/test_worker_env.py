@@ -106,9 +106,9 @@ def test_which_variables_are_read_at_import(
     inherited = {"OMP_NUM_THREADS": "1", "LIBRARY": "x.so"}
     assert reads_at_import(group, inherited) == expected
     env = WorkerEnv(planned(group), RunDir(Path()), Start(()), group, "h:1", inherited)
-    assert env.argv == ((sys.executable, "-m", "meshctl.runtime.worker") if expected else None)
+    assert env.argv == ((sys.executable, "-P", "-m", "meshctl.runtime.worker") if expected else None)
     other = replace(env, python="/other/python")
-    assert other.argv == (("/other/python", "-m", "meshctl.runtime.worker") if expected else None)
+    assert other.argv == (("/other/python", "-P", "-m", "meshctl.runtime.worker") if expected else None)
 
 
 def test_a_program_is_found_in_the_folder_of_the_recipe(tmp_path: Path) -> None:
@@ -132,6 +132,16 @@ def test_a_program_is_found_in_the_folder_of_the_recipe(tmp_path: Path) -> None:
     (recipe / "sub" / "train.py").touch()
     assert argv(Program(("train.py",), cwd="sub")) == (sys.executable, str(recipe / "sub" / "train.py"))
     assert argv(Program(("-m", "train"), python="python3")) == ("python3", "-m", "train")
+    assert argv(Program(("-m", "train"), python="env/bin/python")) == (
+        f"{recipe}/env/bin/python",
+        "-m",
+        "train",
+    )
+    assert argv(Program(("-m", "train"), python="~/env/python")) == (
+        f"{Path.home()}/env/python",
+        "-m",
+        "train",
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +151,7 @@ def test_a_program_is_found_in_the_folder_of_the_recipe(tmp_path: Path) -> None:
         (Program(("none.py",), cwd="none"), "of the program of group one does not exist"),
         (
             Program(("-m", "x"), python="no-such-python"),
-            "the interpreter no-such-python of group one does not exist",
+            "the interpreter no-such-python of group one is not on PATH",
         ),
     ],
 )

@@ -6,12 +6,13 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from processes import Launch, alive, name_of, plan_of, wait
 
 from meshctl.engines.node.forkserver import TITLE
-from meshctl.plan.model import Program
+from meshctl.plan.model import Plan, Program
 
 
 def parent_of(pid: int) -> int:
@@ -60,11 +61,26 @@ def test_a_node_that_is_lost_is_started_again(launch: Launch, tmp_path: Path) ->
     assert run.end() == 143, run.output()
 
 
+def using(plan: Plan, group: str, python: str) -> Plan:
+    """The plan, with another interpreter for the fork server of a group."""
+    groups = tuple(replace(one, python=python) if one.name == group else one for one in plan.groups)
+    return replace(plan, groups=groups)
+
+
+def gated_interpreter(folder: Path, command: str) -> tuple[str, Path]:
+    """An interpreter that runs a command of the shell once a line is written into the pipe beside it."""
+    gate, script = folder / "gate", folder / "gated"
+    os.mkfifo(gate)
+    script.write_text(f"#!/bin/sh\nread line < {gate}\n{command}\n")
+    script.chmod(0o755)
+    return str(script), gate
+
+
 def test_a_fork_server_runs_another_interpreter(launch: Launch, tmp_path: Path) -> None:
     python = str(other_interpreter(tmp_path))
     sleeper = Program(("-c", "import time; time.sleep(1000)"))
-    plan = plan_of(tmp_path, ("one", 1), ("two", sleeper))
-    run = launch(plan, "one:0 raise first forever", restarts=1, python={"two": python})
+    plan = using(plan_of(tmp_path, ("one", 1), ("two", sleeper)), "two", python)
+    run = launch(plan, "one:0 raise first forever", restarts=1)
 
     def second() -> list[float]:
         (began,) = (event.time for event in run.events("resumed"))
@@ -80,18 +96,33 @@ def test_a_fork_server_runs_another_interpreter(launch: Launch, tmp_path: Path) 
     assert run.output().startswith(f"error: the fork server of {python}: killed by SIGKILL")
 
 
-def test_an_attempt_ends_before_another_interpreter_is_ready(launch: Launch, tmp_path: Path) -> None:
-    """The imports of an interpreter may take longer than an attempt that fails early. The node process is kept, and
-    no worker of that attempt is started later."""
-    gate, slow, attempts = tmp_path / "gate", tmp_path / "slow", tmp_path / "attempts"
-    os.mkfifo(gate)
-    slow.write_text(f'#!/bin/sh\nread line < {gate}\nexec {other_interpreter(tmp_path)} "$@"\n')
-    slow.chmod(0o755)
-    program = Program(("-c", f"import os; open({str(attempts)!r}, 'a').write(os.environ['MESHCTL_ATTEMPT'])"))
-    plan = plan_of(tmp_path, ("one", 1), ("two", program))
-    run = launch(plan, "one:0 raise first", restarts=1, python={"two": str(slow)})
-    wait(lambda: len(run.events("resumed")) == 1, "the second attempt")
-    gate.write_text("\n")
+def test_agents_wait_for_another_interpreter(launch: Launch, tmp_path: Path) -> None:
+    """The imports of an interpreter may take longer than workers wait for each other."""
+    python, gate = gated_interpreter(tmp_path, f'exec {other_interpreter(tmp_path)} "$@"')
+    plan = using(plan_of(tmp_path, ("one", 1), ("two", Program(("-c", "")))), "two", python)
+    run = launch(plan)
+    with gate.open("w") as pipe:  # opens when the server has been started
+        assert not run.events("started")
+        pipe.write("\n")
     assert run.end() == 0, run.output()
-    assert attempts.read_text() == "11"
-    assert len({event.value["parent"] for event in run.events("ready")}) == 1
+    assert len(run.events("started")) == 3
+
+
+def test_a_run_can_be_ended_while_it_waits_for_another_interpreter(launch: Launch, tmp_path: Path) -> None:
+    python, gate = gated_interpreter(tmp_path, "sleep 1000")
+    plan = using(plan_of(tmp_path, ("one", 1), ("two", Program(("-c", "")))), "two", python)
+    run = launch(plan)
+    with gate.open("w"):
+        run.send(signal.SIGTERM)
+        assert run.end() == 143, run.output()
+    assert not run.events("started")
+
+
+def test_an_interpreter_that_cannot_start_is_named(launch: Launch, tmp_path: Path) -> None:
+    python, gate = gated_interpreter(tmp_path, "exit 3")
+    plan = using(plan_of(tmp_path, ("one", 1), ("two", Program(("-c", "")))), "two", python)
+    run = launch(plan)
+    gate.write_text("\n")
+    assert run.end() == 5
+    assert run.output().startswith(f"error: the fork server of {python}: exit code 3\nlog: ")
+    assert not run.events("started")

@@ -6,12 +6,13 @@ from typing import Any
 
 from meshctl.diagnostics import Span
 from meshctl.recipe.code.classes import Code
+from meshctl.recipe.code.group_code import GroupCode
 from meshctl.recipe.compose.yaml_tree import of_plain
 from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts
 from tests.paths import RECIPE_GOLDEN
 
-CODE = Code((str(RECIPE_GOLDEN),))
+CODE = GroupCode(Code((str(RECIPE_GOLDEN),)))
 
 
 def facts_of(recipe: dict[str, Any]) -> Facts:

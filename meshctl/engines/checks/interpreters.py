@@ -1,0 +1,164 @@
+"""Checks the interpreters that groups of components name: each one starts, and has the same meshctl, the
+libraries that every worker imports, and those of the extras of its components."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
+
+from meshctl.diagnostics.health import Check
+from meshctl.engines.checks import interpreter_facts
+from meshctl.engines.checks.models import extras_of
+from meshctl.engines.checks.probe import Answer, Probe
+from meshctl.engines.checks.versions import is_in_range
+from meshctl.engines.engine import CannotStart
+from meshctl.engines.node.interpreter import environ_of, groups_of, server_python
+from meshctl.package import PACKAGE_DIR, install_command_in, required_ranges, requirements, version
+from meshctl.plan.model import Plan
+from meshctl.recipe.code.interpreters import VERSION_MIN, problem_of, too_old
+from meshctl.text.english import listed
+
+SECONDS = 60.0
+"""Time limit for an interpreter to start and to report its facts."""
+WORKER_LIBRARIES = ("torch", "numpy", "msgpack")
+"""The libraries that every worker imports."""
+CHILD = f"""
+import json, os, sys
+sys.path[:] = [folder for folder in sys.path if folder]
+script, function, arguments, writer = sys.argv[1:]
+answer = {{"python": list(sys.version_info[:2])}}
+if sys.version_info >= {VERSION_MIN}:
+    import runpy
+    answer = runpy.run_path(script)[function](*json.loads(arguments))
+os.write(int(writer), (json.dumps([answer, ""]) + "\\n").encode())
+"""
+"""Calls a function of a file. It also runs in a Python that is too old for the file."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The answer of an interpreter. One that is too old has only a version."""
+
+    python: Sequence[int]
+    folder: str = ""
+    """The folder of its meshctl; empty if it has none."""
+    digest: str = ""
+    """The digest of the source of its meshctl."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Library -> version; empty if it is not installed."""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The result of the checks of one interpreter."""
+
+    python: str
+    groups: Sequence[str]
+    problem: str
+    """Why it cannot be used, as the end of a sentence about it; empty if it can be."""
+    remedy: str
+    found: str
+    """Its versions."""
+
+    @property
+    def sentence(self) -> str:
+        groups = listed(self.groups)
+        words = f"the interpreter {self.python} of group{'s'[: len(self.groups) > 1]} {groups} {self.problem}"
+        return f"{words}: {self.remedy}" if self.remedy else words
+
+
+def check_interpreters(plan: Plan, path: Sequence[str]) -> None:
+    """Raises `CannotStart` for the first interpreter of the plan that cannot be used. `path` lists the
+    folders of the recipe's code."""
+    for one in examine(plan, path):
+        if one.problem:
+            raise CannotStart(one.sentence)
+
+
+def interpreter_checks(plan: Plan, path: Sequence[str]) -> tuple[Check, ...]:
+    """Returns the checks of the interpreters for `meshctl doctor`."""
+    return tuple(
+        Check("python", listed(one.groups), "failure", f"{one.python} {one.problem}", one.remedy)
+        if one.problem
+        else Check("python", listed(one.groups), "ok", one.found)
+        for one in examine(plan, path)
+    )
+
+
+def examine(plan: Plan, path: Sequence[str]) -> tuple[Examined, ...]:
+    """Examines all interpreters of a plan at the same time, except that of the launcher."""
+    pythons = dict.fromkeys(server_python(group, path) for group in plan.groups if not group.program)
+    pythons.pop(sys.executable, None)
+    with ExitStack() as stack:
+        probes = {}
+        for python in pythons:
+            if not problem_of(python):
+                needed = tuple(_needed(plan, path, python))
+                probes[python] = Probe(
+                    "facts",
+                    [[library for _, names in needed for library in names]],
+                    SECONDS,
+                    (python, "-c", CHILD, interpreter_facts.__file__),
+                    environ_of(python, os.environ),
+                )
+                stack.callback(probes[python].close)
+        return tuple(_examined(plan, path, python, probes.get(python)) for python in pythons)
+
+
+def _needed(plan: Plan, path: Sequence[str], python: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yields (extra, its libraries) for the components on an interpreter. The libraries of all workers have
+    no extra."""
+    yield "", WORKER_LIBRARIES
+    for extra in extras_of(plan, path, groups_of(plan, path, python)):
+        yield extra, tuple(required_ranges(requirements(), extra))
+
+
+def _examined(plan: Plan, path: Sequence[str], python: str, probe: Probe | None) -> Examined:
+    groups = groups_of(plan, path, python)
+    if probe is None:
+        return Examined(python, groups, problem_of(python), "", "")
+    answer = probe.answer()
+    if not isinstance(answer.value, dict):
+        return Examined(python, groups, f"cannot be started: {_why(answer)}", "", "")
+    facts = Facts(**answer.value)
+    problem, remedy = _problem(facts, python, tuple(_needed(plan, path, python)))
+    number, versions = ".".join(map(str, facts.python)), facts.versions
+    found = f"Python {number}, meshctl {versions.get('meshctl')}, torch {versions.get('torch')}, {python}"
+    return Examined(python, groups, problem, remedy, found)
+
+
+def _why(answer: Answer) -> str:
+    return answer.error or "it is not a Python interpreter"
+
+
+def _problem(facts: Facts, python: str, needed: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[str, str]:
+    """Returns the problem of an interpreter, as the end of a sentence, and its remedy; empty without one."""
+    if tuple(facts.python) < VERSION_MIN:
+        return too_old(facts.python), ""
+    install = install_command_in(python)
+    if not facts.folder:
+        return "has no meshctl", install
+    if facts.digest != our_digest():
+        have, ours = facts.versions["meshctl"], version()
+        if have != ours:
+            return f"has meshctl {have or 'of an unknown version'}, and this is {ours}", install
+        return f"has another meshctl {ours}, in {facts.folder}, than this one, in {PACKAGE_DIR}", install
+    for extra, libraries in needed:
+        if missing := [name for name in libraries if not facts.versions[name]]:
+            return f"lacks {listed(missing)}", install_command_in(python, extra)
+    ranges = required_ranges(requirements())
+    for name in WORKER_LIBRARIES:
+        have, required = facts.versions[name], ranges.get(name, "")
+        if not is_in_range(have, required):
+            return f"has {name} {have}, and meshctl requires {required}", install
+    return "", ""
+
+
+@cache
+def our_digest() -> str:
+    """Returns the digest of the source of this meshctl."""
+    return interpreter_facts.digest(str(PACKAGE_DIR))

@@ -1,0 +1,266 @@
+"""Groups with interpreters of their own, from `validate` to a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import meshctl
+from tests.cli.small_launch import run_of, started, steps
+from tests.environments import OURS, environment, site_packages
+
+PARTS = """
+import os
+import sys
+import time
+import torch
+from meshctl import Batch, Component, Ragged, endpoint
+
+
+def here():
+    return sys.prefix.rpartition("/")[2]
+
+
+class Maker(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        ids = list(samples)
+        rows = Ragged.of([torch.arange(number % 3 + 1) for number in ids])
+        return Batch({"x": torch.tensor(ids), "rows": rows, "text": [f"sample {number}" for number in ids]})
+
+
+class Sampler(Component):
+    def __init__(self, mood: str = "") -> None:
+        self.mood, self.version = mood, torch.zeros(3)
+
+    def load_weights(self, stream):
+        for _, tensor in stream:
+            self.version.copy_(tensor)
+
+    @endpoint
+    def sample(self, batch: Batch) -> Batch:
+        if self.mood == "dies" and self.step == 2 and self.rank == 1:
+            os.abort()
+        if self.mood == "slow":
+            time.sleep(0.05)
+        answers = batch.repeat(2)
+        version = torch.full((len(answers),), float(self.version[0]))
+        made_in = [f"{here()} {os.environ.get('VIRTUAL_ENV', '').rpartition('/')[2]}"] * len(answers)
+        return Batch({**answers.columns, "version": version, "made_in": made_in}, ids=answers.ids)
+
+
+class Trainer(Component):
+    def __init__(self) -> None:
+        self.weight = torch.zeros(3)
+
+    def weights(self):
+        return {"weight": self.weight}
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        assert here() != "other", sys.prefix
+        assert set(batch["made_in"]) == {"other other"}, batch["made_in"]
+        for number, row, text in zip(batch["x"].tolist(), batch["rows"].rows(), batch["text"], strict=True):
+            assert row.tolist() == list(range(number % 3 + 1)) and text == f"sample {number}"
+        self.weight += 1
+        return {"version": float(batch["version"].mean()), "samples": float(len(batch))}
+"""
+
+RECIPE = """
+name: small
+groups:
+  rollout: {ranks: 2, device_type: cpu, python: envs/other/bin/python}
+  train: {ranks: 1, device_type: cpu}
+components:
+  maker: {_target_: parts.Maker, group: train}
+  sampler: {_target_: parts.Sampler, group: rollout, args: {mood: ""}}
+  trainer: {_target_: parts.Trainer, group: train}
+pipeline:
+  prompts: {call: maker.next, samples: 6}
+  answers: {call: sampler.sample, in: prompts, samples: 12}
+  metrics: {call: trainer.update, in: answers}
+  publish: {sync: trainer, to: sampler}
+run: {steps: 3, dir: runs}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "it's a recipe"
+    folder.mkdir()
+    (folder / "parts.py").write_text(PARTS)
+    (folder / "recipe.yaml").write_text(RECIPE)
+    environment(folder / "envs" / "other", *OURS)
+    return folder
+
+
+def processes_in(folder: Path) -> list[str]:
+    """The command lines of processes that mention a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in words and process.name != str(os.getpid()):
+            found.append(words)
+    return found
+
+
+@pytest.mark.slow
+def test_two_groups_with_two_interpreters(folder: Path) -> None:
+    """Routes lead in both directions, and weights from one interpreter to the other."""
+    done = meshctl(folder, "launch", "recipe.yaml")
+    assert done.returncode == 0, done.stderr + done.stdout
+    rows = [json.loads(line) for line in (run_of(folder) / "metrics.jsonl").read_text().splitlines()]
+    assert [row["metrics.version"] for row in rows] == [0, 1, 2]
+    assert [row["metrics.samples"] for row in rows] == [12, 12, 12]
+    assert not processes_in(folder)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_in_the_other_interpreter_is_the_cause(folder: Path) -> None:
+    done = meshctl(folder, "launch", "recipe.yaml", "components.sampler.args.mood=dies")
+    assert done.returncode == 5
+    assert done.stderr.startswith("error: rollout:1 failed: killed by SIGABRT after step 1"), done.stderr
+    assert not processes_in(folder)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_other_interpreter_too(folder: Path) -> None:
+    with started(folder, "recipe.yaml", "components.sampler.args.mood=slow", "run.steps=100000") as run:
+        assert run.stdout
+        while "step 1" not in run.stdout.readline():
+            assert run.poll() is None
+        os.killpg(run.pid, signal.SIGINT)
+        _, errors = run.communicate(timeout=60)
+    assert (run.returncode, errors) == (130, "")
+    assert steps(run_of(folder))
+    assert not processes_in(folder)
+
+
+def refused(folder: Path, python: str) -> str:
+    """Returns what `launch` says about an interpreter that cannot be used, after its path and its group."""
+    done = meshctl(folder, "launch", "recipe.yaml", f"groups.rollout.python={json.dumps(python)}")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert not (folder / "runs").exists()
+    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert sentence.startswith("error: the interpreter ")
+    return sentence.partition(" of group `rollout` ")[2]
+
+
+def test_an_interpreter_that_is_missing(folder: Path) -> None:
+    """A note in `validate`, which may run on another machine; an error at launch."""
+    done = meshctl(folder, "validate", "recipe.yaml", "groups.rollout.python=none/python")
+    assert done.returncode == 0
+    assert (
+        f"note[MC322]: the interpreter {folder}/none/python of group `rollout` does not exist" in done.stdout
+    )
+    assert refused(folder, "none/python") == "does not exist"
+
+
+@pytest.mark.slow
+def test_doctor_examines_interpreters(folder: Path) -> None:
+    def checks(python: str) -> dict[str, dict[str, str]]:
+        words = ("doctor", "recipe.yaml", f"groups.rollout.python={python}", "--format", "json")
+        listed = json.loads(meshctl(folder, *words).stdout)["checks"]
+        return {one["name"]: one for one in listed if one["subject"] in ("python", "recipe")}
+
+    good = checks("envs/other/bin/python")["`rollout`"]
+    assert good["state"] == "ok" and good["found"].startswith("Python 3.") and ", torch 2." in good["found"]
+    wrong = checks("none/python")
+    assert wrong["`rollout`"]["state"] == wrong["start"]["state"] == "failure"
+    assert wrong["`rollout`"]["found"] == f"{folder}/none/python does not exist"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("python", "problem"),
+    [
+        ("envs/other", "is a folder: write {folder}/envs/other/bin/python"),
+        ("no-such-python", "is not on PATH"),
+        ("./parts.py", "is not executable"),
+        ("./old", "is Python 3.9, and meshctl needs 3.11"),
+        ("./fails", "cannot be started: exit code 3: no licence"),
+        ("./silent", "cannot be started: exit code 0"),
+        ("./text", "cannot be started: no process could be started: Exec format error"),
+    ],
+)
+def test_what_is_no_interpreter(folder: Path, python: str, problem: str) -> None:
+    scripts = {
+        "old": """#!/bin/sh\necho '[{"python": [3, 9]}, ""]' > /proc/self/fd/$6\n""",
+        "fails": "#!/bin/sh\necho no licence >&2\nexit 3\n",
+        "silent": "#!/bin/sh\n",
+        "text": "an executable text\n",
+    }
+    for name, script in scripts.items():
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
+    assert refused(folder, python) == problem.format(folder=folder)
+
+
+@pytest.mark.slow
+def test_meshctl_and_its_libraries_must_be_there(folder: Path) -> None:
+    empty = environment(folder / "envs" / "empty")
+    problem, _, remedy = refused(folder, str(empty)).partition(": ")
+    assert problem == "has no meshctl" and remedy.startswith(f"{shlex.quote(str(empty))} -m pip install ")
+    noted = meshctl(folder, "validate", "recipe.yaml", f"groups.rollout.python={json.dumps(str(empty))}")
+    assert "note[MC322]" in noted.stdout and f"help: {remedy}" in noted.stdout
+    bare = environment(folder / "envs" / "bare", OURS[1])
+    assert refused(folder, str(bare)).startswith("lacks `torch`, `numpy` and `msgpack`: ")
+
+
+@pytest.mark.slow
+def test_another_version_of_meshctl_is_refused(folder: Path) -> None:
+    site = site_packages(folder / "envs" / "other")
+    (site / "packages.pth").write_text(f"{OURS[0]}\n")
+    (site / "meshctl").mkdir()
+    (site / "meshctl" / "__init__.py").touch()
+    (site / "meshctl-9.0.dist-info").mkdir()
+    (site / "meshctl-9.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: meshctl\nVersion: 9.0\n"
+    )
+    assert refused(folder, "envs/other/bin/python").startswith("has meshctl 9.0, and this is ")
+    noted = meshctl(folder, "validate", "recipe.yaml")
+    assert "of group `rollout` has meshctl 9.0, and this is " in noted.stdout
+
+
+@pytest.mark.slow
+def test_the_same_version_with_other_source_is_refused(folder: Path) -> None:
+    site = site_packages(folder / "envs" / "other")
+    (site / "packages.pth").write_text(f"{OURS[0]}\n")
+    (site / "meshctl").mkdir()
+    (site / "meshctl" / "__init__.py").write_text("changed = True\n")
+    problem = refused(folder, "envs/other/bin/python")
+    assert problem.startswith("has another meshctl") and f"in {site}/meshctl, than this one" in problem
+
+
+def test_classes_are_read_on_the_path_of_the_interpreter(folder: Path) -> None:
+    """A class that only the other interpreter has is found there, and not for a group without it."""
+    (site_packages(folder / "envs" / "other") / "engine.py").write_text(PARTS)
+    right = meshctl(folder, "validate", "recipe.yaml", "components.sampler._target_=engine.Sampler")
+    assert (right.returncode, "note" in right.stdout) == (0, False), right.stdout
+    wrong = meshctl(folder, "validate", "recipe.yaml", "components.trainer._target_=engine.Trainer")
+    assert wrong.returncode == 1 and "error[MC501]: module `engine` was not found" in wrong.stdout
+    misspelt = meshctl(folder, "validate", "recipe.yaml", "components.sampler._target_=engine.Smapler")
+    assert misspelt.returncode == 1 and "did you mean `Sampler`?" in misspelt.stdout
+    absent = ("components.sampler._target_=engine.Sampler", "groups.rollout.python=none/python")
+    elsewhere = meshctl(folder, "validate", "recipe.yaml", *absent)
+    assert elsewhere.returncode == 0 and "note[MC504]: `engine.Sampler` cannot be checked" in elsewhere.stdout
+
+
+def test_the_extras_of_a_group_are_those_of_its_interpreter(folder: Path) -> None:
+    (folder / "parts.py").write_text(
+        PARTS.replace("class Sampler(Component):", 'class Sampler(Component):\n    EXTRA = "hf"')
+    )
+    assert "MC442" not in meshctl(folder, "validate", "recipe.yaml").stdout
+    bare = environment(folder / "envs" / "bare", OURS[1])
+    noted = meshctl(
+        folder, "validate", "recipe.yaml", f"groups.rollout.python={json.dumps(str(bare))}"
+    ).stdout
+    assert f"not installed for {bare}" in noted and f"help: {shlex.quote(str(bare))} -m pip install" in noted

@@ -1,0 +1,29 @@
+"""Virtual environments for tests, which import the packages of this one."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+from tests.paths import ROOT
+
+LIBRARY = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def environment(folder: Path, *packages: str | Path) -> Path:
+    """Makes a virtual environment whose packages are those in the folders `packages`. Returns its
+    interpreter."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    site = site_packages(folder)
+    (site / "packages.pth").write_text("".join(f"{package}\n" for package in packages))
+    return folder / "bin" / "python"
+
+
+def site_packages(folder: Path) -> Path:
+    return folder / "lib" / LIBRARY / "site-packages"
+
+
+OURS = (sysconfig.get_path("purelib"), str(ROOT))
+"""The folders of the libraries of this interpreter and of meshctl."""
