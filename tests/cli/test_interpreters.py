@@ -123,7 +123,7 @@ def test_two_groups_with_two_interpreters(folder: Path) -> None:
     assert not processes_in(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.slow_suite
 def test_a_worker_that_dies_in_the_other_interpreter_is_the_cause(folder: Path) -> None:
     done = meshctl(folder, "launch", "recipe.yaml", "components.sampler.args.mood=dies")
     assert done.returncode == 5
@@ -131,7 +131,7 @@ def test_a_worker_that_dies_in_the_other_interpreter_is_the_cause(folder: Path) 
     assert not processes_in(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.slow_suite
 def test_ctrl_c_ends_the_other_interpreter_too(folder: Path) -> None:
     with started(folder, "recipe.yaml", "components.sampler.args.mood=slow", "run.steps=100000") as run:
         assert run.stdout
@@ -164,7 +164,7 @@ def test_an_interpreter_that_is_missing(folder: Path) -> None:
     assert refused(folder, "none/python") == "does not exist"
 
 
-@pytest.mark.slow
+@pytest.mark.slow_suite
 def test_doctor_examines_interpreters(folder: Path) -> None:
     def checks(python: str) -> dict[str, dict[str, str]]:
         words = ("doctor", "recipe.yaml", f"groups.rollout.python={python}", "--format", "json")
