@@ -9,8 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from meshctl.engines.checks.probe import Answer, Probe
 
 HERE = "tests.engines.checks.test_children"
@@ -84,8 +82,7 @@ def processes_in(group: int) -> list[int]:
     return found
 
 
-def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert Probe(f"{HERE}:echo", ["word"]).answer() == Answer(
+def test_no_process_can_be_started() -> None:
+    assert Probe(f"{HERE}:echo", ["word"], start=("/nowhere/python",)).answer() == Answer(
         None, "no process could be started: No such file or directory"
     )
