@@ -38,7 +38,7 @@ class Sampler(Component):
     MODEL: ClassVar = ("args.model", "args.config")
     TOKENIZER: ClassVar = {"name": "args.tokenizer"}
     LAYOUTS: ClassVar = {"dims": ("dp",)}
-    MEMORY: ClassVar = {"dtype": "args.dtype"}
+    MEMORY: ClassVar = {"dtype": "args.dtype", "trained_by": ()}
 
     def __init__(
         self,
