@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import json
 import os
 import signal
@@ -31,28 +32,32 @@ TIMEOUT_S = 240
 Done = subprocess.CompletedProcess[str]
 
 
-def call(folder: Path, *words: str, env: Mapping[str, str] | None = None, program: str = "") -> Done:
+def call(
+    folder: Path, *words: str, env: Mapping[str, str] | None = None, program: str = "", preload: str = ""
+) -> Done:
     """Runs a command in a folder and waits for its end.
 
     Args:
         env: variables of the command beside those of this process.
         program: Python source that is executed before the command.
+        preload: a module that the process which forks the command has imported.
     """
-    return server().call(folder, *words, env={**os.environ, **(env or {})}, program=program)
+    return server(preload).call(folder, *words, env={**os.environ, **(env or {})}, program=program)
 
 
 @cache
-def server() -> CommandServer:
-    """Returns the server of this process of pytest. It ends with this process."""
-    return CommandServer()
+def server(preload: str = "") -> CommandServer:
+    """Returns the server of this process of pytest, which has imported one more module. It ends with this
+    process."""
+    return CommandServer(preload)
 
 
 class CommandServer:
     """The process that forks commands, one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from tests.command_server import serve; serve()"],
+            [sys.executable, "-c", f"from tests.command_server import serve; serve({preload!r})"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -88,7 +93,7 @@ class CommandServer:
         return int(self._process.stdout.readline())
 
 
-def serve() -> None:
+def serve(preload: str) -> None:
     """Reads requests from stdin, and writes the exit code of each command to stdout."""
     from meshctl.cli import app, launch  # noqa: F401
 
@@ -96,6 +101,8 @@ def serve() -> None:
 
     import meshctl.runtime.checkpoint  # noqa: F401
 
+    if preload:
+        importlib.import_module(preload)
     gc.freeze()
     for line in sys.stdin:
         request = json.loads(line)

@@ -69,7 +69,7 @@ def test_the_benchmark_is_skipped_without_a_gpu() -> None:
     assert line["skipped"] and line["value"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.slow_suite
 def test_the_code_of_the_benchmark_runs_on_cpu_ranks() -> None:
     line = benchmark("--tiny")
     assert line["device"] == "CPU" and line["value"] > 0

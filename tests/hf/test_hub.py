@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from meshctl.hf import ModelError
 from meshctl.hf.building import Build, build
 from meshctl.package import SHIPPED_TOKENIZERS
+from tests.command_server import Done, call
 from tests.engines.node.hub_server import HubServer, serving
 
 pytestmark = pytest.mark.slow
@@ -45,58 +46,57 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths}
 
 
-def start(folder: Path, hub: HubServer, **environ: str) -> subprocess.Popen[str]:
-    (folder / "recipe.yaml").write_text(RECIPE)
-    (folder / "chats.jsonl").write_text((json.dumps(CHAT) + "\n") * 2)
-    return subprocess.Popen(
-        [sys.executable, "-m", "meshctl", "launch", "recipe.yaml"],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "HF_HOME": str(folder / "home"), "HF_ENDPOINT": hub.url, **environ},
-    )
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    (tmp_path / "chats.jsonl").write_text((json.dumps(CHAT) + "\n") * 2)
+    return tmp_path
 
 
-def test_a_model_is_downloaded_once_and_then_needs_no_network(
-    tmp_path: Path, model: dict[str, bytes]
-) -> None:
+def environ(folder: Path, hub: HubServer) -> dict[str, str]:
+    return {"HF_HOME": str(folder / "home"), "HF_ENDPOINT": hub.url}
+
+
+def launch(folder: Path, hub: HubServer, **more: str) -> Done:
+    return call(folder, "launch", "recipe.yaml", env={**environ(folder, hub), **more})
+
+
+def test_a_model_is_downloaded_once_and_then_needs_no_network(folder: Path, model: dict[str, bytes]) -> None:
     with serving({"some/tiny": model}) as hub:
-        refused = start(tmp_path, hub, HF_HUB_OFFLINE="1")
-        _, errors = refused.communicate(timeout=60)
-        assert refused.returncode == 4 and "HF_HUB_OFFLINE" in errors and not (tmp_path / "runs").exists()
-        first = start(tmp_path, hub)
-        output, errors = first.communicate(timeout=120)
-        assert first.returncode == 0, errors
-        assert "downloading some/tiny: begins" in output
+        refused = launch(folder, hub, HF_HUB_OFFLINE="1")
+        assert refused.returncode == 4 and "HF_HUB_OFFLINE" in refused.stderr
+        assert not (folder / "runs").exists()
+        first = launch(folder, hub)
+        assert first.returncode == 0, first.stderr
+        assert "downloading some/tiny: begins" in first.stdout
         assert hub.downloads("model.safetensors") == hub.downloads("tokenizer.json") == 1
         requests = len(hub.requests)
-        second = start(tmp_path, hub)
-        output, errors = second.communicate(timeout=120)
-        assert second.returncode == 0 and "downloading" not in output, errors
+        second = launch(folder, hub)
+        assert second.returncode == 0 and "downloading" not in second.stdout, second.stderr
         assert len(hub.requests) == requests
 
 
-def test_a_failed_download_starts_no_worker(tmp_path: Path) -> None:
+def test_a_failed_download_starts_no_worker(folder: Path) -> None:
     with serving({}) as hub:
-        launch = start(tmp_path, hub)
-        _, errors = launch.communicate(timeout=60)
-    assert launch.returncode == 4
-    [error] = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert "`some/tiny` of `actor` is not in the cache" in error and "Traceback" not in errors
-    assert not list(tmp_path.glob("runs/hub/*/events/train-*"))
+        done = launch(folder, hub)
+    assert done.returncode == 4
+    [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "`some/tiny` of `actor` is not in the cache" in error and "Traceback" not in done.stderr
+    assert not list(folder.glob("runs/hub/*/events/train-*"))
 
 
-def test_a_signal_ends_a_download(tmp_path: Path, model: dict[str, bytes]) -> None:
+def test_a_signal_ends_a_download(folder: Path, model: dict[str, bytes]) -> None:
     with serving({"some/tiny": model}) as hub:
         hub.may_send.clear()
-        launch = start(tmp_path, hub)
+        command = [sys.executable, "-m", "meshctl", "launch", "recipe.yaml"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        running = subprocess.Popen(command, cwd=folder, **pipes, env={**os.environ, **environ(folder, hub)})
         while not hub.downloads("model.safetensors"):
-            assert launch.poll() is None
+            assert running.poll() is None
             time.sleep(0.01)
-        launch.send_signal(signal.SIGINT)
-        launch.communicate(timeout=30)
-    assert launch.returncode == 130
+        running.send_signal(signal.SIGINT)
+        running.communicate(timeout=30)
+    assert running.returncode == 130
 
 
 def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path, model: dict[str, bytes]) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from meshctl.components import Cycle
 from meshctl.hf import Model
+from tests.command_server import call
 
 RECIPE = """
 name: sft
@@ -87,9 +85,7 @@ run: {steps: 3}
 
 
 def launch(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "meshctl", "launch", *arguments]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environ, timeout=240)
+    done = call(folder, "launch", *arguments, env={"OMP_NUM_THREADS": "1"}, preload="meshctl.hf")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

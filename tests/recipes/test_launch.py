@@ -24,9 +24,9 @@ MODELS = {"sft": 0.2, "sft_lora": 0.2, "dpo": 0.01, "reward_model": 0.01}
 """Recipe of a model of transformers -> the least decrease of its held-out loss from step 6 to step 12."""
 
 
-def launch(cwd: Path, recipe: str, *overrides: str) -> Path:
+def launch(cwd: Path, recipe: str, *overrides: str, preload: str = "") -> Path:
     """Runs it to its end and gives its run directory."""
-    output = call(cwd, "launch", str(RECIPES / recipe), *overrides)
+    output = call(cwd, "launch", str(RECIPES / recipe), *overrides, preload=preload)
     assert output.returncode == 0, output.stdout + output.stderr
     (run,) = (cwd / "runs").glob("*/*")
     return run
@@ -91,7 +91,7 @@ def test_the_data_are_those_that_the_script_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_transformers_learns(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    run = launch(tmp_path, f"{name}.yaml", "run.steps=12", "pipeline.eval.every=6")
+    run = launch(tmp_path, f"{name}.yaml", "run.steps=12", "pipeline.eval.every=6", preload="meshctl.hf")
     first, last = (line["eval.exam.loss"] for line in metrics(run) if "eval.exam.loss" in line)
     assert last < first - MODELS[name]
     assert (run / "exports" / "step-12" / "model.safetensors").is_file()
