@@ -23,10 +23,10 @@ from meshctl.losses.logprobs import token_logprobs
 class ChunkedHead:
     """Computes log-probabilities of labels with a model whose head is applied to a few tokens at a time."""
 
-    def __init__(self, model: Any, tokens: int) -> None:
+    def __init__(self, model: Any, tokens: int, temperature: float = 1.0) -> None:
         """Replaces the `forward` of the model's head. `tokens` is the number of tokens whose logits are in
-        memory at the same time."""
-        self._model, self._tokens = model, tokens
+        memory at the same time. `temperature` divides the logits."""
+        self._model, self._tokens, self._temperature = model, tokens, temperature
         head = model.get_output_embeddings()
         self._logits = head.forward
         self._targets: Tensor | None = None
@@ -66,4 +66,4 @@ class ChunkedHead:
         return self._found
 
     def _chunk(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        return token_logprobs(self._logits(hidden[None])[0], labels)
+        return token_logprobs(self._logits(hidden[None])[0], labels, self._temperature)

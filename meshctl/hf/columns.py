@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from meshctl.hf.outputs import Outputs
-from meshctl.runtime.batch.batch import Column
+from meshctl.hf.token_columns import as_column
+from meshctl.runtime.batch.batch import Batch, Column
 
 OfTexts = Callable[[Outputs, str], Iterator[tuple[str, Column]]]
 """A function of a model's outputs and the prefix of the texts' columns. It yields the name and the values of
@@ -18,8 +19,7 @@ def logprobs(outputs: Outputs, prefix: str) -> Iterator[tuple[str, Column]]:
     if prefix:
         yield "logprobs", outputs.sequence_logprobs.cpu()
         return
-    first = outputs.token_logprobs.new_zeros(outputs.texts.samples, 1)
-    yield "logprobs", outputs.texts.ragged(torch.cat([first, outputs.token_logprobs], 1))
+    yield "logprobs", as_column(outputs.token_logprobs, outputs.texts)
 
 
 def reference(outputs: Outputs, prefix: str) -> Iterator[tuple[str, Column]]:
@@ -28,9 +28,25 @@ def reference(outputs: Outputs, prefix: str) -> Iterator[tuple[str, Column]]:
         yield "sequence_logprobs", outputs.sequence_logprobs.cpu()
 
 
+def teacher(outputs: Outputs, prefix: str, top: int | None) -> Iterator[tuple[str, Column]]:
+    """Yields the columns of `logprobs`, and those of the `top` likeliest tokens at each label."""
+    yield from logprobs(outputs, prefix)
+    if top is None or prefix:
+        return
+    found = outputs.log_softmax.topk(top)
+    yield "top_ids", as_column(found.indices.to(torch.int32), outputs.texts)
+    yield "top_logprobs", as_column(found.values, outputs.texts)
+
+
 def values(outputs: Outputs, prefix: str) -> Iterator[tuple[str, Column]]:
     yield "values", outputs.texts.ragged(outputs.values)
 
 
 def scores(outputs: Outputs, prefix: str) -> Iterator[tuple[str, Column]]:
     yield "scores", outputs.scores.cpu()
+
+
+def renamed(prefix: str, batch: Batch) -> Batch:
+    """Returns a batch whose columns have `prefix` before their names."""
+    named = {f"{prefix}{name}": batch[name] for name in batch.names}
+    return Batch(named, ids=batch.known_ids, group_depth=batch.group_depth)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
-from itertools import chain
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,22 +19,25 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from meshctl.hf import columns, micro_batches, peft_api, transformers_api, weights
+from meshctl.hf import columns, estimates, micro_batches, peft_api, transformers_api, weights
 from meshctl.hf.building import Build, build
 from meshctl.hf.chunked_head import ChunkedHead
 from meshctl.hf.dtypes import dtype_of
 from meshctl.hf.errors import ModelError
 from meshctl.hf.export import FILE_BYTES, export
+from meshctl.hf.loss_inputs import inputs_of
 from meshctl.hf.optimizer import load_state, make_lr_schedule, make_optimizer, state_of
-from meshctl.hf.outputs import REF, SIDES, Outputs, OutputsWithoutLogits, output_of, prefixes_of
+from meshctl.hf.outputs import REF, SIDES, Outputs, OutputsWithoutLogits, prefixes_of
+from meshctl.hf.parity import ParityCheck
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.sharding import in_blocks
 from meshctl.hf.stored_weights import load_stored, stored_weights
-from meshctl.hf.texts import Texts, check_positions, joined, shown_ids, texts_of
-from meshctl.hf.training import Sums, Trainer
+from meshctl.hf.texts import Texts, check_positions, joined, texts_of
+from meshctl.hf.training import Sums, Trainer, not_finite
 from meshctl.hf.transformers_api import HEADS, DiskFormat, Sizes
-from meshctl.losses import Loss, LossSum, find
+from meshctl.losses import Loss, LossSum, advantages, find
 from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.collective import Collective
 from meshctl.runtime.component import Component, endpoint
 
 
@@ -52,6 +54,7 @@ class Model(Component):
     }
     CHOICES: ClassVar = {
         "args.loss": "meshctl.losses.loss.LOSSES",
+        "args.advantage": "meshctl.losses.advantages.advantage.ADVANTAGES",
         "args.optimizer": "torch.optim",
         "args.schedule.name": "transformers.trainer_utils.SchedulerType",
     }
@@ -77,6 +80,11 @@ class Model(Component):
         lora: Mapping[str, Any] | None = None,
         loss: str = "cross_entropy",
         loss_options: Mapping[str, Any] | None = None,
+        advantage: str | None = None,
+        advantage_options: Mapping[str, Any] | None = None,
+        temperature: float = 1.0,
+        parity: str = "warn",
+        top_logprobs: int | None = None,
         optimizer: str = "AdamW",
         lr: float = 1e-5,
         optimizer_options: Mapping[str, Any] | None = None,
@@ -101,6 +109,12 @@ class Model(Component):
         attention, experts: the names of the implementations of attention and of experts in transformers.
         lora: a mapping with the keys `r`, `alpha`, `target` and `dropout`.
         loss, loss_options: a name of `meshctl.losses` or the dotted path of a function, and its options.
+        advantage, advantage_options: a name of `meshctl.losses.advantages` or the dotted path of a function,
+            and its options; None for the advantage of the loss's paper.
+        temperature: divides the logits from which log-probabilities are computed, as a sampler's does.
+        parity: `warn` or `error` if the sampler's log-probabilities differ from those of the same weights
+            here by more than 0.1 nats in the mean; `off` to compare nothing.
+        top_logprobs: the number of likeliest tokens in the columns of `teacher_logprobs`; None for none.
         optimizer, lr, optimizer_options: a class of `torch.optim` or its dotted path, the learning rate, and
             further arguments of the class.
         schedule: a mapping with the keys `name`, `warmup` and `steps` (both in updates) of a schedule of
@@ -127,6 +141,12 @@ class Model(Component):
         self.attention, self.experts = attention, experts
         self.lora = Lora.of(lora) if lora else None
         self.loss_function: Loss = find(loss, **(loss_options or {}))
+        advantage = advantage or advantages.DEFAULTS.get(loss)
+        self.advantage = advantages.find(advantage, **(advantage_options or {})) if advantage else None
+        if temperature <= 0:
+            raise ModelError(f"`temperature` must be more than 0, not {temperature}")
+        self.temperature, self.top_logprobs = temperature, top_logprobs
+        self._parity = ParityCheck(parity if head == "lm" else "off")
         self.optimizer, self.optimizer_options = optimizer, {"lr": lr, **(optimizer_options or {})}
         self.schedule, self.clip = dict(schedule or {}), clip
         self.micro_batch, self.micro_batch_tokens = micro_batch, micro_batch_tokens
@@ -180,7 +200,7 @@ class Model(Component):
     @cached_property
     def _chunked_head(self) -> ChunkedHead:
         assert self.logits_chunk_tokens
-        return ChunkedHead(self.module, self.logits_chunk_tokens)
+        return ChunkedHead(self.module, self.logits_chunk_tokens, self.temperature)
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -212,32 +232,22 @@ class Model(Component):
     def loss_inputs(self, batch: Batch, names: Iterable[str]) -> dict[str, Any]:
         """Returns the inputs `names` of a loss, and the input `nothing`.
 
-        An input is a column of the batch or an output of the model for the texts of the batch. A name without
-        either is left out. With `lora`, the base model without its adapter computes the outputs of the
-        reference model. Without `lora`, these outputs must be columns. `nothing` is a 0-dim tensor with the
-        value 0. A loss that does not depend on the model adds `nothing`, so that the backward pass can run.
+        An input is a column of the batch or an output of the model for the texts of the batch. A column of
+        floats with one value for each token is aligned with `logprobs`. A name without either is left out.
+        With `lora`, the base model without its adapter computes the outputs of the reference model. Without
+        `lora`, these outputs must be columns. `nothing` is a 0-dim tensor with the value 0. A loss that does
+        not depend on the model adds `nothing`, so that the backward pass can run.
         """
         names, prefixes = list(names), prefixes_of(names)
         sides = [self._texts(batch, prefix) for prefix in prefixes]
         own = self._outputs(sides)
-        found: dict[str, Any] = {"nothing": own[0].nothing}
-        reference: list[Outputs] = []
-        for name in names:
-            wanted = output_of(name)
-            if name in batch and (wanted is None or wanted[0]):  # a column has no gradient, an output has one
-                column = batch[name]
-                found[name] = column.to(self.device) if isinstance(column, Tensor) else column
-                continue
-            if wanted is None:
-                continue
-            is_reference, side, output = wanted
-            if is_reference and not self.lora:
-                continue
-            if is_reference and not reference:
-                with torch.no_grad(), peft_api.without_adapters(self.module):
-                    reference = self._outputs(sides)
-            found[name] = (reference if is_reference else own)[side].get(output)
-        return found
+        self._parity.add(own[0], batch)
+
+        def reference() -> list[Outputs]:
+            with torch.no_grad(), peft_api.without_adapters(self.module):
+                return self._outputs(sides)
+
+        return inputs_of(names, batch, own, reference if self.lora else None)
 
     def _texts(self, batch: Batch, prefix: str) -> Texts:
         texts = texts_of(batch, prefix, self.device)
@@ -256,10 +266,10 @@ class Model(Component):
         else:
             raw = self.forward(both)
         if len(sides) == 1:
-            return [outputs(raw, both)]
+            return [outputs(raw, both, self.temperature)]
         rows = sides[0].samples
         halves = (slice(0, rows), slice(rows, None)) if rows else (slice(0, None), slice(0, None))
-        return [outputs(raw[half], both.rows(half)) for half in halves]
+        return [outputs(raw[half], both.rows(half), self.temperature) for half in halves]
 
     # Endpoints
 
@@ -268,44 +278,40 @@ class Model(Component):
         """Updates the weights once, and returns the metrics of the update.
 
         The metrics are `loss`, `grad_norm` before clipping, `lr`, `units` (the number of tokens, samples or
-        pairs on all ranks), `skipped` (the number of skipped updates so far), and the metrics of the loss. A
-        skipped update has the metrics `lr`, `units` and `skipped` only. Raises `ModelError` if the loss or
-        the gradient is not finite, unless `skip_nonfinite` is set.
+        pairs on all ranks), `skipped` (the number of skipped updates so far), the metrics of the loss, and
+        for sampled answers those of `Differences.metrics`. A skipped update has the metrics `lr`, `units` and
+        `skipped` only. Raises `ModelError` if the loss or the gradient is not finite, unless
+        `skip_nonfinite` is set.
         """
+        batch = self._with_estimates(batch)
         trainer, parts = self.trainer, self._parts(batch)
         self.module.train()
         finite = []
-        for number, part in enumerate(parts, 1):
-            loss = self.loss(part)
-            finite.append(torch.isfinite(loss.total.detach()))
-            trainer.backward(loss, number == len(parts))
+        with self._parity.measure(batch, self.step, self._data_ranks) as parity:
+            for number, part in enumerate(parts, 1):
+                loss = self.loss(part)
+                finite.append(torch.isfinite(loss.total.detach()))
+                trainer.backward(loss, number == len(parts))
         skipped = trainer.skipped
         found = dict(trainer.step())
+        if trainer.skipped == skipped:
+            self._parity.weights.changed()
         if trainer.skipped == skipped or not found["units"]:
-            return found
+            return found | parity
         if not self.skip_nonfinite:
             culprits = [part for part, is_finite in zip(parts, finite, strict=True) if not is_finite]
+            cause = not_finite(culprits, batch, self._data_ranks)
             raise ModelError(
                 f"step {self.step}: the loss is {found['loss']:.4g} and the norm of its gradient "
-                f"{found['grad_norm']:.4g}; {self._not_finite(culprits, batch)}; the weights were not changed"
+                f"{found['grad_norm']:.4g}; {cause}; the weights were not changed"
             )
         return {name: found[name] for name in ("lr", "units", "skipped")}  # a metric that is NaN ends a run
-
-    def _not_finite(self, culprits: list[Batch], batch: Batch) -> str:
-        """Returns which samples of all ranks make an update not finite. `culprits` are this rank's
-        micro-batches whose loss is not finite."""
-        data = self.collective("dp", "fsdp")
-        own = [*chain.from_iterable(part.ids.tolist() for part in culprits)]
-        if found := [*chain.from_iterable(data.all_gather_object(own))]:
-            return f"the loss of samples {shown_ids(found)} is not finite"
-        ids = [*chain.from_iterable(data.all_gather_object(batch.ids.tolist()))]
-        return f"each loss is finite, and the gradient of samples {shown_ids(ids)} is not"
 
     @endpoint(collect="mean")
     def evaluate(self, batch: Batch) -> dict[str, float]:
         """Returns the means of the loss and of its metrics over the batch of all ranks. The weights do not
         change."""
-        sums = Sums()
+        sums, batch = Sums(), self._with_estimates(batch)
         with self._inference():
             for part in self._parts(batch):
                 sums.add(self.loss(part))
@@ -329,9 +335,24 @@ class Model(Component):
         each text.
         """
         with peft_api.without_adapters(self.module):
-            found = self._columns(batch, columns.reference)
-        named = {f"{REF}{name}": found[name] for name in found.names}
-        return Batch(named, ids=found.known_ids, group_depth=found.group_depth)
+            return columns.renamed(REF, self._columns(batch, columns.reference))
+
+    @endpoint
+    def old_logprobs(self, batch: Batch) -> Batch:
+        """Returns the columns of `logprobs`. Each name begins with `old_`. A stage calls it before the first
+        update with the batch."""
+        return columns.renamed("old_", self.logprobs(batch))
+
+    @endpoint
+    def teacher_logprobs(self, batch: Batch) -> Batch:
+        """Returns the columns of `logprobs`. Each name begins with `teacher_`.
+
+        With `top_logprobs: k`, it also returns ragged columns `teacher_top_ids` and `teacher_top_logprobs`,
+        `[k]` for each token: the likeliest tokens in its place.
+        """
+        return columns.renamed(
+            "teacher_", self._columns(batch, partial(columns.teacher, top=self.top_logprobs))
+        )
 
     @endpoint
     def values(self, batch: Batch) -> Batch:
@@ -379,12 +400,18 @@ class Model(Component):
                 if isinstance(module, FSDPModule):
                     module.reshard()
 
+    @property
+    def _data_ranks(self) -> Collective:
+        return self.collective("dp", "fsdp")
+
+    def _with_estimates(self, batch: Batch) -> Batch:
+        return estimates.with_estimates(batch, self.loss_function, self.advantage, self._data_ranks)
+
     def _parts(self, batch: Batch, prefixes: tuple[str, ...] | None = None) -> list[Batch]:
         """Returns the micro-batches of a batch: at least one, and the same number on all ranks."""
         if self.micro_batch_tokens:
             texts = prefixes or prefixes_of(self.loss_function.inputs)
-            data = self.collective("dp", "fsdp")
-            parts = micro_batches.by_tokens(batch, self.micro_batch_tokens, texts, data)
+            parts = micro_batches.by_tokens(batch, self.micro_batch_tokens, texts, self._data_ranks)
         else:
             parts = self.micro_batches(batch, self.micro_batch or max(1, batch.most))
         return list(parts) or [batch]
@@ -399,6 +426,7 @@ class Model(Component):
         """Yields the names and the shards of the weights, as the files of the model have them: one weight for
         each expert, where transformers fuses experts in memory. The adapter, if there is one, is merged into
         the weights. All ranks iterate together."""
+        self._parity.weights.sent(self.step)
         return stored_weights(self._disk, weights.merged_weights(self.module))
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
@@ -410,6 +438,7 @@ class Model(Component):
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
         """Yields the names and the shards of the adapter's parameters. The names are those in the files of
         peft."""
+        self._parity.weights.sent(self.step)
         return weights.adapter_of(self.module)
 
     def load_adapter(self, stream: Iterable[tuple[str, Tensor]]) -> None:

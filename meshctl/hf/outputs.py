@@ -13,19 +13,32 @@ from meshctl.hf.texts import IGNORED, Texts
 from meshctl.losses.logprobs import token_logprobs
 
 REF = "ref_"
-OUTPUTS = ("logprobs", "mask", "entropy", "sequence_logprobs", "sequence_tokens", "scores")
+OUTPUTS = (
+    "logprobs",
+    "mask",
+    "entropy",
+    "sample_index",
+    "sequence_logprobs",
+    "sequence_tokens",
+    "predicted_values",
+    "scores",
+)
 OF_PAIRS = {"logprobs": "sequence_logprobs", "tokens": "sequence_tokens", "scores": "scores"}
 """The part of an input's name after `chosen_` or `rejected_` -> the output of that side."""
 SIDES = ("chosen_", "rejected_")
 NO_SCORES = "values and scores need a model with `head: score`; this one has `head: lm`"
+NO_LOGITS = "log-probabilities need a model with `head: lm`; this one has `head: score`"
+NEEDS_LOGITS = "`{}` needs the logits of all tokens; leave out `logits_chunk_tokens`"
+PACKED = "a loss of whole texts needs one text in each row; these are packed"
 
 
 class Outputs:
     """The outputs of a model for texts. Each output is computed when it is first used."""
 
-    def __init__(self, raw: Tensor, texts: Texts) -> None:
-        """`raw` is `[rows, longest, vocabulary]` logits, or `[rows, longest]` scores of positions."""
-        self._raw, self.texts = raw[: texts.samples], texts
+    def __init__(self, raw: Tensor, texts: Texts, temperature: float = 1.0) -> None:
+        """`raw` is `[rows, longest, vocabulary]` logits, which `temperature` divides, or `[rows, longest]`
+        scores of positions."""
+        self._raw, self.texts, self._temperature = raw[: texts.samples], texts, temperature
 
     def get(self, name: str) -> Tensor:
         """Returns the output `name`, which is one of `OUTPUTS`."""
@@ -44,10 +57,10 @@ class Outputs:
         """`[samples, longest - 1]`: the log-probability of each target; 0 where the label is -100. Raises
         `ModelError` for a model with `head: score`."""
         if self._raw.ndim != 3:
-            raise ModelError("log-probabilities need a model with `head: lm`; this one has `head: score`")
+            raise ModelError(NO_LOGITS)
         # A label for the last position, which predicts none, is cheaper than a copy of all other logits.
         labels = nn.functional.pad(self.texts.targets, (0, 1), value=IGNORED)
-        return token_logprobs(self._raw, labels)[:, :-1]
+        return token_logprobs(self._raw, labels, self._temperature)[:, :-1]
 
     @property
     def logprobs(self) -> Tensor:
@@ -58,21 +71,45 @@ class Outputs:
     @property
     def mask(self) -> Tensor:
         """`[tokens]`: 1 where a token has a label, and 0 where its label is -100."""
-        return (self.texts.targets != IGNORED).to(self.logprobs.dtype).flatten()
+        dtype = torch.float64 if self._raw.dtype == torch.float64 else torch.float32
+        return (self.texts.targets != IGNORED).to(dtype).flatten()
+
+    @property
+    def sample_index(self) -> Tensor:
+        """int64 `[tokens]`: the row of each target. Raises `ModelError` for packed texts."""
+        if self.texts.position_ids is not None:
+            raise ModelError(PACKED)
+        rows = torch.arange(self.texts.samples, device=self._raw.device)
+        return rows.repeat_interleave(self.texts.targets.shape[1])
 
     @property
     def entropy(self) -> Tensor:
         """`[tokens]`: the entropy of each prediction, in nats."""
-        logits = self._raw[:, :-1]
-        logs = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
+        logs = self.log_softmax
         return -(logs.exp() * logs).sum(-1).flatten()
+
+    @property
+    def log_softmax(self) -> Tensor:
+        """`[samples, longest - 1, vocabulary]`: the log-probabilities of all tokens, for each target. Raises
+        `ModelError` for a model with `head: score`."""
+        if self._raw.ndim != 3:
+            raise ModelError(NO_LOGITS)
+        logits = self._raw[:, :-1]
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = logits if self._temperature == 1 else logits / self._temperature
+        return logits.log_softmax(-1)
+
+    def top_logprobs(self, ids: Tensor) -> Tensor:
+        """Returns `[tokens, k]`: the log-probabilities of the tokens `ids` in the place of each target. `ids`
+        are integers, `[samples, longest - 1, k]`."""
+        return self.log_softmax.gather(-1, ids.long()).flatten(0, 1)
 
     @property
     def sequence_logprobs(self) -> Tensor:
         """`[samples]`: the sum of the log-probabilities of the labels of each text. Raises `ModelError` for
         packed texts."""
         if self.texts.position_ids is not None:
-            raise ModelError("a loss of whole texts needs one text in each row; these are packed")
+            raise ModelError(PACKED)
         return self.token_logprobs.sum(1)
 
     @property
@@ -87,6 +124,13 @@ class Outputs:
         if self._raw.ndim != 2:
             raise ModelError(NO_SCORES)
         return self._raw
+
+    @property
+    def predicted_values(self) -> Tensor:
+        """`[tokens]`: the score of the position before each target, which is the value of the text up to
+        there."""
+        values = self.values[:, :-1]
+        return (values if values.dtype == torch.float64 else values.float()).flatten()
 
     @property
     def scores(self) -> Tensor:
@@ -105,7 +149,11 @@ class OutputsWithoutLogits(Outputs):
 
     @property
     def entropy(self) -> Tensor:
-        raise ModelError("`entropy` needs the logits of all tokens; leave out `logits_chunk_tokens`")
+        raise ModelError(NEEDS_LOGITS.format("entropy"))
+
+    @property
+    def log_softmax(self) -> Tensor:
+        raise ModelError(NEEDS_LOGITS.format("top_logprobs"))
 
     @property
     def values(self) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from meshctl.hf import transformers_api
 from meshctl.hf.sharding import local_of, squared_norm
+from meshctl.hf.texts import shown_ids
 from meshctl.hf.transformers_api import Sizes
 from meshctl.losses import LossSum
+from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.collective import Collective
 
 
@@ -69,6 +72,16 @@ class Sums:
 def _number(value: Tensor) -> Tensor:
     """Returns a tensor of one element as 0-dim float64, without a gradient and on the same device."""
     return local_of(torch.as_tensor(value, dtype=torch.float64)).reshape(())
+
+
+def not_finite(culprits: Sequence[Batch], batch: Batch, data: Collective) -> str:
+    """Returns which samples of all data ranks make an update not finite. `culprits` are the micro-batches of
+    this rank's `batch` whose loss is not finite. All ranks of `data` call this together."""
+    own = [*chain.from_iterable(part.ids.tolist() for part in culprits)]
+    if found := [*chain.from_iterable(data.all_gather_object(own))]:
+        return f"the loss of samples {shown_ids(found)} is not finite"
+    ids = [*chain.from_iterable(data.all_gather_object(batch.ids.tolist()))]
+    return f"each loss is finite, and the gradient of samples {shown_ids(ids)} is not"
 
 
 class Trainer:

@@ -20,14 +20,15 @@ VOCAB_CHUNK = 8192
 """The number of vocabulary entries whose logits are in memory at the same time."""
 
 
-def token_logprobs(logits: Tensor, labels: Tensor) -> Tensor:
+def token_logprobs(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
     """Returns the log-probability of each label, `[...]`, in float32 or float64. The result is 0 where the
-    label is -100.
+    label is -100. `temperature` divides the logits.
 
     `logits` is `[..., vocabulary]` and `labels` is int64 `[...]`. The logits at position t predict the label
     at position t. For a causal model, the caller therefore shifts the labels by one.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = logits if temperature == 1 else logits / temperature
     tokens = logits.flatten(0, -2), labels.flatten()
     negated = nn.functional.cross_entropy(*tokens, ignore_index=IGNORED, reduction="none")
     return -negated.view(labels.shape)

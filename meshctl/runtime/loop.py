@@ -338,11 +338,11 @@ class Loop:
         return weights_of(self._component(stage, stage.component), stage.method)
 
     def _component(self, stage: Stage, name: str) -> Component:
-        """Returns a component whose method a sync calls. Numbers that the method logs are metrics of the
-        sync."""
+        """Returns a component whose method a sync calls in the running step. Numbers that the method logs are
+        metrics of the sync."""
         component, metrics = self._context.components[name], self._sync_metrics[stage.name, name]
         metrics.begin_call()
-        context_of(component).log = metrics.log
+        context_of(component).step, context_of(component).log = self._state.at[1], metrics.log
         return component
 
     def _metrics_of(self, stage: Stage, name: str) -> StageMetrics:

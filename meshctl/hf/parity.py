@@ -1,0 +1,160 @@
+"""Compares the log-probabilities of sampled tokens, as the sampler reports them, with those of the model that
+sent the sampler its weights.
+
+    actor.weights() in step 7  --sync-->  sampler        `SentWeights` notes 7 -> the number of updates so far
+    sampler.sample             --@version 7-->  actor.update
+
+If no update has changed the weights since then, the first forward pass of the update computes the same
+log-probabilities as the sampler, up to rounding. A larger difference means that the sampler is not the actor:
+other weights, another temperature, another template, or a kernel that is wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from meshctl.hf.errors import ModelError
+from meshctl.hf.outputs import Outputs
+from meshctl.hf.texts import IGNORED
+from meshctl.hf.token_columns import aligned
+from meshctl.runtime.batch.batch import MARK, Batch
+from meshctl.runtime.collective import Collective
+
+MODES = ("warn", "error", "off")
+VERSION = MARK + "version"
+"""The mark with the step whose weights made a sample."""
+MAX_MEAN_NATS = 0.1
+"""The largest mean difference that is not reported."""
+STEPS_KEPT = 1000
+UNKNOWN = -1
+"""The lag of samples whose weights this model has not sent."""
+log = logging.getLogger(__name__)
+
+
+class SentWeights:
+    """The steps in which a model sent its weights."""
+
+    def __init__(self) -> None:
+        self._changes = 0
+        self._changes_at: dict[int, int] = {}
+        """Step -> the number of changes of the weights before they were last sent in this step."""
+
+    def changed(self) -> None:
+        """Notes that an update has changed the weights."""
+        self._changes += 1
+
+    def sent(self, step: int) -> None:
+        """Notes that the weights are sent in `step`."""
+        self._changes_at.pop(step, None)
+        self._changes_at[step] = self._changes
+        if len(self._changes_at) > STEPS_KEPT:
+            del self._changes_at[next(iter(self._changes_at))]
+
+    def lags(self, versions: Tensor) -> Tensor:
+        """Returns int64 `[samples]`: the number of changes since the weights were sent that made each sample;
+        `UNKNOWN` for weights that this model has not sent. `versions` are the steps of the samples."""
+        at = [self._changes_at.get(version) for version in versions.tolist()]
+        return torch.tensor(
+            [UNKNOWN if one is None else self._changes - one for one in at], dtype=torch.int64
+        )
+
+
+class Differences:
+    """The differences of all micro-batches of an update."""
+
+    def __init__(self, sent: SentWeights) -> None:
+        self._sent = sent
+        self._sums: Tensor = torch.zeros(4, dtype=torch.float64)
+        """The sum of the differences, the number of tokens, the sum of the lags, and the number of samples
+        with a known lag."""
+        self._max = torch.zeros((), dtype=torch.float64)
+
+    def add(self, outputs: Outputs, batch: Batch) -> None:
+        """Adds the differences of a micro-batch. `outputs` are those of its forward pass."""
+        versions = batch.columns.get(VERSION)
+        if not isinstance(versions, Tensor) or not len(batch):
+            return
+        lags, targets = self._sent.lags(versions), outputs.texts.targets
+        device = targets.device
+        is_counted = (targets != IGNORED) & (lags == 0).to(device)[:, None]
+        difference = outputs.token_logprobs.detach() - aligned(batch, "sampled_logprobs", outputs.texts)
+        difference = torch.where(is_counted, difference.abs().double(), 0.0)
+        is_known = lags != UNKNOWN
+        own = [difference.sum(), is_counted.sum(), lags[is_known].sum(), is_known.sum()]
+        self._sums = self._sums.to(device) + torch.stack([one.to(device, torch.float64) for one in own])
+        if difference.numel():
+            self._max = torch.maximum(self._max.to(device), difference.max())
+
+    def metrics(self, data: Collective) -> dict[str, float]:
+        """Returns the metrics over all ranks of `data`, which call this together.
+
+        `parity_mean` and `parity_max` are in nats, over the tokens that were sampled from the weights which
+        the update is about to change. `lag` is the mean number of updates since the weights of a sample were
+        sent. A metric without such tokens or samples is left out.
+        """
+        own = torch.cat([self._sums.to(data.device), self._max.to(data.device)[None]])
+        rows = torch.stack(data.all_gather(own)).cpu()
+        total, tokens, lags, samples = rows[:, :4].sum(0).tolist()
+        found: dict[str, float] = {}
+        if tokens:
+            found = {"parity_mean": total / tokens, "parity_max": float(rows[:, 4].max())}
+        if samples:
+            found["lag"] = lags / samples
+        return found
+
+
+class ParityCheck:
+    """Compares a model with its sampler in each update, and reports large differences."""
+
+    def __init__(self, mode: str) -> None:
+        """`mode` is one of `MODES`; otherwise `ModelError` is raised."""
+        if mode not in MODES:
+            raise ModelError(f"`parity` is {' or '.join(MODES)}, not `{mode}`")
+        self._mode, self.weights = mode, SentWeights()
+        self._differences: Differences | None = None
+        self._is_reported = False
+
+    def add(self, outputs: Outputs, batch: Batch) -> None:
+        """Adds a micro-batch, if an update is measured."""
+        if self._differences:
+            self._differences.add(outputs, batch)
+
+    @contextmanager
+    def measure(self, batch: Batch, step: int, data: Collective) -> Iterator[dict[str, float]]:
+        """Returns a context for the forward passes of an update with `batch`. At its end, the dictionary has
+        the metrics of `Differences`, if the batch was sampled.
+
+        All ranks of `data` enter and leave the context together. If the mean difference is above the limit,
+        the first one is logged. With the mode `error`, it raises `ModelError`.
+        """
+        found: dict[str, float] = {}
+        if self._mode == "off" or "sampled_logprobs" not in batch:
+            yield found
+            return
+        self._differences = differences = Differences(self.weights)
+        try:
+            yield found
+        finally:
+            self._differences = None
+        found |= differences.metrics(data)
+        self._judge(found.get("parity_mean", 0.0), step)
+
+    def _judge(self, mean: float, step: int) -> None:
+        if mean <= MAX_MEAN_NATS:
+            return
+        message = (
+            f"step {step}: the log-probabilities of the sampled tokens differ by {mean:.3g} nats in the mean "
+            f"between the sampler and this model, which have the same weights; more than {MAX_MEAN_NATS} "
+            "means that they compute different distributions; compare `temperature`, `top_p`, `top_k` and "
+            "`dtype` of both"
+        )
+        if self._mode == "error":
+            raise ModelError(f"{message}; the weights were not changed")
+        if not self._is_reported:
+            log.warning(message)
+        self._is_reported = True
