@@ -68,6 +68,21 @@ def test_the_tables_of_data_are_those_of_the_code() -> None:
     assert {_words(row[0])[0] for row in _rows("data.md", "column")} == columns
 
 
+def test_the_tables_of_samplers_are_those_of_the_code() -> None:
+    from meshctl.data.prompts import Prompts
+    from meshctl.data.source import Source
+    from meshctl.hf import Sampler
+
+    own = set(inspect.signature(Prompts).parameters) - set(inspect.signature(Source).parameters)
+    tables = TEXTS["samplers.md"].split("## Arguments")
+    for table, expected in (
+        (tables[0], own | {"over_length"}),
+        (tables[1], set(inspect.signature(Sampler).parameters)),
+    ):
+        cells = [line.split("|")[1] for line in table.split("| argument |")[1].split("\n\n")[0].splitlines()]
+        assert {word for cell in cells[2:] for word in _words(cell)} == expected
+
+
 def test_the_table_of_losses_is_that_of_the_code() -> None:
     from meshctl.losses import LOSSES, find
 
