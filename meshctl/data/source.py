@@ -21,7 +21,7 @@ from meshctl.data.lengths import cut, length_of, limit_of
 from meshctl.data.order import Permutation
 from meshctl.data.packing import PACKED, joined, packed
 from meshctl.data.prefetch import Prefetch, results
-from meshctl.data.rows import open_rows, split_off
+from meshctl.data.rows import Rows, open_rows, split_off
 from meshctl.data.tokenizer import Tokenizer
 from meshctl.runtime.batch.batch import Batch, Column
 from meshctl.runtime.component import Component, endpoint
@@ -92,7 +92,7 @@ class Source(Component):
         self._limit = limit_of(self.ENCODER, max_length, over_length, pack)
         loaded = Tokenizer(tokenizer, chat_template, template_args)
         self._encode = self._encoder(loaded, learn, fields or {})
-        self._rows = split_off(open_rows(path, split), holdout, held_out=held_out)
+        self._rows = split_off(self._open(path, split), holdout, held_out=held_out)
         if keep and (pack or self._limit.over_length == "split"):
             raise DataError("`keep` needs one sample for each row: leave out `pack` and `over_length: split`")
         self._kept = [Kept.of(name, self._rows[0]) for name in keep]
@@ -102,6 +102,9 @@ class Source(Component):
         self._packs: Sequence[Sequence[int]] | None = None
         self._order: tuple[int, Sequence[int]] = (-1, ())
         self._prefetch = Prefetch(self._columns, workers)
+
+    def _open(self, path: str, split: str) -> Rows:
+        return open_rows(path, split)
 
     def _encoder(self, tokenizer: Tokenizer, learn: str, fields: Mapping[str, str]) -> Encoder:
         return self.ENCODER(tokenizer, learn, fields)

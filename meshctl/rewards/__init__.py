@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from meshctl.rewards.component import Function as Function
     from meshctl.rewards.component import RewardError as RewardError
+    from meshctl.rewards.tasks import Tasks as Tasks
 
-__all__ = ["Function", "RewardError"]
-HOMES = {"Function": "component", "RewardError": "component"}
+__all__ = ["Function", "RewardError", "Tasks"]
+HOMES = {"Function": "component", "RewardError": "component", "Tasks": "tasks"}
 """Name -> the module of this package that defines it."""
 
 
