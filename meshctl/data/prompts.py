@@ -23,7 +23,7 @@ class Prompts(Source):
 
     ENCODER = PromptsEncoder
     SEQUENCE_LENGTH: ClassVar = {"longest": "args.max_prompt_tokens"}
-    COLUMNS = ("prompt", "args.keep")
+    COLUMNS: ClassVar[tuple[str, ...]] = ("prompt", "args.keep")
 
     def __init__(
         self,

@@ -56,8 +56,8 @@ class Tasks(Prompts):
     """
 
     EXTRA = "rewards"
-    DATA: ClassVar = None
-    COLUMNS = ()
+    DATA: ClassVar = {}
+    COLUMNS: ClassVar = ()
 
     def __init__(
         self,
