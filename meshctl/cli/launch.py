@@ -237,6 +237,8 @@ def _devices(group: Group) -> str:
 
 
 def _work(plan: Plan, group: Group, secrets: Sequence[str]) -> str:
-    if group.program:
-        return f"program {command_line(group.program.argv, secrets)}"
-    return "components " + ", ".join(component.name for component in plan.components_of(group.name))
+    program, python = group.program, group.program.python if group.program else group.python
+    what = "components " + ", ".join(component.name for component in plan.components_of(group.name))
+    if program:
+        what = f"program {command_line(program.argv, secrets)}"
+    return f"{what}, python {command_line([python], secrets)}" if python else what

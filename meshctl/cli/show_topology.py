@@ -180,7 +180,9 @@ def topology_of(launchable: Launchable) -> Topology:
     if not launchable.secrets.written:
         return drawn
     hide = partial(redact, known=launchable.secrets.written_anywhere)
-    groups = tuple(replace(group, program=hide(group.program)) for group in drawn.groups)
+    groups = tuple(
+        replace(group, program=hide(group.program), python=hide(group.python)) for group in drawn.groups
+    )
     components = tuple(replace(one, unknown=hide(one.unknown)) for one in memory.components)
     return replace(drawn, groups=groups, memory=replace(memory, components=components))
 

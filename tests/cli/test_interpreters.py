@@ -240,6 +240,20 @@ def test_the_same_version_with_other_source_is_refused(folder: Path) -> None:
     assert problem.startswith("has another meshctl") and f"in {site}/meshctl, than this one" in problem
 
 
+def test_pictures_and_the_dry_run_show_the_interpreter(folder: Path) -> None:
+    drawn = meshctl(folder, "show-topology", "recipe.yaml").stdout
+    assert "rollout  2 workers on cpu, node 0, python envs/other/bin/python" in drawn
+    zoomed = meshctl(folder, "show-topology", "recipe.yaml", "--rank", "rollout:1").stdout
+    assert "on cpu, python envs/other/bin/python" in zoomed
+    dry = meshctl(folder, "launch", "--dry-run", "recipe.yaml").stdout
+    assert "  rollout: 2 x cpu, components sampler, python envs/other/bin/python\n" in dry
+    assert "  train: 1 x cpu, components maker, trainer\n" in dry
+    other = (folder / "recipe.yaml").read_text().replace("envs/other", "envs/new")
+    (folder / "other.yaml").write_text(other)
+    changed = meshctl(folder, "show-topology", "other.yaml", "--diff", "recipe.yaml").stdout
+    assert "python" in changed and "envs/new/bin/python" in changed
+
+
 def test_classes_are_read_on_the_path_of_the_interpreter(folder: Path) -> None:
     """A class that only the other interpreter has is found there, and not for a group without it."""
     (site_packages(folder / "envs" / "other") / "engine.py").write_text(PARTS)

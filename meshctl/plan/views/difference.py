@@ -30,7 +30,7 @@ Facts = Mapping[tuple[str, str], Value]
 """(what, dim) -> value; dim is empty for facts that are not about a dim."""
 
 SUMMARY: Mapping[Subject, tuple[str, ...]] = {
-    "groups": ("workers", "device type", "devices per worker", "place", "colocate", "program"),
+    "groups": ("workers", "device type", "devices per worker", "place", "colocate", "program", "python"),
     "components": ("group", "layout", "target"),
     "stages": ("call", "from", "to", "samples"),
     "routes": ("from", "to", "ranks", "collect", "dispatch", "bytes a step"),
@@ -175,6 +175,7 @@ def _of_group(group: PlacedGroup) -> Facts:
         visible_devices=",".join(group.visible_devices),
         colocate=group.colocate,
         program=group.program,
+        python=group.python,
     )
 
 

@@ -161,6 +161,7 @@ class RankZoom:
     visible_devices: tuple[str, ...]
     """The hardware names of the devices, if the recipe states them."""
     program: str
+    python: str
     components: tuple[RankInMesh, ...]
     stages: tuple[RankStage, ...]
     routes: tuple[RankRoute, ...]
@@ -195,6 +196,7 @@ def of_rank(plan: Plan, topology: Topology, group: str, rank: int, samples: int 
         numbers=numbers_on_node(plan, worker),
         visible_devices=placed.visible_devices[first : first + placed.gpus_per_worker],
         program=placed.program,
+        python=placed.python,
         components=tuple(_in_mesh(plan, component, rank) for component in components),
         stages=tuple(_stages(plan, group, rank, samples)),
         routes=tuple(_routes(plan, group, rank, samples)),

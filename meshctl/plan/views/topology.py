@@ -71,6 +71,8 @@ class PlacedGroup:
     colocate: str
     program: str
     """The command line of a group that runs a script; empty for components."""
+    python: str
+    """The interpreter of its workers, as the recipe names it; empty for the launcher's."""
     components: tuple[str, ...]
     nodes: int
     """The number of nodes with workers of the group."""
@@ -327,6 +329,7 @@ def _group(plan: Plan, group: Group) -> PlacedGroup:
         visible_devices=group.visible_devices,
         colocate=group.colocate,
         program=command_line(group.program.argv) if group.program else "",
+        python=group.program.python if group.program else group.python,
         components=tuple(component.name for component in plan.components_of(group.name)),
         nodes=sum(stop - start for start, stop in plan.node_runs_of(group.name)),
         node_runs=plan.node_runs(group.name),

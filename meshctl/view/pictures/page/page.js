@@ -122,6 +122,7 @@ function groupRow(group) {
     group.gpus_per_worker > 1 && `${group.gpus_per_worker} devices each`,
     group.visible_devices.length && `sees ${group.visible_devices.join(", ")}`,
     group.colocate && `on the devices of ${group.colocate}`,
+    group.python && `python ${group.python}`,
     deviceMemoryOf(group.name),
   ];
   const components = topology.componentsOf(group.name).slice(0, COMPONENTS);

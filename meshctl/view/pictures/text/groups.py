@@ -145,6 +145,8 @@ def facts(group: PlacedGroup) -> Line:
         words.append(f"on the devices of {group.colocate}")
     if group.program:
         words.append(f"program {group.program}")
+    if group.python:
+        words.append(f"python {group.python}")
     return Line(", ".join(words))
 
 

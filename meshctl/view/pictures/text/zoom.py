@@ -262,6 +262,8 @@ def _location(zoom: RankZoom) -> Iterator[str]:
         yield f"visible devices {','.join(zoom.visible_devices)}"
     if zoom.program:
         yield f"program {zoom.program}"
+    if zoom.python:
+        yield f"python {zoom.python}"
 
 
 def _in_mesh(sheet: Sheet, rank: int, seen: RankInMesh) -> list[Line]:
