@@ -52,7 +52,7 @@ from meshctl.runtime.routes.joins import check_joinable, join
 from meshctl.runtime.routes.paths import Paths
 from meshctl.runtime.routes.rows import RowRange, fill, gather
 from meshctl.runtime.routes.shared_write import SharedWrite
-from meshctl.runtime.routes.step import Partition, SentPart, StepHeader
+from meshctl.runtime.routes.step import Partition, StepHeader
 from meshctl.runtime.transports.allgather import allgather
 from meshctl.runtime.transports.buffers.frames import FrameError, unpack
 from meshctl.runtime.transports.errors import BuffersHeld, PeerLost
@@ -61,9 +61,6 @@ from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
 from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_for, parts_of_some, parts_within
 from meshctl.topology.modes import producer_set
 from meshctl.topology.samples import RouteError, Run
-
-FLAT_MAX_RANGES = 64
-"""The most ranges of rows of a flat frame. More are gathered by an index."""
 
 
 class _Message(NamedTuple):
@@ -197,40 +194,41 @@ class Channel:
         for sent in header.sent_by(self._me, self._led):
             part, leading = sent.part, table if sent.is_leader else None
             frame: list[Any] = [self._generation, header.digest, leading, None]
+            flat = header.flat_part(part)
             if not isinstance(value, Batch):
                 self._send_frame(part, frame)
-            elif sent.flat and self._send_flat(header, sent, leading, value):
-                continue
-            elif sent.flat is None and (schema := self._shared_write.schema_of(header, part)):
+            elif flat and sent.held.count:
+                self._send_flat(header, part, flat, leading, value)
+            elif not flat and (layout := self._shared_write.layout_of(header, part)):
+                head = flat_frame.head(self._generation, header.digest, leading, ALIGNED)
+                self.bytes_sent += self._shared_write.send_flat(header, head, part, self._me, value, layout)
+            elif not flat and (schema := self._shared_write.schema_of(header, part)):
                 self.bytes_sent += self._shared_write.send(header, frame, part, self._me, value, schema)
             else:
                 frame[3] = gather(value, sent.held.packed)
                 self._send_rows(part, frame, value, sent.held.packed)
 
     def _send_flat(
-        self, header: StepHeader, sent: SentPart, table: Sequence[bytes] | None, value: Batch
-    ) -> bool:
-        """Sends this rank's rows in a flat frame, and returns False if there are none, or too many ranges."""
-        assert self._me is not None
-        part, ranges = sent.part, sent.held.ranges
-        if not 0 < len(ranges) <= FLAT_MAX_RANGES:
-            return False
-        packed, most = header.flat_held(part, self._me, PACKED), self._paths.inline_max(part, self._me)
+        self, header: StepHeader, part: int, flat: FlatPart, table: Sequence[bytes] | None, value: Batch
+    ) -> None:
+        """Sends this rank's rows of a part in a flat frame."""
+        me = self._me or 0
+        packed, most = flat.held(me, PACKED), self._paths.inline_max(part, me)
         head = flat_frame.head(self._generation, header.digest, table, PACKED)
         if len(head) + packed.nbytes <= most:
-            frame = flat_frame.encode(head, packed, value, ranges)
-            for job_ranks in self._paths.destinations(part, self._me):
+            frame = flat_frame.encode(head, packed, value, me)
+            for job_ranks in self._paths.destinations(part, me):
                 self.bytes_sent += len(frame)
                 self._transport.send_inline(job_ranks, self._tag + VALUES, frame)
-            return True
-        layout = header.flat_held(part, self._me, ALIGNED)
+            return
+        layout = flat.held(me, ALIGNED)
         head = flat_frame.head(self._generation, header.digest, table, ALIGNED)
-        for job_ranks in self._paths.destinations(part, self._me):
+        for job_ranks in self._paths.destinations(part, me):
             lease = self._transport.lease(job_ranks, self._tag + VALUES, len(head) + layout.nbytes)
-            flat_frame.write(lease.frame, head, layout, value, ranges)
+            flat_frame.write_head(lease.frame, head)
+            flat_frame.write(lease.frame, len(head), layout, value, me)
             self.bytes_sent += len(lease.frame)
             self._transport.deliver(lease)
-        return True
 
     def _send_rows(self, part: int, content: list[Any], value: Batch, ranges: Sequence[RowRange]) -> None:
         """Sends the rows `ranges` of a batch. Several ranges are copied into the memory of the frame one by
@@ -293,58 +291,46 @@ class Channel:
                 self._check(sent[producer], header.digest, producer)
         if not sent:  # the leader itself has no samples any more
             return Received(header.empty_batch(), header)
-        flat = header.flat_part(part)
-        if flat is None and self._shared_write.schema_of(header, part):
+        if flat := header.flat_part(part):
+            return self._received_flat(header, part, flat, sent)
+        if layout := self._shared_write.layout_of(header, part):
+            return self._received_flat(header, part, layout, {leader: message}, is_whole=True)
+        if self._shared_write.schema_of(header, part):
             return Received(self._checked_batch(message.batch, partition.counts[part], leader), header)
-        if flat and all(type(each.batch) is FlatRows for each in sent.values()):
-            return self._received_flat(header, part, flat, {each: one.batch for each, one in sent.items()})
         batches = {
-            producer: self._batch_in(header, part, producer, each.batch) for producer, each in sent.items()
+            producer: self._checked_batch(each.batch, partition.held(part, producer).count, producer)
+            for producer, each in sent.items()
         }
         batch = assembled(partition.parts[part], batches, self._transport.concat)
         buffers = [each.memory for each in sent.values() if each.memory is not None]
         return Received(batch, header, buffers=buffers)
 
     def _received_flat(
-        self, header: StepHeader, part: int, flat: FlatPart, sent: Mapping[int, FlatRows]
-    ) -> Received:
-        """Returns the samples of a part from flat frames. Those of a single producer are read in place."""
-        producer, (rows, alignment) = next(iter(sent.items()))
-        if len(sent) == 1 and alignment == ALIGNED and not rows.readonly:
-            if len(rows) != flat.nbytes:
-                raise self._unexpected(producer, f"{len(rows)} bytes for other rows")
-            return Received(header.batch_of(part, flat.columns_in(rows)), header)
-        buffer = flat.new_buffer()
-        for producer, one in sent.items():
-            ranges = header.partition.held(part, producer).ranges
-            self._copy_flat(header, part, producer, one, (flat, buffer, ranges))
-        batch = header.batch_of(part, flat.columns_in(buffer))
-        is_small = isinstance(buffer, bytearray)
-        return Received(batch, header, buffers=[buffer] if is_small else [], is_buffered=is_small)
-
-    def _copy_flat(
         self,
         header: StepHeader,
         part: int,
-        producer: int,
-        sent: FlatRows,
-        into: tuple[FlatPart, Any, Sequence[RowRange]],
-    ) -> None:
-        """Copies the rows of a producer into a buffer of the given layout, to the given ranges."""
-        layout, buffer, ranges = into
-        source = header.flat_held(part, producer, sent.alignment)
-        if not layout.copy(memoryview(buffer), ranges, source, sent.rows):
-            raise self._unexpected(producer, f"{len(sent.rows)} bytes for other rows")
-
-    def _batch_in(self, header: StepHeader, part: int, producer: int, batch: Any) -> Batch:
-        """Returns the samples of a part that one producer sent."""
-        held = header.partition.held(part, producer)
-        if header.flat_part(part) and type(batch) is FlatRows:
-            alone = header.flat_held(part, producer, ALIGNED)
-            buffer = bytearray(alone.nbytes)
-            self._copy_flat(header, part, producer, batch, (alone, buffer, held.packed))
-            return header.batch_of_held(part, producer, alone.columns_in(buffer))
-        return self._checked_batch(batch, held.count, producer)
+        flat: FlatPart,
+        sent: Mapping[int, _Message],
+        *,
+        is_whole: bool = False,
+    ) -> Received:
+        """Returns the samples of a part from flat frames. A frame with all of its rows (`is_whole`, or
+        that of a single producer) is read in place."""
+        for producer, message in sent.items():
+            if type(message.batch) is not FlatRows:
+                raise self._unexpected(producer, "no rows")
+        producer, (rows, alignment) = next((each, one.batch) for each, one in sent.items())
+        if is_whole or (len(sent) == 1 and alignment == ALIGNED and not rows.readonly):
+            if len(rows) != flat.nbytes or rows.readonly or alignment != ALIGNED:
+                raise self._unexpected(producer, f"{len(rows)} bytes for other rows")
+            return Received(header.batch_of(part, flat.columns_in(rows)), header)
+        buffer = flat.new_buffer()
+        for producer, message in sent.items():
+            if not flat.copy(memoryview(buffer), producer, message.batch):
+                raise self._unexpected(producer, f"{len(message.batch.rows)} bytes for other rows")
+        batch = header.batch_of(part, flat.columns_in(buffer))
+        is_small = isinstance(buffer, bytearray)
+        return Received(batch, header, buffers=[buffer] if is_small else [], is_buffered=is_small)
 
     def _checked_batch(self, batch: Any, count: int, producer: int) -> Batch:
         if not isinstance(batch, Batch) or len(batch) != count:

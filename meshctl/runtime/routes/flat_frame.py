@@ -2,25 +2,27 @@
 
     "MSF2" | generation | digest | bytes of the table | alignment | table | rows of a column | rows ...
 
-The headers of the step contain everything else: which rows of its batch a producer sends for the part, and
-the dtype and the row shape of each column. A producer sends a flat frame if all columns are tensors in host
-memory and the part is not large.
+The headers of the step contain everything else: which rows of its batch a producer sends for the part, the
+dtype and the row shape of each column, and the lengths of ragged rows. So nothing is decoded but the head.
+A part can be flat if all of its columns are tensors or ragged tensors in host memory.
 
     in a message    a frame of at most `DataPlane.inline_max` bytes. Its columns are not aligned, because the
                     consumer copies them.
     in memory       a larger frame. Each column starts at a multiple of 64 bytes, so that a consumer with a
                     single producer reads the columns in place.
+    shared          a large part of several producers, who write their rows into one frame (`shared_write`).
 
-A consumer with several producers copies their rows into one buffer, in sample order. It checks the lengths in
-a frame before it uses the rows.
+A consumer with several small frames copies their rows into one buffer, in sample order. It checks the lengths
+in a frame before it uses the rows.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgpack
@@ -28,11 +30,11 @@ import numpy
 import torch
 from torch import Tensor
 
-from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.routes.header import PlainColumn
-from meshctl.runtime.routes.rows import RowRange
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.runtime.transports.buffers.memcpy import as_plain
+from meshctl.topology.samples import Run
 
 MAGIC = b"MSF2"
 PACKED, ALIGNED = 1, 64
@@ -64,77 +66,117 @@ class FlatMessage(NamedTuple):
     rows: FlatRows
 
 
-@dataclass(frozen=True)
-class _Placed:
+Edges = Mapping[int | None, Sequence[int]]
+"""The places of the runs of a part in a column: the first element of each run, and after them the number of
+elements, counted along the first dim. The key None is for tensors; ragged columns have the index of their
+lengths among the header's numbers."""
+
+
+class _Placed(NamedTuple):
     """The place of a column in the buffer of all columns of a part."""
 
     column: PlainColumn
     at: int
-    """The first byte of its rows."""
-    shape: tuple[int, ...]
-    """The shape of the whole column."""
-    elements: int
-    """The number of its elements."""
+    """Its first byte."""
+    edges: Sequence[int]
+    """The places of the runs in the column."""
 
 
 class FlatPart:
-    """The layout of the columns of some samples in one buffer. All steps with the same partition share it."""
+    """The layout of the columns of some samples in one buffer. Steps with the same partition share it, unless
+    a column is ragged."""
 
-    def __init__(self, columns: Sequence[PlainColumn], count: int, alignment: int = ALIGNED) -> None:
-        self.columns = columns
+    def __init__(
+        self,
+        columns: Sequence[PlainColumn],
+        runs: Sequence[Run],
+        edges: Edges,
+        alignment: int = ALIGNED,
+        offsets: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        """`offsets` are those of the ragged columns, by the index of their lengths. A layout without them has
+        no columns to read."""
+        self.columns, self.runs = columns, runs
+        self._edges, self._offsets = edges, offsets or {}
         self._placed: list[_Placed] = []
         self.nbytes = 0
         """Bytes of all columns, each at a multiple of `alignment`."""
         for column in columns:
-            nbytes = column.row_bytes * count
-            shape = (count, *column.shape)
-            self._placed.append(_Placed(column, self.nbytes, shape, nbytes // column.dtype.itemsize))
-            self.nbytes += -(-nbytes // alignment) * alignment
+            some = edges[column.lengths]
+            self._placed.append(_Placed(column, self.nbytes, some))
+            self.nbytes += -(-column.row_bytes * some[-1] // alignment) * alignment
+
+    @cached_property
+    def _held(self) -> dict[tuple[int, int], FlatPart]:
+        return {}
+
+    def held(self, producer: int, alignment: int) -> FlatPart:
+        """Returns the layout of those samples that one producer holds, without those of the others."""
+        found = self._held.get((producer, alignment))
+        if found is None:
+            numbers = self._numbers(producer)
+            edges = {
+                index: [0, *accumulate([some[number + 1] - some[number] for number in numbers])]
+                for index, some in self._edges.items()
+            }
+            runs = [self.runs[number] for number in numbers]
+            found = self._held[producer, alignment] = FlatPart(self.columns, runs, edges, alignment)
+        return found
+
+    def _numbers(self, producer: int) -> list[int]:
+        """Returns the numbers of a producer's runs."""
+        return [number for number, run in enumerate(self.runs) if run.producer == producer]
 
     def new_buffer(self) -> Buffer:
         """Returns a buffer for the columns: a bytearray for a small part, otherwise uninitialized memory."""
         return bytearray(self.nbytes) if self.nbytes < SMALL_MAX_BYTES else numpy.empty(self.nbytes, "B")
 
-    def columns_in(self, buffer: Buffer) -> dict[str, Tensor]:
+    def columns_in(self, buffer: Buffer) -> dict[str, Column]:
         """Returns the columns as views of a buffer."""
-        columns: dict[str, Tensor] = {}
-        for placed in self._placed:
-            dtype, shape, count = placed.column.dtype, placed.shape, placed.elements
-            if count:
-                column = torch.frombuffer(buffer, dtype=dtype, count=count, offset=placed.at)
+        columns: dict[str, Column] = {}
+        for (name, dtype, shape, row, lengths), at, edges in self._placed:
+            count = edges[-1]
+            if count and row:
+                elements = count * row // dtype.itemsize
+                values = torch.frombuffer(buffer, dtype=dtype, count=elements, offset=at)
             else:
-                column = torch.empty(0, dtype=dtype)
-            columns[placed.column.name] = column if len(shape) == 1 else column.view(shape)
+                values = torch.empty(0, dtype=dtype)
+            if shape:
+                values = values.view(count, *shape)
+            columns[name] = values if lengths is None else Ragged(values, self._offsets[lengths])
         return columns
 
-    def spans(self, batch: Batch, ranges: Sequence[RowRange]) -> Iterator[tuple[int, int, int]]:
-        """Yields (place in the buffer, address, bytes) of the rows `ranges` of a batch. An address is valid
-        until the iteration continues."""
-        for placed in self._placed:
-            tensor, row, at = batch.columns[placed.column.name], placed.column.row_bytes, placed.at
-            assert isinstance(tensor, Tensor)
-            address = tensor.data_ptr()
-            if not address or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-                tensor = as_plain(tensor)
-                address = tensor.data_ptr()
-            for each in ranges:
-                nbytes = (each.stop - each.start) * row
-                yield at, address + each.start * row, nbytes
-                at += nbytes
+    def spans(self, batch: Batch, producer: int) -> Iterator[tuple[int, int, int]]:
+        """Yields (place in the buffer, address, bytes) of the rows of a producer, whose batch it is. An
+        address is valid until the iteration continues."""
+        numbers = self._numbers(producer)
+        starts = [self.runs[number].start for number in numbers]
+        for (name, _, _, row, _), at, edges in self._placed:
+            column, first = batch.columns[name], starts
+            if isinstance(column, Ragged):
+                offsets = column.offsets.numpy()
+                column, first = column.values, [int(offsets[start]) for start in starts]
+            assert isinstance(column, Tensor)
+            address = column.data_ptr()
+            if not address or not column.is_contiguous() or column.is_conj() or column.is_neg():
+                column = as_plain(column)
+                address = column.data_ptr()
+            for number, start in zip(numbers, first, strict=True):
+                begin, end = edges[number], edges[number + 1]
+                yield at + begin * row, address + start * row, (end - begin) * row
 
-    def copy(
-        self, buffer: memoryview, ranges: Sequence[RowRange], source: FlatPart, rows: memoryview
-    ) -> bool:
-        """Copies the rows that one producer sent, which are placed as in `source`, to their places in a
-        buffer. Returns False if `rows` has another size than `source`."""
-        if len(rows) != source.nbytes:
+    def copy(self, buffer: memoryview, producer: int, sent: FlatRows) -> bool:
+        """Copies the rows that one producer sent to their places in a buffer. Returns False if they have
+        another size than those that it holds."""
+        source, numbers = self.held(producer, sent.alignment), self._numbers(producer)
+        if len(sent.rows) != source.nbytes:
             return False
-        for placed, sent in zip(self._placed, source._placed, strict=True):
-            row, start = placed.column.row_bytes, sent.at
-            for each in ranges:
-                nbytes, at = (each.stop - each.start) * row, placed.at + each.at * row
-                buffer[at : at + nbytes] = rows[start : start + nbytes]
-                start += nbytes
+        for (column, at, edges), given in zip(self._placed, source._placed, strict=True):
+            row, start = column.row_bytes, given.at
+            for number in numbers:
+                begin, stop = at + edges[number] * row, at + edges[number + 1] * row
+                buffer[begin:stop] = sent.rows[start : start + stop - begin]
+                start += stop - begin
         return True
 
 
@@ -146,18 +188,25 @@ def head(generation: int, digest: int, table: Sequence[bytes] | None, alignment:
     return found.ljust(_rows_start(len(packed), alignment), b"\0")
 
 
-def encode(head: bytes, layout: FlatPart, batch: Batch, ranges: Sequence[RowRange]) -> bytes:
-    """Returns the frame of the rows `ranges` of a batch. The alignment of `layout` is `PACKED`."""
-    rows = [ctypes.string_at(address, nbytes) for _, address, nbytes in layout.spans(batch, ranges)]
+def encode(head: bytes, layout: FlatPart, batch: Batch, producer: int) -> bytes:
+    """Returns the frame of a producer's rows, whose batch it is. The alignment of `layout` is `PACKED`."""
+    rows = [ctypes.string_at(address, nbytes) for _, address, nbytes in layout.spans(batch, producer)]
     return b"".join([head, *rows])
 
 
-def write(into: Tensor, head: bytes, layout: FlatPart, batch: Batch, ranges: Sequence[RowRange]) -> None:
-    """Writes the frame of the rows `ranges` of a batch into memory, uint8 `[n]`."""
-    memory = into.data_ptr()
-    ctypes.memmove(memory, head, len(head))
-    for at, address, nbytes in layout.spans(batch, ranges):
-        ctypes.memmove(memory + len(head) + at, address, nbytes)
+def write(into: Tensor, start: int, layout: FlatPart, batch: Batch, producer: int) -> int:
+    """Writes a producer's rows, whose batch it is, into memory, uint8 `[n]`, in which the rows of a frame
+    begin at `start`. Returns their bytes."""
+    memory, written = into.data_ptr() + start, 0
+    for at, address, nbytes in layout.spans(batch, producer):
+        ctypes.memmove(memory + at, address, nbytes)
+        written += nbytes
+    return written
+
+
+def write_head(into: Tensor, head: bytes) -> None:
+    """Writes the beginning of a frame into memory, uint8 `[n]`."""
+    ctypes.memmove(into.data_ptr(), head, len(head))
 
 
 def decode(frame: Tensor | bytes) -> FlatMessage | None:

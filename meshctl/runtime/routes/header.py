@@ -1,7 +1,8 @@
 """The headers that the producers of a route announce in every step, as bytes for all producers and consumers.
 
-    a batch          E | int64, the first id | schema       ids numbered evenly, and no lengths needed
-                     F | frame of [schema, ids, numbers]    otherwise
+    a batch          E | int64, the first id | schema       ids numbered evenly, and no numbers needed
+                     N | int64, the first id | bytes of the schema | schema | numbers (`header_numbers`)
+                     F | frame of [schema, ids, numbers]    where the ids are listed
     a plain value    F | frame of [value, weight]
     end of stream    .
 
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import MARK, Batch, BatchError, Column, Ragged
+from meshctl.runtime.routes.header_numbers import MAX_SUM, decode_numbers, encode_numbers
 from meshctl.runtime.routes.rows import dtype_of, kind_of
 from meshctl.runtime.transports.buffers.frames import (
     MAX_DIMS,
@@ -34,6 +36,7 @@ from meshctl.runtime.transports.buffers.frames import (
     fits,
     is_host_tensor,
     not_sent,
+    on_device,
     unpack,
 )
 from meshctl.topology.modes import Dispatch
@@ -47,18 +50,21 @@ MAX_SAMPLES = 1 << 31
 MAX_COLUMN_BYTES = 1 << 48
 """The most bytes of one column of a producer, where dims of size 0 count as 1."""
 _INT64 = 1 << 63
-_EVEN, _FRAME, _END = b"E", b"F", b"."
-_FIRST_ID = struct.Struct("<cq")
+_EVEN, _NUMBERED, _FRAME, _END = b"E", b"N", b"F", b"."
+_FIRST_ID, _NUMBERED_HEAD = struct.Struct("<cq"), struct.Struct("<cqI")
 
 
 class PlainColumn(NamedTuple):
-    """A column whose rows are bytes of one length in host memory."""
+    """A column in host memory: a tensor, or a ragged column whose lengths are in the headers."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    """The shape of a row."""
+    """The shape of a row of the tensor, or of the tensor of a ragged column's values."""
     row_bytes: int
+    """The bytes of such a row."""
+    lengths: int | None
+    """For a ragged column, the index of its lengths among the header's numbers."""
 
 
 PartitionKey = tuple[bytes | None, ...]
@@ -76,8 +82,7 @@ class BatchSchema:
     columns: Mapping[str, Sequence[Any]]
     """Column -> kind, name of the dtype, shape of a row."""
     ragged: Mapping[str, int]
-    """Ragged column -> index of its lengths among the header's numbers; empty if the producer alone writes
-    its frames."""
+    """Ragged column -> index of its lengths among the header's numbers."""
     tokens: int | None
     """The index of the samples' token counts among the numbers; None if the dispatch does not balance."""
     homes: int | None
@@ -101,19 +106,22 @@ class BatchSchema:
 
     @cached_property
     def plain_columns(self) -> tuple[PlainColumn, ...] | None:
-        """The columns, where all of them are tensors in host memory; else None."""
+        """The columns, where all of them are tensors or ragged tensors in host memory; else None."""
         found: list[PlainColumn] = []
         for name, (kind, *layout) in self.columns.items():
-            if kind != "tensor":
+            if kind not in ("tensor", "ragged"):
                 return None
             dtype, shape = dtype_of(layout[0]), tuple(layout[1])
-            found.append(PlainColumn(name, dtype, shape, prod(shape) * dtype.itemsize))
+            row_bytes = prod(shape) * dtype.itemsize
+            found.append(PlainColumn(name, dtype, shape, row_bytes, self.ragged.get(name)))
         return tuple(found)
 
     @cached_property
     def row_bytes(self) -> int | None:
-        """The bytes of one sample in all columns, where these are plain; else None."""
-        return None if self.plain_columns is None else sum(each.row_bytes for each in self.plain_columns)
+        """The bytes of one sample in all columns, where these are tensors in host memory; else None."""
+        if self.plain_columns is None or self.ragged:
+            return None
+        return sum(each.row_bytes for each in self.plain_columns)
 
     @cached_property
     def count(self) -> int:
@@ -180,20 +188,19 @@ def describe(
 ) -> ProducerHeader:
     """Returns the header of a batch. Raises `BatchError` for columns that cannot be sent.
 
-    Lengths of ragged columns, and which columns are mappable, are needed only where the producer is not
-    `alone`; tokens and homes only where the dispatch uses them.
+    Which columns are mappable is needed only where the producer is not `alone`; tokens and homes only where
+    the dispatch uses them.
     """
     columns = batch.columns
     kinds, numbers = _kinds(columns), _Numbers()
     ragged: list[tuple[str, int]] = []
     mappable: list[str] = []
-    if not alone:
-        for name, column in columns.items():
-            if isinstance(column, Tensor):
-                if column.nbytes >= MIN_MAPPED_BYTES and is_mappable(column):
-                    mappable.append(name)
-            elif isinstance(column, Ragged) and kind_of(column) == "ragged":
-                ragged.append((name, numbers.lengths(column)))
+    for name, column in columns.items():
+        if isinstance(column, Tensor):
+            if not alone and column.nbytes >= MIN_MAPPED_BYTES and is_mappable(column):
+                mappable.append(name)
+        elif isinstance(column, Ragged) and not on_device(column.values):
+            ragged.append((name, numbers.lengths(column)))
     tokens = homes = None
     if dispatch.balance:
         named = batch.tokens
@@ -288,6 +295,8 @@ def encode(header: ProducerHeader) -> bytes:
         return _END if header.is_end else _FRAME + Frame([header.value, header.weight]).inline()
     if schema.grid and not header.numbers:
         return _FIRST_ID.pack(_EVEN, header.ids) + schema.encoded
+    if schema.grid and (numbers := encode_numbers(header.numbers, schema.count)) is not None:
+        return _NUMBERED_HEAD.pack(_NUMBERED, header.ids, len(schema.encoded)) + schema.encoded + numbers
     return _FRAME + Frame([schema.encoded, header.ids, header.numbers]).inline()
 
 
@@ -334,6 +343,8 @@ def decode(row: Any) -> ProducerHeader | None:
         schema, first = decode_schema(row[_FIRST_ID.size :]), _FIRST_ID.unpack_from(row)[1]
         is_even = schema is not None and schema.is_even and first < _INT64 - schema.grid[0]
         return ProducerHeader(schema, first) if is_even else None
+    if row[:1] == _NUMBERED and len(row) > _NUMBERED_HEAD.size:
+        return _decoded_numbered(row)
     if row[:1] != _FRAME:
         return None
     try:
@@ -346,6 +357,16 @@ def decode(row: Any) -> ProducerHeader | None:
         case [value, weight] if type(weight) in (int, float):
             return ProducerHeader(value=value, weight=weight)
     return None
+
+
+def _decoded_numbered(row: bytes) -> ProducerHeader | None:
+    _, first, length = _NUMBERED_HEAD.unpack_from(row)
+    end = _NUMBERED_HEAD.size + length
+    schema = decode_schema(row[_NUMBERED_HEAD.size : end])
+    if schema is None or not schema.grid or not schema.min_numbers or first >= _INT64 - schema.grid[0]:
+        return None
+    numbers = decode_numbers(row[end:], schema.min_numbers, schema.count)
+    return None if numbers is None else ProducerHeader(schema, first, numbers)
 
 
 def _decoded_batch(encoded: bytes, ids: Any, numbers: list[Any]) -> ProducerHeader | None:
@@ -371,7 +392,7 @@ def _count(schema: BatchSchema, ids: Any) -> int | None:
 def _are_numbers(numbers: Any, count: int) -> bool:
     if not isinstance(numbers, Tensor) or numbers.dtype != torch.int64 or numbers.shape != (count,):
         return False
-    return not count or int(numbers.min()) >= 0
+    return not count or (int(numbers.min()) >= 0 and int(numbers.max()) * count <= MAX_SUM)
 
 
 @lru_cache(SCHEMAS_KEPT)

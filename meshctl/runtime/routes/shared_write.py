@@ -1,7 +1,8 @@
 """One frame that several producers of a node write together.
 
 The leader of a part lays out the frame and sends it to the consumers. The other producers write their rows
-into it, and then send the consumers a frame without rows.
+into it, and then send the consumers a frame without rows. The frame is flat (`flat_frame`) where the headers
+determine the places of all rows, so that no writer has to decode it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from typing import Any
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.routes import flat_frame
 from meshctl.runtime.routes.end import SHARED_WRITE, VALUES, RouteContext
+from meshctl.runtime.routes.flat_frame import FlatPart
 from meshctl.runtime.routes.paths import Paths
 from meshctl.runtime.routes.rows import RowRange, Schema, empty_like, fill, row_bytes
 from meshctl.runtime.routes.step import StepHeader
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.buffers.mapped_concat import fits_pages
-from meshctl.runtime.transports.transport import tensor_of
+from meshctl.runtime.transports.transport import Lease, tensor_of
 from meshctl.topology.consumers import ConsumerParts
 
 SHARED_PART_MIN_BYTES = 1 << 20
@@ -51,29 +54,76 @@ class SharedWrite:
         schema = header.schema_of(part)
         return schema if schema and needs_copy(header, part, schema, SHARED_PART_MIN_BYTES) else None
 
+    def layout_of(self, header: StepHeader, part: int) -> FlatPart | None:
+        """Returns the layout of a part that several producers write into one flat frame; None for other
+        parts."""
+        producers = header.partition.producers[part]
+        layout = header.layout_of(part) if len(producers) > 1 else None
+        if layout is None or layout.nbytes < SHARED_PART_MIN_BYTES:
+            return None
+        return layout if self._paths.can_write_together(part, producers) else None
+
+    def send_flat(
+        self, header: StepHeader, head: bytes, part: int, me: int, value: Batch, layout: FlatPart
+    ) -> int:
+        """Writes the rows of producer `me` into the flat frame of the leader, and returns their bytes. `head`
+        is the beginning of this producer's frame. Raises `PeerLost` for a frame of another size."""
+        leader, readers = self._consumers.leaders[part], self._readers(part)
+        if leader != me:
+            frame = self._invitation(leader)
+            if len(frame) < layout.nbytes:
+                raise self._transport.peer_lost(
+                    self._job_ranks[leader], f"laid out {len(frame)} bytes for other rows"
+                )
+            written = flat_frame.write(frame, len(frame) - layout.nbytes, layout, value, me)
+            self._transport.send_inline(readers, self._tag + VALUES, head)
+            return written
+        lease = self._lease(header, part, me, len(head) + layout.nbytes)
+        flat_frame.write_head(lease.frame, head)
+        self._invite(lease, header, part, me)
+        written = flat_frame.write(lease.frame, len(head), layout, value, me)
+        self._transport.deliver(lease)
+        return written
+
     def send(
         self, header: StepHeader, content: list[Any], part: int, me: int, value: Batch, schema: Schema
     ) -> int:
         """Writes the rows of producer `me` into the frame of the leader, and returns their bytes. `content`
         is that of a frame without a batch."""
         ranges = header.partition.held(part, me).ranges
-        leader = self._consumers.leaders[part]
-        readers = [self._consumer.job_rank(rank) for rank in self._consumers.ranks[part]]
+        leader, readers = self._consumers.leaders[part], self._readers(part)
         if leader != me:
-            delivery = self._transport.receive(self._job_ranks[leader], self._tag + SHARED_WRITE)
-            written = _fill(tensor_of(delivery.frame), value, ranges)
+            written = _fill(self._invitation(leader), value, ranges)
             self._transport.send(readers, self._tag + VALUES, Frame(content))
             return written
         frame = Frame([*content[:3], _laid_out(header, part, schema)])
-        others = [self._job_ranks[other] for other in header.partition.producers[part] if other != me]
-        tag = self._tag + SHARED_WRITE
-        lease = self._transport.lease(readers, self._tag, frame.nbytes, writers=others, writer_tag=tag)
+        lease = self._lease(header, part, me, frame.nbytes)
         frame.write(lease.frame)
-        for other in others:
-            self._transport.invite(lease, other, tag)
+        self._invite(lease, header, part, me)
         written = _fill(lease.frame, value, ranges)
         self._transport.deliver(lease)
         return written
+
+    def _readers(self, part: int) -> list[int]:
+        return [self._consumer.job_rank(rank) for rank in self._consumers.ranks[part]]
+
+    def _writers(self, header: StepHeader, part: int, me: int) -> list[int]:
+        return [self._job_ranks[other] for other in header.partition.producers[part] if other != me]
+
+    def _lease(self, header: StepHeader, part: int, me: int, nbytes: int) -> Lease:
+        """Returns memory for the frame of a part that this producer, `me`, leads."""
+        readers, writers = self._readers(part), self._writers(header, part, me)
+        tag = self._tag + SHARED_WRITE
+        return self._transport.lease(readers, self._tag, nbytes, writers=writers, writer_tag=tag)
+
+    def _invite(self, lease: Lease, header: StepHeader, part: int, me: int) -> None:
+        """Lets the other producers of a part write to its frame."""
+        for writer in self._writers(header, part, me):
+            self._transport.invite(lease, writer, self._tag + SHARED_WRITE)
+
+    def _invitation(self, leader: int) -> Tensor:
+        """Returns the frame that the leader of a part has laid out."""
+        return tensor_of(self._transport.next(self._job_ranks[leader], self._tag + SHARED_WRITE).frame)
 
 
 def _laid_out(header: StepHeader, part: int, schema: Schema) -> Batch:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
-from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.batch.batch import Batch, Column
 from meshctl.runtime.batch.ids import ids_of
 from meshctl.runtime.routes.flat_frame import FlatPart
-from meshctl.runtime.routes.header import ProducerHeader, table_of
+from meshctl.runtime.routes.header import PlainColumn, ProducerHeader, table_of
 from meshctl.runtime.routes.rows import RowRange, packed, ranges_of, row_index, without_rows
 from meshctl.runtime.transports.buffers import mapped_concat
 from meshctl.topology.samples import Grid, Run, SampleTable
@@ -25,7 +26,9 @@ their runs are long."""
 MIN_ROWS_PER_RUN = 16
 """Runs that have at least this number of rows on average are sliced, however many there are."""
 FLAT_MAX_BYTES = 1 << 20
-"""Parts of this size or larger are not sent in flat frames."""
+"""Parts of this size or larger are not sent in flat frames, unless their producers write into one frame."""
+FLAT_MAX_RUNS = 256
+"""The most runs of a flat part. Rows of more runs are gathered by an index."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,12 @@ class HeldRows:
 
 
 class SentPart(NamedTuple):
-    """The rows that one producer sends for one part, and the form in which it sends them."""
+    """The rows that one producer sends for one part."""
 
     part: int
     is_leader: bool
     """Whether the producer sends the headers to the part's consumers."""
     held: HeldRows
-    flat: FlatPart | None
-    """The layout of the part, where it is sent in flat frames."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,13 @@ class Partition:
         return max(self.counts, default=0)
 
     @cached_property
-    def flat(self) -> dict[int, FlatPart | None]:
-        """Part -> the result of `StepHeader.flat_part`, for the parts that were asked for."""
+    def layouts(self) -> dict[int, FlatPart]:
+        """Part -> its layout, for the parts of tensors that were asked for."""
         return {}
 
     @cached_property
-    def flat_held(self) -> dict[tuple[int, int, int], FlatPart]:
-        """(Part, producer, alignment) -> the result of `StepHeader.flat_held`, where it was asked for."""
+    def flat_columns(self) -> dict[int, Sequence[PlainColumn]]:
+        """Part -> the columns of a flat frame, for the parts that were asked for; none if it is not flat."""
         return {}
 
     @cached_property
@@ -129,45 +130,71 @@ class StepHeader:
             held, producers = self.partition.held, self.partition.producers
             parts = sorted({*led, *(part for part, others in enumerate(producers) if producer in others)})
             found = self.partition.sent[producer] = [
-                SentPart(part, part in led, held(part, producer), self.flat_part(part)) for part in parts
+                SentPart(part, part in led, held(part, producer)) for part in parts
             ]
         return found
 
     def flat_part(self, part: int) -> FlatPart | None:
-        """Returns the layout of a part that is not large and whose producers have the same plain columns and
-        evenly numbered ids of one depth; None for other parts, and where the consumers may map a column."""
-        found = self.partition.flat
-        if part not in found:
-            found[part] = self._find_flat_part(part)
-        return found[part]
+        """Returns the layout of a part that is not large, and None for other parts (`layout_of`)."""
+        layout = self.layout_of(part)
+        return layout if layout and layout.nbytes < FLAT_MAX_BYTES else None
 
-    def _find_flat_part(self, part: int) -> FlatPart | None:
-        schemas = [self.headers[producer].schema for producer in self.partition.producers[part]]
-        first = schemas[0] if schemas else None
+    def layout_of(self, part: int) -> FlatPart | None:
+        """Returns the layout of a part whose producers have the same plain columns and evenly numbered ids of
+        one depth; None for other parts, and where the consumers may map a column."""
+        found = self.partition.layouts.get(part)
+        if found is None and (columns := self._flat_columns(part)):
+            indices = {column.lengths for column in columns if column.lengths is not None}
+            kept = self._layouts if indices else self.partition.layouts
+            found = kept.get(part)
+            if found is None:
+                found = kept[part] = self._find_layout(part, columns, indices)
+        return found
+
+    @cached_property
+    def _layouts(self) -> dict[int, FlatPart]:
+        """The layouts of parts with ragged columns, which differ from those of other steps."""
+        return {}
+
+    def _find_layout(self, part: int, columns: Sequence[PlainColumn], indices: Collection[int]) -> FlatPart:
+        runs = self.partition.parts[part]
+        rows = [0, *accumulate([run.stop - run.start for run in runs])]
+        edges: dict[int | None, Sequence[int]] = {None: rows}
+        offsets: dict[int, Tensor] = {}
+        for index in indices:
+            lengths = [
+                self.headers[run.producer].numbers[index].numpy()[run.start : run.stop] for run in runs
+            ]
+            ends = numpy.empty(rows[-1] + 1, numpy.int64)
+            ends[0] = 0
+            numpy.cumsum(lengths[0] if len(lengths) == 1 else numpy.concatenate(lengths), out=ends[1:])
+            edges[index], offsets[index] = ends[rows].tolist(), torch.from_numpy(ends)
+        return FlatPart(columns, runs, edges, offsets=offsets)
+
+    def _flat_columns(self, part: int) -> Sequence[PlainColumn]:
+        found = self.partition.flat_columns.get(part)
+        if found is None:
+            found = self.partition.flat_columns[part] = self._find_flat_columns(part)
+        return found
+
+    def _find_flat_columns(self, part: int) -> Sequence[PlainColumn]:
+        producers, count = self.partition.producers[part], self.partition.counts[part]
+        if not producers or len(self.partition.parts[part]) > FLAT_MAX_RUNS:
+            return ()
+        schemas = [self.headers[producer].schema for producer in producers]
+        first = schemas[0]
         if first is None or not first.grid or not first.plain_columns:
-            return None
+            return ()
         alike = first.plain_columns, first.group_depth, first.grid[1:]  # the first size counts the samples
         for schema in schemas:
             if not schema or not schema.grid:
-                return None
+                return ()
             if (schema.plain_columns, schema.group_depth, schema.grid[1:]) != alike:
-                return None
-        count = self.partition.counts[part]
+                return ()
         for column in first.plain_columns:
             if column.name in first.mappable and column.row_bytes * count >= mapped_concat.MIN_BYTES:
-                return None
-        flat = FlatPart(first.plain_columns, count)
-        return flat if flat.nbytes < FLAT_MAX_BYTES else None
-
-    def flat_held(self, part: int, producer: int, alignment: int) -> FlatPart:
-        """Returns the layout of those rows of a flat part that one producer holds."""
-        key = part, producer, alignment
-        found = self.partition.flat_held.get(key)
-        if found is None:
-            whole, held = self.flat_part(part), self.partition.held(part, producer)
-            assert whole is not None
-            found = self.partition.flat_held[key] = FlatPart(whole.columns, held.count, alignment)
-        return found
+                return ()
+        return first.plain_columns
 
     def schema_of(self, part: int) -> Mapping[str, Sequence[Any]] | None:
         """Returns the columns of a part that has samples, where all of its producers have the same ones and
@@ -217,7 +244,7 @@ class StepHeader:
             after = header.ids + run.stop
         return Grid(first, (after - first,))
 
-    def batch_of(self, part: int, columns: Mapping[str, Tensor]) -> Batch:
+    def batch_of(self, part: int, columns: Mapping[str, Column]) -> Batch:
         """Returns the batch of a part from its columns."""
         schema = self.headers[self.partition.producers[part][0]].schema
         depth = schema.group_depth if schema else 0
@@ -229,12 +256,6 @@ class StepHeader:
         depth = len(schema.grid) or ids.shape[1]
         none = torch.empty((0, depth), dtype=torch.int64)
         return Batch(without_rows(schema.columns), ids=none, group_depth=schema.group_depth)
-
-    def batch_of_held(self, part: int, producer: int, columns: Mapping[str, Tensor]) -> Batch:
-        """Returns the batch of those samples of a part that one producer holds, from their columns."""
-        schema, held = self.headers[producer].schema, self.partition.held(part, producer).ranges
-        ids = torch.cat([self._ids[producer][each.start : each.stop] for each in held])
-        return Batch(columns, ids=ids, group_depth=schema.group_depth if schema else 0)
 
     def ids_of(self, part: int) -> Tensor:
         """Returns the ids of a part, int64 `[n, depth]`."""

@@ -62,8 +62,9 @@ ODD = [*PLAIN, torch.ones(2), torch.tensor(3), BATCH]
 
 def opened() -> dict[str, Any]:
     """Returns the message of a leader, with its header and the header's schema decoded."""
-    schema, ids, numbers = unpack(encode(describe(BATCH, Dispatch(balance="tokens"), alone=False))[1:])
-    return {"headers": [[unpack(schema), ids, numbers]], "part": BATCH}
+    header = describe(BATCH, Dispatch(balance="tokens"), alone=False)
+    assert header.schema
+    return {"headers": [[unpack(header.schema.encoded), header.ids, header.numbers]], "part": BATCH}
 
 
 def closed(opened: Any) -> Any:
