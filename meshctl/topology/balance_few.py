@@ -28,12 +28,16 @@ def equal_loads_of_few(weights: Sequence[int], parts: int) -> list[int]:
         lacking = lacking_loads(loads, sum(left))
         limit = min([load + more for load, more in zip(loads, lacking, strict=True)]) // LIGHT_FRACTION
         if max(left) <= limit:
+            if len(light) == len(owner):
+                return _filled(left, lacking)
             for unit, part in zip(light, _filled(left, lacking), strict=True):
                 owner[unit] = part
             break
-        _longest_first(weights, [unit for unit in light if weights[unit] > limit], loads, owner)
-        light = [unit for unit in light if weights[unit] <= limit]
-        left = [weights[unit] for unit in light]
+        _longest_first(
+            weights, [unit for unit, weight in zip(light, left, strict=True) if weight > limit], loads, owner
+        )
+        light = [unit for unit, weight in zip(light, left, strict=True) if weight <= limit]
+        left = [weight for weight in left if weight <= limit]
     return owner
 
 

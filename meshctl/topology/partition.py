@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, repeat
+from itertools import compress, islice, pairwise, repeat
+from operator import ne
 from typing import Any, Literal
 
 from meshctl.topology.balance_few import equal_loads_of_few
@@ -152,7 +153,8 @@ def _few_by_tokens(
     if len(bounds) <= len(weights):
         weights = [sum(weights[start:stop]) for start, stop in pairwise(bounds)]
     part_of_unit = equal_loads_of_few(weights, parts)
-    changes = [unit for unit in range(1, len(weights)) if part_of_unit[unit - 1] != part_of_unit[unit]]
+    differ = map(ne, part_of_unit, islice(part_of_unit, 1, None))
+    changes = compress(range(1, len(weights)), differ)
     spans: list[list[tuple[int, int]]] = [[] for _ in range(parts)]
     for first, last in pairwise([0, *changes, len(weights)]):
         spans[part_of_unit[first]].append((bounds[first], bounds[last]))

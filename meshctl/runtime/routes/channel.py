@@ -197,7 +197,7 @@ class Channel:
             flat = header.flat_part(part)
             if not isinstance(value, Batch):
                 self._send_frame(part, frame)
-            elif flat and sent.held.count:
+            elif flat and sent.has_rows:
                 self._send_flat(header, part, flat, leading, value)
             elif not flat and (layout := self._shared_write.layout_of(header, part)):
                 head = flat_frame.head(self._generation, header.digest, leading, ALIGNED)
@@ -205,8 +205,9 @@ class Channel:
             elif not flat and (schema := self._shared_write.schema_of(header, part)):
                 self.bytes_sent += self._shared_write.send(header, frame, part, self._me, value, schema)
             else:
-                frame[3] = gather(value, sent.held.packed)
-                self._send_rows(part, frame, value, sent.held.packed)
+                rows = header.partition.held(part, self._me).packed
+                frame[3] = gather(value, rows)
+                self._send_rows(part, frame, value, rows)
 
     def _send_flat(
         self, header: StepHeader, part: int, flat: FlatPart, table: Sequence[bytes] | None, value: Batch

@@ -21,7 +21,6 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -99,6 +98,7 @@ class FlatPart:
         self.columns, self.runs = columns, runs
         self._edges, self._offsets = edges, offsets or {}
         self._placed: list[_Placed] = []
+        self._held: dict[tuple[int, int], FlatPart] = {}
         self.nbytes = 0
         """Bytes of all columns, each at a multiple of `alignment`."""
         for column in columns:
@@ -106,22 +106,23 @@ class FlatPart:
             self._placed.append(_Placed(column, self.nbytes, some))
             self.nbytes += -(-column.row_bytes * some[-1] // alignment) * alignment
 
-    @cached_property
-    def _held(self) -> dict[tuple[int, int], FlatPart]:
-        return {}
-
     def held(self, producer: int, alignment: int) -> FlatPart:
         """Returns the layout of those samples that one producer holds, without those of the others."""
         found = self._held.get((producer, alignment))
         if found is None:
-            numbers = self._numbers(producer)
-            edges = {
-                index: [0, *accumulate([some[number + 1] - some[number] for number in numbers])]
-                for index, some in self._edges.items()
-            }
-            runs = [self.runs[number] for number in numbers]
-            found = self._held[producer, alignment] = FlatPart(self.columns, runs, edges, alignment)
+            found = self._held[producer, alignment] = self._find_held(producer, alignment)
         return found
+
+    def _find_held(self, producer: int, alignment: int) -> FlatPart:
+        for (other, _), alike in self._held.items():
+            if other == producer:
+                return FlatPart(self.columns, alike.runs, alike._edges, alignment)
+        numbers = self._numbers(producer)
+        edges = {
+            index: [0, *accumulate([some[number + 1] - some[number] for number in numbers])]
+            for index, some in self._edges.items()
+        }
+        return FlatPart(self.columns, [self.runs[number] for number in numbers], edges, alignment)
 
     def _numbers(self, producer: int) -> list[int]:
         """Returns the numbers of a producer's runs."""
@@ -150,18 +151,21 @@ class FlatPart:
         """Yields (place in the buffer, address, bytes) of the rows of a producer, whose batch it is. An
         address is valid until the iteration continues."""
         numbers = self._numbers(producer)
-        starts = [self.runs[number].start for number in numbers]
-        for (name, _, _, row, _), at, edges in self._placed:
-            column, first = batch.columns[name], starts
+        rows = [self.runs[number].start for number in numbers]
+        starts: dict[int | None, list[int]] = {None: rows}
+        for (name, _, _, row, lengths), at, edges in self._placed:
+            column = batch.columns[name]
             if isinstance(column, Ragged):
-                offsets = column.offsets.numpy()
-                column, first = column.values, [int(offsets[start]) for start in starts]
+                if lengths not in starts:
+                    offsets = column.offsets.numpy()
+                    starts[lengths] = [int(offsets[start]) for start in rows]
+                column = column.values
             assert isinstance(column, Tensor)
             address = column.data_ptr()
             if not address or not column.is_contiguous() or column.is_conj() or column.is_neg():
                 column = as_plain(column)
                 address = column.data_ptr()
-            for number, start in zip(numbers, first, strict=True):
+            for number, start in zip(numbers, starts[lengths], strict=True):
                 begin, end = edges[number], edges[number + 1]
                 yield at + begin * row, address + start * row, (end - begin) * row
 

@@ -246,6 +246,10 @@ def _kinds(columns: Mapping[str, Column]) -> tuple[Kind, ...]:
         if is_host_tensor(column):
             kinds.append((name, "tensor", column.dtype, column.shape[1:]))
             continue
+        if isinstance(column, Ragged) and is_host_tensor(column.values):
+            _check_offsets(name, column, checked)
+            kinds.append((name, "ragged", column.values.dtype, column.values.shape[1:]))
+            continue
         kind = kind_of(column)
         if isinstance(column, list):
             kinds.append((name, kind))

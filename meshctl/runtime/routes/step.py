@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -43,12 +43,13 @@ class HeldRows:
 
 
 class SentPart(NamedTuple):
-    """The rows that one producer sends for one part."""
+    """A part for which one producer sends something."""
 
     part: int
     is_leader: bool
     """Whether the producer sends the headers to the part's consumers."""
-    held: HeldRows
+    has_rows: bool
+    """Whether the producer holds rows of the part."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,17 @@ class Partition:
     """The samples of a step, divided into parts. Consumers that receive the same samples share a part.
 
     Most steps are partitioned as the step before, and then have the same object. What follows from the parts
-    is computed when it is first needed, and kept. The cached properties that return an empty mapping are
-    caches that other methods fill.
+    is computed when it is first needed, and kept: the mappings are caches, which `StepHeader` fills too.
     """
 
     parts: Sequence[Sequence[Run]]
+    layouts: dict[int, FlatPart] = field(default_factory=dict)
+    """Part -> its layout, for the parts of tensors that were asked for."""
+    flat_columns: dict[int, Sequence[PlainColumn]] = field(default_factory=dict)
+    """Part -> the columns of a flat frame, for the parts that were asked for; none if it is not flat."""
+    sent: dict[int, list[SentPart]] = field(default_factory=dict)
+    """Producer -> the result of `StepHeader.sent_by`, for the producers that were asked for."""
+    _held: dict[tuple[int, int], HeldRows] = field(default_factory=dict)
 
     @cached_property
     def producers(self) -> list[tuple[int, ...]]:
@@ -76,25 +83,6 @@ class Partition:
     def largest(self) -> int:
         """The number of samples in the largest part."""
         return max(self.counts, default=0)
-
-    @cached_property
-    def layouts(self) -> dict[int, FlatPart]:
-        """Part -> its layout, for the parts of tensors that were asked for."""
-        return {}
-
-    @cached_property
-    def flat_columns(self) -> dict[int, Sequence[PlainColumn]]:
-        """Part -> the columns of a flat frame, for the parts that were asked for; none if it is not flat."""
-        return {}
-
-    @cached_property
-    def _held(self) -> dict[tuple[int, int], HeldRows]:
-        return {}
-
-    @cached_property
-    def sent(self) -> dict[int, list[SentPart]]:
-        """Producer -> the result of `StepHeader.sent_by`, for the producers that were asked for."""
-        return {}
 
     def held(self, part: int, producer: int) -> HeldRows:
         """Returns the rows of a part that a producer holds."""
@@ -113,6 +101,10 @@ class StepHeader:
     partition: Partition
     digest: int
     """The digest that every frame of this step names."""
+    _layouts: dict[int, FlatPart] = field(default_factory=dict)
+    """The layouts of parts with ragged columns, which differ from those of other steps."""
+    _lengths: dict[tuple[int, tuple[int | None, ...]], Tensor] = field(default_factory=dict)
+    _indices: dict[int, Tensor] = field(default_factory=dict)
 
     @cached_property
     def table(self) -> SampleTable:
@@ -127,10 +119,10 @@ class StepHeader:
         `led`, to whose consumers it sends the headers."""
         found = self.partition.sent.get(producer)
         if found is None:
-            held, producers = self.partition.held, self.partition.producers
-            parts = sorted({*led, *(part for part, others in enumerate(producers) if producer in others)})
             found = self.partition.sent[producer] = [
-                SentPart(part, part in led, held(part, producer)) for part in parts
+                SentPart(part, part in led, producer in others)
+                for part, others in enumerate(self.partition.producers)
+                if producer in others or part in led
             ]
         return found
 
@@ -151,20 +143,14 @@ class StepHeader:
                 found = kept[part] = self._find_layout(part, columns, indices)
         return found
 
-    @cached_property
-    def _layouts(self) -> dict[int, FlatPart]:
-        """The layouts of parts with ragged columns, which differ from those of other steps."""
-        return {}
-
     def _find_layout(self, part: int, columns: Sequence[PlainColumn], indices: Collection[int]) -> FlatPart:
         runs = self.partition.parts[part]
         rows = [0, *accumulate([run.stop - run.start for run in runs])]
         edges: dict[int | None, Sequence[int]] = {None: rows}
         offsets: dict[int, Tensor] = {}
         for index in indices:
-            lengths = [
-                self.headers[run.producer].numbers[index].numpy()[run.start : run.stop] for run in runs
-            ]
+            each = {one: self.headers[one].numbers[index].numpy() for one in self.partition.producers[part]}
+            lengths = [each[producer][start:stop] for producer, start, stop in runs]
             ends = numpy.empty(rows[-1] + 1, numpy.int64)
             ends[0] = 0
             numpy.cumsum(lengths[0] if len(lengths) == 1 else numpy.concatenate(lengths), out=ends[1:])
@@ -223,26 +209,22 @@ class StepHeader:
             found = self._lengths[part, indices] = self._rows_of(part, each)
         return found
 
-    @cached_property
-    def _lengths(self) -> dict[tuple[int, tuple[int | None, ...]], Tensor]:
-        return {}
-
     def compact_ids_of(self, part: int) -> Tensor | Grid:
         """Returns the ids of a part: as a grid, without a tensor, where they are consecutive sample
         numbers."""
-        runs = self.partition.parts[part]
-        first = after = 0
-        for run in runs:
-            header = self.headers[run.producer]
+        spans: list[tuple[int, int]] = []
+        for producer, start, stop in self.partition.parts[part]:
+            header = self.headers[producer]
             if header.schema is None or len(header.schema.grid) != 1:
                 return self.ids_of(part)
-            start = header.ids + run.start
-            if run is runs[0]:
-                first = start
-            elif start != after:
-                return self.ids_of(part)
-            after = header.ids + run.stop
-        return Grid(first, (after - first,))
+            first = header.ids + start
+            if spans and spans[-1][1] == first:
+                first = spans.pop()[0]
+            spans.append((first, header.ids + stop))
+        if len(spans) == 1:
+            return Grid(spans[0][0], (spans[0][1] - spans[0][0],))
+        numbers = [numpy.arange(first, after) for first, after in spans]
+        return torch.from_numpy(numpy.concatenate(numbers)[:, None])
 
     def batch_of(self, part: int, columns: Mapping[str, Column]) -> Batch:
         """Returns the batch of a part from its columns."""
@@ -292,7 +274,3 @@ class StepHeader:
             spans = [(first[producer] + start, first[producer] + stop) for producer, start, stop in runs]
             found = self._indices[part] = row_index(spans)
         return found
-
-    @cached_property
-    def _indices(self) -> dict[int, Tensor]:
-        return {}

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.routes import flat_frame
 from meshctl.runtime.routes.channel import Channel
-from meshctl.runtime.routes.end import RouteContext, RouteSide
+from meshctl.runtime.routes.end import SHARED_WRITE, TABLES, RouteContext, RouteSide
+from meshctl.runtime.routes.header import describe, encode
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import Route
+from meshctl.topology.modes import Dispatch, Route
 from tests.runtime.memory import MemoryDataPlane
 
 TAG = 0
@@ -197,3 +200,99 @@ def test_zeros_without_memory_are_written_as_zeros() -> None:
         del noise
         frame, *_ = sent(Batch({"x": zeros}, ids=torch.arange(64)))
         assert frame == expected
+
+
+def ragged_batch(lengths: Sequence[int], first: int) -> Batch:
+    """Returns samples from `first` on; each value is the number of its sample. `more` has other lengths."""
+    ids = torch.arange(first, first + len(lengths))
+    one, other = torch.tensor(lengths), torch.tensor(lengths).flip(0)
+    values, offsets = ids.repeat_interleave(one), torch.cat([torch.zeros(1).long(), one.cumsum(0)])
+    columns: dict[str, Column] = {
+        "x": Ragged(values.double(), offsets),
+        "wide": Ragged(values[:, None, None].float(), offsets),
+        "n": ids.short(),
+        "more": Ragged(
+            ids.repeat_interleave(other)[:, None].expand(-1, 3).contiguous(),
+            torch.cat([torch.zeros(1).long(), other.cumsum(0)]),
+        ),
+    }
+    return Batch(columns, ids=ids)
+
+
+def rows_of(batch: Batch) -> dict[str, list[Any]]:
+    """Returns the rows of each column as lists."""
+    return {
+        name: [row.tolist() for row in (column.rows() if isinstance(column, Ragged) else column)]
+        for name, column in batch.columns.items()
+        if not isinstance(column, list)
+    }
+
+
+lengths_of_samples = st.lists(st.integers(0, 40), min_size=1, max_size=30)
+
+
+@given(st.lists(lengths_of_samples, min_size=1, max_size=3), st.sampled_from([0, 1 << 20]))
+def test_ragged_rows_of_several_producers_arrive_in_flat_frames(
+    lengths: list[list[int]], flat_max: int
+) -> None:
+    """Where a part may not be flat, and is large, its producers write into one flat frame."""
+    *producers, consumer = ends(len(lengths))
+    firsts = [sum(map(len, lengths[:number])) for number in range(len(lengths))]
+    batches = [ragged_batch(some, first) for some, first in zip(lengths, firsts, strict=True)]
+    with (
+        patch("meshctl.runtime.routes.step.FLAT_MAX_BYTES", flat_max),
+        patch("meshctl.runtime.routes.shared_write.SHARED_PART_MIN_BYTES", flat_max and 1 << 20),
+    ):
+        threads = [
+            threading.Thread(target=end.send, args=(batch, 1))
+            for end, batch in zip(producers, batches, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        found: Batch = consumer.receive(1).value
+        for thread in threads:
+            thread.join(10)
+    each = [rows_of(batch) for batch in batches]
+    assert rows_of(found) == {name: [row for rows in each for row in rows[name]] for name in each[0]}
+    assert found.ids[:, 0].tolist() == [*range(sum(map(len, lengths)))]
+
+
+RAGGED = ragged_batch([3, 0, 5, 1], 7)
+LARGE_RAGGED = ragged_batch([300, 0, 500, 100], 7)
+
+
+@given(st.integers(0, 1000), st.integers(1, 255))
+def test_a_changed_byte_of_a_ragged_frame_is_an_error_or_changes_a_value(at: int, change: int) -> None:
+    frame, consumer, producer = sent(RAGGED)
+    changed = bytearray(frame)
+    changed[at % len(frame)] ^= change
+    producer.send_inline([1], TAG, bytes(changed))
+    try:
+        found = consumer.receive(1).value
+    except PeerLost as error:
+        assert "job rank 0 sent" in str(error)
+    else:
+        lengths = [each.lengths.tolist() for each in (found["x"], found["more"])]
+        assert lengths == [[3, 0, 5, 1], [1, 5, 0, 3]] and found.ids.tolist() == RAGGED.ids.tolist()
+
+
+@given(st.integers(0, 60_000))
+def test_a_ragged_frame_that_is_cut_off_is_an_error_that_names_the_producer(size: int) -> None:
+    frame, consumer, producer = delivered(LARGE_RAGGED)
+    deliver(producer, frame[: min(size, len(frame) - 1)])
+    with pytest.raises(PeerLost, match="job rank 0 sent"):
+        consumer.receive(1)
+
+
+def test_a_leader_that_lays_out_too_little_memory_is_named() -> None:
+    hub: dict[int, MemoryDataPlane] = {}
+    leader, writer = MemoryDataPlane(0, {}, hub), MemoryDataPlane(1, {}, hub)
+    sides = RouteSide(DeviceMesh.from_sizes(dp_size=2), 0), RouteSide(DeviceMesh.from_sizes(), 2)
+    context = RouteContext(Route("a -> b", "a", "b"), *sides, writer)
+    lengths = [30_000] * 4
+    batches = ragged_batch(lengths, 0), ragged_batch(lengths, 4)
+    header = encode(describe(batches[0], Dispatch(), alone=False))
+    leader.send_bytes(1, TAG + TABLES, header)
+    leader.send_bytes(1, TAG + SHARED_WRITE, bytes(5000))
+    with pytest.raises(PeerLost, match="job rank 0 laid out 5000 bytes for other rows"):
+        Channel(context).send(batches[1], 1)
