@@ -66,6 +66,12 @@ class Model(Component):
         "head": "args.head",
         "trained_by": ("update",),
     }
+    ROLLOUT: ClassVar = {
+        "temperature": "args.temperature",
+        "loss": "args.loss",
+        "advantage": "args.advantage",
+        "advantages": "meshctl.losses.advantages.advantage.DEFAULTS",
+    }
 
     def __init__(
         self,

@@ -39,6 +39,7 @@ class Sampler(Component):
     TOKENIZER: ClassVar = {"name": "args.tokenizer"}
     LAYOUTS: ClassVar = {"dims": ("dp",)}
     MEMORY: ClassVar = {"dtype": "args.dtype", "trained_by": ()}
+    ROLLOUT: ClassVar = {"temperature": "args.temperature", "group_size": "args.group_size"}
 
     def __init__(
         self,

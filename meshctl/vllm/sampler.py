@@ -48,6 +48,7 @@ class Sampler(Component):
     MODEL: ClassVar = ("args.model", "args.config")
     TOKENIZER: ClassVar = {"name": "args.tokenizer"}
     LAYOUTS: ClassVar = {"dims": ("dp", "tp")}
+    ROLLOUT: ClassVar = {"temperature": "args.temperature", "group_size": "args.group_size"}
 
     def __init__(
         self,

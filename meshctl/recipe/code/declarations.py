@@ -19,6 +19,13 @@ supports.
             "head": "lm",                          # or "score"
             "trained_by": ("update",),             # the endpoints that compute gradients
         }
+        ROLLOUT = {                                # how it samples, or learns from sampled answers
+            "temperature": "args.temperature",     # the divisor of the logits
+            "group_size": "args.group_size",       # of a sampler: the answers to each prompt
+            "loss": "args.loss",                   # functions, whose parameters name their inputs
+            "advantage": "args.advantage",
+            "advantages": "losses.ADVANTAGES",     # loss -> advantage, where that argument is left out
+        }
 
     class Chats(Component):
         SEQUENCE_LENGTH = {                        # the argument with the most tokens of a sequence
@@ -37,10 +44,10 @@ supports.
         COLUMNS = ("messages", "args.keep")        # the columns of a row, and an argument with further ones
         CHOICES = {"args.filter": "chats.FILTERS"} # an argument, and the table with its names
 
-They are literals and may be inherited. All keys of `LAYOUTS` and `MEMORY` may be left out. `MODEL` may be a
-list of arguments: values of a later one replace those of the model's config. `SEQUENCE_LENGTH` and
-`TOKENIZER` may be the name of an argument alone. `MEMORY = None` is for a class whose bytes are not those of
-its base class. `names.py` describes the tables of `CHOICES` and `lora_styles`.
+They are literals and may be inherited. All keys of `LAYOUTS`, `MEMORY` and `ROLLOUT` may be left out.
+`MODEL` may be a list of arguments: values of a later one replace those of the model's config.
+`SEQUENCE_LENGTH` and `TOKENIZER` may be the name of an argument alone. `MEMORY = None` is for a class whose
+bytes are not those of its base class. `names.py` describes the tables of `CHOICES` and `lora_styles`.
 """
 
 from __future__ import annotations
@@ -122,6 +129,19 @@ class DataNames:
 
 
 @dataclass(frozen=True)
+class Rollout:
+    """The arguments of sampling, and of learning from samples."""
+
+    temperature: KeyPath = ()
+    group_size: KeyPath = ()
+    """The number of answers to each prompt; empty for a class that does not sample."""
+    loss: KeyPath = ()
+    advantage: KeyPath = ()
+    advantages: str = ""
+    """Dotted path of the table from a loss to its advantage, where `advantage` is not given."""
+
+
+@dataclass(frozen=True)
 class Declarations:
     model: tuple[KeyPath, ...] = ()
     """The values that name the model or contain values of its config. Later ones take precedence."""
@@ -136,6 +156,7 @@ class Declarations:
     """The columns that a row of the data must have. `args.NAME` is an argument with a list of columns."""
     choices: Mapping[KeyPath, str] = field(default_factory=dict)
     """Argument -> dotted path of the table with its names."""
+    rollout: Rollout = Rollout()
     extra: str = ""
     """The extra of meshctl whose libraries the class needs; empty for none."""
     wrong: tuple[tuple[str, str], ...] = ()
@@ -211,6 +232,16 @@ def _data(value: Any) -> DataNames:
     return DataNames(suffixes=tuple(suffixes), **_arguments(given, "path", "renamed"))
 
 
+def _rollout(value: Any) -> Rollout:
+    if not isinstance(value, dict):  # the name may mean something else
+        return Rollout()
+    given = dict(_mapping(value, "temperature", "group_size", "loss", "advantage", "advantages"))
+    table = given.pop("advantages", "")
+    if table and not _is_dotted(table):
+        raise Wrong('"advantages" is not the dotted path of a table')
+    return Rollout(**{key: _argument(name) for key, name in given.items()}, advantages=table)
+
+
 def _columns(value: Any) -> tuple[str, ...]:
     return tuple(value) if _is_texts(value) else ()
 
@@ -282,6 +313,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "DATA": _data,
     "COLUMNS": _columns,
     "CHOICES": _choices,
+    "ROLLOUT": _rollout,
     "EXTRA": _extra,
 }
 """Class attribute -> the function that reads its literal. The attribute in lower case is the field of

@@ -28,6 +28,32 @@ def names_in(sources: Sources, table: str) -> tuple[str, ...]:
     return tuple(names) if len(names) == len(values) else ()
 
 
+def entries_in(sources: Sources, table: str) -> dict[str, str]:
+    """Returns the entries of the mapping at a dotted path whose keys and values are texts; none if it cannot
+    be read."""
+    owner, _, name = table.rpartition(".")
+    module = sources.module(owner)
+    statement = module.names.get(name) if isinstance(module, Module) else None
+    value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+    pairs = zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else ()
+    return {
+        str(key.value): text.value
+        for key, text in pairs
+        if isinstance(key, ast.Constant) and isinstance(text, ast.Constant) and isinstance(text.value, str)
+    }
+
+
+def inputs_of(sources: Sources, function: str) -> tuple[str, ...]:
+    """Returns the positional parameters without a default of the function at a dotted path; none if it cannot
+    be read."""
+    found = sources.follow(function)
+    if isinstance(found, str) or not isinstance(found[1], ast.FunctionDef):
+        return ()
+    arguments = found[1].args
+    positional = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
+    return tuple(positional[: len(positional) - len(arguments.defaults)])
+
+
 def wrong_path(sources: Sources, dotted: str) -> tuple[str, tuple[str, ...]]:
     """Returns (the reason why nothing can be imported from a dotted path, the names of its module). The
     reason is empty if something can, or may, be imported."""

@@ -33,6 +33,7 @@ from meshctl.recipe.rules import (
     models,
     names,
     pipeline,
+    rollouts,
     run,
     schedule,
     sequence_lengths,
@@ -47,7 +48,7 @@ SUBJECTS = (
     *(names, groups, devices, interpreters, meshes, models, architectures),
     *(sequence_lengths, device_memory),
     *(components, arguments, choices, extras, tokenizers, vocabularies, data_files),
-    *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, costs),
+    *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, costs, rollouts),
 )
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)
 

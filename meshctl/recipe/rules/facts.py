@@ -318,11 +318,11 @@ class Facts:
             from meshctl.recipe.code.architectures import is_tied
 
             vocabulary = sizes_in(tree).get("vocab_size")
-            if vocabulary is not None and is_tied(plain(tree), self._head(name)):
+            if vocabulary is not None and is_tied(plain(tree), self.head(name)):
                 rows[name] = vocabulary
         return rows
 
-    def _head(self, component: str) -> object:
+    def head(self, component: str) -> object:
         """Returns the head that `MEMORY` of a component's class states; None if it is unknown."""
         memory = self.declares(component).memory
         stated = memory.get("head", "lm") if memory is not None else None
