@@ -227,7 +227,8 @@ class Handshake:
         memory = None if chosen else memory_of(self.device)
         wait = partial(_await, plan, self.store, where="devices")
         access = handshake(memory, self.job_rank, alike & near | {self.job_rank}, self.store, wait)
-        others = devices_at(alike & far, self.store, wait)
+        library = memory.transfer_library if memory else ""
+        others = devices_at(alike & far, library, self.store, wait)
         return None if memory is None else Device(memory, access, others)
 
     def _connect_near(self, data_plane: DataPlane, near: Set[int], device: Device | None) -> None:

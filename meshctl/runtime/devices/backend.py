@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import accumulate
 from typing import Any, Literal, Protocol, cast
@@ -56,6 +56,11 @@ class DeviceMemory(Protocol):
     @property
     def name(self) -> str:
         """The hardware's own name: equal for two workers that share the device."""
+
+    @property
+    def transfer_library(self) -> str:
+        """The name and version of the library that sends tensors to other devices. Only equal ones can send
+        to each other."""
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is on this device."""
@@ -143,6 +148,8 @@ class PeerAccess:
     """Job rank -> name of its device; empty if it has none that peers can use."""
     reads: Mapping[int, frozenset[int]]
     """Job rank -> the job ranks whose memory it reads in place."""
+    libraries: Mapping[int, str] = field(default_factory=dict)
+    """Job rank -> its `DeviceMemory.transfer_library`. Groups with interpreters of their own may differ."""
 
     def path(self, producer: int, consumer: int) -> Path:
         """Returns how a tensor on the producer's device reaches the consumer's. NCCL refuses two processes on
@@ -150,7 +157,9 @@ class PeerAccess:
         if producer in self.reads.get(consumer, ()):
             return "device"
         names = self.names.get(producer), self.names.get(consumer)
-        return "nccl" if all(names) and names[0] != names[1] else "cpu"
+        can_send = all(names) and names[0] != names[1]
+        has_equal_libraries = self.libraries.get(producer) == self.libraries.get(consumer)
+        return "nccl" if can_send and has_equal_libraries else "cpu"
 
 
 def handshake(
@@ -159,24 +168,29 @@ def handshake(
     """Finds out by trial which workers of a node can read whose memory: each worker publishes a sample piece,
     filled with a pattern, and tries to read the pieces of the others. All `job_ranks` of the node call it;
     `memory` is None if a worker has no device."""
-    piece, offer = _offer(memory, job_rank)
+    piece, (name, handle) = _offer(memory, job_rank)
+    offer = (name, handle, memory.transfer_library if memory else "")
     offers = _exchange(store, _OFFERS, job_rank, job_ranks, offer, wait)
-    names = {other: name for other, (name, _) in offers.items()}
+    names = {other: name for other, (name, _, _) in offers.items()}
+    libraries = {other: library for other, (_, _, library) in offers.items()}
     handles = {
-        other: bytes.fromhex(handle) for other, (_, handle) in offers.items() if handle and other != job_rank
+        other: bytes.fromhex(handle)
+        for other, (_, handle, _) in offers.items()
+        if handle and other != job_rank
     }
     read = [other for other, handle in handles.items() if memory and _can_read(memory, other, handle)]
     reads = _exchange(store, _READS, job_rank, job_ranks, read, wait)
     if piece:  # all have read it and closed it
         piece.close()
-    return PeerAccess(names, {other: frozenset(numbers) for other, numbers in reads.items()})
+    return PeerAccess(names, {other: frozenset(numbers) for other, numbers in reads.items()}, libraries)
 
 
-def devices_at(job_ranks: Collection[int], store: Store, wait: Wait) -> frozenset[int]:
-    """Returns the members of `job_ranks` that have a device which peers can use. The members may be on other
-    nodes, because each worker publishes its device in the `handshake` of its own node."""
+def devices_at(job_ranks: Collection[int], library: str, store: Store, wait: Wait) -> frozenset[int]:
+    """Returns the members of `job_ranks` that have a device which peers can use, with the transfer library
+    `library`. The members may be on other nodes, because each worker publishes its device in the `handshake`
+    of its own node."""
     offers = _values(store, _OFFERS, job_ranks, wait)
-    return frozenset(other for other, (name, _) in offers.items() if name)
+    return frozenset(other for other, (name, _, theirs) in offers.items() if name and theirs == library)
 
 
 def _exchange(

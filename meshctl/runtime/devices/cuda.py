@@ -69,6 +69,14 @@ def library() -> Any:
         raise DeviceError(str(error)) from None
 
 
+def nccl_version() -> str:
+    """Returns "NCCL 2.28.9"; empty for a torch without NCCL."""
+    if not torch.distributed.is_nccl_available():
+        return ""
+    version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return f"NCCL {'.'.join(map(str, version))}"
+
+
 def driver() -> Any:
     """Returns libcuda, the driver's library; None if it cannot be found."""
     try:
@@ -217,6 +225,7 @@ class Cuda:
         )
         self.runtime = runtime or Runtime(library(), partial(torch.cuda.device, self.device), driver())
         self.name = self.runtime.bus_name(self.device.index)
+        self.transfer_library = nccl_version()
         self._program = torch.cuda.current_stream(self.device)
         """The stream on which the program's thread queues its work."""
         self._own: dict[bytes, int] = {}

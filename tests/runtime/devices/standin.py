@@ -27,8 +27,8 @@ CPU = torch.device("cpu")
 class Standin:
     """One worker's device."""
 
-    def __init__(self, name: str = "standin", late: float = 0.002) -> None:
-        self.name = name
+    def __init__(self, name: str = "standin", late: float = 0.002, transfer_library: str = "NCCL 1") -> None:
+        self.name, self.transfer_library = name, transfer_library
         self.pieces: list[Region] = []
         """The pieces of this process, and the pieces of others that it has opened and not closed."""
         self._late = late

@@ -28,6 +28,7 @@ from meshctl.runtime.devices.backend import (
     DeviceError,
     DeviceMemory,
     PeerAccess,
+    devices_at,
     handshake,
     memory_of,
 )
@@ -182,6 +183,23 @@ def test_each_pair_goes_the_best_way_it_has() -> None:
     assert found.path(3, 0) == found.path(0, 3) == found.path(0, 9) == "cpu"
 
 
+def test_other_libraries_cannot_send_to_each_other() -> None:
+    names, nothing = {0: "a", 1: "b", 2: "c"}, frozenset[int]()
+    reads = {0: frozenset({1}), 1: nothing, 2: nothing}
+    found = PeerAccess(names, reads, {0: "NCCL 1", 1: "NCCL 2", 2: "NCCL 1"})
+    assert found.path(0, 2) == found.path(2, 0) == "nccl"
+    assert found.path(0, 1) == found.path(1, 2) == "cpu"
+    assert found.path(1, 0) == "device"
+
+
+def test_libraries_are_exchanged_in_the_handshake(tmp_path: Path) -> None:
+    other = partial(Standin, transfer_library="NCCL 2")
+    found = handshaken(tmp_path, [Standin, other, lambda: None])
+    assert all(each.libraries == {0: "NCCL 1", 1: "NCCL 2", 2: ""} for each in found)
+    store = FileStore(str(tmp_path / "store"), 3)
+    assert devices_at({0, 1, 2}, "NCCL 1", store, partial(await_all, store)) == {0}
+
+
 def await_all(store: FileStore, keys: Mapping[int, str]) -> None:
     store.wait([*keys.values()], timedelta(seconds=30))
 
@@ -199,6 +217,7 @@ def handshaken(folder: Path, devices: list[Callable[[], DeviceMemory | None]]) -
             reports = [
                 list(found.names.items()),
                 [[reader, sorted(read)] for reader, read in found.reads.items()],
+                list(found.libraries.items()),
             ]
             (folder / f"{job_rank}.json").write_text(json.dumps(reports))
         except BaseException:
@@ -210,8 +229,8 @@ def handshaken(folder: Path, devices: list[Callable[[], DeviceMemory | None]]) -
     assert not [path.read_text() for path in folder.glob("*.txt")]
     reports = [json.loads((folder / f"{job_rank}.json").read_text()) for job_rank in range(len(devices))]
     return [
-        PeerAccess(dict(names), {reader: frozenset(read) for reader, read in reads})
-        for names, reads in reports
+        PeerAccess(dict(names), {reader: frozenset(read) for reader, read in reads}, dict(libraries))
+        for names, reads, libraries in reports
     ]
 
 
