@@ -17,15 +17,25 @@ from meshctl.engines.checks.probe import Answer, Probe
 from meshctl.engines.checks.versions import is_in_range
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.interpreter import environ_of, groups_of, server_python
-from meshctl.package import PACKAGE_DIR, install_command_in, required_ranges, requirements, version
+from meshctl.package import (
+    PACKAGE_DIR,
+    install_command_in,
+    installed_version,
+    required_ranges,
+    requirements,
+    version,
+)
 from meshctl.plan.model import Plan
 from meshctl.recipe.code.interpreters import VERSION_MIN, problem_of, too_old
 from meshctl.text.english import listed
+from meshctl.topology.cluster import DIRECT
 
 SECONDS = 60.0
 """Time limit for an interpreter to start and to report its facts."""
 WORKER_LIBRARIES = ("torch", "numpy", "msgpack")
 """The libraries that every worker imports."""
+NCCL_LIBRARIES = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
+"""The libraries that contain the NCCL of torch, of which an installation has one."""
 CHILD = f"""
 import json, os, sys
 sys.path[:] = [folder for folder in sys.path if folder]
@@ -63,6 +73,8 @@ class Examined:
     remedy: str
     found: str
     """Its versions."""
+    warning: str = ""
+    """What differs from the launcher's interpreter and makes the run slower; empty if nothing does."""
 
     @property
     def sentence(self) -> str:
@@ -81,12 +93,17 @@ def check_interpreters(plan: Plan, path: Sequence[str]) -> None:
 
 def interpreter_checks(plan: Plan, path: Sequence[str]) -> tuple[Check, ...]:
     """Returns the checks of the interpreters for `meshctl doctor`."""
-    return tuple(
-        Check("python", listed(one.groups), "failure", f"{one.python} {one.problem}", one.remedy)
-        if one.problem
-        else Check("python", listed(one.groups), "ok", one.found)
-        for one in examine(plan, path)
-    )
+    return tuple(map(_check, examine(plan, path)))
+
+
+def _check(one: Examined) -> Check:
+    groups = listed(one.groups)
+    if one.problem:
+        return Check("python", groups, "failure", f"{one.python} {one.problem}", one.remedy)
+    if one.warning:
+        remedy = "install versions of torch with the same NCCL, where speed between the groups matters"
+        return Check("python", groups, "warning", f"{one.found}; {one.warning}", remedy)
+    return Check("python", groups, "ok", one.found)
 
 
 def examine(plan: Plan, path: Sequence[str]) -> tuple[Examined, ...]:
@@ -100,7 +117,7 @@ def examine(plan: Plan, path: Sequence[str]) -> tuple[Examined, ...]:
                 needed = tuple(_needed(plan, path, python))
                 probes[python] = Probe(
                     "facts",
-                    [[library for _, names in needed for library in names]],
+                    [[*(library for _, names in needed for library in names), *NCCL_LIBRARIES]],
                     SECONDS,
                     (python, "-c", CHILD, interpreter_facts.__file__),
                     environ_of(python, os.environ),
@@ -128,7 +145,16 @@ def _examined(plan: Plan, path: Sequence[str], python: str, probe: Probe | None)
     problem, remedy = _problem(facts, python, tuple(_needed(plan, path, python)))
     number, versions = ".".join(map(str, facts.python)), facts.versions
     found = f"Python {number}, meshctl {versions.get('meshctl')}, torch {versions.get('torch')}, {python}"
-    return Examined(python, groups, problem, remedy, found)
+    has_devices = any(plan.group(group).device_type in DIRECT for group in groups)
+    return Examined(python, groups, problem, remedy, found, _warning(facts) if has_devices else "")
+
+
+def _warning(facts: Facts) -> str:
+    theirs = next((found for name in NCCL_LIBRARIES if (found := facts.versions.get(name))), "")
+    ours = next((found for name in NCCL_LIBRARIES if (found := installed_version(name))), "")
+    if not theirs or not ours or theirs == ours:
+        return ""
+    return f"its NCCL is {theirs} and the launcher's {ours}, so tensors between them pass host memory"
 
 
 def _why(answer: Answer) -> str:
