@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from meshctl.recipe.code.classes import Code, Found, NotFound
-from meshctl.recipe.code.interpreters import Interpreter, read_interpreter
 from meshctl.recipe.code.modules import Unread
+
+if TYPE_CHECKING:
+    from meshctl.recipe.code.interpreters import Interpreter
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ def group_code(
 ) -> GroupCode:
     """Returns the code of all groups. `pythons` is group -> the `python` that it names, empty for none; `own`
     are the folders of the recipe, and `installed` is the path of the launcher's interpreter."""
+    named = {group: python for group, python in pythons.items() if python}
+    if not named:
+        return GroupCode(Code(own, installed))
+    from meshctl.recipe.code.interpreters import read_interpreter  # most recipes name none
+
     home = own[0] if own else ""
-    read = {group: read_interpreter(python, home, environ) for group, python in pythons.items() if python}
+    read = {group: read_interpreter(python, home, environ) for group, python in named.items()}
     return GroupCode(Code(own, installed), read)

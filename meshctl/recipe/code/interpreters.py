@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,10 +43,12 @@ class Interpreter:
 def interpreter_path(python: str, home: str) -> str:
     """Returns the path of an interpreter that a recipe in the folder `home` names: a path, which may be
     relative to `home` or begin with `~`, or a name that is searched on PATH, then in `home`."""
+    from shutil import which  # takes longer than the rest of this module
+
     expanded = os.path.expanduser(python)
     if "/" in expanded:
         return str(Path(home, expanded))
-    found = shutil.which(expanded)
+    found = which(expanded)
     local = Path(home, expanded)
     return os.path.abspath(found) if found else str(local if os.path.exists(local) else python)
 

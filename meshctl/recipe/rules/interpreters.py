@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.package import install_command_in, installed_version, version
-from meshctl.recipe.code.interpreters import Interpreter
 from meshctl.recipe.compose.folders import is_file
 from meshctl.recipe.rules.facts import Facts
+
+if TYPE_CHECKING:
+    from meshctl.recipe.code.interpreters import Interpreter
 
 READ_HERE = "its components are read from the launcher's packages; `launch` needs the interpreter"
 
