@@ -43,7 +43,7 @@ class Source(Component):
     """Reads examples from rows by their numbers. A subclass sets `ENCODER`."""
 
     ENCODER: ClassVar[type[Encoder]]
-    EXTRA = "hf"
+    EXTRA: ClassVar[str | tuple[str, ...]] = "hf"
     SEQUENCE_LENGTH: ClassVar = {"longest": "args.max_length", "packed": "args.pack"}
     TOKENIZER: ClassVar = {"name": "args.tokenizer"}
     DATA: ClassVar = {

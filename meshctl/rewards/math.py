@@ -6,6 +6,7 @@ import logging
 
 from math_verify import parse, verify
 
+EXTRA = "rewards"
 ANCHORS = ("$", "\\boxed", "\\(", "\\[")
 """Text that begins a formula in LaTeX."""
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are off

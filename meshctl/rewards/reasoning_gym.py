@@ -9,6 +9,8 @@ from typing import Any
 
 import reasoning_gym as library
 
+EXTRA = "rewards"
+
 
 def reasoning_gym(response: str, entry: Mapping[str, Any], *, tag: str = "") -> float:
     """Returns the score of an answer, from 0 to 1.

@@ -55,7 +55,7 @@ class Tasks(Prompts):
     `entry` with the task, which the function `reasoning_gym` scores.
     """
 
-    EXTRA = "rewards"
+    EXTRA: ClassVar = ("hf", "rewards")
     DATA: ClassVar = {}
     COLUMNS: ClassVar = ()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshctl.engines.engine import CannotStart
@@ -28,6 +28,7 @@ from meshctl.package import SHIPPED_TOKENIZERS, install_command, missing_librari
 from meshctl.plan.model import Component, Plan
 from meshctl.recipe.code.classes import Class
 from meshctl.recipe.code.declarations import Declarations, KeyPath
+from meshctl.recipe.code.extras import extras_of as extras_of_component
 from meshctl.recipe.code.group_code import group_code
 from meshctl.text.env_refs import Unset, filled
 
@@ -51,16 +52,17 @@ class Download:
 
 def extras_of(plan: Plan, path: Sequence[str], groups: Collection[str]) -> tuple[str, ...]:
     """Returns the extras that components of these groups need."""
-    return tuple(sorted({one.extra for _, one in _declared(plan, path, groups) if one.extra}))
+    return tuple(sorted({extra for _, one in _declared(plan, path, groups) for extra in one.extra}))
 
 
 def check_libraries(plan: Plan, path: Sequence[str]) -> None:
     """Raises `CannotStart` if libraries of a component are not installed for the launcher's interpreter,
     where its group uses it. `path` lists the folders of the recipe's code."""
     for component, declared in _declared(plan, path, groups_of(plan, path)):
-        if missing := missing_libraries(declared.extra) if declared.extra else ():
-            lacking = f"{component.name} needs {', '.join(missing)}, which {_are(missing)} not installed"
-            raise CannotStart(f"{lacking}: {install_command(declared.extra)}")
+        for extra in declared.extra:
+            if missing := missing_libraries(extra):
+                lacking = f"{component.name} needs {', '.join(missing)}, which {_are(missing)} not installed"
+                raise CannotStart(f"{lacking}: {install_command(extra)}")
 
 
 def _are(names: Collection[str]) -> str:
@@ -75,7 +77,7 @@ def downloads(
     downloaded."""
     found: dict[str, Download] = {}
     for component, declared in _declared(plan, path, groups):
-        if declared.extra != HF:
+        if HF not in declared.extra:
             continue
         for place, files in (
             (declared.model[:1], MODEL_FILES),
@@ -97,7 +99,8 @@ def downloads(
 def _declared(
     plan: Plan, path: Sequence[str], groups: Collection[str] | None = None
 ) -> Iterator[tuple[Component, Declarations]]:
-    """Yields each component of `groups` with the declarations of its class, where that can be read."""
+    """Yields each component of `groups` with the declarations of its class, where that can be read. Their
+    extras include those of the functions that arguments name."""
     pythons = {group.name: group.python for group in plan.groups}
     code = group_code(pythons, tuple(path), sys.path, os.environ)
     for component in plan.components:
@@ -105,7 +108,8 @@ def _declared(
             continue
         found = code.find(component.group, component.target)
         if isinstance(found, Class) and found.is_component:
-            yield component, found.declares
+            extras = extras_of_component(code.of(component.group), found.declares, component.args)
+            yield component, replace(found.declares, extra=extras)
 
 
 def _argument(component: Component, path: KeyPath, environ: Mapping[str, str]) -> str:

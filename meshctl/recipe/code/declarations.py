@@ -2,7 +2,7 @@
 supports.
 
     class Trainer(Component):
-        EXTRA = "hf"                               # the extra of meshctl whose libraries the class needs
+        EXTRA = "hf"                               # the extra, or a list of extras, whose libraries it needs
         MODEL = "args.model"                       # the argument that names the model
         LAYOUTS = {                                # the layouts that the class supports
             "dims": ("dp", "fsdp", "tp"),          # other dims have size 1
@@ -157,8 +157,8 @@ class Declarations:
     choices: Mapping[KeyPath, str] = field(default_factory=dict)
     """Argument -> dotted path of the table with its names."""
     rollout: Rollout = Rollout()
-    extra: str = ""
-    """The extra of meshctl whose libraries the class needs; empty for none."""
+    extra: tuple[str, ...] = ()
+    """The extras of meshctl whose libraries the class needs."""
     wrong: tuple[tuple[str, str], ...] = ()
     """(attribute, reason why it is ignored) of each wrong declaration."""
 
@@ -254,8 +254,8 @@ def _choices(value: Any) -> Mapping[KeyPath, str]:
     return {_argument(name): table for name, table in value.items()}
 
 
-def _extra(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+def _extra(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else _columns(value)
 
 
 def _layouts(value: Any) -> Layouts:

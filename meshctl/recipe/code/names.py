@@ -32,7 +32,7 @@ def entries_in(sources: Sources, table: str) -> dict[str, str]:
     """Returns the entries of the mapping at a dotted path whose keys and values are texts; none if it cannot
     be read."""
     owner, _, name = table.rpartition(".")
-    module = sources.module(owner)
+    module = None if isinstance(sources.module(table), Module) else sources.module(owner)
     statement = module.names.get(name) if isinstance(module, Module) else None
     value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
     pairs = zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else ()

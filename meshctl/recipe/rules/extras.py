@@ -1,6 +1,7 @@
 """MC442: notes that the libraries of a component are not installed.
 
-A class declares `EXTRA = "hf"`, the extra of meshctl that installs its libraries.
+A class declares `EXTRA = "hf"`, the extra of meshctl that installs its libraries. The module of a function
+that an argument names may declare one, too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.package import install_command, install_command_in, missing_libraries
+from meshctl.recipe.code.extras import extras_of
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import listed
 
@@ -20,7 +22,7 @@ def extras_are_installed(facts: Facts) -> Iterator[Diagnostic]:
     for name, component in facts.recipe.components.items():
         interpreter = facts.group_code.interpreters.get(component.group)
         path = interpreter.path if interpreter and interpreter.folders else ""
-        if extra := facts.declares(name).extra:
+        for extra in extras_of(facts.code_of(name), facts.declares(name), component.args):
             users.setdefault((extra, path), []).append(name)
     for (extra, path), names in users.items():
         yield from _missing(facts, extra, path, names)

@@ -123,3 +123,14 @@ def test_a_missing_extra_is_refused_with_the_command(tmp_path: Path, monkeypatch
     expected = r"^texts needs transformers, peft, which are not installed: pip install 'meshctl\[hf\]'$"
     with pytest.raises(CannotStart, match=expected):
         check_libraries(plan, (str(tmp_path),))
+
+
+def test_a_function_that_an_argument_names_needs_its_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = "{_target_: meshctl.rewards.Function, group: other, args: {function: %s}}"
+    monkeypatch.setattr(models, "missing_libraries", lambda extra: ("math-verify",) * (extra == "rewards"))
+    check_libraries(plan_of(tmp_path, target % "format"), (str(tmp_path),))
+    needs = r"^actor needs math-verify, which is not installed: pip install 'meshctl\[rewards\]'$"
+    with pytest.raises(CannotStart, match=needs):
+        check_libraries(plan_of(tmp_path, target % "math"), (str(tmp_path),))

@@ -8,6 +8,7 @@ import pytest
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.load import load
+from meshctl.recipe.rules import extras
 
 CODES = ("MC454", "MC455", "MC456")
 MODEL = "{model_type: llama, num_hidden_layers: 2, num_attention_heads: 4, vocab_size: 260, hidden_size: 64}"
@@ -161,3 +162,42 @@ def test_temperatures_differ(tmp_path: Path, sampling: str, args: str, own: floa
 
 def test_equal_temperatures_are_equal_as_numbers(tmp_path: Path) -> None:
     assert reported(tmp_path, "temperature: 1", "loss: ppo") == []
+
+
+# Functions that arguments name
+
+
+JUDGE = """
+groups: {{judge: {{ranks: 2, device_type: cpu}}}}
+components:
+  judge: {{_target_: meshctl.rewards.Function, group: judge, args: {{{args}}}}}
+pipeline: {{}}
+"""
+
+
+def judged(folder: Path, args: str) -> list[Diagnostic]:
+    (folder / "mine.py").write_text('EXTRA = "of-a-newer-version"\ndef reward(response): ...\n')
+    (folder / "recipe.yaml").write_text(JUDGE.format(args=args))
+    found = load("recipe.yaml", [], folder, environ={}).report.diagnostics
+    return [one for one in found if one.code in ("MC442", "MC453")]
+
+
+@pytest.mark.parametrize("args", ["function: mth", "functions: {format: 1, mth: {weight: 2}}"])
+def test_a_misspelt_function_is_named_at_its_place(tmp_path: Path, args: str) -> None:
+    (one,) = judged(tmp_path, args)
+    argument = args.partition(":")[0]
+    assert (one.code, one.message) == ("MC453", f"`{argument}` is `mth`, which does not exist")
+    assert one.help == "did you mean `math`?" and one.primary and one.primary.width == 3
+
+
+def test_the_module_of_a_function_declares_its_extra(tmp_path: Path) -> None:
+    (one,) = judged(tmp_path, "functions: {format: 1, mine.reward: 0.5}")
+    needs = "`judge` needs the extra `of-a-newer-version`, which this version of meshctl does not have"
+    assert (one.code, one.message) == ("MC442", needs)
+    assert judged(tmp_path, "function: format") == []
+
+
+def test_a_ready_function_needs_the_extra_of_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "missing_libraries", lambda extra, path: ("math-verify",))
+    (one,) = judged(tmp_path, "function: math")
+    assert (one.code, one.severity, one.help) == ("MC442", "note", "pip install 'meshctl[rewards]'")
