@@ -91,3 +91,101 @@ def test_log_probabilities() -> None:
     logits = torch.randn(3, 4, 50, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(12).view(3, 4)
     torch.testing.assert_close(token_logprobs(logits, labels), selective_log_softmax(logits, labels))
+
+
+# Losses of sampled answers
+
+ANSWERS, CAP = 6, 2.0
+
+
+def answers() -> dict[str, Tensor]:
+    """Returns padded tensors of answers, `[samples, tokens]`, and their advantages, `[samples]`."""
+    draw = torch.Generator().manual_seed(4)
+    lengths = torch.randint(1, TOKENS + 1, (ANSWERS,), generator=draw)
+    found: dict[str, Tensor] = {"mask": (torch.arange(TOKENS) < lengths[:, None]).long()}
+    own = -3 * torch.rand(ANSWERS, TOKENS, generator=draw, dtype=torch.float64)
+    for name in ("logprobs", "old_logprobs", "sampled_logprobs", "ref_logprobs"):
+        found[name] = own + torch.rand(ANSWERS, TOKENS, generator=draw, dtype=torch.float64) - 0.5
+    found["advantages"] = torch.randn(ANSWERS, generator=draw, dtype=torch.float64)
+    return found
+
+
+def flat(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the inputs of a loss."""
+    inputs = {name: one.flatten() for name, one in found.items() if name not in ("mask", "advantages")}
+    inputs["mask"] = found["mask"].double().flatten()
+    inputs["advantages"] = found["advantages"].repeat_interleave(TOKENS)
+    inputs["sample_index"] = torch.arange(ANSWERS).repeat_interleave(TOKENS)
+    return inputs | {"sequence_tokens": found["mask"].sum(1)}
+
+
+def loss_of_trl(found: dict[str, Tensor], loss_type: str, level: str, epsilon: tuple[float, float]) -> Tensor:
+    from trl import GRPOTrainer
+
+    def logprobs(*_: Any, **__: Any) -> tuple[Tensor, Tensor, None]:
+        return found["logprobs"], torch.zeros_like(found["logprobs"]), None
+
+    trainer: Any = SimpleNamespace(
+        **{
+            "loss_type": loss_type,
+            "importance_sampling_level": level,
+            "beta": 0.3,
+            "aux_loss_enabled": False,
+        },
+        **{"epsilon_low": epsilon[0], "epsilon_high": epsilon[1], "off_policy_mask_threshold": None},
+        **{"top_entropy_quantile": 1.0, "use_vllm": True, "vllm_importance_sampling_correction": True},
+        **{"max_completion_length": TOKENS, "current_gradient_accumulation_steps": 1},
+        **{"_entropy_bonus_enabled": False, "_metrics": {"train": defaultdict(list)}},
+        model=SimpleNamespace(training=True),
+        args=SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
+        accelerator=MagicMock(num_processes=1, gather=lambda one: one, reduce=lambda one, reduction: one),
+        _get_per_token_logps_and_entropies=logprobs,
+    )
+    correction = (found["old_logprobs"] - found["sampled_logprobs"]).exp().clamp(max=CAP)
+    nothing = torch.zeros(ANSWERS, 0, dtype=torch.int64)
+    inputs = {"prompt_ids": nothing, "prompt_mask": nothing, "completion_ids": found["mask"]}
+    inputs |= {"completion_mask": found["mask"], "advantages": found["advantages"]}
+    inputs |= {"old_per_token_logps": found["old_logprobs"], "ref_per_token_logps": found["ref_logprobs"]}
+    inputs |= {"importance_sampling_ratio": correction, "num_items_in_batch": found["mask"].sum()}
+    found_loss = GRPOTrainer._compute_loss(trainer, None, inputs)
+    assert isinstance(found_loss, Tensor)
+    return found_loss
+
+
+@pytest.mark.parametrize(
+    ("name", "loss_type", "level", "epsilon", "options"),
+    [
+        ("grpo", "grpo", "token", (0.2, 0.2), {}),
+        ("dr_grpo", "dr_grpo", "token", (0.2, 0.2), {"max_tokens": TOKENS}),
+        ("dapo", "dapo", "token", (0.2, 0.28), {}),
+        ("gspo", "grpo", "sequence", (3e-4, 4e-4), {}),
+        ("cispo", "cispo", "token", (0.2, 1.2), {"max_ratio": 1.2}),
+    ],
+)
+def test_losses_of_answers_and_their_gradients(
+    name: str, loss_type: str, level: str, epsilon: tuple[float, float], options: dict[str, Any]
+) -> None:
+    found = answers()
+    found["logprobs"].requires_grad_()
+    theirs = loss_of_trl(found, loss_type, level, epsilon)
+    result = find(name, kl=0.3, importance_cap=CAP, **options)(flat(found))
+    ours = result.total / result.count
+    torch.testing.assert_close(ours, theirs)
+    gradients = [torch.autograd.grad(one, found["logprobs"], retain_graph=True)[0] for one in (ours, theirs)]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize(
+    ("divergence", "beta", "of_trl"), [("forward_kl", 0.5, 0.0), ("reverse_kl", 0.5, 1.0), ("jsd", 0.3, 0.3)]
+)
+def test_distillation(divergence: str, beta: float, of_trl: float) -> None:
+    from trl.experimental.gkd import GKDTrainer
+
+    draw = torch.Generator().manual_seed(5)
+    student, teacher = torch.randn(2, 3, 4, 11, generator=draw, dtype=torch.float64)
+    theirs = GKDTrainer.generalized_jsd_loss(student, teacher, beta=of_trl)
+    inputs = {"mask": torch.ones(12).double(), "sample_index": torch.arange(3).repeat_interleave(4)}
+    inputs |= {"sequence_tokens": torch.full((3,), 4), "top_logprobs": student.log_softmax(-1).flatten(0, 1)}
+    inputs["teacher_top_logprobs"] = teacher.log_softmax(-1).flatten(0, 1)
+    result = find("distill", divergence=divergence, beta=beta, tail=False)(inputs)
+    torch.testing.assert_close(result.total / 3, theirs)  # theirs is divided by the number of answers
