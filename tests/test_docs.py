@@ -99,7 +99,47 @@ def test_the_table_of_losses_is_that_of_the_code() -> None:
             if one.kind is one.KEYWORD_ONLY
         ]
         assert _words(options) == keywords, loss
-    assert inputs.keys() == LOSSES.keys()
+    of_answers = {_words(row[0])[0] for row in _rows("data.md", "loss")}
+    assert inputs.keys() | of_answers == LOSSES.keys() and not inputs.keys() & of_answers
+
+
+def test_the_table_of_losses_of_answers_is_that_of_the_code() -> None:
+    from meshctl.losses import find
+    from meshctl.losses.advantages import ADVANTAGES, DEFAULTS
+
+    means = {
+        "token": "tokens",
+        "sequence": "the tokens of an answer, then answers",
+        "constant": "answers",
+    }
+    section = TEXTS["data.md"].split("## Losses of sampled answers")[1]
+    mentioned = {*_words(section), *re.findall(r"`(\w+): ", section)}
+    for name, _, mean, advantage in _rows("data.md", "loss"):
+        [loss] = _words(name)
+        parameters = inspect.signature(find(loss).function).parameters.values()
+        options = {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
+        assert re.split("[;,] (?:as|the sum)", mean)[0] == means[options["aggregation"]], loss
+        assert _words(advantage)[:1] == [one for one in (DEFAULTS.get(loss),) if one], loss
+        assert options.keys() - {"min_ratio", "max_ratio"} <= mentioned, loss
+    assert ADVANTAGES.keys() <= mentioned
+
+
+def test_the_advantage_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from meshctl.losses.advantages import find
+
+    (tmp_path / "by_rank.py").write_text(next(one for one in _python("data.md") if "def by_rank" in one))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    inputs = {"rewards": torch.tensor([0.2, 0.9, 5.0, 0.1]), "group_index": torch.tensor([0, 0, 1, 0])}
+    assert find("by_rank.by_rank")(inputs).advantages.tolist() == [0.0, 0.5, -0.5, -0.5]
+
+
+def test_the_table_of_models_has_all_arguments() -> None:
+    from meshctl.hf import Model
+
+    described = {word for row in _rows("models.md", "argument") for word in _words(row[0])}
+    assert described == inspect.signature(Model).parameters.keys()
 
 
 def test_the_loss_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
