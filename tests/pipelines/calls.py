@@ -106,6 +106,19 @@ class Calls:
         self._report(name, step, self._collect(name), numbers.returned)
         self._report(name, step, "mean", numbers.logged)
 
+    def divide_for(self, name: str, step: int) -> None:
+        """Divides the first batch that a stage takes, without calling it. Nothing is known of a batch of a stage
+        that did not run."""
+        for number, given in enumerate(inputs_of(self._stages[name])):
+            source = given.stages[0]
+            every = self._values.get(source)
+            if every is None:
+                return
+            if is_batch(self._collect(source), every):
+                homes = self._homes.get(given.dispatch.get("home", ""), {})
+                self._received(self._consumer(name, step), number, source, every, given.dispatch, homes)
+                return
+
     def _call(self, name: str, step: int, given: Given | None, numbers: Numbers) -> None:
         """`given` are the samples of a source."""
         component, method = self._stages[name]["call"].split(".")

@@ -162,7 +162,8 @@ class Model:
         self._job.wrong.clear()
 
     def _fails_without(self, ended: set[str], step: int) -> bool:
-        """Whether another stream, or what comes before one, fails in the step in which streams ended."""
+        """Whether another stream, or what comes before one, fails in the step in which streams ended, or gives
+        samples that cannot be divided for the stages that take them."""
         copy, gone = deepcopy(self), set(ended)
         copy._run_keys = {**copy._run_keys, "on_nan": "ignore"}
         copy._calls.seen = {}  # some workers have begun this step, others have not
@@ -172,9 +173,18 @@ class Model:
                 del copy._units[name]
         try:
             copy._step(step, is_last=False)
+            for name, stage in self._units.items():
+                if name not in copy._units and "call" in stage and self._is_due(stage, step):
+                    copy._calls.divide_for(name, step)
         except Fault:
             return True
         return False
+
+    def _is_due(self, stage: Mapping[str, Any], step: int) -> bool:
+        """Whether a stage runs in a step of which it is not known that it is the last."""
+        if "when" in stage:
+            return step == 1 if stage["when"] == "start" else stage["when"] == "checkpoint" and self._saves
+        return step % stage.get("every", 1) == 0
 
     def _close(self, step: int, has_saved: bool) -> None:
         """Runs the stages that wait for an end that was not announced, with the values of the last step."""

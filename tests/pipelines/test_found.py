@@ -55,6 +55,11 @@ FOUND = {
   s1: {call: three.take, in: s0, dispatch: {balance: tokens}, collect: first}
   s2: {call: three.take, in: s1}
 """,
+    "a stream with too few samples for two ranks, in the step in which another one ends": """
+  s0: {call: stream.next, samples: 4, ends_run: true, every: 2}
+  s1: {call: three.take, in: s0}
+  s2: {call: stream.next, samples: 4}
+""",
     "a group that runs ahead of the end of a stream into its own last step": """
   s0: {call: sized.next, samples: 9}
   s1: {call: three.thrice, in: s0, when: checkpoint}
