@@ -64,12 +64,13 @@ class StageModes:
 
     @property
     def producers(self) -> RankSet:
-        """The ranks that produce the stage's value; the modes must be known."""
+        """The ranks that produce the stage's value; `collect` and `execute` must be known."""
         return producer_set(self.collect_mode, self.execute_mode)
 
     def producer_count(self, mesh: DeviceMesh | None) -> int:
-        """Returns the number of producers; 0 if the modes or the mesh are not known."""
-        return self.producers.count(mesh) if mesh is not None and self.are_known else 0
+        """Returns the number of producers; 0 if the mesh, `collect` or `execute` is not known."""
+        is_known = self.collect in COLLECT and self.execute in EXECUTE
+        return self.producers.count(mesh) if mesh is not None and is_known else 0
 
 
 def modes_of(stage: Stage, declared: DeclaredModes) -> StageModes:

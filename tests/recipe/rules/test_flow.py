@@ -62,6 +62,25 @@ def test_peers_with_different_samples_are_found_as_by_listing(
         assert mesh.data_rank(ranks[0]) == mesh.data_rank(ranks[1]) and len(one.seconds) == 2
 
 
+def test_the_producers_of_a_value_do_not_depend_on_how_its_stage_receives() -> None:
+    """The mode in the decorator of `look` is unknown. It decides what `spread` receives, and not how many ranks
+    give its value."""
+    recipe = {
+        "groups": {"one": {"ranks": 4, "device_type": "cpu"}},
+        "components": {
+            "prompts": {"_target_": "arithmetic.Prompts", "group": "one"},
+            "first": {"_target_": "arithmetic.Actor", "group": "one", "parallel": {"tp_size": 2}},
+            "judge": {"_target_": "arithmetic.Judge", "group": "one", "parallel": {"tp_size": 4}},
+        },
+        "pipeline": {
+            "batch": {"call": "prompts.next", "samples": 1024},
+            "spread": {"call": "first.look", "in": "batch"},
+            "scored": {"call": "judge.score", "in": "spread", "execute": "peer"},
+        },
+    }
+    assert [one.code for one in flow.peers_have_same_samples(facts_of(recipe))] == ["MC528"]
+
+
 def test_a_large_world_is_not_listed() -> None:
     reported = list(flow.peers_have_same_samples(piped(3, {"tp_size": 2}, 100_000, "slice_dp")))
     assert [one.code for one in reported] == ["MC528"]
