@@ -79,10 +79,17 @@ def ending(store: Store) -> PrefixStore:
 
 
 def join(store: Store, group: Group, rank: int) -> None:
-    """Makes this worker a member of its group's WORLD."""
+    """Makes this worker a member of its group's WORLD, and waits for the other workers of the group.
+
+    Without this wait, the others could end a short run while one of them is still connecting. That one would
+    find its connections closed.
+    """
     backend = {"cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}.get(group.device_type, "gloo")
     prefixed = PrefixStore(f"world/{group.name}", store)
     dist.init_process_group(backend, store=prefixed, rank=rank, world_size=group.workers, timeout=RUNNING)
+    if prefixed.add("joined", 1) == group.workers:
+        prefixed.set("complete", "")
+    prefixed.wait(["complete"], RUNNING)
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,20 @@ def release(transport: DataPlane) -> None:
     transport.release()
 
 
+def test_who_joins_waits_for_the_last_worker_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world.dist, "init_process_group", lambda *_, **__: None)
+    store, group, order = HashStore(), job(ranks=2).group("a"), list[str]()
+    first = threading.Thread(target=lambda: [world.join(store, group, 0), order.append("the first is in")])
+    first.start()
+    while PrefixStore("world/a", store).add("joined", 0) < 1:
+        assert first.is_alive()
+    first.join(0.1)
+    order.append("the last one comes")
+    world.join(store, group, 1)
+    first.join()
+    assert order == ["the last one comes", "the first is in"]
+
+
 @pytest.mark.parametrize("between", ["", "tcp"])
 def test_each_peer_is_reached_by_the_way_to_its_node(monkeypatch: pytest.MonkeyPatch, between: str) -> None:
     """Four workers on two nodes: a:0 and b:0, a:1 and b:1."""
