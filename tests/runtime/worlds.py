@@ -9,6 +9,7 @@ A check fails if a rank raises. The other ranks may wait for it, so the world en
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
@@ -24,6 +25,8 @@ from torch.distributed import TCPStore
 
 Check = Callable[[int], None]
 PASSED = "passed"
+LOADED_LATE = ("torch._dynamo", "torch.distributed.fsdp", "torch.testing")
+"""What torch imports in the first operations of a mesh. Here it is imported once, before the processes are forked."""
 LIMIT = 120
 """Seconds for all checks of a world, after which it counts as hanging."""
 
@@ -32,6 +35,8 @@ def run(size: int, checks: Sequence[Check], folder: Path) -> dict[str, str]:
     """Returns name -> "passed", or the errors by rank, for each check. Processes are forked before the
     store's threads exist."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    for module in LOADED_LATE:
+        importlib.import_module(module)
     listener = socket.create_server(("127.0.0.1", 0))
     children = {}
     for rank in range(size):
