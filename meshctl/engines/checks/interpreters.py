@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,6 +19,7 @@ from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.interpreter import environ_of, groups_of, server_python
 from meshctl.package import (
     PACKAGE_DIR,
+    builds_of,
     install_command_in,
     installed_version,
     required_ranges,
@@ -117,7 +118,7 @@ def examine(plan: Plan, path: Sequence[str]) -> tuple[Examined, ...]:
                 needed = tuple(_needed(plan, path, python))
                 probes[python] = Probe(
                     "facts",
-                    [[*(library for _, names in needed for library in names), *NCCL_LIBRARIES]],
+                    [[*_builds(needed), *NCCL_LIBRARIES]],
                     SECONDS,
                     (python, "-c", CHILD, interpreter_facts.__file__),
                     environ_of(python, os.environ),
@@ -132,6 +133,13 @@ def _needed(plan: Plan, path: Sequence[str], python: str) -> Iterator[tuple[str,
     yield "", WORKER_LIBRARIES
     for extra in extras_of(plan, path, groups_of(plan, path, python)):
         yield extra, tuple(required_ranges(requirements(), extra))
+
+
+def _builds(needed: Iterable[tuple[str, Iterable[str]]]) -> Iterator[str]:
+    """Yields the names of the distributions that contain the needed libraries."""
+    for _, libraries in needed:
+        for library in libraries:
+            yield from builds_of(library)
 
 
 def _examined(plan: Plan, path: Sequence[str], python: str, probe: Probe | None) -> Examined:
@@ -174,7 +182,7 @@ def _problem(facts: Facts, python: str, needed: Sequence[tuple[str, tuple[str, .
             return f"has meshctl {have or 'of an unknown version'}, and this is {ours}", install
         return f"has another meshctl {ours}, in {facts.folder}, than this one, in {PACKAGE_DIR}", install
     for extra, libraries in needed:
-        if missing := [name for name in libraries if not facts.versions[name]]:
+        if missing := [name for name in libraries if not _has(facts, name)]:
             return f"lacks {listed(missing)}", install_command_in(python, extra)
     ranges = required_ranges(requirements())
     for name in WORKER_LIBRARIES:
@@ -182,6 +190,10 @@ def _problem(facts: Facts, python: str, needed: Sequence[tuple[str, tuple[str, .
         if not is_in_range(have, required):
             return f"has {name} {have}, and meshctl requires {required}", install
     return "", ""
+
+
+def _has(facts: Facts, library: str) -> bool:
+    return any(facts.versions[build] for build in builds_of(library))
 
 
 @cache
