@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.recipe.templates import RECIPES
+from meshctl.recipe.templates import NAMES, RECIPES
 from tests.paths import CONF, PACKAGE, ROOT
 
 pytestmark = pytest.mark.slow
@@ -68,9 +68,9 @@ def test_the_wheel_holds_every_file_of_the_package_and_the_license(wheel: Path) 
     }
     assert shipped and shipped <= names
     templates = {
-        f"meshctl/components/starters/{name}"
+        f"meshctl/recipes/{name}"
         for kind, data in RECIPES.items()
-        for name in (f"{kind}.yaml", data)
+        for name in (f"{NAMES.get(kind, kind)}.yaml", *data)
     }
     assert templates <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)

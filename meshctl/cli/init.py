@@ -39,6 +39,8 @@ from meshctl.topology.cluster import DEVICE_ALIASES
 from meshctl.view.reports.text import cells, shown
 
 INTERRUPTED = 130
+PYTHON_FILES = {"script": "an example script", **dict.fromkeys(templates.ROLLOUTS, "its reward, to edit")}
+"""Kind -> description of its Python file; for other kinds it contains the classes of the recipe."""
 DEFAULT_PROCESSES = 2
 """Default number of ranks on cpu."""
 DEFAULT_DEVICES = 8
@@ -325,11 +327,11 @@ def write_all(texts: Mapping[Path, str]) -> None:
 
 def report(to: Place, written: list[Path], choice: Choice, here: Machine) -> None:
     """Prints what was written, and the commands to try next."""
-    groups = ", ".join([*choice.shares, *(["judge"] if choice.kind == "grpo" else [])])
+    groups = ", ".join([*choice.shares, *(["judge"] if choice.has_judge else [])])
     what = {
         ".yaml": "its devices and its model",
-        ".py": "an example script" if choice.kind == "script" else "its classes, to edit",
-        ".jsonl": "its data, 1,200 rows",
+        ".py": PYTHON_FILES.get(choice.kind, "its classes, to edit"),
+        ".jsonl": "its data",
         ".json": "the keys of recipes, for editors",
     }
     roles = {file: what[file.suffix] for file in written}

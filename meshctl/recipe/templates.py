@@ -31,14 +31,22 @@ KINDS = {
     "sft_lora": "the same with an adapter (LoRA)",
     "dpo": "a Hugging Face model learns preferences (DPO)",
     "reward_model": "a Hugging Face model learns to score answers",
+    "grpo_hf": "a Hugging Face model learns from rewards (GRPO)",
+    "ppo": "the same with a critic (PPO)",
 }
 RECIPES = {
-    "sft": "rot13/chats.jsonl",
-    "sft_lora": "rot13/chats.jsonl",
-    "dpo": "rot13/pairs.jsonl",
-    "reward_model": "rot13/pairs.jsonl",
+    "sft": ("rot13/chats.jsonl",),
+    "sft_lora": ("rot13/chats.jsonl",),
+    "dpo": ("rot13/pairs.jsonl",),
+    "reward_model": ("rot13/pairs.jsonl",),
+    "grpo_hf": ("alphabet/prompts.jsonl", "alphabet/reward.py"),
+    "ppo": ("alphabet/prompts.jsonl", "alphabet/reward.py"),
 }
 """Kind with a recipe of the folder `recipes/` -> its data."""
+ROLLOUTS = ("grpo_hf", "ppo")
+"""The kinds of `RECIPES` with the groups `rollout` and `judge` beside `train`."""
+NAMES = {"grpo_hf": "grpo"}
+"""Kind -> name of its recipe in the folder `recipes/`, where it differs."""
 RECIPE_DEVICE, RECIPE_RANKS, RECIPE_SAMPLES = "cpu", 2, 32
 """The devices and the samples of a batch in `conf/scale/laptop.yaml`."""
 MAX_RECIPE_RANKS = 100
@@ -69,8 +77,7 @@ class Choice:
     kind: str = "train"
     device: str = "cpu"
     ranks: int = 2
-    """Number of devices, or on cpu of processes, of all groups. The judge of grpo is one more process on
-    cpu."""
+    """Number of devices, or on cpu of processes, of all groups. A judge is one more process on cpu."""
     layout: str = ""
     """Layout of the group that trains; empty for the default."""
     script: str = ""
@@ -80,7 +87,7 @@ class Choice:
     def shares(self) -> dict[str, int]:
         """The number of ranks of each group."""
         half = max(1, self.ranks // 2)
-        if self.kind == "grpo":
+        if self.has_judge:
             return {"rollout": half, "train": max(1, self.ranks - half)}
         if self.kind == "distill":
             return {"teacher": half, "student": max(1, self.ranks - half)}
@@ -92,8 +99,12 @@ class Choice:
         return list(self.shares.values())[-1]
 
     @property
+    def has_judge(self) -> bool:
+        return self.kind in ("grpo", *ROLLOUTS)
+
+    @property
     def workers(self) -> int:
-        return sum(self.shares.values()) + (self.kind == "grpo")
+        return sum(self.shares.values()) + self.has_judge
 
 
 def check(choice: Choice) -> None:
@@ -181,12 +192,12 @@ def files(choice: Choice, stem: str, module: str, shown: str, heading: str = "")
 
 def data(kind: str) -> dict[str, str]:
     """Returns file name -> text of the data of a kind."""
-    name = RECIPES.get(kind)
-    return {name: _shipped(name)} if name else {}
+    return {name: _shipped_recipe(name) for name in RECIPES.get(kind, ())}
 
 
 def _recipe_files(choice: Choice, stem: str, module: str, shown: str, heading: str) -> dict[str, str]:
     """Returns the recipe, and for devices that no shipped scale has, a scale with these."""
+    recipe = NAMES.get(choice.kind, choice.kind)
     layout = choice.layout or layouts(choice)[0]
     words = {
         r"^#.*`make .*\n": "",  # a command of a checkout
@@ -194,17 +205,19 @@ def _recipe_files(choice: Choice, stem: str, module: str, shown: str, heading: s
         r"(?<=layout@components\.trainer\.parallel: )fsdp$": layout,
     }
     scale = {}
-    if (choice.device, choice.ranks) != (RECIPE_DEVICE, RECIPE_RANKS):
+    if choice.kind in ROLLOUTS or (choice.device, choice.ranks) != (RECIPE_DEVICE, RECIPE_RANKS):
         words[r"(?<=^  - scale: )laptop *"] = f"{module}_devices  "
         scale = {f"conf/scale/{module}_devices.yaml": _scale(choice)}
-    text = _shipped(f"{choice.kind}.yaml").replace(f"recipes/{choice.kind}.yaml", shown)
+    if choice.kind in ROLLOUTS:
+        scale[f"conf/rollouts/{module}_devices.yaml"] = _rollouts(choice)
+    text = _shipped_recipe(f"{recipe}.yaml").replace(f"recipes/{recipe}.yaml", shown)
     for pattern, word in words.items():
         text = re.sub(pattern, word, text, flags=re.MULTILINE)
     return {f"{stem}.yaml": heading + text, **scale}
 
 
 def _scale(choice: Choice) -> str:
-    group = _group(choice, "train", choice.ranks)
+    group = _group(choice, "train", choice.trained)
     samples = max(RECIPE_SAMPLES, choice.ranks)
     more = f"vars: {{samples: {samples}}}\n" if samples > RECIPE_SAMPLES else ""
     return (
@@ -215,9 +228,25 @@ def _scale(choice: Choice) -> str:
     )
 
 
+def _rollouts(choice: Choice) -> str:
+    group = _group(choice, "rollout", choice.shares["rollout"])
+    return (
+        "# @package _global_\n"
+        "# The group that samples, on other devices than those of `laptop`.\n"
+        "defaults:\n  - laptop\n  - _self_\n\n"
+        f"groups:\n  rollout: {group}\n"
+    )
+
+
 def _shipped(name: str) -> str:
-    """Returns the text of a template. In a checkout, recipes are in the folder `recipes/`."""
-    homes = (PACKAGE_DIR / "components" / "starters", PACKAGE_DIR.parent / "recipes")
+    """Returns the text of a template of the folder `components/starters/`."""
+    return (PACKAGE_DIR / "components" / "starters" / name).read_text(encoding="utf-8")
+
+
+def _shipped_recipe(name: str) -> str:
+    """Returns the text of a file of the folder `recipes/`, which a wheel has in the package, and a checkout
+    beside it."""
+    homes = (PACKAGE_DIR / "recipes", PACKAGE_DIR.parent / "recipes")
     file = next((home / name for home in homes if (home / name).is_file()), homes[0] / name)
     return file.read_text(encoding="utf-8")
 

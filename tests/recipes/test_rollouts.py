@@ -81,7 +81,7 @@ def test_the_rewards_of_grpo_rise(tmp_path: Path) -> None:
 @pytest.mark.slow_suite
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("recipe", "least"), [("grpo.yaml", 0.6), ("ppo.yaml", 0.2), ("distill_on_policy.yaml", 0.6)]
+    ("recipe", "least"), [("grpo.yaml", 0.6), ("ppo.yaml", 0.1), ("distill_on_policy.yaml", 0.6)]
 )
 def test_the_curves_of_a_laptop(tmp_path: Path, recipe: str, least: float) -> None:
     pytest.importorskip("transformers")

@@ -47,7 +47,7 @@ def test_a_recipe_of_ready_made_components_comes_with_its_data(
     output, wrong = capsys.readouterr()
     assert wrong == "" and output == (
         "wrote jobs/first.yaml          2 workers: train\n"
-        "wrote jobs/rot13/chats.jsonl   its data, 1,200 rows\n"
+        "wrote jobs/rot13/chats.jsonl   its data\n"
         "wrote jobs/recipe.schema.json  the keys of recipes, for editors\n"
         "\nnext:\n"
         "  meshctl validate jobs/first.yaml\n"

@@ -112,7 +112,7 @@ def test_text_stays_text_in_yaml(text: str) -> None:
     [
         (
             Options("grop"),
-            "kind `grop` does not exist; available: `train`, `grpo`, `distill`, `script`, `sft`, `sft_lora`, `dpo` and `reward_model`",
+            "kind `grop` does not exist; available: `train`, `grpo`, `distill`, `script`, `sft`, `sft_lora`, `dpo`, `reward_model`, `grpo_hf` and `ppo`",
         ),
         (Options("sft", ranks=101), "sft has held-out data for at most 100 ranks"),
         (Options(device="tpu"), "device `tpu` does not exist; available: `cpu`, `cuda`, `npu` and `mps`"),

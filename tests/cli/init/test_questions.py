@@ -54,14 +54,14 @@ def test_answers_are_numbers_or_words(here: Path) -> None:
 
 
 def test_a_wrong_answer_is_asked_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert answered("9", "what", "grpo", "cpu", "1", "many", "2", "a b", "fine") == (
+    assert answered("19", "what", "grpo", "cpu", "1", "many", "2", "a b", "fine") == (
         Choice("grpo", "cpu", 2),
         "fine",
     )
     output = capsys.readouterr().out
     assert (
         output.count(
-            "  a number from 1 to 8, or a word: train, grpo, distill, script, sft, sft_lora, dpo, reward_model\n"
+            "  a number from 1 to 10, or a word: train, grpo, distill, script, sft, sft_lora, dpo, reward_model, grpo_hf, ppo\n"
         )
         == 2
     )

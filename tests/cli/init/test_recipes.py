@@ -81,10 +81,10 @@ LEARNED = {
     "grpo": ("scored.reward", 0.5),
     "distill": ("metrics.agrees", 0.8),
 }
-
-
 LOSSES = {"sft": 0.1, "sft_lora": 1.0, "dpo": 0.1, "reward_model": 0.1}
 """Kind -> the largest held-out loss at the end."""
+REWARDS = {"grpo_hf": 0.6, "ppo": 0.1}
+"""Kind -> the least mean reward at the end."""
 
 
 @pytest.mark.slow_suite
@@ -102,8 +102,22 @@ def test_a_model_of_transformers_learns(kind: str, here: Path) -> None:
     assert (run / "exports" / f"step-{len(lines)}" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow_suite
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", REWARDS)
+def test_a_model_of_transformers_learns_from_rewards(kind: str, here: Path) -> None:
+    pytest.importorskip("transformers")
+    assert init("jobs/first", Options(kind)) == 0
+    done = call(here, "launch", "jobs/first.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = here.glob("runs/first/*")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rewards = [line["scored.reward"] for line in lines]
+    assert rewards[0] < 0.05 and max(rewards[-5:]) > REWARDS[kind], rewards
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in LOSSES])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in RECIPES])
 def test_on_cpu_it_runs_and_learns(kind: str, here: Path) -> None:
     """Runs `init`, then the command that it proposes, as a user would."""
     assert init("first", Options(kind)) == 0
