@@ -179,32 +179,6 @@ def test_doctor_examines_interpreters(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("python", "problem"),
-    [
-        ("envs/other", "is a folder: write {folder}/envs/other/bin/python"),
-        ("no-such-python", "is not on PATH"),
-        ("./parts.py", "is not executable"),
-        ("./old", "is Python 3.9, and meshctl needs 3.11"),
-        ("./fails", "cannot be started: exit code 3: no licence"),
-        ("./silent", "cannot be started: exit code 0"),
-        ("./text", "cannot be started: no process could be started: Exec format error"),
-    ],
-)
-def test_what_is_no_interpreter(folder: Path, python: str, problem: str) -> None:
-    scripts = {
-        "old": """#!/bin/sh\necho '[{"python": [3, 9]}, ""]' > /proc/self/fd/$6\n""",
-        "fails": "#!/bin/sh\necho no licence >&2\nexit 3\n",
-        "silent": "#!/bin/sh\n",
-        "text": "an executable text\n",
-    }
-    for name, script in scripts.items():
-        (folder / name).write_text(script)
-        (folder / name).chmod(0o755)
-    assert refused(folder, python) == problem.format(folder=folder)
-
-
-@pytest.mark.slow
 def test_meshctl_and_its_libraries_must_be_there(folder: Path) -> None:
     empty = environment(folder / "envs" / "empty")
     problem, _, remedy = refused(folder, str(empty)).partition(": ")
@@ -228,16 +202,6 @@ def test_another_version_of_meshctl_is_refused(folder: Path) -> None:
     assert refused(folder, "envs/other/bin/python").startswith("has meshctl 9.0, and this is ")
     noted = meshctl(folder, "validate", "recipe.yaml")
     assert "of group `rollout` has meshctl 9.0, and this is " in noted.stdout
-
-
-@pytest.mark.slow
-def test_the_same_version_with_other_source_is_refused(folder: Path) -> None:
-    site = site_packages(folder / "envs" / "other")
-    (site / "packages.pth").write_text(f"{OURS[0]}\n")
-    (site / "meshctl").mkdir()
-    (site / "meshctl" / "__init__.py").write_text("changed = True\n")
-    problem = refused(folder, "envs/other/bin/python")
-    assert problem.startswith("has another meshctl") and f"in {site}/meshctl, than this one" in problem
 
 
 def test_pictures_and_the_dry_run_show_the_interpreter(folder: Path) -> None:

@@ -13,6 +13,7 @@ from meshctl.engines.checks.interpreters import examine, interpreter_checks, our
 from meshctl.package import version
 from meshctl.plan.model import Cluster, Component, Group, Plan, Run
 from meshctl.topology.mesh import DeviceMesh
+from tests.environments import OURS, environment, site_packages
 
 
 def plan(*groups: Group) -> Plan:
@@ -62,3 +63,54 @@ def test_another_nccl_is_a_warning_for_devices(
     (found,) = interpreter_checks(plan(group), (str(tmp_path),))
     assert found.state == state
     assert ("its NCCL is 2.30.1 and the launcher's 2.28.9" in found.found) == (state == "warning")
+
+
+def problem_of(python: Path | str, folder: Path) -> str:
+    """Returns why an interpreter cannot be used by a recipe in a folder."""
+    (found,) = examine(plan(Group("one", "cpu", 1, 0, python=str(python))), (str(folder),))
+    return found.problem
+
+
+@pytest.mark.parametrize(
+    ("python", "problem"),
+    [
+        ("mine", "is a folder: write {folder}/mine/bin/python"),
+        ("no-such-python", "is not on PATH"),
+        ("mine/pyvenv.cfg", "is not executable"),
+        ("./old", "is Python 3.9, and meshctl needs 3.11"),
+        ("./fails", "cannot be started: exit code 3: no licence"),
+        ("./silent", "cannot be started: exit code 0"),
+        ("./text", "cannot be started: no process could be started: Exec format error"),
+    ],
+)
+def test_what_is_no_interpreter(tmp_path: Path, python: str, problem: str) -> None:
+    environment(tmp_path / "mine")
+    scripts = {
+        "old": """#!/bin/sh\necho '[{"python": [3, 9]}, ""]' > /proc/self/fd/$6\n""",
+        "fails": "#!/bin/sh\necho no licence >&2\nexit 3\n",
+        "silent": "#!/bin/sh\n",
+        "text": "an executable text\n",
+    }
+    for name, script in scripts.items():
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    assert problem_of(python, tmp_path) == problem.format(folder=tmp_path)
+
+
+def test_the_same_version_with_other_source_is_refused(tmp_path: Path) -> None:
+    python = environment(tmp_path / "mine", OURS[0])
+    package = site_packages(tmp_path / "mine") / "meshctl"
+    package.mkdir()
+    (package / "__init__.py").write_text("changed = True\n")
+    problem = problem_of(python, tmp_path)
+    assert problem.startswith("has another meshctl") and f"in {package}, than this one" in problem
+
+
+def test_the_launchers_packages_are_not_on_the_path_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", OURS[0])
+    assert (
+        problem_of(environment(tmp_path / "mine", OURS[1]), tmp_path)
+        == "lacks `torch`, `numpy` and `msgpack`"
+    )
