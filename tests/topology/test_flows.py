@@ -102,9 +102,7 @@ def test_the_counts_of_producers_consumers_and_different_shares(links: EvenFlow)
     numbers = [links.producer_set.index_of(links.source, rank) for rank in range(links.source.world_size)]
     assert [numbers[rank] for rank in who] == list(range(len(who)))
     assert sum(number is not None for number in numbers) == len(who)
-    many = EvenFlow(
-        links.source, links.target, 10_000, links.collect, links.called, links.mode, links.execute
-    )
+    many = EvenFlow(links.source, links.target, 2_000, links.collect, links.called, links.mode, links.execute)
     received = listed(many)
     assert len(received) == many.execute.workers.count(many.target)
     cuts = {(producer, tuple(samples)) for mine in received.values() for producer, samples in mine.items()}
