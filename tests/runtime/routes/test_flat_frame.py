@@ -284,6 +284,24 @@ def test_a_ragged_frame_that_is_cut_off_is_an_error_that_names_the_producer(size
         consumer.receive(1)
 
 
+def test_a_large_ragged_part_is_written_by_all_of_its_producers() -> None:
+    *producers, consumer = ends(2)
+    lengths = [60_000] * 4
+    batches = ragged_batch(lengths, 0), ragged_batch(lengths, 4)
+    threads = [
+        threading.Thread(target=end.send, args=(batch, 1))
+        for end, batch in zip(producers, batches, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    found = consumer.receive(1).value
+    for thread in threads:
+        thread.join(10)
+    for name in ("x", "wide", "more"):
+        values = torch.cat([batch[name].values for batch in batches])
+        assert torch.equal(found[name].values, values) and found[name].lengths.tolist() == lengths * 2
+
+
 def test_a_leader_that_lays_out_too_little_memory_is_named() -> None:
     hub: dict[int, MemoryDataPlane] = {}
     leader, writer = MemoryDataPlane(0, {}, hub), MemoryDataPlane(1, {}, hub)
