@@ -195,6 +195,9 @@ def _missing(names: _Names, some: list[Reference]) -> Diagnostic:
     if not near:
         help = did_you_mean("", (other for other in options if other != first.own)) or first.help
     fixes = tuple(fix for one in some for fix in renamed(one.span, one.name, others, one.after))
+    parts = first.name.split()
+    if first.code == "MC530" and len(parts) > 1 and set(parts) <= set(options):
+        help, fixes = f"write `,` between the names of the stages: [{', '.join(parts)}]", ()
     seconds = tuple(one.span.with_word("and here") for one in some[1 : MAX_SECONDS + 1])
     return Diagnostic(first.code, first.message, first.span, seconds, help, fixes=fixes, missing=True)
 

@@ -47,3 +47,10 @@ def test_a_name_that_is_missing_is_reported_once() -> None:
     (one,) = errors(GRPO.replace("group: rollout", "group: inference"))
     assert one.code == "MC500" and {span.label for span in one.seconds} == {"and here"}
     assert one.help == "available: `rollout`, `train` and `judge`"
+
+
+@pytest.mark.parametrize("written", ["[batch rollouts]", "batch rollouts"])
+def test_names_without_a_comma_between_them(written: str) -> None:
+    (one,) = errors(GRPO.replace("in: rollouts", f"in: {written}", 1))
+    assert one.code == "MC530" and not one.fixes
+    assert one.help == "write `,` between the names of the stages: [batch, rollouts]"
