@@ -26,10 +26,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 os.register_at_fork(after_in_child=gc.freeze)
 
 
+LONG = ("test_contract.py", "test_pipelines.py", "test_mutations.py")
+"""Files that take ten seconds or more, and have few tests that start processes or none."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Moves files that start processes to the front, those with most of such tests first. Of the files that two
-    processes share, none is then so long that the other process waits for it at the end."""
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    """Moves long files to the front, and those that start processes, those with most of such tests first. Of the
+    files that two processes share, none is then so long that the other process waits for it at the end."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow") or item.path.name in LONG)
     items.sort(key=lambda item: -slow[item.path])
 
 
