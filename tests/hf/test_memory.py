@@ -26,10 +26,10 @@ LIMIT = 0.1
 """The largest difference of an estimate, as a part of the allocated bytes."""
 LLAMA = {
     "model_type": "llama",
-    "vocab_size": 2002,
+    "vocab_size": 1002,
     "hidden_size": 256,
     "intermediate_size": 704,
-    "num_hidden_layers": 6,
+    "num_hidden_layers": 3,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
 }

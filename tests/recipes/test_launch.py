@@ -125,7 +125,7 @@ def test_supervised_training_learns_and_repeats_itself(tmp_path: Path) -> None:
     assert found[0][0] > 2.3 and found[0][-1] < 2.1
 
 
-@pytest.mark.slow
+@pytest.mark.slow_suite
 def test_a_script_runs_under_meshctl_as_under_torchrun(tmp_path: Path) -> None:
     log = (
         launch(tmp_path, "program_ddp.yaml", "groups.train.args=[--epochs, 10]") / "logs" / "train" / "0.log"
