@@ -123,30 +123,38 @@ def test_the_mean_length_and_the_share_of_cut_answers_are_metrics() -> None:
 # Is the sampler the actor?
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-5)])
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"),
+    [
+        ("qwen3", "float64", 1e-9),
+        ("tied", "float32", 1e-5),
+        pytest.param("sliding", "float64", 1e-9, marks=pytest.mark.nightly),
+        pytest.param("moe", "float64", 1e-9, marks=pytest.mark.nightly),
+        pytest.param("gpt2", "float64", 1e-9, marks=pytest.mark.nightly),
+    ],
+)
 def test_log_probabilities_are_those_of_the_actor(name: str, dtype: str, tolerance: float) -> None:
     config = {**CONFIG, **ARCHITECTURES[name]}
     options = {"dtype": dtype, "experts": "eager" if name == "moe" else None}
     actor = Model(config, **options)
-    for temperature in (1.0, 0.7, 0.0):
+    for temperature in (0.7, 0.0):
         made = sampler(config, temperature=temperature, group_size=2, **options)
         found = made.sample(prompts())
         expected = logprobs(actor, found, temperature or 1.0)
         difference = (found["sampled_logprobs"].values - expected).abs().max()
         assert difference <= tolerance
-        if temperature == 1:
-            column = actor.logprobs(found)["logprobs"]
+        if temperature:
+            column = Model(config, temperature=temperature, **options).logprobs(found)["logprobs"]
             assert (found["sampled_logprobs"].values - column.values).abs().max() <= tolerance
 
 
-@pytest.mark.parametrize("name", ["qwen3", "tied", "moe"])
-@pytest.mark.parametrize("lora", [None, {"r": 4}])
+@pytest.mark.parametrize(
+    ("name", "lora"),
+    [("qwen3", {"r": 4}), ("tied", None), pytest.param("moe", None, marks=pytest.mark.nightly)],
+)
 def test_after_a_sync_the_sampler_has_the_new_weights(name: str, lora: dict[str, Any] | None) -> None:
     config = {**CONFIG, **ARCHITECTURES[name]}
     options = {"dtype": "float64", "experts": "eager" if name == "moe" else None}
-    if name == "moe" and lora:
-        pytest.skip("adapters of experts are tested with the model")
     made = sampler(config, temperature=0.7, **options)
     actor = Model(config, lora=lora, lr=1e-1, **options)
     before = made.sample(prompts())
@@ -173,11 +181,11 @@ def test_a_model_of_files_has_its_own_end_tokens_and_tokenizer(tmp_path: Path) -
     module.generation_config.eos_token_id = [98, 99]  # type: ignore[union-attr]
     module.save_pretrained(tmp_path)  # type: ignore[operator]
     assert AutoModelForCausalLM.from_pretrained(tmp_path).generation_config.eos_token_id == [98, 99]
-    found = Sampler(str(tmp_path), tokenizer="byte", dtype="float64", max_new_tokens=40).sample(prompts())
-    plain = sampler(max_new_tokens=40).sample(prompts())
+    found = Sampler(str(tmp_path), tokenizer="byte", dtype="float64", max_new_tokens=24).sample(prompts())
+    plain = sampler(max_new_tokens=24).sample(prompts())
     for short, long in zip(answers(found), answers(plain), strict=True):
         assert short == long[: len(short)]
-        assert short[-1] in (98, 99, 258) or len(short) == 40
+        assert short[-1] in (98, 99, 258) or len(short) == 24
     assert answers(found) != answers(plain)
 
 
@@ -197,9 +205,7 @@ def test_weights_of_another_model_are_refused(sent: dict[str, Any], message: str
 # Independence
 
 
-@pytest.mark.parametrize(
-    "options", [{"batch_size": 1}, {"batch_size": 5}, {"max_batch_tokens": 60}, {"max_batch_tokens": 1}]
-)
+@pytest.mark.parametrize("options", [{"batch_size": 5}, {"max_batch_tokens": 60}])
 def test_answers_do_not_depend_on_the_batches_in_which_they_are_generated(options: dict[str, int]) -> None:
     given = prompts((5, 9, 2, 5, 14, 1, 7))
     whole = sampler(group_size=3).sample(given)
@@ -244,11 +250,11 @@ def test_greedy_answers_are_those_of_generate() -> None:
 # Ends of answers
 
 
-@pytest.mark.parametrize("stop", [[101], ["e"], ["zz", 101]])
+@pytest.mark.parametrize("stop", [["zz", 101], ["e"]])
 def test_an_answer_ends_with_the_stop_token_or_text(stop: list[int | str]) -> None:
     given = prompts((5, 9, 2, 5, 14, 1))
-    whole = sampler(max_new_tokens=48, group_size=4).sample(given)
-    found = sampler(max_new_tokens=48, group_size=4, stop=stop).sample(given)
+    whole = sampler(max_new_tokens=32, group_size=3).sample(given)
+    found = sampler(max_new_tokens=32, group_size=3, stop=stop).sample(given)
     for short, long, reason in zip(answers(found), answers(whole), found["finish_reason"], strict=True):
         ends = [place for place, token in enumerate(long) if token in (101, 258)]
         length = ends[0] + 1 if ends else len(long)
