@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +97,28 @@ def test_a_checkpoint_sends_weights_again_that_changed_after_their_sync() -> Non
         lambda name, rank: Source() if name == "source" else Unversioned(seen if name == "sampler" else []),
     )
     assert [value for _, value in seen] == [0, 1, 2]  # at the start, by the sync of step 2, at the cut
+
+
+class Stepped(Weights):
+    def weights(self) -> Any:
+        self.seen.append((self.step, 0))
+        return super().weights()
+
+
+def test_the_step_of_a_sync_is_the_running_one_for_both_sides() -> None:
+    """Also in a step in which no stage calls them."""
+    sent: list[tuple[int, int]] = []
+    loaded: list[tuple[int, int]] = []
+    job = plan(
+        {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
+        [call("batch", "source.next", samples=4, every=2), call("made", "sampler.use", "batch", every=2),
+         call("learnt", "actor.learn", "made", collect="mean", every=2), sync("publish", "actor", "sampler")],
+        steps=4,
+    )  # fmt: skip
+    sides = {"sampler": Weights(loaded), "actor": Stepped(sent), "source": Source()}
+    assert not in_process.run(job, lambda name, rank: sides[name]).faults
+    assert {step for step, _ in sent} == {0, 1, 2, 3, 4}
+    assert [step for step, _ in loaded] == [0, 1, 2, 3, 4]
 
 
 class Unversioned(Weights):
