@@ -98,6 +98,7 @@ BENCHMARKS: dict[str, str] = {
     "collect_ranks": "goal name ok value",
     "data_plane": "goal load name ok others value what",
     "empty_step": "cpu goal load name ok others value what",
+    "grpo_end_to_end": "goal load name ok others time value what",
     "hf_gpu_step": "device goal name ok skipped value",
     "hf_launch": "cpu goal load name ok value",
     "hf_step": "goal load name ok others time value what",
