@@ -66,15 +66,17 @@ def test_a_rank_of_very_many(pinned: Pinned) -> None:
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_every_part_of_every_plan_fits(name: str, width: int) -> None:
     plan = PLANS[name]()
+    whole = topology(plan)
     for zoom in every_zoom(plan):
-        text = drawn(plan, zoom, width)
+        text = draw(zoom, whole, width, False)
         assert text.endswith("\n") and all(width_of(line) <= width for line in text[:-1].split("\n"))
-        assert re.sub(r"\x1b\[[0-9;]*m", "", drawn(plan, zoom, width, color=True)) == text
+        assert re.sub(r"\x1b\[[0-9;]*m", "", draw(zoom, whole, width, True)) == text
 
 
 def test_what_is_long_is_folded() -> None:
     plan = hundred_thousand()
-    assert all(drawn(plan, zoom).count("\n") < 300 for zoom in every_zoom(plan))
+    whole = topology(plan)
+    assert all(draw(zoom, whole, 80, False).count("\n") < 300 for zoom in every_zoom(plan))
 
 
 def test_workers_beyond_those_that_are_listed_are_counted() -> None:
