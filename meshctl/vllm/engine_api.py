@@ -1,8 +1,6 @@
-"""All of vLLM that meshctl uses. `tests/vllm/test_engine_api.py` pins it.
+"""All of vLLM that meshctl uses. `tests/vllm/test_engine.py` pins it.
 
-The engine runs in this process. A child process would import all libraries again, and would not end with the
-worker. vLLM reads environment variables while it is imported, so this module sets them first, and only
-`vllm.Sampler` imports it, when the engine is built.
+Only `vllm.Sampler` imports this module, when it builds the engine, after `environment.prepare`.
 """
 
 from __future__ import annotations
@@ -14,20 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from meshctl.vllm.errors import SamplerError
-from meshctl.vllm.models import model_folder
-from meshctl.vllm.options import Answer, EngineOptions, Request, Sampling
-
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-if not torch.cuda.is_available():
-    # vLLM compiles one small function even if the model runs eagerly, which takes half a minute on a CPU.
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-
 import vllm
+from torch import Tensor
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -38,6 +24,10 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.transformers_utils.config import try_get_generation_config
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+from meshctl.vllm.errors import SamplerError
+from meshctl.vllm.models import model_folder
+from meshctl.vllm.options import Answer, EngineOptions, Request, Sampling
 
 BACKEND = "meshctl"
 """The name under which `Transfer` is registered."""

@@ -22,6 +22,7 @@ from meshctl.data.tokenizer import Tokenizer
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.extras import extra
+from meshctl.vllm import environment
 from meshctl.vllm.answers import with_answers
 from meshctl.vllm.errors import SamplerError
 from meshctl.vllm.models import tokenizer_folder
@@ -134,6 +135,7 @@ class Sampler(Component):
 
     def new_engine(self, options: EngineOptions) -> Engine:
         """Builds the engine. All ranks call this method together."""
+        environment.prepare()
         with extra("vllm"):
             from meshctl.vllm.engine_api import Engine
         return Engine(options)
