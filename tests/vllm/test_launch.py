@@ -120,7 +120,7 @@ def test_the_sampler_is_the_actor(folder: Path, temperature: float) -> None:
 
 
 def test_an_engine_that_is_killed_is_the_cause(folder: Path) -> None:
-    with started(folder, "recipe.yaml", "run.steps=100000") as run:
+    with started(folder, "recipe.yaml", "run.steps=100000", "+run.epochs=10000") as run:
         assert run.stdout
         while "step 2" not in run.stdout.readline():
             assert run.poll() is None
