@@ -95,12 +95,12 @@ def processes(folder: Path) -> dict[str, int]:
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            cwd = os.readlink(process / "cwd")
+            words = (process / "cmdline").read_bytes().decode(errors="replace")
+            title, cwd = (process / "comm").read_text().strip(), os.readlink(process / "cwd")
         except OSError:
             continue
         if str(folder) in words + cwd:
-            found[words.split(" ")[0]] = int(process.name)
+            found[title] = int(process.name)
     return found
 
 
@@ -122,9 +122,9 @@ def test_the_sampler_is_the_actor(folder: Path, temperature: float) -> None:
 def test_an_engine_that_is_killed_is_the_cause(folder: Path) -> None:
     with started(folder, "recipe.yaml", "run.steps=100000", "+run.epochs=10000") as run:
         assert run.stdout
-        while "step 2" not in run.stdout.readline():
-            assert run.poll() is None
-        os.kill(processes(folder)["rollout:1"], signal.SIGKILL)
+        while run.poll() is None and "step 2" not in run.stdout.readline():
+            pass
+        os.kill(processes(folder).get("rollout:1", run.pid), signal.SIGKILL)
         _, errors = run.communicate(timeout=60)
     assert run.returncode == 5
     assert errors.startswith("error: rollout:1 failed: killed by SIGKILL"), errors
