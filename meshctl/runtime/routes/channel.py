@@ -330,8 +330,8 @@ class Channel:
             if not flat.copy(memoryview(buffer), producer, message.batch):
                 raise self._unexpected(producer, f"{len(message.batch.rows)} bytes for other rows")
         batch = header.batch_of(part, flat.columns_in(buffer))
-        is_small = isinstance(buffer, bytearray)
-        return Received(batch, header, buffers=[buffer] if is_small else [], is_buffered=is_small)
+        buffers = [buffer] if isinstance(buffer, bytearray) else []
+        return Received(batch, header, buffers=buffers, is_buffered=bool(buffers) and not flat.has_offsets)
 
     def _checked_batch(self, batch: Any, count: int, producer: int) -> Batch:
         if not isinstance(batch, Batch) or len(batch) != count:

@@ -128,6 +128,11 @@ class FlatPart:
         """Returns the numbers of a producer's runs."""
         return [number for number, run in enumerate(self.runs) if run.producer == producer]
 
+    @property
+    def has_offsets(self) -> bool:
+        """Whether there are ragged columns. Their offsets are in no buffer."""
+        return bool(self._offsets)
+
     def new_buffer(self) -> Buffer:
         """Returns a buffer for the columns: a bytearray for a small part, otherwise uninitialized memory."""
         return bytearray(self.nbytes) if self.nbytes < SMALL_MAX_BYTES else numpy.empty(self.nbytes, "B")
