@@ -11,6 +11,7 @@ from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
 from meshctl.recipe.compose.folders import shipped
 from meshctl.recipe.load import load
+from tests.paths import ROOT
 
 RANKS = 16
 LAYOUTS: dict[str, dict[str, int]] = {
@@ -56,6 +57,15 @@ MODELS = {"qwen3_tiny": (4, 2), "qwen3_8b": (32, 36), "smollm2": (9, 30)}
 """Model -> (heads, layers)."""
 SCALES = {"laptop": ("cpu", 2), "node8": ("cuda", 8)}
 """Scale -> (device type, ranks) of the group `train`."""
+SAMPLERS = {"hf": "meshctl.hf.Sampler", "vllm": "meshctl.vllm.Sampler"}
+"""Sampler -> its class."""
+ROLLOUTS = {"laptop": {"rollout": 2, "judge": 1}, "node8": {"rollout": 4, "judge": 2}}
+"""Rollouts -> the ranks of their groups."""
+DISTILL = {
+    "laptop": {"rollout": 1, "teacher": 1, "judge": 1},
+    "node8": {"rollout": 2, "teacher": 2, "judge": 2},
+}
+"""Distillation -> the ranks of its groups."""
 
 CODE = """
 from meshctl import Batch, Component, endpoint
@@ -105,6 +115,13 @@ def plan_of(folder: Path, text: str, *overrides: str) -> Plan:
     return resolve(loaded.recipe, loaded.endpoints)
 
 
+def plan_of_recipe(name: str, *overrides: str) -> Plan:
+    """Resolves a shipped recipe, which must have neither errors nor warnings."""
+    loaded = load(f"{name}.yaml", overrides, ROOT / "recipes", environ={}, detect=lambda: "cpu")
+    assert [found for found in loaded.report.diagnostics if found.severity != "note"] == []
+    return resolve(loaded.recipe, loaded.endpoints)
+
+
 def test_every_shipped_option_is_used_here() -> None:
     options = {str(path.relative_to(shipped()).with_suffix("")) for path in shipped().rglob("*.yaml")} - {
         "base"
@@ -117,6 +134,9 @@ def test_every_shipped_option_is_used_here() -> None:
         "run": RUNS,
         "model": MODELS,
         "scale": SCALES,
+        "sampler": SAMPLERS,
+        "rollouts": ROLLOUTS,
+        "distill": DISTILL,
     }
     assert options == {f"{group}/{option}" for group, table in used.items() for option in table}
 
@@ -188,6 +208,23 @@ def test_scale(tmp_path: Path, option: str) -> None:
     text = text.replace("_target_: pieces.Model", "parallel: {fsdp_size: auto}, _target_: meshctl.hf.Model")
     group = plan_of(tmp_path, text).group("train")
     assert (group.device_type, group.workers) == SCALES[option]
+
+
+@pytest.mark.parametrize("option", SAMPLERS)
+def test_sampler(option: str) -> None:
+    assert plan_of_recipe("grpo", f"sampler={option}").component("sampler").target == SAMPLERS[option]
+
+
+@pytest.mark.parametrize("option", ROLLOUTS)
+def test_rollouts(option: str) -> None:
+    plan = plan_of_recipe("grpo", f"scale={option}")
+    assert {name: plan.group(name).workers for name in ROLLOUTS[option]} == ROLLOUTS[option]
+
+
+@pytest.mark.parametrize("option", DISTILL)
+def test_distill(option: str) -> None:
+    plan = plan_of_recipe("distill_on_policy", f"scale={option}")
+    assert {name: plan.group(name).workers for name in DISTILL[option]} == DISTILL[option]
 
 
 @pytest.mark.parametrize("option", RUNS)

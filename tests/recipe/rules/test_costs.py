@@ -231,8 +231,13 @@ def test_a_hundred_thousand_ranks_across_nodes() -> None:
     )
 
 
+WITHOUT_VLLM = {"MC322", "MC442"}
+"""The notes that the interpreter or its library is not here."""
+
+
 @pytest.mark.parametrize(
     "path", sorted((GOLDEN.parents[2] / "recipes").glob("*.yaml")), ids=lambda path: path.stem
 )
 def test_shipped_recipes_have_nothing_to_warn_of(path: Path) -> None:
-    assert not load(path, [], path.parent).report.diagnostics
+    found = {one.code for one in load(path, [], path.parent).report.diagnostics}
+    assert found <= (WITHOUT_VLLM if path.stem == "grpo_vllm" else set())
