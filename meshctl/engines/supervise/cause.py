@@ -51,8 +51,8 @@ one."""
 WAIT_POLLS: Mapping[Priority, int] = {
     Priority.OWN: 3,
     Priority.CODE: 10,
-    Priority.LOST: 33,
-    Priority.ECHO: 33,
+    Priority.LOST: 66,
+    Priority.ECHO: 66,
 }
 """Priority -> number of polls that begin after a fault of this priority, in which a fault of higher priority
 may still arrive."""

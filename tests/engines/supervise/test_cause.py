@@ -152,8 +152,8 @@ def test_an_end_after_the_last_step_is_no_cause(tmp_path: Path) -> None:
 
 
 def test_who_knows_better_is_waited_for(tmp_path: Path) -> None:
-    assert verdict(tmp_path, (1, LOST), poll=33) is None
-    assert verdict(tmp_path, (1, LOST), poll=34) is not None
+    assert verdict(tmp_path, (1, LOST), poll=66) is None
+    assert verdict(tmp_path, (1, LOST), poll=67) is not None
     assert verdict(tmp_path, (1, LOST), (8, exited(1, 3)), poll=10) is None
     assert verdict(tmp_path, (1, LOST), (8, exited(1, 3)), poll=11) is not None
     assert verdict(tmp_path, (1, LOST), (8, RAISED), poll=8) is not None
