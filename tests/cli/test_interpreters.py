@@ -162,6 +162,10 @@ def test_an_interpreter_that_is_missing(folder: Path) -> None:
         f"note[MC322]: the interpreter {folder}/none/python of group `rollout` does not exist" in done.stdout
     )
     assert refused(folder, "none/python") == "does not exist"
+    problem, _, remedy = refused(folder, "none/bin/python").partition(": ")
+    place, python = (shlex.quote(f"{folder}/{name}") for name in ("none", "none/bin/python"))
+    assert problem == "does not exist"
+    assert remedy.startswith(f"python3 -m venv {place} && {python} -m pip install ")
 
 
 @pytest.mark.slow_suite

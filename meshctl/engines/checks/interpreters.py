@@ -4,11 +4,13 @@ libraries that every worker imports, and those of the extras of its components."
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import interpreter_facts
@@ -145,7 +147,8 @@ def _builds(needed: Iterable[tuple[str, Iterable[str]]]) -> Iterator[str]:
 def _examined(plan: Plan, path: Sequence[str], python: str, probe: Probe | None) -> Examined:
     groups = groups_of(plan, path, python)
     if probe is None:
-        return Examined(python, groups, problem_of(python), "", "")
+        remedy = "" if os.path.lexists(python) else _environment_command(plan, path, python)
+        return Examined(python, groups, problem_of(python), remedy, "")
     answer = probe.answer()
     if not isinstance(answer.value, dict):
         return Examined(python, groups, f"cannot be started: {_why(answer)}", "", "")
@@ -155,6 +158,17 @@ def _examined(plan: Plan, path: Sequence[str], python: str, probe: Probe | None)
     found = f"Python {number}, meshctl {versions.get('meshctl')}, torch {versions.get('torch')}, {python}"
     has_devices = any(plan.group(group).device_type in DIRECT for group in groups)
     return Examined(python, groups, problem, remedy, found, _warning(facts) if has_devices else "")
+
+
+def _environment_command(plan: Plan, path: Sequence[str], python: str) -> str:
+    """Returns the command that makes the virtual environment of an interpreter, with the extras of its
+    components; empty if the path is not that of a virtual environment."""
+    place = Path(os.path.normpath(python))
+    if place.parent.name != "bin":
+        return ""
+    extras = ",".join(extras_of(plan, path, groups_of(plan, path, python)))
+    environment = shlex.join(["python3", "-m", "venv", str(place.parent.parent)])
+    return f"{environment} && {install_command_in(str(place), extras)}"
 
 
 def _warning(facts: Facts) -> str:
