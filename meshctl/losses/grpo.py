@@ -7,60 +7,8 @@ The mean over the tokens of an answer comes first, then the mean over answers. T
 `advantages.grpo`. The divergence is estimated with k3, as in the paper. Its weight `kl` is 0 by default.
 """
 
-from __future__ import annotations
+from functools import partial
 
-from torch import Tensor
+from meshctl.losses.clipped import RATIO_OF_TOKENS, clipped_loss
 
-from meshctl.losses.loss import LossSum
-from meshctl.losses.policy import IMPORTANCE_CAP, Tokens, clipped_sum
-
-
-def grpo(
-    logprobs: Tensor,
-    mask: Tensor,
-    sample_index: Tensor,
-    sequence_tokens: Tensor,
-    advantages: Tensor,
-    old_logprobs: Tensor | None = None,
-    sampled_logprobs: Tensor | None = None,
-    ref_logprobs: Tensor | None = None,
-    group_tokens: Tensor | None = None,
-    group_samples: Tensor | None = None,
-    *,
-    clip: float = 0.2,
-    clip_high: float | None = None,
-    kl: float = 0.0,
-    kl_estimator: str = "k3",
-    importance_cap: float | None = IMPORTANCE_CAP,
-    aggregation: str = "sequence",
-    max_tokens: float = 1.0,
-) -> LossSum:
-    """Returns the sum of the losses of all tokens, with the number of units of `aggregation` as the count.
-
-    `sequence_tokens`, `group_tokens` and `group_samples` are `[samples]`; all other inputs are `[tokens]`.
-    `clip_high` is `clip` if it is None. With `kl`, the input `ref_logprobs` is required. `policy.Tokens`
-    describes `aggregation` and `max_tokens`, `policy.policy_sum` the correction with `importance_cap`.
-    `metrics` has `clip_fraction`, `old_kl`, and `importance` and `kl` where there are such inputs.
-    """
-    tokens = Tokens(
-        logprobs,
-        mask,
-        sample_index,
-        sequence_tokens,
-        old_logprobs,
-        sampled_logprobs,
-        ref_logprobs,
-        group_tokens,
-        group_samples,
-    )
-    return clipped_sum(
-        "grpo",
-        tokens,
-        advantages,
-        tokens.units(aggregation, max_tokens),
-        clip=clip,
-        clip_high=clip_high,
-        kl=kl,
-        kl_estimator=kl_estimator,
-        importance_cap=importance_cap,
-    )
+grpo = partial(clipped_loss, "grpo", RATIO_OF_TOKENS, aggregation="sequence")

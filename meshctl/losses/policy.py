@@ -142,16 +142,6 @@ def kl_estimate(log_ratio: Tensor, estimator: str) -> Tensor:
     raise LossError(f"`kl_estimator` is {' or '.join(KL_ESTIMATORS)}, not `{estimator}`")
 
 
-def clipped(
-    log_ratio: Tensor, advantages: Tensor, clip: float, clip_high: float | None
-) -> tuple[Tensor, Tensor]:
-    """Returns -min(r A, clamp(r, 1 - clip, 1 + clip_high) A) for each token, and whether it is clipped, as 0
-    or 1. r is exp(`log_ratio`); `clip_high` is `clip` where it is None."""
-    ratio, high = log_ratio.exp(), clip if clip_high is None else clip_high
-    free, bounded = ratio * advantages, ratio.clamp(1 - clip, 1 + high) * advantages
-    return -torch.minimum(free, bounded), (bounded < free).to(ratio.dtype)
-
-
 def policy_sum(
     tokens: Tokens,
     losses: Tensor,
@@ -179,30 +169,3 @@ def policy_sum(
         losses = losses + kl * found["kl"]
     sums = {name: units.sum(values.detach()) for name, values in found.items()}
     return LossSum(units.sum(losses), units.count.detach(), sums)
-
-
-def clipped_sum(
-    loss: str,
-    tokens: Tokens,
-    advantages: Tensor,
-    units: Units,
-    *,
-    is_per_sequence: bool = False,
-    clip: float,
-    clip_high: float | None,
-    kl: float,
-    kl_estimator: str,
-    importance_cap: float | None,
-) -> LossSum:
-    """Returns the sum of the clipped losses of all tokens. `loss` is the name of the loss. With
-    `is_per_sequence`, all tokens of a sample have the geometric mean of their ratios.
-
-    Where the ratio is already taken to `sampled_logprobs`, there is no further correction. The metrics are
-    `clip_fraction`, `old_kl` (k3 of the old policy and the new one), and those of `policy_sum`.
-    """
-    log_ratio = tokens.log_ratio(loss)
-    compared = tokens.sample_means(log_ratio)[tokens.sample_index] if is_per_sequence else log_ratio
-    losses, is_clipped = clipped(compared, advantages, clip, clip_high)
-    metrics = {"clip_fraction": is_clipped, "old_kl": kl_estimate(-log_ratio, "k3")}
-    cap = None if tokens.old_logprobs is None else importance_cap
-    return policy_sum(tokens, losses, units, metrics, kl=kl, kl_estimator=kl_estimator, importance_cap=cap)
