@@ -28,7 +28,7 @@ characters."""
 
 @dataclass(frozen=True)
 class Stop:
-    """What ends an answer. It is the last part of the answer."""
+    """The tokens and texts that end an answer. The one that ended it is its last part."""
 
     tokens: frozenset[int]
     texts: tuple[str, ...] = ()

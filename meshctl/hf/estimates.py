@@ -1,5 +1,8 @@
-"""What an update computes from a whole share of sampled answers, before it is cut into micro-batches: the
-advantages of the answers, and the sizes of their groups. Groups are whole there."""
+"""The advantages of sampled answers, and the sizes of their groups.
+
+An update computes them from the whole share of a data rank, before it cuts micro-batches, because groups are
+whole in a share.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def run_of(folder: Path, recipe: Path) -> Path:
 
 
 def seen_in(folder: Path) -> Mapping[Worker, Sequence[Called]]:
-    """What the components of the last attempt recorded."""
+    """Returns the records of the components in the last attempt."""
     run = RunDir(folder)
     return by_worker(taken_records(run), Plan.read(run.plan))
 
@@ -74,7 +74,7 @@ def newest(folder: Path) -> Path:
 
 
 def taken_records(run: RunDir) -> list[Any]:
-    """What the components of the last attempt recorded. The files are removed, for the next attempt."""
+    """Returns the records of the components in the last attempt, and removes their files."""
     files = sorted((run.path / "seen").glob("*.jsonl"))
     records = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     for file in files:

@@ -26,7 +26,7 @@ from torch.distributed import TCPStore
 Check = Callable[[int], None]
 PASSED = "passed"
 LOADED_LATE = ("torch._dynamo", "torch.distributed.fsdp", "torch.testing")
-"""What torch imports in the first operations of a mesh. Here it is imported once, before the processes are forked."""
+"""The modules that torch imports in the first operations of a mesh. They are imported once, before the fork."""
 LIMIT = 120
 """Seconds for all checks of a world, after which it counts as hanging."""
 

@@ -77,7 +77,7 @@ class Examined:
     found: str
     """Its versions."""
     warning: str = ""
-    """What differs from the launcher's interpreter and makes the run slower; empty if nothing does."""
+    """A difference from the launcher's interpreter that makes the run slower; empty without one."""
 
     @property
     def sentence(self) -> str:

@@ -39,7 +39,7 @@ def synced_models_are_equal(facts: Facts) -> Iterator[Diagnostic]:
 
 
 Difference = tuple[str, tuple[object, Span], tuple[object, Span]]
-"""What differs, and its value and place in both models."""
+"""The name of a fact that differs, and its value and place in both models."""
 
 
 def _architectures(facts: Facts, one: str, other: str) -> Iterator[Difference]:

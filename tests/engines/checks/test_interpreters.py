@@ -1,4 +1,4 @@
-"""What `doctor` reports about the interpreters of groups."""
+"""The report of `doctor` about the interpreters of groups."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ lengths_of_samples = st.lists(st.integers(0, 40), min_size=1, max_size=30)
 def test_ragged_rows_of_several_producers_arrive_in_flat_frames(
     lengths: list[list[int]], flat_max: int
 ) -> None:
-    """Where a part may not be flat, and is large, its producers write into one flat frame."""
+    """With a `flat_max` of 0 the part counts as large, and its producers write into one flat frame."""
     *producers, consumer = ends(len(lengths))
     firsts = [sum(map(len, lengths[:number])) for number in range(len(lengths))]
     batches = [ragged_batch(some, first) for some, first in zip(lengths, firsts, strict=True)]
