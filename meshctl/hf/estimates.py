@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from meshctl.hf.errors import ModelError
-from meshctl.hf.texts import IGNORED, Texts, shown_ids, texts_of
+from meshctl.hf.texts import IGNORED, Texts, texts_of
 from meshctl.hf.token_columns import aligned, as_column, is_aligned
 from meshctl.losses import Loss
 from meshctl.losses.advantages import Advantage
 from meshctl.losses.advantages.groups import group_sizes, group_sums
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
+from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.collective import Collective
 
 OF_GROUPS = ("group_tokens", "group_samples")

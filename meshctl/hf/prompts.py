@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from meshctl.hf.errors import ModelError
-from meshctl.hf.texts import shown_ids
 from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.batch.ids import shown_ids
 
 COLUMN = "prompt_ids"
 

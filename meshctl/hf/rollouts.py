@@ -1,10 +1,4 @@
-"""The columns of answers to prompts.
-
-input_ids         ragged int64     prompt and answer
-labels            ragged int64     the tokens of the answer, and -100 in the prompt
-sampled_logprobs  ragged           the log-probability of each token of the answer, and 0 in the prompt
-finish_reason     list of texts    `stop`, or `length` for an answer of the maximum length
-"""
+"""The answers of a batch, which are generated in any order."""
 
 from __future__ import annotations
 
@@ -13,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from meshctl.data.answers import answer_columns
 from meshctl.hf.decoding import Answers
-from meshctl.hf.texts import IGNORED
-from meshctl.runtime.batch.batch import Column, Ragged
+from meshctl.runtime.batch.batch import Column
 
 
 class Rollouts:
@@ -50,19 +44,5 @@ class Rollouts:
         return {"length": length, "cut": self.finish_reasons.count("length") / count}
 
     def columns(self) -> dict[str, Column]:
-        ignored = [torch.full_like(prompt, IGNORED) for prompt in self._prompts]
-        zeros = [torch.zeros(len(prompt), dtype=self._dtype) for prompt in self._prompts]
-        return {
-            "input_ids": _joined(self._prompts, self._tokens, torch.int64),
-            "labels": _joined(ignored, self._tokens, torch.int64),
-            "sampled_logprobs": _joined(zeros, self._logprobs, self._dtype),
-            "finish_reason": self.finish_reasons,
-        }
-
-
-def _joined(first: Sequence[Tensor], second: Sequence[Tensor], dtype: torch.dtype) -> Ragged:
-    """Returns rows that consist of a row of `first` and a row of `second`."""
-    pairs = list(zip(first, second, strict=True))
-    lengths = torch.tensor([0, *(len(one) + len(other) for one, other in pairs)])
-    values = torch.cat([part for pair in pairs for part in pair]) if pairs else torch.empty(0, dtype=dtype)
-    return Ragged(values, lengths.cumsum(0))
+        """Returns the columns of `data.answers`."""
+        return answer_columns(self._prompts, self._tokens, self._logprobs, self.finish_reasons, self._dtype)

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from meshctl.hf.errors import ModelError
 from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.batch.ids import shown_ids
 
 IGNORED = -100
 """The label of a token that does not count in any loss."""
-MAX_IDS_SHOWN = 5
-"""The maximum number of sample ids in a message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,12 +98,6 @@ def check_positions(batch: Batch, prefix: str, texts: Texts, limit: int) -> None
             f"{limit} positions of the model, the first with {int(lengths[too_long[0]])} tokens; shorten "
             "them, or raise `config.max_position_embeddings`"
         )
-
-
-def shown_ids(ids: list[list[int]]) -> str:
-    """Returns the first ids of samples, for a message."""
-    named = [".".join(map(str, one)) for one in ids[:MAX_IDS_SHOWN]]
-    return ", ".join(named) + (f" and {len(ids) - len(named)} more" if len(ids) > len(named) else "")
 
 
 def joined(first: Texts, second: Texts) -> Texts:

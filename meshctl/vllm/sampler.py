@@ -20,6 +20,7 @@ from torch import Tensor
 
 from meshctl.data.tokenizer import Tokenizer
 from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.extras import extra
 from meshctl.vllm import environment
@@ -38,8 +39,6 @@ memory."""
 FINISHED = ("stop", "length")
 WEIGHTS = "weights"
 """The part of an engine's memory that a sync needs."""
-MAX_IDS_SHOWN = 5
-"""The maximum number of sample ids in a message."""
 
 
 class Sampler(Component):
@@ -225,15 +224,16 @@ class Sampler(Component):
             ),
         ):
             if any(is_wrong):
-                raise SamplerError(f"`prompt_ids`: samples {_shown_ids(batch.where(is_wrong))} {problem}")
+                ids = batch.where(is_wrong).ids.tolist()
+                raise SamplerError(f"`prompt_ids`: samples {shown_ids(ids)} {problem}")
 
     def _check_answers(self, answers: Sequence[Answer], batch: Batch) -> None:
         """Raises `SamplerError` if an answer has no end, or if other weights than those of the last sync have
         sampled it."""
         is_cut = [one.finish_reason not in FINISHED for one in answers]
         if any(is_cut):
-            reason = answers[is_cut.index(True)].finish_reason
-            raise SamplerError(f"the engine ends samples {_shown_ids(batch.where(is_cut))} with `{reason}`")
+            reason, ids = answers[is_cut.index(True)].finish_reason, batch.where(is_cut).ids.tolist()
+            raise SamplerError(f"the engine ends samples {shown_ids(ids)} with `{reason}`")
         if self._version:
             self._check_version({version for one in answers for version in one.versions} or {self._version})
 
@@ -278,10 +278,3 @@ class Sampler(Component):
         if self.options.can_sleep:
             self.engine.sleep()
             self._is_asleep = True
-
-
-def _shown_ids(batch: Batch) -> str:
-    """Returns the first ids of the samples of a batch, for a message."""
-    ids = batch.ids.tolist()
-    named = [".".join(map(str, one)) for one in ids[:MAX_IDS_SHOWN]]
-    return ", ".join(named) + (f" and {len(ids) - len(named)} more" if len(ids) > len(named) else "")

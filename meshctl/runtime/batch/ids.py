@@ -11,6 +11,9 @@ from torch import Tensor
 
 from meshctl.topology.samples import Grid
 
+MAX_IDS_SHOWN = 5
+"""The maximum number of sample ids in a message."""
+
 
 def grid_of(ids: Tensor) -> Grid | None:
     """Returns the ids as a grid, or None if they are not evenly numbered or end with the last int64."""
@@ -57,3 +60,9 @@ def children(ids: Tensor, times: int) -> Tensor:
     """Returns ids `[n * times, depth + 1]`: for each id of `[n, depth]` its children 0 to `times` - 1."""
     numbers = torch.arange(times).repeat(len(ids))[:, None]
     return torch.cat([ids.repeat_interleave(times, 0), numbers], 1)
+
+
+def shown_ids(ids: Sequence[Sequence[int]]) -> str:
+    """Returns the first ids of samples, for a message."""
+    named = [".".join(map(str, one)) for one in ids[:MAX_IDS_SHOWN]]
+    return ", ".join(named) + (f" and {len(ids) - len(named)} more" if len(ids) > len(named) else "")
