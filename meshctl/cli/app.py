@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.models import CommandInfo
 
 from meshctl.cli.completion import sources
 from meshctl.cli.crash import bug
@@ -304,13 +306,28 @@ def agent(
     raise typer.Exit(agent(plan, group, node, head))
 
 
+def of_command(arguments: list[str]) -> typer.Typer:
+    """Returns an app of the command that the arguments call, or of all commands if they begin with no name of
+    one. At each start typer builds all commands of its app, which takes as long as reading a recipe."""
+    called = [command for command in app.registered_commands if _name(command) in arguments[:1]]
+    if not called:
+        return app
+    found = copy(app)
+    found.registered_commands = called
+    return found
+
+
+def _name(command: CommandInfo) -> str:
+    return command.name or getattr(command.callback, "__name__", "").replace("_", "-")
+
+
 def main() -> None:
     open_all()
     try:
         try:
             if line := answer(sys.argv[1:]):
                 sys.exit(refuse(line))
-            app()
+            of_command(sys.argv[1:])()
         finally:
             write("", sys.stdout)
     except SystemExit as leaving:

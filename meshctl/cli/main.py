@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -26,8 +27,11 @@ def _called() -> None:
     if not set(sys.argv[1:]) & set(ANYWHERE) and not _has_folder():
         print("error: the working directory has been deleted: change to one that exists", file=sys.stderr)
         sys.exit(REFUSED if "launch" in sys.argv[1:] else UNREADABLE)
+    gc.disable()  # what imports make is never garbage, and a collection reads all of it
     from meshctl.cli.app import main
 
+    gc.freeze()
+    gc.enable()
     main()
 
 
