@@ -6,13 +6,12 @@ parameters are its options.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
+from meshctl.named_function import import_function
 from meshctl.runtime.component import ComponentError
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -82,7 +81,7 @@ def lacking(what: str, missing: list[str], inputs: Mapping[str, Any]) -> str:
 def find_function(kind: str, table: Mapping[str, str], name: str, options: Mapping[str, Any]) -> Function:
     """Returns the function `name` with these options. `name` is a key of `table`, which has dotted paths as
     its values, or a dotted path. Raises `LossError` for an unknown name or option."""
-    function = _imported(kind, table, name)
+    function = import_function(kind, table, name, LossError)
     parameters = inspect.signature(function).parameters.values()
     inputs = [one for one in parameters if one.kind in POSITIONAL]
     known = {one.name: one.default for one in parameters if one.kind is KEYWORD}
@@ -101,21 +100,3 @@ def find_function(kind: str, table: Mapping[str, str], name: str, options: Mappi
 def _switch(parameter: inspect.Parameter) -> str | None:
     """Returns the option that switches an input; None for a required input."""
     return None if parameter.default is parameter.empty else SWITCHES.get(parameter.name)
-
-
-def _imported(kind: str, table: Mapping[str, str], name: str) -> Callable[..., Any]:
-    path = table.get(name, name)
-    module, _, attribute = path.rpartition(".")
-    if not module:
-        near = get_close_matches(name, table, n=1)
-        suggestion = f", did you mean `{near[0]}`" if near else ""
-        raise LossError(f"{kind} `{name}` does not exist{suggestion}; the names are {', '.join(table)}")
-    try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise LossError(f"{kind} `{name}`: module {error.name!r} does not exist") from None
-    if not callable(found):
-        raise LossError(f"{kind} `{name}`: module {module} has no function {attribute!r}")
-    return found  # type: ignore[no-any-return]

@@ -5,14 +5,12 @@ A new function is a file with a function, as described in `meshctl.rewards`, and
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
-from meshctl.package import install_command
+from meshctl.named_function import import_function
 
 FUNCTIONS = {
     "exact_match": "meshctl.rewards.exact_match.exact_match",
@@ -80,7 +78,7 @@ def labels_of(choices: Sequence[Choice]) -> list[str]:
 def find(choice: Choice) -> RewardFunction:
     """Imports a function. Raises `FunctionError` if it does not exist, or does not have one of the
     options."""
-    function = _imported(choice.name)
+    function = import_function("function", FUNCTIONS, choice.name, FunctionError, EXTRA)
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -102,28 +100,3 @@ def find(choice: Choice) -> RewardFunction:
     required = tuple(one.name for one in columns if one.default is one.empty)
     optional = tuple(one.name for one in columns if one.default is not one.empty)
     return RewardFunction(choice, function, required, optional)
-
-
-def _imported(name: str) -> Callable[..., Any]:
-    path = FUNCTIONS.get(name, name)
-    module, _, attribute = path.rpartition(".")
-    if not module:
-        near = get_close_matches(name, FUNCTIONS, n=1)
-        suggestion = f", did you mean `{near[0]}`" if near else ""
-        raise FunctionError(
-            f"function `{name}` does not exist{suggestion}; the names are {', '.join(FUNCTIONS)}, and a "
-            "function of your own is a dotted path"
-        )
-    try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except ModuleNotFoundError as error:
-        if name in FUNCTIONS:
-            raise FunctionError(
-                f"function `{name}`: {error.name} is not installed: {install_command(EXTRA)}"
-            ) from None
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise FunctionError(f"function `{name}`: module {error.name!r} does not exist") from None
-    if not callable(found):
-        raise FunctionError(f"function `{name}`: module {module} has no function {attribute!r}")
-    return found  # type: ignore[no-any-return]
