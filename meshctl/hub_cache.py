@@ -1,8 +1,9 @@
-"""Finds models and tokenizers on this machine: in folders, and in the local cache of the Hugging Face hub. It
-imports no library and downloads nothing.
+"""Finds models, tokenizers and datasets on this machine: in folders, and in the local caches of the Hugging
+Face hub. It imports no library and downloads nothing.
 
 HF_HUB_CACHE/models--ORG--NAME/refs/main                     the commit of the latest download
 HF_HUB_CACHE/models--ORG--NAME/snapshots/COMMIT/config.json
+HF_DATASETS_CACHE/ORG___NAME/CONFIG/VERSION/COMMIT/dataset_info.json
 """
 
 from __future__ import annotations
@@ -24,24 +25,42 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """The file of a model's weights. Weights in several files have an index, `FILE.index.json`."""
 TRUE = ("1", "on", "yes", "true")
 MAX_REF_BYTES = 100
+WORD_STARTS = (re.compile(r"([A-Z]+)([A-Z][a-z])"), re.compile(r"([a-z\d])([A-Z])"))
+"""The places in the name of a dataset where its folder in the cache has an underscore."""
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path | None:
     """Returns the folder of the cache, which may not exist; None if the environment has no home folder."""
-    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+    return _cache(environ, "hub", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
+
+
+def datasets_cache(environ: Mapping[str, str]) -> Path | None:
+    """Returns the folder in which the library `datasets` stores datasets, which may not exist; None if the
+    environment has no home folder."""
+    return _cache(environ, "datasets", "HF_DATASETS_CACHE")
+
+
+def _cache(environ: Mapping[str, str], folder: str, *variables: str) -> Path | None:
+    for variable in variables:
         if environ.get(variable):
             return Path(os.path.expanduser(environ[variable]))
     if environ.get("HF_HOME"):
-        return Path(os.path.expanduser(environ["HF_HOME"]), "hub")
+        return Path(os.path.expanduser(environ["HF_HOME"]), folder)
     if environ.get("XDG_CACHE_HOME"):
-        return Path(environ["XDG_CACHE_HOME"], "huggingface", "hub")
-    return Path(environ["HOME"], ".cache", "huggingface", "hub") if environ.get("HOME") else None
+        return Path(environ["XDG_CACHE_HOME"], "huggingface", folder)
+    return Path(environ["HOME"], ".cache", "huggingface", folder) if environ.get("HOME") else None
 
 
-def is_offline(environ: Mapping[str, str]) -> bool:
-    """Whether the environment forbids downloads from the hub."""
-    value = environ.get("HF_HUB_OFFLINE") or environ.get("TRANSFORMERS_OFFLINE") or ""
-    return value.lower() in TRUE
+def offline_variable(environ: Mapping[str, str]) -> str:
+    """Returns the variable that forbids downloads from the hub; empty if they are allowed."""
+    found = next((name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if environ.get(name)), "")
+    return found if environ.get(found, "").lower() in TRUE else ""
+
+
+def dataset_offline_variable(environ: Mapping[str, str]) -> str:
+    """Returns the variable that forbids `datasets` to download; empty if downloads are allowed."""
+    own = "HF_DATASETS_OFFLINE"
+    return own if environ.get(own, "").lower() in TRUE else offline_variable(environ)
 
 
 def is_hub_name(name: str) -> bool:
@@ -66,6 +85,17 @@ def local_folder(
     found = next((place for place in places if has_any(place, files)), None)
     hub = hub_cache(environ) if found is None and is_hub_name(name) else None
     return cached_folder(hub, name, files) if hub else found
+
+
+def has_dataset(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether the library `datasets` has stored a dataset of the hub on this machine."""
+    cache = datasets_cache(environ)
+    *owner, last = name.split("/")
+    for pattern in WORD_STARTS:
+        last = pattern.sub(r"\1_\2", last)
+    folder = "___".join((*owner, last.lower()))
+    found = cache.glob(f"{folder}/*/*/*/{DATASET_FILES[0]}") if cache else ()
+    return any(not file.parent.name.endswith(".incomplete") for file in found)
 
 
 def has_any(folder: Path, files: Iterable[str]) -> bool:

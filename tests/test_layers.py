@@ -48,7 +48,7 @@ HOMES = {
     "reasoning_gym": {"rewards"},
 }
 INSIDE_FUNCTIONS = {("cli", "torch"), ("topology", "torch"), ("runtime", "tensordict")}
-INSIDE_FUNCTIONS |= {("engines", "huggingface_hub"), ("engines", "tqdm")}
+INSIDE_FUNCTIONS |= {("engines", library) for library in ("huggingface_hub", "datasets", "tqdm")}
 INSIDE_FUNCTIONS |= {("vllm", "transformers")}
 INSIDE_FUNCTIONS |= {("data", library) for library in ("transformers", "datasets", "pyarrow")}
 """Where a library may be loaded on use: by a command that starts something, where torch's mesh is made, and

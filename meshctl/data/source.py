@@ -50,6 +50,7 @@ class Source(Component):
         "path": "args.path",
         "suffixes": (".jsonl", ".json", ".ndjson", ".parquet"),
         "renamed": "args.fields",
+        "hub": "datasets",
     }
 
     def __init__(

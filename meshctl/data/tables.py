@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from meshctl.data import hub_datasets
 from meshctl.data.errors import DataError
 from meshctl.hub_cache import DATASET_FILES, has_any
-from meshctl.runtime.extras import extra
+from meshctl.runtime.extras import MissingExtra, extra
 
 ROWS_AT_ONCE = 256
 """The number of rows of a parquet file that are in memory at the same time."""
@@ -124,23 +125,23 @@ def from_disk(folder: Path, split: str) -> Table:
 def from_hub(name: str, split: str) -> Table:
     """Loads a dataset of the hub, from the local cache if it is there. Raises `DataError` if loading
     fails."""
-    return Table(f"dataset {name}[{split}]", _loaded(name, split, streaming=False), is_arrow=False)
+    return Table(f"dataset {name}[{split}]", _loaded(hub_datasets.load, name, split), is_arrow=False)
 
 
 def hub_stream(name: str, split: str, *, seed: int, buffer: int) -> HubStream:
     """Opens a dataset of the hub that is read in order and not stored. If `buffer` is not 0, each row is
     drawn at random from `buffer` rows in memory. Raises `DataError` if opening fails."""
-    dataset = _loaded(name, split, streaming=True)
+    dataset = _loaded(hub_datasets.stream, name, split)
     return HubStream(
         f"dataset {name}[{split}]", dataset.shuffle(seed=seed, buffer_size=buffer) if buffer else dataset
     )
 
 
-def _loaded(name: str, split: str, *, streaming: bool) -> Any:
-    with extra("hf"):
-        import datasets
+def _loaded(load: Callable[[str, str], Any], name: str, split: str) -> Any:
     try:
-        return datasets.load_dataset(name, split=split, streaming=streaming)
+        return load(name, split)
+    except MissingExtra:
+        raise
     except Exception as error:  # the library raises what its readers and the hub raise
         raise DataError(f"dataset `{name}`, split `{split}`: {_first_line(error)}") from None
 

@@ -1,4 +1,4 @@
-"""A model of the hub is downloaded once, before any worker starts; a cached one needs no network."""
+"""Models and datasets of the hub are downloaded once, before any worker starts; cached ones need no network."""
 
 from __future__ import annotations
 
@@ -61,15 +61,19 @@ def launch(folder: Path, hub: HubServer, **more: str) -> Done:
     return call(folder, "launch", "recipe.yaml", env={**environ(folder, hub), **more})
 
 
-def test_a_model_is_downloaded_once_and_then_needs_no_network(folder: Path, model: dict[str, bytes]) -> None:
-    with serving({"some/tiny": model}) as hub:
+def test_a_download_happens_once_and_then_needs_no_network(folder: Path, model: dict[str, bytes]) -> None:
+    chats = (folder / "chats.jsonl").read_bytes()
+    (folder / "recipe.yaml").write_text(RECIPE.replace("path: chats.jsonl", "path: some/chats"))
+    with serving({"some/tiny": model, "datasets/some/chats": {"train.jsonl": chats}}) as hub:
         refused = launch(folder, hub, HF_HUB_OFFLINE="1")
         assert refused.returncode == 4 and "HF_HUB_OFFLINE" in refused.stderr
         assert not (folder / "runs").exists()
         first = launch(folder, hub)
         assert first.returncode == 0, first.stderr
         assert "downloading some/tiny: begins" in first.stdout
+        assert "downloading some/chats: begins" in first.stdout
         assert hub.downloads("model.safetensors") == hub.downloads("tokenizer.json") == 1
+        assert hub.downloads("train.jsonl") == 1
         requests = len(hub.requests)
         second = launch(folder, hub)
         assert second.returncode == 0 and "downloading" not in second.stdout, second.stderr

@@ -1,8 +1,8 @@
-"""The models, tokenizers and libraries that the components of a plan need on a node, read from their classes
-as text.
+"""The models, tokenizers, datasets and libraries that the components of a plan need on a node, read from
+their classes as text.
 
-Classes declare these needs: `EXTRA` is the extra that installs their libraries. In classes with the extra
-`hf`, `MODEL` and `TOKENIZER` state which arguments name a folder or a model of the Hugging Face hub.
+Classes declare these needs: `EXTRA` is the extra that installs their libraries. `MODEL`, `TOKENIZER` and
+`DATA` state which arguments name a folder, or a model or dataset of the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -12,42 +12,67 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from meshctl.engines.engine import CannotStart
-from meshctl.engines.node.interpreter import groups_of
+from meshctl.engines.node.interpreter import groups_of, server_python
 from meshctl.hub_cache import (
     MODEL_FILES,
     TOKENIZER_FILES,
+    dataset_offline_variable,
+    datasets_cache,
+    has_dataset,
     hub_cache,
     is_hub_name,
-    is_offline,
     local_folder,
     missing_weights,
+    offline_variable,
 )
 from meshctl.package import SHIPPED_TOKENIZERS, install_command, missing_libraries
 from meshctl.plan.model import Component, Plan
 from meshctl.recipe.code.classes import Class
+from meshctl.recipe.code.data_files import find
 from meshctl.recipe.code.declarations import Declarations, KeyPath
 from meshctl.recipe.code.extras import extras_of as extras_of_component
 from meshctl.recipe.code.group_code import group_code
 from meshctl.text.env_refs import Unset, filled
 
-HF = "hf"
-"""The extra whose classes name models of the hub."""
+FILES = {"model": MODEL_FILES, "tokenizer": TOKENIZER_FILES}
+"""Kind of a download -> the files of which a local folder has one."""
 
 
 @dataclass(frozen=True)
 class Download:
-    """A model or tokenizer of the hub that is not in the cache of this node."""
+    """A model, tokenizer or dataset of the hub that is not in the cache of this node."""
 
     name: str
     component: str
-    has_weights: bool
-    """Whether its weights are needed, and not only the tokenizer."""
+    kind: Literal["model", "tokenizer", "dataset"]
+    """A model includes its tokenizer."""
+    python: str = sys.executable
+    """The interpreter of the component's group. It has the library that downloads."""
 
     @property
     def what(self) -> str:
-        return f"{'model' if self.has_weights else 'tokenizer'} `{self.name}` of `{self.component}`"
+        return f"{self.kind} `{self.name}` of `{self.component}`"
+
+    def cache(self, environ: Mapping[str, str]) -> str:
+        """Returns the cache that lacks it, as a part of a sentence."""
+        if self.kind == "dataset":
+            return f"the cache of datasets, {datasets_cache(environ)}"
+        return f"the cache of the hub, {hub_cache(environ)}"
+
+    @property
+    def command(self) -> str:
+        """The command that downloads it without a run."""
+        if self.kind == "dataset":
+            return f"python -c \"import datasets; datasets.load_dataset('{self.name}')\""
+        return f"hf download {self.name}"
+
+    def forbidding_variable(self, environ: Mapping[str, str]) -> str:
+        """Returns the variable that forbids the download; empty if it is allowed."""
+        find_variable = dataset_offline_variable if self.kind == "dataset" else offline_variable
+        return find_variable(environ)
 
 
 def extras_of(plan: Plan, path: Sequence[str], groups: Collection[str]) -> tuple[str, ...]:
@@ -72,28 +97,42 @@ def _are(names: Collection[str]) -> str:
 def downloads(
     plan: Plan, path: Sequence[str], environ: Mapping[str, str], groups: Collection[str] | None = None
 ) -> tuple[Download, ...]:
-    """Returns the models and tokenizers that must be downloaded before the workers of `groups` start.
-    `groups` is None for all groups. Raises `CannotStart` if one of them can be neither found nor
+    """Returns the models, tokenizers and datasets that must be downloaded before the workers of `groups`
+    start. `groups` is None for all groups. Raises `CannotStart` if one of them can be neither found nor
     downloaded."""
-    found: dict[str, Download] = {}
+    folders = (*path, *sys.path)
+    found: dict[tuple[str, bool], Download] = {}
     for component, declared in _declared(plan, path, groups):
-        if HF not in declared.extra:
-            continue
-        for place, files in (
-            (declared.model[:1], MODEL_FILES),
-            ((declared.tokenizer.name,), TOKENIZER_FILES),
-        ):
-            name = _argument(component, place[0], environ) if place else ""
-            one = _download_of(component.name, name, files, [*path, *sys.path], environ) if name else None
-            if one and not (one.name in found and found[one.name].has_weights):
-                found[one.name] = one
-    if found and is_offline(environ):
-        one = next(iter(found.values()))
-        raise CannotStart(
-            f"{one.what} is not in the cache of the hub, {hub_cache(environ)}, and HF_HUB_OFFLINE forbids to "
-            f"download it: unset HF_HUB_OFFLINE, or run `hf download {one.name}` where the hub can be reached"
-        )
+        python = server_python(plan.group(component.group), path)
+        for one in _named(component, declared, environ, python):
+            is_dataset = one.kind == "dataset"
+            is_here = (
+                _is_stored(one, declared, folders, environ) if is_dataset else _is_here(one, folders, environ)
+            )
+            earlier = found.get((one.name, is_dataset))
+            if not is_here and (earlier is None or earlier.kind != "model"):
+                found[one.name, is_dataset] = one
+    for one in found.values():
+        if variable := one.forbidding_variable(environ):
+            raise CannotStart(
+                f"{one.what} is not in {one.cache(environ)}, and {variable} forbids to download it: unset "
+                f"{variable}, or run `{one.command}` where the hub can be reached"
+            )
     return tuple(found.values())
+
+
+def _named(
+    component: Component, declared: Declarations, environ: Mapping[str, str], python: str
+) -> Iterator[Download]:
+    """Yields the names of a component's model, tokenizer and data. They may be folders."""
+    arguments: tuple[tuple[Literal["model", "tokenizer", "dataset"], KeyPath], ...] = (
+        *(("model", place) for place in declared.model[:1]),
+        ("tokenizer", declared.tokenizer.name),
+        ("dataset", declared.data.path if declared.data.hub else ()),
+    )
+    for kind, argument in arguments:
+        if name := _argument(component, argument, environ) if argument else "":
+            yield Download(name, component.name, kind, python)
 
 
 def _declared(
@@ -123,20 +162,27 @@ def _argument(component: Component, path: KeyPath, environ: Mapping[str, str]) -
         return ""
 
 
-def _download_of(
-    component: str, name: str, files: Sequence[str], folders: Sequence[str], environ: Mapping[str, str]
-) -> Download | None:
-    """Returns the download of a name; None if it is a folder of this machine or in the cache. Raises
-    `CannotStart` for a folder without a model or tokenizer, and for a name that the hub cannot have."""
-    one = Download(name, component, has_weights=files is MODEL_FILES)
-    if name in SHIPPED_TOKENIZERS and not one.has_weights:
-        return None
-    local = local_folder(name, folders, {}, files)
-    cached = local_folder(name, (), environ, files)
-    if local or (cached and not (one.has_weights and missing_weights(cached))):
-        return None
-    if any(Path(folder, name).is_dir() for folder in folders):
+def _is_here(one: Download, folders: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether a model or tokenizer is a folder of this machine or in the cache. Raises `CannotStart` for a
+    folder without a model or tokenizer, and for a name that the hub cannot have."""
+    if one.name in SHIPPED_TOKENIZERS and one.kind == "tokenizer":
+        return True
+    files = FILES[one.kind]
+    local = local_folder(one.name, folders, {}, files)
+    cached = local_folder(one.name, (), environ, files)
+    if local or (cached and not (one.kind == "model" and missing_weights(cached))):
+        return True
+    if any(Path(folder, one.name).is_dir() for folder in folders):
         raise CannotStart(f"{one.what}: the folder has none of {', '.join(files)}")
-    if not is_hub_name(name):
+    if not is_hub_name(one.name):
         raise CannotStart(f"{one.what} does not exist: neither in {folders[0]} nor in the working directory")
-    return one
+    return False
+
+
+def _is_stored(
+    one: Download, declared: Declarations, folders: Sequence[str], environ: Mapping[str, str]
+) -> bool:
+    """Whether data are files or a folder of this machine, or a dataset in the cache. The source itself
+    reports data that cannot be read."""
+    is_remote = find(one.name, folders, declared.data.suffixes).is_remote
+    return not is_remote or has_dataset(one.name, environ)

@@ -1,7 +1,9 @@
-"""Downloads models and tokenizers of the Hugging Face hub to the cache of a node, before any worker starts.
+"""Downloads models, tokenizers and datasets of the Hugging Face hub to the caches of a node, before any
+worker starts.
 
-The download runs in a child of the node process, because the library starts threads. The child reports over
-a pipe, one JSON object per line:
+The download runs in a child of the node process, because the libraries start threads. For a component of a
+group with another interpreter the child becomes that interpreter by exec, because the launcher's may lack
+the libraries. The child reports over a pipe, one JSON object per line:
 
     {"name": NAME, "received": BYTES, "total": BYTES}      progress; `total` grows while files are listed
     {"error": TEXT}                                        the reason why a name could not be downloaded
@@ -12,21 +14,27 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
 from meshctl.engines.checks.models import Download
 from meshctl.engines.node import forkserver, process_setup, termination
-from meshctl.hub_cache import hub_cache, missing_weights
+from meshctl.engines.node.interpreter import environ_of
+from meshctl.hub_cache import missing_weights
+from meshctl.package import install_command
 
+MODULE = "meshctl.engines.node.hub_download"
 TOKENIZER_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 WEIGHT_PATTERNS = ("*.safetensors",)
 OTHER_WEIGHT_PATTERNS = ("*.bin",)
 """The files of the weights of models that have no safetensors files."""
 IGNORED_PATTERNS = ("*/*", "consolidated*")
 """Other formats of the same weights."""
+TITLE = "meshctl-fetch"
 REPORT_S = 1.0
 """Minimum time between two reports of progress."""
 Report = Callable[[dict[str, Any]], None]
@@ -48,6 +56,8 @@ class Downloading:
         os.close(writer)
         self.is_open = True
         """Whether the child may still report."""
+        self.has_failed = False
+        """Whether the child has reported an error."""
 
     def fileno(self) -> int:
         return self._reader
@@ -61,7 +71,9 @@ class Downloading:
             if not data:
                 self.close()
         *lines, self._received = self._received.split(b"\n")
-        return [json.loads(line) for line in lines]
+        messages = [json.loads(line) for line in lines]
+        self.has_failed = self.has_failed or any("error" in message for message in messages)
+        return messages
 
     def close(self) -> None:
         if self.is_open:
@@ -77,16 +89,41 @@ def _become(wanted: Sequence[Download], writer: int, parent: int, log: str) -> N
         forkserver.default_signals()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         termination.die_with(parent, signal.SIGKILL)
-        process_setup.set_title("meshctl-fetch")
+        process_setup.set_title(TITLE)
         forkserver.redirect(log)
         process_setup.close_files([writer])
 
-        def report(message: dict[str, Any]) -> None:
-            os.write(writer, json.dumps(message).encode() + b"\n")
-
-        code = download_all(wanted, report)
+        code = _download_here(wanted, sys.executable, writer)
     finally:
         forkserver.leave(code)
+
+
+def _download_here(wanted: Sequence[Download], python: str, writer: int) -> int:
+    """Downloads what components of this interpreter, `python`, need, and then executes the next interpreter
+    for the others. Returns the exit code of the process."""
+
+    def report(message: dict[str, Any]) -> None:
+        os.write(writer, json.dumps(message).encode() + b"\n")
+
+    others = [one for one in wanted if one.python != python]
+    code = download_all([one for one in wanted if one.python == python], report)
+    if code == 0 and others:
+        _exec(others, writer)
+    return code
+
+
+def _exec(wanted: Sequence[Download], writer: int) -> NoReturn:
+    """Replaces this process by the interpreter of the first download."""
+    python = wanted[0].python
+    os.set_inheritable(writer, True)
+    words = [str(writer), json.dumps([asdict(one) for one in wanted])]
+    os.execve(python, [python, "-P", "-m", MODULE, *words], environ_of(python, os.environ))
+
+
+def main(writer: int, wanted: Sequence[Download]) -> int:
+    """Continues in the interpreter of the first download. Returns the exit code."""
+    process_setup.set_title(TITLE)
+    return _download_here(wanted, wanted[0].python, writer)
 
 
 def download_all(wanted: Sequence[Download], report: Report) -> int:
@@ -102,20 +139,33 @@ def download_all(wanted: Sequence[Download], report: Report) -> int:
 
 
 def download(one: Download, report: Report) -> None:
-    """Downloads a model or tokenizer to the cache. A model without safetensors files is downloaded with its
-    `.bin` files."""
+    """Downloads a model, tokenizer or dataset to its cache."""
+    if one.kind == "dataset":
+        _download_dataset(one.name)
+    else:
+        _download_model(one, report)
+
+
+def _download_dataset(name: str) -> None:
+    """Downloads all splits of the default config of a dataset, and converts them for the workers."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.load_dataset(name)
+
+
+def _download_model(one: Download, report: Report) -> None:
+    """Downloads a model or tokenizer. A model without safetensors files is downloaded with its `.bin`
+    files."""
     from huggingface_hub import snapshot_download
 
+    has_weights, ignored = one.kind == "model", list(IGNORED_PATTERNS)
     progress = _progress_class(one.name, report)
-    patterns = [*TOKENIZER_PATTERNS, *(WEIGHT_PATTERNS if one.has_weights else ())]
-    found = snapshot_download(
-        one.name, allow_patterns=patterns, ignore_patterns=list(IGNORED_PATTERNS), tqdm_class=progress
-    )
-    if one.has_weights and missing_weights(Path(found)):
+    patterns = [*TOKENIZER_PATTERNS, *(WEIGHT_PATTERNS if has_weights else ())]
+    found = snapshot_download(one.name, allow_patterns=patterns, ignore_patterns=ignored, tqdm_class=progress)
+    if has_weights and missing_weights(Path(found)):
         others = [*TOKENIZER_PATTERNS, *OTHER_WEIGHT_PATTERNS]
-        snapshot_download(
-            one.name, allow_patterns=others, ignore_patterns=list(IGNORED_PATTERNS), tqdm_class=progress
-        )
+        snapshot_download(one.name, allow_patterns=others, ignore_patterns=ignored, tqdm_class=progress)
 
 
 def _progress_class(name: str, report: Report) -> Any:
@@ -138,6 +188,8 @@ def _progress_class(name: str, report: Report) -> Any:
 
 
 def _failure(one: Download, error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"{one.what} cannot be downloaded without {error.name}: {install_command('hf')}"
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -148,6 +200,10 @@ def _failure(one: Download, error: Exception) -> str:
     elif isinstance(error, RepositoryNotFoundError):
         first = "the hub does not know it, or it is private: log in with `hf auth login`"
     return (
-        f"{one.what} is not in the cache of the hub, {hub_cache(os.environ)}, and could not be downloaded "
-        f"from {constants.ENDPOINT}: {first}"
+        f"{one.what} is not in {one.cache(os.environ)}, and could not be downloaded from "
+        f"{constants.ENDPOINT}: {first}"
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), [Download(**one) for one in json.loads(sys.argv[2])]))

@@ -187,24 +187,23 @@ class NodeProcess:
             except OSError as error:
                 self._report("refused", error=str(error))
 
-    def _report_download(self, download: Downloading) -> bool:
-        """Sends what a download reports to the head. Returns whether it has reported an error."""
-        messages = download.receive()
-        for message in messages:
+    def _report_download(self, download: Downloading) -> None:
+        """Sends what a download reports to the head."""
+        for message in download.receive():
             self._report("unfit" if "error" in message else "download", **message)
-        return any("error" in message for message in messages)
 
     def _end_download(self, download: Downloading, code: int) -> None:
         """Forks the agents after a successful download."""
-        has_failed = self._report_download(download)
+        self._report_download(download)
         download.close()
         self._download = None
         if code == 0 and self._attempt:
             self._fork_agents(self._attempt)
         elif self._attempt:
             self._attempt.waiting = ()
-            if code < 0 and not has_failed:
-                self._report("unfit", error=f"the download of a model was {termination.name_of(code)}")
+            if not download.has_failed:
+                ended, log = termination.name_of(code), fork_log(self._job.run, self._job.node)
+                self._report("unfit", error=f"the download from the hub ended: {ended}; its log is {log}")
 
     def _fork_agent(self, job: AgentJob) -> None:
         job.run.log(job.group, 0).parent.mkdir(parents=True, exist_ok=True)

@@ -40,6 +40,7 @@ supports.
             "path": "args.path",
             "suffixes": (".jsonl", ".parquet"),    # the suffixes of files
             "renamed": "args.fields",              # the mapping of columns to other names
+            "hub": "datasets",                     # a name of the hub is downloaded before workers start
         }
         COLUMNS = ("messages", "args.keep")        # the columns of a row, and an argument with further ones
         CHOICES = {"args.filter": "chats.FILTERS"} # an argument, and the table with its names
@@ -64,6 +65,8 @@ ARGUMENT = re.compile(r"args(\.\w+)+", re.ASCII)
 DOTTED = re.compile(r"\w+(\.\w+)+", re.ASCII)
 TP_PLANS = ("transformers",)
 """The libraries whose plans are read."""
+DATASET_LIBRARIES = ("datasets",)
+"""The libraries that can download a dataset before the workers start."""
 TRAINED_BY = "trained_by"
 MEMORY_KEYS = ("dtype", "optimizer", "optimizer_options", "lora", "head", TRAINED_BY)
 LAYOUT_DIMS = (*DIMS, "ulysses", "ep", "etp", "vpp")
@@ -126,6 +129,8 @@ class DataNames:
     suffixes: tuple[str, ...] = ()
     renamed: KeyPath = ()
     """The mapping from columns to their names in a row."""
+    hub: str = ""
+    """The library that downloads datasets of the hub to its cache; empty if they are not stored."""
 
 
 @dataclass(frozen=True)
@@ -225,11 +230,13 @@ def _tokenizer(value: Any) -> TokenizerNames:
 def _data(value: Any) -> DataNames:
     if not isinstance(value, dict):  # the name is common, and may mean something else
         return DataNames()
-    given = dict(_mapping(value, "path", "renamed", "suffixes"))
-    suffixes = given.pop("suffixes", ())
+    given = dict(_mapping(value, "path", "renamed", "suffixes", "hub"))
+    suffixes, hub = given.pop("suffixes", ()), given.pop("hub", "")
     if not _is_texts(suffixes):
         raise Wrong('"suffixes" is not a list of suffixes')
-    return DataNames(suffixes=tuple(suffixes), **_arguments(given, "path", "renamed"))
+    if hub not in ("", *DATASET_LIBRARIES):
+        raise Wrong(f'"hub" is not "{" or ".join(DATASET_LIBRARIES)}"')
+    return DataNames(suffixes=tuple(suffixes), hub=hub, **_arguments(given, "path", "renamed"))
 
 
 def _rollout(value: Any) -> Rollout:

@@ -13,6 +13,7 @@ from meshctl.engines.engine import CannotStart
 from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
 from meshctl.recipe.load import load
+from tests.environments import OURS, environment
 
 CODE = """
 from meshctl import Component, endpoint
@@ -20,17 +21,21 @@ from meshctl.hf import Model
 class Mine(Model): ...
 class Plain(Component):
     MODEL = "args.model"
-    def __init__(self, model): ...
+    DATA = {"path": "args.rows"}
+    def __init__(self, model, rows=""): ...
     @endpoint
     def go(self, batch): ...
 """
 
 
-def plan_of(folder: Path, actor: str, tokenizer: str = "byte") -> Plan:
+ONE_CPU = "{ranks: 1, device_type: cpu}"
+
+
+def plan_of(folder: Path, actor: str, tokenizer: str = "byte", other: str = ONE_CPU) -> Plan:
     (folder / "mine.py").write_text(CODE)
     (folder / "texts.jsonl").write_text('{"text": "a"}\n')
     (folder / "recipe.yaml").write_text(
-        "groups: {train: {ranks: 2, device_type: cpu}, other: {ranks: 1, device_type: cpu}}\n"
+        f"groups: {{train: {{ranks: 2, device_type: cpu}}, other: {other}}}\n"
         "components:\n"
         "  texts: {_target_: meshctl.data.Text, group: train, args: {path: texts.jsonl, "
         f"tokenizer: '{tokenizer}'}}}}\n"
@@ -60,11 +65,11 @@ def snapshot(folder: Path, name: str, *files: str) -> Path:
 
 def test_names_of_the_hub_are_downloaded_once(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, actor("some/name"), "some/name")
-    assert wanted(tmp_path, plan) == (Download("some/name", "actor", has_weights=True),)
+    assert wanted(tmp_path, plan) == (Download("some/name", "actor", "model"),)
     plan = plan_of(tmp_path, actor("some/name", "mine.Mine"), "other/name")
-    assert [(one.name, one.has_weights) for one in wanted(tmp_path, plan)] == [
-        ("other/name", False),
-        ("some/name", True),
+    assert [(one.name, one.kind) for one in wanted(tmp_path, plan)] == [
+        ("other/name", "tokenizer"),
+        ("some/name", "model"),
     ]
     assert [one.name for one in downloads(plan, (str(tmp_path),), {}, ["train"])] == ["other/name"]
 
@@ -75,10 +80,54 @@ def test_what_is_on_this_machine_is_not_downloaded(tmp_path: Path) -> None:
         (tmp_path / "llama" / file).write_text("{}")
     assert wanted(tmp_path, plan_of(tmp_path, actor("llama"), "llama")) == ()
     assert wanted(tmp_path, plan_of(tmp_path, actor("{model_type: llama}"))) == ()
-    assert wanted(tmp_path, plan_of(tmp_path, actor("small", "mine.Plain"))) == ()
     snapshot(tmp_path, "some/name", "config.json", "tokenizer.json", "model.safetensors")
     plan = plan_of(tmp_path, actor("some/name"), "some/name")
     assert wanted(tmp_path, plan, HF_HUB_OFFLINE="1") == ()
+
+
+def test_a_class_needs_no_extra_for_its_model(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, actor("some/name", "mine.Plain"))
+    assert [(one.name, one.kind) for one in wanted(tmp_path, plan)] == [("some/name", "model")]
+
+
+def test_the_model_of_an_engine_alone_is_downloaded(tmp_path: Path) -> None:
+    python = environment(tmp_path / "own", *OURS)
+    plan = plan_of(
+        tmp_path,
+        "{_target_: meshctl.vllm.Sampler, group: other, args: {model: some/name, max_new_tokens: 4}}",
+        other=f"{{ranks: 1, device_type: cpu, python: {python}}}",
+    )
+    assert wanted(tmp_path, plan) == (Download("some/name", "actor", "model", str(python)),)
+
+
+def texts(path: str, target: str = "meshctl.data.Text") -> str:
+    return f"{{_target_: {target}, group: other, args: {{path: {path}, tokenizer: byte}}}}"
+
+
+def test_a_dataset_of_the_hub_is_downloaded_unless_it_is_streamed(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, texts("some/moreRows"))
+    expected = Download("some/moreRows", "actor", "dataset")
+    assert wanted(tmp_path, plan) == (expected,)
+    assert wanted(tmp_path, plan_of(tmp_path, texts("some/moreRows", "meshctl.data.TextStream"))) == ()
+    own = "{_target_: mine.Plain, group: other, args: {model: {model_type: llama}, rows: some/moreRows}}"
+    assert wanted(tmp_path, plan_of(tmp_path, own)) == ()
+    with pytest.raises(
+        CannotStart, match=r"^dataset `some/moreRows` of `actor` is not in the cache of datas"
+    ):
+        wanted(tmp_path, plan, HF_DATASETS_OFFLINE="1")
+    stored = tmp_path / "home" / "datasets" / "some___more_rows" / "default" / "0.0.0"
+    for folder, expected_here in (("abc.incomplete", (expected,)), ("abc", ())):
+        (stored / folder).mkdir(parents=True)
+        (stored / folder / "dataset_info.json").write_text("{}")
+        assert wanted(tmp_path, plan, HF_HUB_OFFLINE="0") == expected_here
+    assert wanted(tmp_path, plan, HF_HUB_OFFLINE="1") == ()
+
+
+def test_local_data_are_not_downloaded(tmp_path: Path) -> None:
+    (tmp_path / "some" / "rows").mkdir(parents=True)
+    (tmp_path / "some" / "rows" / "a.jsonl").write_text('{"text": "a"}\n')
+    for path in ("some/rows", "some/rows/*.jsonl", "texts.jsonl"):
+        assert wanted(tmp_path, plan_of(tmp_path, texts(path)), HF_HUB_OFFLINE="1") == ()
 
 
 def test_a_snapshot_without_all_weights_is_downloaded(tmp_path: Path) -> None:
@@ -101,6 +150,7 @@ def test_offline_a_missing_model_is_refused_with_its_cache(tmp_path: Path) -> No
         text = str(refused.value)
         assert text.startswith("model `some/name` of `actor` is not in the cache of the hub, ")
         assert str(tmp_path / "home" / "hub") in text and "`hf download some/name`" in text
+        assert f"unset {variable}," in text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A server that speaks as much of the hub's API as a download of a model needs."""
+"""A server that speaks as much of the hub's API as a download of a model or dataset needs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs
 
 COMMIT = "a" * 40
+DATASETS = "datasets/"
+"""The prefix of the names of datasets. Other names are those of models."""
 Files = Mapping[str, bytes]
 
 
 class HubServer(ThreadingHTTPServer):
-    """Serves models on loopback, and remembers the requests."""
+    """Serves models and datasets on loopback, and remembers the requests."""
 
     daemon_threads = True
 
-    def __init__(self, models: Mapping[str, Files]) -> None:
+    def __init__(self, repositories: Mapping[str, Files]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.models, self.requests = models, list[str]()
+        self.repositories, self.requests = repositories, list[str]()
         self.may_send = threading.Event()
         """Whether the contents of files are sent. A download waits for it."""
         self.may_send.set()
@@ -48,22 +51,33 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         self.server.requests.append(f"{self.command} {path}")
-        for name, files in self.server.models.items():
-            if path == f"/api/models/{name}/revision/main":
-                return self._json({"id": name, "sha": COMMIT})
-            if path.startswith(f"/api/models/{name}/tree/"):
-                listed = [
-                    {"type": "file", "path": file, "size": len(body), "oid": digest(body)}
-                    for file, body in files.items()
-                ]
-                return self._json(listed)
-            start = f"/{name}/resolve/{COMMIT}/"
-            if path.startswith(start) and (file := path.removeprefix(start)) in files:
-                if self.command == "GET":
-                    self.server.may_send.wait(60)
-                headers = {"ETag": f'"{digest(files[file])}"', "X-Repo-Commit": COMMIT}
-                return self._send(200, files[file], headers)
+        for name, files in self.server.repositories.items():
+            api = f"/api/{name}" if name.startswith(DATASETS) else f"/api/models/{name}"
+            if path in (api, f"{api}/revision/main", f"{api}/revision/{COMMIT}"):
+                return self._json({"id": name.removeprefix(DATASETS), "sha": COMMIT})
+            if path.startswith(f"{api}/tree/"):
+                return self._json([_entry(file, body) for file, body in files.items()])
+            if path.startswith(f"{api}/paths-info/"):
+                wanted = parse_qs(self._body())["paths"]
+                return self._json([_entry(file, files[file]) for file in wanted if file in files])
+            for revision in (COMMIT, "main"):
+                start = f"/{name}/resolve/{revision}/"
+                if path.startswith(start):
+                    return self._file(files.get(path.removeprefix(start)))
         self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def _body(self) -> str:
+        return self.rfile.read(int(self.headers["Content-Length"])).decode()
+
+    def _file(self, body: bytes | None) -> None:
+        if body is None:
+            return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+        if self.command == "GET":
+            self.server.may_send.wait(60)
+        return self._send(200, body, {"ETag": f'"{digest(body)}"', "X-Repo-Commit": COMMIT})
 
     def _json(self, value: Any) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
@@ -73,8 +87,12 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body)
+
+
+def _entry(file: str, body: bytes) -> dict[str, Any]:
+    return {"type": "file", "path": file, "size": len(body), "oid": digest(body)}
 
 
 def digest(body: bytes) -> str:
@@ -82,8 +100,8 @@ def digest(body: bytes) -> str:
 
 
 @contextmanager
-def serving(models: Mapping[str, Files]) -> Iterator[HubServer]:
-    with HubServer(models) as server:
+def serving(repositories: Mapping[str, Files]) -> Iterator[HubServer]:
+    with HubServer(repositories) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
