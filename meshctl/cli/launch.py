@@ -20,7 +20,7 @@ from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.validate import draw
 from meshctl.cli.worker_options import DebuggedWorker, check_workers, with_debugging
 from meshctl.diagnostics import RecipeError, Report
-from meshctl.engines.checks.resume import check_resume
+from meshctl.engines.checks.resume import checked_resume
 from meshctl.engines.engine import DEFAULT_ENGINE, CannotStart, Engine, Job, engine_named
 from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin
 from meshctl.engines.supervise.head import Outcome
@@ -30,6 +30,7 @@ from meshctl.run.directory import RunDir, Start
 from meshctl.run.early_stopping import EarlyStopping
 from meshctl.run.metrics import read
 from meshctl.run.observer import Observer
+from meshctl.run.saved_checkpoints import Whole
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line
 from meshctl.trackers import tracker_named
@@ -64,11 +65,11 @@ def launch(
         return code
     prepared = run_in_fork(lambda: serialize(*prepare(recipe, overrides, options)), import_torch)
     ready = deserialize(prepared)
-    if ready.resume and (why_over := reason_of_end(ready.plan, ready.resume)):
+    if ready.resume and (why_over := reason_of_end(ready.plan, ready.resume, ready.whole.step)):
         print(f"{ready.resume.path}: the run is complete: {why_over}")
         return 0
     try:
-        attempt = begin(ready.plan, ready.composed, ready.path, ready.resume)
+        attempt = begin(ready.plan, ready.composed, ready.path, ready.resume, ready.whole)
         if ready.start.only or ready.start.debug:
             begun = attempt.start
             start = replace(ready.start, path=begun.path, attempt=begun.attempt, resume=begun.resume)
@@ -84,9 +85,10 @@ def launch(
     return run(ready, attempt, engine_named(options.engine), options.follow)
 
 
-def reason_of_end(plan: Plan, run: RunDir) -> str:
-    """Returns why a run that would be continued is over already; empty if it is not."""
-    saved, steps, stop = run.saved(), plan.run.steps, plan.run.stop
+def reason_of_end(plan: Plan, run: RunDir, saved: int) -> str:
+    """Returns why a run that would be continued from a checkpoint is over already; empty if it is not.
+    `saved` is the step of the checkpoint, 0 without one."""
+    steps, stop = plan.run.steps, plan.run.stop
     if 0 < steps <= saved:
         return f"its last checkpoint is of step {saved} of {steps}"
     if stop is None:
@@ -112,8 +114,8 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
         if options.debug:
             ready = with_debugging(ready, options.debug)
         engine_named(options.engine).preflight(ready.plan, Start(ready.path))
-        if ready.resume and ready.resume.latest.is_dir():
-            check_resume(ready.plan, ready.resume.latest.resolve())
+        if ready.resume:
+            ready = replace(ready, whole=checked_resume(ready.plan, ready.resume))
     except (RecipeError, Unreadable) as error:
         draw(error.report, sys.stderr)
         return 1 if isinstance(error, RecipeError) else 3, None
@@ -133,15 +135,16 @@ def serialize(code: int, ready: Launchable | None) -> tuple[int, str]:
     if ready is None:
         return code, ""
     run = str(ready.resume.path) if ready.resume else ""
-    return code, json.dumps([ready.plan.to_json(), ready.composed, ready.path, run, asdict(ready.start)])
+    whole = [str(ready.whole.path or ""), ready.whole.step, ready.whole.warning]
+    start = asdict(ready.start)
+    return code, json.dumps([ready.plan.to_json(), ready.composed, ready.path, run, whole, start])
 
 
 def deserialize(text: str) -> Launchable:
-    plan, composed, path, run, given_start = json.loads(text)
+    plan, composed, path, run, (saved, step, warning), given_start = json.loads(text)
     start = Start(**{**given_start, "path": tuple(path)})
-    return Launchable(
-        Plan.from_json(plan), composed, tuple(path), Report(), RunDir(Path(run)) if run else None, start=start
-    )
+    resume, whole = RunDir(Path(run)) if run else None, Whole(Path(saved) if saved else None, step, warning)
+    return Launchable(Plan.from_json(plan), composed, tuple(path), Report(), resume, whole, start=start)
 
 
 def import_torch() -> None:

@@ -14,6 +14,7 @@ from meshctl.diagnostics import Diagnostic, RecipeError, Report
 from meshctl.recipe.compose.folders import files, is_dir, is_file
 from meshctl.recipe.secrets import Secrets
 from meshctl.run.directory import RunDir, Start
+from meshctl.run.saved_checkpoints import Whole
 
 if TYPE_CHECKING:
     from meshctl.plan.model import Plan
@@ -42,6 +43,8 @@ class Launchable:
     """Warnings and notes."""
     resume: RunDir | None = None
     """The run to continue."""
+    whole: Whole = Whole()
+    """The checkpoint of that run from which it continues."""
     secrets: Secrets = Secrets()
     """The parts of the recipe that are redacted in output."""
     facts: Facts | None = None
@@ -65,7 +68,7 @@ def plan_of(
 
     plan = resolve(loaded.recipe, loaded.endpoints)
     return Launchable(
-        plan, loaded.composed, loaded.path, loaded.report, run, loaded.secrets, facts=loaded.facts
+        plan, loaded.composed, loaded.path, loaded.report, run, secrets=loaded.secrets, facts=loaded.facts
     )
 
 

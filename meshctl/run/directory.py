@@ -7,7 +7,9 @@ start.json      facts of the start: where the recipe's code is found, the attemp
 events/         JSON lines, a file per process
 metrics.jsonl   one object per step
 logs/GROUP/RANK.log
-checkpoints/step-N/COMPONENT/, and `latest`, a link that is renamed into place last
+checkpoints/step-N/COMPONENT/, a position file GROUP.json per group, and `checkpoint.manifest.json`
+checkpoints/latest           a link to the newest one, which people follow and meshctl does not
+checkpoints/damaged-step-N/  a damaged checkpoint of a step that ran again
 checkpoints/best.json        with `run.checkpoint.best`: the best checkpoints, the best first
 recorded/STAGE/step-N/K-of-M.safetensors      the value of each producer of a stage in `run.record`
 """
@@ -132,11 +134,16 @@ class RunDir:
             raise ValueError(f"{file} is damaged: {error}") from error
 
     def saved(self) -> int:
-        """Returns the step of the latest checkpoint; 0 without one."""
-        return int(self.latest.resolve().name.removeprefix("step-")) if self.latest.is_dir() else 0
+        """Returns the step of the checkpoint that was published last, which is the text of the link
+        `latest`; 0 if there is none. The link is not followed."""
+        try:
+            found = re.fullmatch("step-([0-9]{1,15})", os.readlink(self.latest))
+        except OSError:
+            return 0
+        return int(found[1]) if found else 0
 
     def publish_checkpoint(self, step: int) -> None:
-        """Makes the checkpoint of `step` the latest, in one rename."""
+        """Makes the checkpoint of `step` the latest, in one rename. Raises `OSError`."""
         link = self.checkpoints / ".latest"
         link.unlink(missing_ok=True)
         link.symlink_to(self.checkpoint(step).name)

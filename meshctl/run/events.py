@@ -23,7 +23,9 @@ written. Readers follow all files of the folder and fold the events.
                                         the first time; `counted` is the rank whose numbers count
     differs             worker          {"metric": NAME, "counted": GROUP:RANK, "values": [TEXT, TEXT]}
                                         where this rank logs another number than the rank that counts
-    saved               worker          {"seconds": s}: its part of the checkpoint of `step` is on disk
+    saved               worker          {"seconds": s, "files": {PATH: {"size": bytes, "sha256": digest}}}:
+    its
+                                        part of the checkpoint of `step` is on disk
     done                worker          nothing; after its last step
     fault               worker, agent,  {"error": line, "traceback": text, "lost": bool,
                         launcher        "peer": [GROUP, RANK], "progress": RECORD}; `lost` where a peer was

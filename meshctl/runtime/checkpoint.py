@@ -4,6 +4,7 @@ ranks.
     step-N/COMPONENT/                   DCP: the tensors of the state by their names, and its document
     step-N/COMPONENT/by_rank.json       the values that differ between ranks (`run.varying_state`)
     step-N/GROUP.json                   the number of samples that each source of the group has produced
+    step-N/checkpoint.manifest.json     sizes and digests of all these files, written last (`run.manifest`)
 
 The document (`state.tree`) has the structure of the state and all values that are not tensors. What is equal
 on all ranks is stored once. A value that differs is stored once for each coordinate of the dims along which
@@ -26,6 +27,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from meshctl.run.directory import write_whole
+from meshctl.run.manifest import FILE as MANIFEST
+from meshctl.run.varying_state import FILE as BY_RANK
 from meshctl.run.varying_state import VaryingState
 from meshctl.runtime.errors import CheckpointError as CheckpointError
 from meshctl.runtime.state import dcp
@@ -47,9 +50,14 @@ DOCUMENT_ERRORS = (LookupError, ValueError, TypeError, AttributeError, OverflowE
 """The exceptions that reading a damaged document raises."""
 
 
-def save(folder: Path, name: str, state: object, mesh: DeviceMesh) -> None:
-    """Writes the state of a component to `folder/name`. It is a collective call of all ranks of the group;
-    `mesh` is the component's and knows this rank.
+POSITION_FORMAT = 2
+"""The format of a position file. A checkpoint whose position files have one is complete only with a
+manifest."""
+
+
+def save(folder: Path, name: str, state: object, mesh: DeviceMesh) -> list[Path]:
+    """Writes the state of a component to `folder/name`, and returns the files that this rank has written. It
+    is a collective call of all ranks of the group; `mesh` is the component's and knows this rank.
 
     Raises `CheckpointError` with the path and the type of a value that cannot be stored.
     """
@@ -60,7 +68,10 @@ def save(folder: Path, name: str, state: object, mesh: DeviceMesh) -> None:
     entries = {stored.tensor(key): tensor for key, tensor in (tree.tensors | tree.sharded).items()}
     if mesh.own_rank == min(mesh.ranks()):
         varying.write(path)
-    dcp.write(path, {**entries, stored.document(): tree.text})
+    written = dcp.write(path, {**entries, stored.document(): tree.text})
+    if mesh.own_rank == min(mesh.ranks()) and (path / BY_RANK).exists():
+        written.append(path / BY_RANK)
+    return written
 
 
 def load(folder: Path, name: str, own: dict[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
@@ -213,9 +224,12 @@ class _Load:
         return torch.empty(saved.size, dtype=saved.properties.dtype, device=device)
 
 
-def save_position(folder: Path, group: str, samples: dict[str, int]) -> None:
-    """Writes source -> the number of samples that it has produced. One rank of the group calls it."""
-    write_whole(folder / f"{group}.json", json.dumps({"given": samples}) + "\n")
+def save_position(folder: Path, group: str, samples: dict[str, int]) -> list[Path]:
+    """Writes source -> the number of samples that it has produced, and returns the file. One rank of the
+    group calls it."""
+    path = folder / f"{group}.json"
+    write_whole(path, json.dumps({"format": POSITION_FORMAT, "given": samples}) + "\n")
+    return [path]
 
 
 def load_positions(folder: Path) -> dict[str, int]:
@@ -225,6 +239,8 @@ def load_positions(folder: Path) -> dict[str, int]:
     """
     samples: dict[str, int] = {}
     for path in sorted(folder.glob("*.json")):
+        if path.name == MANIFEST:
+            continue
         try:
             counts = json.loads(path.read_text())["given"]
             samples |= {str(source): int(count) for source, count in counts.items()}

@@ -29,6 +29,7 @@ from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
 from meshctl.run.directory import Recorded, RunDir, Start
 from meshctl.run.events import Journal
+from meshctl.run.manifest import describe
 from meshctl.run.shutdown import StopAgreement
 from meshctl.runtime.breakpoints import skip_without_terminal
 from meshctl.runtime.component import Component, ComponentError, context_of
@@ -240,12 +241,15 @@ class Worker:
 
         def save(step: int, produced: Mapping[str, int]) -> None:
             begin, folder = time.perf_counter(), self._run.checkpoint(step)
+            written: list[Path] = []
             for name, component in kept.items():
                 mesh = plan.component(name).mesh.at(self._env.rank)
-                checkpoint.save(folder, name, component.state_dict(), mesh)
+                written += checkpoint.save(folder, name, component.state_dict(), mesh)
             if not self._env.rank:
-                checkpoint.save_position(folder, self._env.group, {name: produced[name] for name in sources})
-            self._journal.write("saved", step=step, seconds=time.perf_counter() - begin)
+                given = {name: produced[name] for name in sources}
+                written += checkpoint.save_position(folder, self._env.group, given)
+            files = describe(folder, written)
+            self._journal.write("saved", step=step, seconds=time.perf_counter() - begin, files=files)
 
         return save
 

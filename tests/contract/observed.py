@@ -155,6 +155,7 @@ def run_directory(found: Found) -> Json:
         (r"checkpoints/latest", "checkpoints/latest -> step-N"),
         (rf"checkpoints/step-\d+/({GROUPS})\.json", "checkpoints/step-N/GROUP.json"),
         (r"checkpoints/step-\d+/trainer/.*", "checkpoints/step-N/COMPONENT/"),
+        (r"checkpoints/step-\d+/checkpoint\.manifest\.json", "checkpoints/step-N/checkpoint.manifest.json"),
         (r"recorded/rollouts/step-\d+/\d+-of-\d+\.safetensors", "recorded/STAGE/step-N/K-of-M.safetensors"),
         (r"(recipe\.yaml|plan\.json|start\.json|metrics\.jsonl)", ""),
         (r"(events/launcher\.jsonl|logs/fork-server\.log)", ""),

@@ -1,7 +1,8 @@
 """One attempt at a run. It creates or continues the run directory, and locks it against other launchers.
 
-The next attempt continues from `checkpoints/latest` in the same directory. Its events are appended to the
-earlier ones. Rows of `metrics.jsonl` after the checkpoint are removed, so that the file has one row per step.
+The next attempt continues from the newest whole checkpoint in the same directory. Its events are appended to
+the earlier ones. Rows of `metrics.jsonl` after the checkpoint are removed, so that the file has one row per
+step.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.events import Follower
 from meshctl.run.metrics import Fold, Line, read
+from meshctl.run.saved_checkpoints import Whole, clear_later, newest_whole
 from meshctl.text.redaction import holds_literal, referred_names, stretches
 
 
@@ -40,6 +42,8 @@ class Attempt:
     """The rows of metrics before its first step, of earlier attempts."""
     published: frozenset[int] = frozenset()
     """The steps of the checkpoints that earlier attempts have published."""
+    warning: str = ""
+    """A warning about damaged checkpoints; empty for none."""
 
     @property
     def step(self) -> int | None:
@@ -47,18 +51,23 @@ class Attempt:
         return step_of(self.start)
 
 
-def begin(plan: Plan, composed: str, path: Sequence[str], resume: RunDir | None) -> Attempt:
-    """Begins an attempt: writes its files into a new run directory, or into `resume`.
+def begin(
+    plan: Plan, composed: str, path: Sequence[str], resume: RunDir | None, whole: Whole | None = None
+) -> Attempt:
+    """Begins an attempt: writes its files into a new run directory, or into `resume`. `whole` is the
+    checkpoint of `resume` to continue from; None for the newest whole one.
 
-    Raises `RunHeld` if another launcher runs the run, and `OSError` if a file cannot be written.
+    Raises `RunHeld` if another launcher runs the run, `OSError` if a file cannot be written, and `NoneWhole`
+    if no checkpoint of `resume` is whole.
     """
     run = resume or RunDir.create(Path(plan.run.dir), plan.name, time.strftime("%Y%m%d-%H%M%S"))
     descriptor = lock(run)
-    start = following(run, tuple(path)) if resume else Start(tuple(path))
+    whole = (whole or newest_whole(run)) if resume else Whole()
+    start = following(run, tuple(path), whole) if resume else Start(tuple(path))
     private = holds_secret(plan, composed)
     write_whole(run.recipe, composed, private)
     write_whole(run.plan, plan.to_json(), private)
-    return _begun(plan, run, start, descriptor)
+    return replace(_begun(plan, run, start, descriptor), warning=whole.warning)
 
 
 def attached(plan: Plan, run: RunDir) -> Attempt:
@@ -68,10 +77,14 @@ def attached(plan: Plan, run: RunDir) -> Attempt:
 
 
 def next_attempt(attempt: Attempt) -> Attempt:
-    """Begins another attempt at the same run, in the same process and under the same lock."""
-    start = replace(following(attempt.run, attempt.start.path), only=attempt.start.only)
+    """Begins another attempt at the same run, in the same process and under the same lock. Raises
+    `NoneWhole` if there are checkpoints and none is whole."""
+    whole = newest_whole(attempt.run)
+    start = following(attempt.run, attempt.start.path, whole)
+    start = replace(start, only=attempt.start.only)
     start = replace(start, replay=attempt.start.replay, after=attempt.start.after)
-    return _begun(attempt.plan, attempt.run, start, attempt.lock)
+    begun = _begun(attempt.plan, attempt.run, start, attempt.lock)
+    return replace(begun, warning=whole.warning)
 
 
 def _begun(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
@@ -82,11 +95,12 @@ def _begun(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
 
 def _reading(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
     follower = Follower(run.events)
+    step = step_of(start)
     published = frozenset(  # this also skips the events of earlier attempts
         event.step for event in follower.new() if event.name == "checkpoint" and event.step is not None
     )
+    published = frozenset(one for one in published if one <= (step or 0))  # later ones are damaged
     workers = {group.name: group.workers for group in plan.groups if group.program is None}
-    step = step_of(start)
     rows = surviving_rows(run, step)
     elapsed = float(rows[-1]["time"]) if rows else 0.0
     fold = Fold(workers, since=time.time(), after=step, elapsed=elapsed)
@@ -132,7 +146,8 @@ def mark_logs(run: RunDir, attempt: int) -> None:
             file.write(f"{ATTEMPT}{attempt} ====\n")
 
 
-def following(run: RunDir, path: tuple[str, ...]) -> Start:
-    """Returns the start of the next attempt. It resumes the latest checkpoint, if there is one."""
-    latest = run.latest.resolve()
-    return Start(path, run.read_start().attempt + 1, str(latest) if latest.is_dir() else "")
+def following(run: RunDir, path: tuple[str, ...], whole: Whole) -> Start:
+    """Returns the start of the next attempt, which resumes the checkpoint `whole`. Makes room for the later
+    ones."""
+    clear_later(run, whole.step)
+    return Start(path, run.read_start().attempt + 1, str(whole.path or ""))

@@ -33,7 +33,6 @@ import math
 import select
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -54,6 +53,7 @@ from meshctl.engines.supervise.nodes import (
     Standing,
 )
 from meshctl.engines.supervise.observers import Observers
+from meshctl.engines.supervise.saved_files import SavedFiles
 from meshctl.engines.supervise.signals import Signals
 from meshctl.plan.model import Plan
 from meshctl.run.bounds import end_of_data
@@ -115,8 +115,7 @@ class Head:
         }
         """Group -> number of its workers that have not exited. Without services."""
         self._judge = Judge(plan.run, attempt.rows)
-        self._saved: Counter[int] = Counter()
-        """Step -> how many workers have saved it, for the checkpoints that are not published yet."""
+        self._saving = SavedFiles(plan, attempt.run)
         self._published = set(attempt.published)
         self._newest = attempt.step
         """The step of the newest checkpoint; None without one."""
@@ -144,6 +143,7 @@ class Head:
         self._write("launched", attempt=start.attempt, digest=plan.digest)
         if self._attempt.step is not None:
             self._write("resumed", step=self._attempt.step, path=start.resume)
+        self._warn(filter(None, [self._attempt.warning]))
         self._session.observers.on_attempt(start.attempt, self._attempt.step)
         self._nodes.begin(self._message(), {node: groups_on(plan, node) for node in nodes_of(plan)})
         while self._nodes.running:
@@ -243,7 +243,7 @@ class Head:
             if (source := event.value.get("source")) and not self._ended_by:
                 self._ended_by = end_of_data(source)
         elif event.name == "saved" and event.step is not None:
-            self._saved[event.step] += 1
+            self._saving.add(event)
         elif event.name == "uncounted":
             self._judge.note_uncounted(event)
         elif event.name == "differs":
@@ -256,17 +256,16 @@ class Head:
     def _publish_saved(self) -> None:
         """Publishes the checkpoints that all workers have saved, once the metrics of their steps are judged.
         To be called when all events of a poll are read: those of a worker arrive in order."""
-        for step in sorted(self._saved):
+        for step in self._saving.complete:
             is_right = self._judge.is_right(step) and self._collectives.allows(step)
-            is_judged = step <= self._attempt.fold.last and is_right
-            if self._saved[step] == self._workers and is_judged:
-                del self._saved[step]
+            if step <= self._attempt.fold.last and is_right:
                 self._publish(step)
 
     def _publish(self, step: int) -> None:
         checkpoint, run = self._plan.run.checkpoint, self._attempt.run
         if checkpoint is None:
             return
+        self._saving.write_manifest(step)
         run.publish_checkpoint(step)
         self._newest = step
         self._published.add(step)

@@ -21,13 +21,15 @@ from meshctl.engines.connection import new_token
 from meshctl.engines.engine import Engine, Handle, Job
 from meshctl.engines.node.rendezvous import serve
 from meshctl.engines.supervise.attempt import Attempt, next_attempt
-from meshctl.engines.supervise.head import Head, Outcome, Session
+from meshctl.engines.supervise.cause import Cause, Priority
+from meshctl.engines.supervise.head import FAILED, Head, Outcome, Session
 from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.signals import Signals
 from meshctl.plan.model import Plan
 from meshctl.run.events import Journal
 from meshctl.run.observer import Observer
+from meshctl.run.saved_checkpoints import NoneWhole
 from meshctl.run.shutdown import Proposer
 
 MakeObservers = Callable[[], Iterable[Observer]]
@@ -101,7 +103,11 @@ class Supervisor:
                 return outcome
             if (lost := session.nodes.lost) and not handle.restart(lost):
                 return outcome
-            attempt = next_attempt(attempt)
+            try:
+                attempt = next_attempt(attempt)
+            except NoneWhole as error:
+                cause = Cause(Priority.OWN, str(error))
+                return Outcome(FAILED, cause, cause.line)
 
 
 def proposer(plan: Plan, store: PrefixStore) -> Proposer:

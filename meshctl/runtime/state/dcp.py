@@ -31,11 +31,15 @@ from torch.distributed.checkpoint.planner import ReadItem
 from meshctl.runtime.errors import CheckpointError
 
 
-def write(path: Path, state: dict[str, Any]) -> None:
-    """Writes tensors and texts to a folder. It is a collective call of all ranks of the group."""
+def write(path: Path, state: dict[str, Any]) -> list[Path]:
+    """Writes tensors and texts to a folder, and returns the files that this rank has written. It is a
+    collective call of all ranks of the group."""
     path.mkdir(parents=True, exist_ok=True)
     writer = dcp.FileSystemWriter(path, sync_files=True)
     dcp.save(state, storage_writer=writer, no_dist=not dist.is_initialized())
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    metadata = [] if rank else [path / ".metadata"]
+    return [*sorted(path.glob(f"__{rank}_*.distcp")), *metadata]
 
 
 def read_metadata(path: Path) -> Metadata:
