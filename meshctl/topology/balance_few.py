@@ -9,6 +9,7 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from operator import add
 
 LIGHT_FRACTION = 16
 """A light unit weighs at most 1 / `LIGHT_FRACTION` of the smallest load that any part has in the end."""
@@ -18,26 +19,25 @@ WINDOW = 16
 
 def equal_loads_of_few(weights: Sequence[int], parts: int) -> list[int]:
     """Returns the part of each unit, with the same result as `balance.equal_loads`."""
-    if min(weights, default=1) < 1:
-        weights = [max(weight, 1) for weight in weights]
-    loads, owner = [0] * parts, [0] * len(weights)
-    light: Sequence[int] = range(len(weights))
-    left = weights
-    """The weights of the light units."""
-    while light:
+    loads, left = [0] * parts, list(weights)
+    if min(left, default=1) < 1:
+        left = [max(weight, 1) for weight in left]
+    rounds: list[list[tuple[int, int]]] = []
+    """(unit, part) of the heavy units of each round. Units are numbered without those of earlier rounds."""
+    owner: list[int] = []
+    while left:
         lacking = lacking_loads(loads, sum(left))
-        limit = min([load + more for load, more in zip(loads, lacking, strict=True)]) // LIGHT_FRACTION
+        limit = min(map(add, loads, lacking)) // LIGHT_FRACTION
         if max(left) <= limit:
-            if len(light) == len(owner):
-                return _filled(left, lacking)
-            for unit, part in zip(light, _filled(left, lacking), strict=True):
-                owner[unit] = part
+            owner = _filled(left, lacking)
             break
-        _longest_first(
-            weights, [unit for unit, weight in zip(light, left, strict=True) if weight > limit], loads, owner
-        )
-        light = [unit for unit, weight in zip(light, left, strict=True) if weight <= limit]
-        left = [weight for weight in left if weight <= limit]
+        heavy = [unit for unit, weight in enumerate(left) if weight > limit]
+        rounds.append(_longest_first(left, heavy, loads))
+        for unit in reversed(heavy):
+            del left[unit]
+    for assigned in reversed(rounds):
+        for unit, part in assigned:
+            owner.insert(unit, part)
     return owner
 
 
@@ -57,16 +57,19 @@ def lacking_loads(loads: Sequence[int], amount: int) -> list[int]:
     return lacking
 
 
-def _longest_first(weights: Sequence[int], units: Sequence[int], loads: list[int], owner: list[int]) -> None:
-    """Assigns units, heaviest first, to the part with the smallest load. Changes `loads` and `owner`."""
+def _longest_first(weights: Sequence[int], units: Sequence[int], loads: list[int]) -> list[tuple[int, int]]:
+    """Assigns units, heaviest first, to the part with the smallest load. Changes `loads`, and returns (unit,
+    part) of each unit, in the order of units."""
     heap = [(load, part) for part, load in enumerate(loads)]
     heapq.heapify(heap)
+    assigned: list[tuple[int, int]] = []
     for unit in sorted(units, key=weights.__getitem__, reverse=True):
         load, part = heap[0]
-        owner[unit] = part
+        assigned.append((unit, part))
         heapq.heapreplace(heap, (load + weights[unit], part))
     for load, part in heap:
         loads[part] = load
+    return sorted(assigned)
 
 
 def _filled(weights: Sequence[int], lacking: Sequence[int]) -> list[int]:

@@ -102,7 +102,7 @@ class SampleTable:
     @cached_property
     def _begins(self) -> list[int]:
         """The position, in sample order, of the first sample of each run of `in_order`."""
-        return list(accumulate([len(run) for run in self.in_order], initial=0))
+        return list(accumulate([stop - start for _, start, stop in self.in_order], initial=0))
 
     @cached_property
     def _is_even(self) -> bool:
@@ -159,12 +159,13 @@ class SampleTable:
     def between(self, spans: Iterable[tuple[int, int]]) -> list[Run]:
         """The runs of the samples at the positions in `spans`. A span is a range [start, stop) of positions
         in sample order. The spans must not overlap and must be in rising order."""
+        runs, begins = self.in_order, self._begins
         found: list[Run] = []
         for start, stop in spans:
-            number = bisect_right(self._begins, start) - 1
+            number = bisect_right(begins, start) - 1
             while start < stop:
-                producer, first, last = self.in_order[number]
-                shift = first - self._begins[number]
+                producer, first, last = runs[number]
+                shift = first - begins[number]
                 begin, end = start + shift, min(last, stop + shift)
                 if found and found[-1].producer == producer and found[-1].stop == begin:
                     found[-1] = Run(producer, found[-1].start, end)
