@@ -115,15 +115,16 @@ class StepHeader:
         return self.table.key_of(self.partition.parts[part])
 
     def sent_by(self, producer: int, led: Sequence[int]) -> list[SentPart]:
-        """Returns what a producer sends: something for the parts of which it holds rows, and for the parts in
-        `led`, to whose consumers it sends the headers."""
+        """Returns what a producer sends: something for the parts in `led`, to whose consumers it sends the
+        headers, and then for other parts of which it holds rows, whose frames other producers may lay out."""
         found = self.partition.sent.get(producer)
         if found is None:
-            found = self.partition.sent[producer] = [
-                SentPart(part, part in led, producer in others)
-                for part, others in enumerate(self.partition.producers)
-                if producer in others or part in led
-            ]
+            producers = self.partition.producers
+            found = [SentPart(part, True, producer in producers[part]) for part in led]
+            for part, others in enumerate(producers):
+                if producer in others and part not in led:
+                    found.append(SentPart(part, False, True))
+            self.partition.sent[producer] = found
         return found
 
     def flat_part(self, part: int) -> FlatPart | None:

@@ -28,7 +28,7 @@ from meshctl.runtime.routes.header import (
     table_of,
 )
 from meshctl.runtime.routes.shared_write import needs_copy
-from meshctl.runtime.routes.step import Partition, StepHeader
+from meshctl.runtime.routes.step import Partition, SentPart, StepHeader
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.topology.mesh import DeviceMesh
@@ -307,6 +307,15 @@ def test_what_is_copied_is_what_nobody_could_map(runs: Runs, width: int, mappabl
     ]
     header = StepHeader(rows, Partition([[Run(*run) for run in runs]]), 0)
     assert needs_copy(header, 0, schema, 1 << 16) == copied
+
+
+def test_a_producer_sends_first_what_others_wait_for() -> None:
+    header = StepHeader([], Partition([[Run(0, 0, 4), Run(1, 0, 1)], [Run(1, 1, 4)], [Run(0, 4, 5)]]), 0)
+    assert header.sent_by(1, [1, 2]) == [
+        SentPart(1, is_leader=True, has_rows=True),
+        SentPart(2, is_leader=True, has_rows=False),
+        SentPart(0, is_leader=False, has_rows=True),
+    ]
 
 
 @pytest.mark.parametrize("offsets", [[0, 2, 9], [0, 3, 2, 4], [1, 2, 4], [-1, 2, 4], [0, 2, 3]])
