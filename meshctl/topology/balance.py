@@ -5,9 +5,10 @@ computes the whole assignment alone, so it depends on nothing but the weights: a
 and ties go to the lower index.
 
 Heavy units go, heaviest first, to the part with the smallest load. The other units are light. They are
-assigned in sample order: each part receives the next units until its load reaches the common level. Then a
-few units around each boundary between two parts are exchanged to even out the loads of these parts. So a part
-consists of few runs of neighbouring samples from few producers, and each run is copied as a whole.
+assigned in sample order: each part receives the next units until its load is nearest to the common level.
+Where that is not near enough, a few units around the boundary between two parts are exchanged to even out the
+loads of these parts. So a part consists of few runs of neighbouring samples from few producers, and each run
+is copied as a whole.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TypeAlias
 import numpy
 from numpy.typing import NDArray
 
-from meshctl.topology.balance_few import LIGHT_FRACTION, WINDOW, lacking_loads
+from meshctl.topology.balance_few import EVEN_FRACTION, LIGHT_FRACTION, WINDOW, lacking_loads
 
 Numbers: TypeAlias = NDArray[numpy.int64]
 
@@ -99,14 +100,18 @@ def _longest_first(weights: Numbers, loads: Numbers) -> Numbers:
 
 def _fill(weights: Numbers, lacking: Numbers) -> Numbers:
     """The part of each light unit, in sample order: each part receives neighbouring units of about the weight
-    that it lacks, then `_refine` evens out the boundaries."""
+    that it lacks, then `_refine` evens out the boundaries whose loads differ too much."""
     sums = numpy.concatenate([[0], weights.cumsum()])
     ends = lacking.cumsum()[:-1]
     cuts = sums.searchsorted(ends, side="right") - 1
+    above = sums[numpy.minimum(cuts + 1, len(weights))] - ends
+    cuts += above < ends - sums[cuts]
     counts = numpy.diff(cuts, prepend=0, append=len(weights))
     owner = numpy.arange(len(lacking)).repeat(counts)
     half = numpy.minimum(numpy.minimum(counts[:-1], counts[1:]) // 2, WINDOW // 2)
-    _refine(weights, owner, cuts, half, ends - sums[cuts - half])
+    half[abs(sums[cuts] - ends) <= sums[-1] // (EVEN_FRACTION * len(lacking))] = 0
+    if half.any():
+        _refine(weights, owner, cuts, half, ends - sums[cuts - half])
     return owner
 
 

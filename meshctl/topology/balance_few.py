@@ -13,6 +13,9 @@ from operator import add
 
 LIGHT_FRACTION = 16
 """A light unit weighs at most 1 / `LIGHT_FRACTION` of the smallest load that any part has in the end."""
+EVEN_FRACTION = 256
+"""A boundary between two parts stays where it is if the units before it miss their common level by at most
+1 / `EVEN_FRACTION` of the light units of a part."""
 WINDOW = 16
 """The number of units around a boundary between two parts that are assigned again to even out their loads."""
 
@@ -74,15 +77,18 @@ def _longest_first(weights: Sequence[int], units: Sequence[int], loads: list[int
 
 def _filled(weights: Sequence[int], lacking: Sequence[int]) -> list[int]:
     """Returns the part of each light unit: each part receives neighbours of about the weight that it lacks.
-    The units around each boundary are then assigned again: heaviest first, a unit goes to the part on the
-    left if that part still lacks its weight."""
+    The units around a boundary that is not even enough are then assigned again: heaviest first, a unit goes
+    to the part on the left if that part still lacks its weight."""
     sums = list(accumulate(weights, initial=0))
     ends = list(accumulate(lacking))
-    cuts = [0, *[bisect_right(sums, end) - 1 for end in ends[:-1]], len(weights)]
+    even = sums[-1] // (EVEN_FRACTION * len(lacking))
+    cuts = [0, *[_nearest(sums, end) for end in ends[:-1]], len(weights)]
     owner: list[int] = []
     for part, (start, stop) in enumerate(pairwise(cuts)):
         owner += [part] * (stop - start)
     for part, (start, cut, stop) in enumerate(zip(cuts, cuts[1:], cuts[2:], strict=False)):
+        if abs(sums[cut] - ends[part]) <= even:
+            continue
         half = min((cut - start) // 2, (stop - cut) // 2, WINDOW // 2)
         left = ends[part] - sums[cut - half]
         around = range(cut - half, cut + half)
@@ -91,3 +97,9 @@ def _filled(weights: Sequence[int], lacking: Sequence[int]) -> list[int]:
             owner[unit] = part if fits else part + 1
             left -= weights[unit] if fits else 0
     return owner
+
+
+def _nearest(sums: Sequence[int], end: int) -> int:
+    """Returns the index of the sum that is nearest to `end`, the lower one of two. `sums` are rising."""
+    cut = bisect_right(sums, end) - 1
+    return cut + (cut + 1 < len(sums) and sums[cut + 1] - end < end - sums[cut])

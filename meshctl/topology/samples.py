@@ -88,7 +88,7 @@ class SampleTable:
     group_depth: int = 0
     """The number of leading integers of an id that form its `group_id`; 0 if samples belong to no group."""
 
-    @property
+    @cached_property
     def total(self) -> int:
         return sum(map(len, self.ids))
 
@@ -96,7 +96,8 @@ class SampleTable:
     def in_order(self) -> tuple[Run, ...]:
         """All samples in sample order, as runs."""
         if self._is_even:
-            return tuple(Run(producer, 0, len(ids)) for producer, ids in enumerate(self.ids) if len(ids))
+            sizes = enumerate(map(len, self.ids))
+            return tuple([Run(producer, 0, size) for producer, size in sizes if size])
         return tuple(merge_runs(sample_order(self)))
 
     @cached_property

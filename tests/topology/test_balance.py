@@ -133,6 +133,15 @@ def test_many_units_are_within_a_percent(parts: int) -> None:
     assert loads.max() <= 1.01 * loads.mean()
 
 
+@pytest.mark.parametrize("more", [0, 4])
+def test_neighbours_stay_together_where_their_loads_are_nearly_equal(more: int) -> None:
+    weights = [10, 11] * 128
+    weights[-1] += more
+    expected = [0] * 128 + [1] * 128
+    assert equal_loads(numpy.array(weights, numpy.int64), 2).tolist() == expected
+    assert equal_loads_of_few(weights, 2) == expected
+
+
 @pytest.mark.parametrize("parts", [2, 8, 64])
 def test_a_part_consists_of_few_runs_of_neighbours(parts: int) -> None:
     owner = equal_loads(log_normal(256 * parts), parts)
