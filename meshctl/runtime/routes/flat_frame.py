@@ -32,7 +32,7 @@ from torch import Tensor
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.routes.header import PlainColumn
 from meshctl.runtime.transports.buffers.frames import FrameError
-from meshctl.runtime.transports.buffers.memcpy import as_plain, use_memmove
+from meshctl.runtime.transports.buffers.memcpy import as_plain, move, use_memmove
 from meshctl.topology.samples import Run
 
 MAGIC = b"MSF2"
@@ -209,7 +209,7 @@ def write(into: Tensor, start: int, layout: FlatPart, batch: Batch, producer: in
     memory, written = into.data_ptr() + start, 0
     for at, address, nbytes in layout.spans(batch, producer):
         if use_memmove(nbytes):
-            ctypes.memmove(memory + at, address, nbytes)
+            move(memory + at, address, nbytes)
         else:
             source = torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=torch.uint8)
             into[start + at : start + at + nbytes].copy_(source)

@@ -7,7 +7,6 @@ has, so the leader lays the frame out and every producer writes its own rows.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.transports.buffers.frames import FrameError, is_sent, on_device
-from meshctl.runtime.transports.buffers.memcpy import is_plain, use_memmove
+from meshctl.runtime.transports.buffers.memcpy import is_plain, move, use_memmove
 from meshctl.topology.samples import Run
 
 INDEX_MAX_ROW_BYTES = 1 << 10
@@ -221,7 +220,7 @@ def _copy_rows(target: Tensor, source: Tensor, spans: Spans, index: Tensor | Non
     elif use_memmove(largest) and is_plain(target) and is_plain(source):
         into, out = target.data_ptr(), source.data_ptr()
         for at, start, stop in spans:
-            ctypes.memmove(into + at * row, out + start * row, (stop - start) * row)
+            move(into + at * row, out + start * row, (stop - start) * row)
     else:
         for at, start, stop in spans:
             target[at : at + stop - start].copy_(source[start:stop])

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, BatchError, Ragged
-from meshctl.runtime.transports.buffers.memcpy import as_plain, is_plain, use_memmove
+from meshctl.runtime.transports.buffers.memcpy import as_plain, is_plain, move, use_memmove
 from meshctl.topology.samples import Grid
 
 MAGIC = b"MSH2"
@@ -88,7 +88,7 @@ class Frame:
             if not nbytes or tensor.is_meta:
                 continue
             if use_memmove(nbytes) and is_plain(tensor):
-                ctypes.memmove(memory + begin, tensor.data_ptr(), nbytes)
+                move(memory + begin, tensor.data_ptr(), nbytes)
             else:
                 into[begin : begin + nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
         return into

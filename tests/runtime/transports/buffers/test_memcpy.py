@@ -7,7 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshctl.runtime.transports.buffers.memcpy import MEMMOVE_MAX, copy, is_plain, use_memmove
+from meshctl.runtime.transports.buffers.memcpy import (
+    MEMMOVE_MAX,
+    PIECE_BYTES,
+    copy,
+    is_plain,
+    move,
+    use_memmove,
+)
 
 DTYPES = [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.int64, torch.complex64]
 
@@ -39,11 +46,26 @@ def test_a_tensor_of_another_shape_is_no_copy() -> None:
         copy(torch.zeros(4, 2), torch.ones(2, 4))
 
 
-def test_what_is_large_is_torchs() -> None:
-    assert use_memmove(MEMMOVE_MAX - 1) and not use_memmove(MEMMOVE_MAX)
-    into, tensor = torch.zeros(MEMMOVE_MAX), torch.randn(MEMMOVE_MAX)
-    copy(into, tensor)
-    assert torch.equal(into, tensor)
+@pytest.mark.parametrize(("threads", "is_moved"), [(1, True), (2, False)])
+def test_what_is_large_is_torchs_where_it_has_threads(threads: int, is_moved: bool) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert use_memmove(MEMMOVE_MAX - 1) and use_memmove(MEMMOVE_MAX) == is_moved
+        into, tensor = torch.zeros(MEMMOVE_MAX), torch.randn(MEMMOVE_MAX)
+        copy(into, tensor)
+        assert torch.equal(into, tensor)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES + 7])
+def test_all_pieces_of_a_copy_are_moved_and_no_byte_beyond(nbytes: int) -> None:
+    source = torch.randint(1, 255, (3 * PIECE_BYTES,), dtype=torch.uint8)
+    into = torch.zeros_like(source)
+    move(into.data_ptr() + 1, source.data_ptr() + 2, nbytes)
+    assert torch.equal(into[1 : nbytes + 1], source[2 : nbytes + 2])
+    assert not into[0] and not into[nbytes + 1 :].any()
 
 
 def test_a_tensor_without_memory_of_its_own_is_not_plain() -> None:
