@@ -108,6 +108,7 @@ BENCHMARKS: dict[str, str] = {
     "topology_scale": "goal name ok others value what",
     "validate_time": "goal name ok others value what",
     "weight_sync": "case goal load most ms name ok others value",
+    "weight_sync_vllm": "bytes goal load ms name ok others value what",
     "worker_memory": "goal name ok value",
 }
 """The keys of the last line that each benchmark prints. They are searched in its source."""
