@@ -44,7 +44,7 @@ class Cycle(Component):
         self._order: tuple[int, Sequence[int]] = (-1, ())
 
     @endpoint
-    def next(self, samples: range) -> Batch | None:
+    def next(self, samples: range) -> Batch:
         """Returns the rows of the sample numbers `samples`, which continue across epochs."""
         positions = [divmod(number, len(self.rows)) for number in samples]
         rows = self.rows.take([self._order_of(epoch)[position] for epoch, position in positions])

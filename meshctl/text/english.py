@@ -10,7 +10,7 @@ abbreviated("a_long_name", 7)          "a_lo..."
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import lru_cache
 
 MAX_LISTED = 12
@@ -19,6 +19,8 @@ MAX_LETTERS = 80
 """Maximum length in characters of a word that is compared with others, and to which messages cut it."""
 MIN_SIMILARITY = 0.6
 """The lowest ratio of `difflib.SequenceMatcher` at which two words are similar."""
+MAX_MEANT = 3
+"""Maximum number of equally similar options that are proposed for a word."""
 MAX_COMPARED = 200
 """Maximum number of options for which a word is compared with each of them."""
 
@@ -72,19 +74,26 @@ def _shortened(word: str) -> set[str]:
 
 def nearest(word: str, options: Iterable[str]) -> str:
     """Returns the option that is spelled most like a word, regardless of case; empty if none is similar."""
+    return next(iter(all_nearest(word, options)), "")
+
+
+def all_nearest(word: str, options: Iterable[str]) -> list[str]:
+    """Returns the options that are spelled most like a word, regardless of case; several if they are equally
+    similar."""
     if len(word) > MAX_LETTERS:
-        return ""
+        return []
     by_lower_case = {option.lower(): option for option in reversed(similar(word, options))}
-    close = get_close_matches(word.lower(), by_lower_case, n=1, cutoff=MIN_SIMILARITY)
-    return by_lower_case[close[0]] if close else ""
+    close = get_close_matches(word.lower(), by_lower_case, n=MAX_MEANT, cutoff=MIN_SIMILARITY)
+    ratios = [SequenceMatcher(None, option, word.lower()).ratio() for option in close]
+    return [by_lower_case[option] for option, ratio in zip(close, ratios, strict=True) if ratio == ratios[0]]
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """Returns a help text that names the option nearest to an unknown word, or else all options; empty
+    """Returns a help text that names the options nearest to an unknown word, or else all options; empty
     without options."""
     options = list(options)
-    if word and (meant := nearest(word, options)):
-        return f"did you mean `{meant}`?"
+    if word and (meant := all_nearest(word, options)):
+        return f"did you mean {listed(meant, 'or')}?"
     if not options:
         return ""
     return f"available: {listed(options)}"

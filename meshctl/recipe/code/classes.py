@@ -90,7 +90,7 @@ class NotFound:
     module: str
     """The module that was found, or the first part that does not exist."""
     names: tuple[str, ...] = ()
-    """The classes that the module defines."""
+    """The classes that the module defines, and the components of its package that it imports."""
     has_module: bool = False
 
 
@@ -144,10 +144,23 @@ class Code(Sources):
             return Unread(f"`{reached}` is not a class statement")
         if reached != target:
             return Unread(f"`{name}` is not defined in `{owner}`")
-        if module.stars or "__getattr__" in module.names:
+        is_lazy = bool(module.stars) or "__getattr__" in module.names
+        if is_lazy and owner != "meshctl":  # which has no components
             return Unread(f"`{owner}` does not list all its names")
-        own = (key for key, statement in module.names.items() if isinstance(statement, ast.ClassDef))
-        return NotFound(owner, tuple(own), True)
+        return NotFound(owner, tuple(self._classes_of(module)), True)
+
+    def _classes_of(self, module: Module) -> Iterator[str]:
+        """Yields the names of the classes that a module defines, and of the components that it imports from
+        its own package."""
+        package = module.name.partition(".")[0]
+        for name, statement in module.names.items():
+            if isinstance(statement, ast.ClassDef):
+                yield name
+            elif isinstance(statement, ast.ImportFrom):
+                is_own = statement.level > 0 or (statement.module or "").partition(".")[0] == package
+                found = self.find(f"{module.name}.{name}") if is_own else None
+                if isinstance(found, Class) and found.is_component:
+                    yield name
 
     def _described(self, target: str, module: Module, node: ast.ClassDef) -> Class:
         line = list(self._line(module, node, 0, set()))

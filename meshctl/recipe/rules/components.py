@@ -14,6 +14,8 @@ from meshctl.recipe.fixes import meant, renamed
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import did_you_mean, listed, nearest
 
+READY_MADE = ("meshctl.components", "meshctl.data", "meshctl.hf", "meshctl.rewards", "meshctl.vllm")
+"""The modules of ready-made components."""
 MAX_SECONDS = 4
 """Maximum number of further places of one mistake that are shown."""
 
@@ -69,10 +71,11 @@ def _where_to_look(facts: Facts, component: str) -> str:
 
 
 def _modules(facts: Facts) -> list[str]:
-    """Returns the modules in the recipe's folder, and those of other components that were found."""
+    """Returns the modules in the recipe's folder, those of other components that were found, and those of
+    ready-made components."""
     found = {one.target.rpartition(".")[0] for one in facts.classes.values() if isinstance(one, Class)}
     own = (path.stem for folder in facts.code.own for path in files(Path(folder), ".py"))
-    return sorted({*found, *own})
+    return sorted({*found, *own, *READY_MADE})
 
 
 def _is_encodable(name: str, encoding: str) -> bool:
@@ -91,9 +94,8 @@ def class_is_component(facts: Facts) -> Iterator[Diagnostic]:
     """`_target_` names a class that derives from `Component` and is not abstract."""
     for name, found in facts.classes.items():
         target, span = facts.recipe.components[name].target, facts.value("components", name, "_target_")
-        diagnostic = _of_standard_library(facts.code_of(name), target, span) or _diagnostic_of(
-            target, found, span
-        )
+        code = facts.code_of(name)
+        diagnostic = _of_standard_library(code, target, span) or _diagnostic_of(code, target, found, span)
         if diagnostic is not None:
             yield diagnostic
 
@@ -109,10 +111,17 @@ def _of_standard_library(code: Code, target: str, span: Span) -> Diagnostic | No
     return Diagnostic("MC503", message, span, help="use a class that derives from meshctl.Component")
 
 
-def _diagnostic_of(target: str, found: Found, span: Span) -> Diagnostic | None:
+def _ready_made(code: Code, name: str) -> str:
+    """Returns a help text that names the ready-made component of a name; empty if there is none."""
+    paths = (f"{module}.{name}" for module in READY_MADE)
+    return next((f"did you mean `{path}`?" for path in paths if isinstance(code.find(path), Class)), "")
+
+
+def _diagnostic_of(code: Code, target: str, found: Found, span: Span) -> Diagnostic | None:
     match found:
         case NotFound(has_module=True):
-            name, help = target.rpartition(".")[2], did_you_mean(target.rpartition(".")[2], found.names)
+            name = target.rpartition(".")[2]
+            help = did_you_mean(name, found.names) or _ready_made(code, name)
             if target.endswith(".py"):
                 help = f"use one of its classes: {listed(f'{found.module}.{one}' for one in found.names)}"
             fixes = renamed(span, name, found.names, before=f"{found.module}.")
@@ -165,7 +174,7 @@ def state_is_loaded(facts: Facts) -> Iterator[Diagnostic]:
         [absent] = {*STATE_METHODS} - {*offered}
         span = facts.value("components", name, "_target_")
         message = f"`{component.target}` has `{offered[0]}` and no `{absent}`"
-        help = f"define `{absent}` as well, or say `frozen: true` if `{name}` has no state"
+        help = f"define `{absent}` as well, or write `frozen: true` if `{name}` has no state"
         yield Diagnostic("MC529", message, span, help=help)
 
 

@@ -34,10 +34,9 @@ def run_ends(facts: Facts) -> Iterator[Diagnostic]:
         span = facts.key("run" if facts.is_named("run") else "pipeline")
         why = "no source bounds it"
         if sources:
-            ends = "ends" if len(sources) == 1 else "end"
-            why = (
-                f"{listed(stage.name for stage in sources)} never {ends}: a Batch in every step, no `__len__`"
-            )
+            returns, has = ("returns", "has") if len(sources) == 1 else ("return", "have")
+            names = listed(stage.name for stage in sources)
+            why = f"{names} always {returns} a Batch and {has} no `__len__`"
         message = f"nothing ends this run except Ctrl-C: it has no `steps`, and {why}"
         help = "write `run: {steps: N}`; a source that returns None at its end, or has `__len__`, ends it too"
         yield Diagnostic("MC546", message, span, help=help, severity="warning")

@@ -49,7 +49,7 @@ def home_made_samples(facts: Facts) -> Iterator[Diagnostic]:
     number of shares."""
     pipeline, components = facts.recipe.pipeline, facts.recipe.components
     for one in (one for stage in pipeline.values() for one in homes_of(stage)):
-        if one.home not in pipeline:
+        if one.home not in pipeline or one.stage.name in one.sources:
             continue
         span, name = facts.value("pipeline", one.stage.name, *one.path), one.stage.name
         own, maker = components.get(one.stage.component), components.get(pipeline[one.home].component)

@@ -221,7 +221,9 @@ def override_adds_what_is_there(recipe: Correct, chance: random.Random) -> Mutat
 def override_without_value(recipe: Correct, chance: random.Random) -> Mutation:
     override = pick([one for one in OVERRIDES[recipe.name] if re.match(r"(?!vars)[^+=]+=", one)], chance)
     key = override.partition("=")[0]
-    return _overridden(recipe, chance.choice((key, f"{key}=")), "=|value|integer|number|must|names no")
+    return _overridden(
+        recipe, chance.choice((key, f"{key}=")), "=|value|integer|number|must|names no|is empty|was chosen"
+    )
 
 
 @kind

@@ -39,6 +39,10 @@ def codes(folder: Path, sources: dict[str, str], run: str = "{}") -> dict[str, s
     (folder / "recipe.yaml").write_text(
         f"groups:\n  g: {{ranks: 1, device_type: cpu}}\ncomponents:\n{components}pipeline:\n{stages}run: {run}\n"
     )
+    return ends_of(folder)
+
+
+def ends_of(folder: Path) -> dict[str, str]:
     loaded = load("recipe.yaml", (), folder, environ={}, detect=lambda: "cpu")
     subject = {"MC546", "MC547", "MC564", "MC565", "MC566"}
     return {one.code: one.message for one in loaded.report.diagnostics if one.code in subject}
@@ -75,3 +79,14 @@ def test_the_note_names_the_sources(tmp_path: Path) -> None:
     assert codes(tmp_path, sources)["MC564"] == (
         "`s_Counted` ends the run with its data, but `s_Sometimes` and `s_Unsaid` do not"
     )
+
+
+@pytest.mark.parametrize(("source", "expected"), [("Cycle", ["MC546"]), ("Rows", [])])
+def test_a_source_that_repeats_its_file_never_ends(tmp_path: Path, source: str, expected: list[str]) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
+    target = f"_target_: meshctl.components.{source}, group: g, args: {{path: rows.jsonl}}"
+    (tmp_path / "recipe.yaml").write_text(
+        f"groups: {{g: {{ranks: 1, device_type: cpu}}}}\ncomponents:\n  rows: {{{target}}}\n"
+        "pipeline:\n  batch: {call: rows.next, samples: 4}\n"
+    )
+    assert sorted(ends_of(tmp_path)) == expected
