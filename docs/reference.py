@@ -25,6 +25,7 @@ SHOWN = {
     "checkpoint": fields.CHECKPOINT,
     "best": fields.BEST,
     "stop": fields.STOP,
+    "restarts": fields.RESTARTS,
 }
 """Name of a marker in the document -> the section whose keys stand there."""
 WORDS = {

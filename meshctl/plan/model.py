@@ -195,6 +195,16 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Restarts:
+    """How often a run starts again after a failure."""
+
+    times: int = 3
+    """The number of restarts within `within`."""
+    within: float = 3600.0
+    """Seconds in which restarts count."""
+
+
+@dataclass(frozen=True)
 class Run:
     steps: int = 0
     """The number of steps; 0 if the data end the run."""
@@ -220,6 +230,10 @@ class Run:
     """None for a run that no metric ends."""
     on_nan: Literal["stop", "ignore"] = field(default="stop", metadata=SPARSE)
     """The reaction to a metric that is NaN or infinite."""
+    time_limit: float = field(default=0.0, metadata=SPARSE)
+    """Seconds after the launch at which the run ends in order; 0 for no limit."""
+    restarts: Restarts | None = field(default=None, metadata=SPARSE)
+    """None for a run that ends with its first failure."""
 
     @property
     def has_all_checks(self) -> bool:

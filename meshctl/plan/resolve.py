@@ -19,6 +19,7 @@ from meshctl.plan.model import (
     Input,
     Plan,
     Program,
+    Restarts,
     Run,
     Stage,
     Stop,
@@ -212,7 +213,13 @@ def _run(run: recipes.Run, routes: tuple[Route, ...]) -> Run:
         run.checks,
         stop=_stop(run.stop) if run.stop else None,
         on_nan=cast(Literal["stop", "ignore"], run.on_nan),
+        time_limit=run.time_limit,
+        restarts=_restarts(run.restarts) if run.restarts else None,
     )
+
+
+def _restarts(restarts: recipes.Restarts) -> Restarts | None:
+    return Restarts(restarts.times, restarts.within) if restarts.times else None
 
 
 def _stop(stop: recipes.Stop) -> Stop:

@@ -32,6 +32,7 @@ from meshctl.recipe.editor_schema_parts import (
 from meshctl.recipe.scalars import (
     BYTES_SCHEMA,
     MIN_MEMORY,
+    SECONDS_SCHEMA,
     as_whole,
     boolean_hint,
     bytes_hint,
@@ -42,6 +43,8 @@ from meshctl.recipe.scalars import (
     is_whole,
     number_of,
     rewritten,
+    seconds_hint,
+    seconds_in,
     text_of,
 )
 from meshctl.text.english import abbreviated, listed
@@ -141,22 +144,24 @@ class Size(Type):
 
 
 class Seconds(Type):
-    """A finite number of seconds, 0 or greater."""
+    """A finite number of seconds, 0 or greater, written as a number or with units: 90s, 10m, 1h30m, 2d."""
 
     empty: ClassVar[Any] = 0.0
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         value = number_of(node, float)
+        if isinstance(value, str) and (seconds := seconds_in(value)) is not None:
+            return seconds
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             reader.expected(
-                "a number of at least 0", node, path, integer_hint(node), as_whole(node, 0, MAX_COUNT)
+                "a number of at least 0", node, path, seconds_hint(node), as_whole(node, 0, MAX_COUNT)
             )
             return None
         reader.check_octal(node, path)
         return float(value)
 
     def schema(self) -> Schema:
-        return {"type": ["number", "string"], "minimum": 0, "pattern": OPEN}
+        return {"type": ["number", "string"], "minimum": 0, "pattern": f"{SECONDS_SCHEMA}|{OPEN}"}
 
 
 class Bytes(Type):

@@ -37,6 +37,7 @@ from meshctl.recipe.section_types import (
     Named,
     Nested,
     PlainData,
+    Restarts,
     Script,
     Section,
 )
@@ -441,6 +442,14 @@ STOP = Section("stop", "`run.stop`", (
         doc="Number of values in a row (not of steps) without a new best one, after which the run ends."),
 ))
 
+RESTARTS = Section("restarts", "`run.restarts`", (
+    Field("times", Whole(0), default=3,
+        doc="Number of restarts within `within`, after which a failure ends the run; 0: none.",
+        aliases="max_restarts max_failures retries"),
+    Field("within", Seconds(), default=3600.0,
+        doc="Time in which restarts count, in seconds or as 30m or 2h."),
+))
+
 CHECKPOINT = Section("checkpoint", "`run.checkpoint`", (
     Field("every", Whole(), doc="Steps between two checkpoints; 0: only at the end."),
     Field("keep", Whole(1), default=3,
@@ -479,6 +488,15 @@ RUN = Section("run", "`run`", (
     Field("grace", Seconds(), default=30.0,
         doc="Seconds in which workers may end by themselves when the run stops.",
         aliases="grace_period"),
+    Field("time_limit", Seconds(),
+        doc="Time after which the run ends in order, with exit code 0, in seconds or as 90m or 2h. It counts "
+            "from the launch; 0: no limit.",
+        aliases="max_time max_duration max_run_time time_budget",
+        related="walltime"),
+    Field("restarts", Restarts(RESTARTS, may_be_off=True, example="3"),
+        doc="Restarts of the run after a failure, from its newest checkpoint: a number, which is short for "
+            "{times: NUMBER, within: 1h}; false for none.",
+        aliases="max_restarts max_failures"),
     Field("patience", Seconds(), default=3600.0,
         doc="Seconds that a worker waits for another one before the run ends with an error that names "
             "it; 0: no limit.",
@@ -545,11 +563,11 @@ RECIPE = Section("recipe", "a recipe", (
 
 SECTIONS = (
     *(PARALLEL, MODEL, GROUP, COMPONENT, CHECKPOINT, RUN, CLUSTER, STOP, BEST),
-    *(CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE, BLOCK, INNER, REPEAT),
+    *(RESTARTS, CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE, BLOCK, INNER, REPEAT),
 )
 """All sections. A misplaced key is assigned to the first section that has the key."""
 PLANNED = {
-    ("run", "restarts"): "starting again after a fault",
+    ("run", "elastic"): "going on with fewer workers",
     ("run", "log"): "trackers beside metrics.jsonl",
 }
 """(top-level key, key) of a later version -> its purpose."""

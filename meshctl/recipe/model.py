@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from meshctl.recipe.fields import BEST, CHECKPOINT, GROUP, RECIPE, REPEAT, RUN, STAGE, STOP
+from meshctl.recipe.fields import BEST, CHECKPOINT, GROUP, RECIPE, REPEAT, RESTARTS, RUN, STAGE, STOP
 from meshctl.topology.modes import Dispatch
 
 
@@ -248,6 +248,14 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Restarts:
+    """How often a run starts again after a failure."""
+
+    times: int = RESTARTS.default("times")
+    within: float = RESTARTS.default("within")
+
+
+@dataclass(frozen=True)
 class Run:
     steps: int = 0
     epochs: int = 0
@@ -261,6 +269,8 @@ class Run:
     patience: float = RUN.default("patience")
     log_level: str = RUN.default("log_level")
     checks: str = RUN.default("checks")
+    time_limit: float = RUN.default("time_limit")
+    restarts: Restarts | None = None
 
 
 @dataclass(frozen=True)

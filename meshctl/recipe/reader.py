@@ -261,7 +261,9 @@ def _dispatch(value: Mapping[str, Any] | str | None) -> model.DispatchWords | No
 
 def _run(values: Mapping[str, Any]) -> model.Run:
     stop = values["stop"] and model.Stop(**values["stop"])
-    return model.Run(**{**values, "checkpoint": _checkpoint(values["checkpoint"]), "stop": stop})
+    restarts = values["restarts"] and model.Restarts(**values["restarts"])
+    nested = {"checkpoint": _checkpoint(values["checkpoint"]), "stop": stop, "restarts": restarts}
+    return model.Run(**{**values, **nested})
 
 
 def _checkpoint(values: Mapping[str, Any] | None) -> model.Checkpoint | None:

@@ -24,6 +24,11 @@ BYTE_UNITS: dict[str, int] = {"b": 1} | {
 """Unit in lower case -> bytes."""
 BYTES_SCHEMA = r"^[0-9]{1,15}([.][0-9]{1,6})? ?([KkMmGgTt][Ii]?)?[Bb]$"
 """The pattern of a size with a unit."""
+_UNITS_IN_ORDER = "".join(rf"([0-9]{{1,9}}([.][0-9]{{1,6}})? ?{unit})?" for unit in "dhms")
+SECONDS_OF = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+"""Unit of time -> seconds."""
+SECONDS_SCHEMA = f"^(?=[0-9]){_UNITS_IN_ORDER}$"
+"""The pattern of a time with units."""
 
 
 def is_whole(value: object) -> bool:
@@ -104,6 +109,20 @@ def bytes_in(text: str) -> int | None:
         return None
     number = text.rstrip(" BbIiKkMmGgTt")
     return round(float(number) * BYTE_UNITS[text[len(number) :].strip().lower()])
+
+
+def seconds_in(text: str) -> float | None:
+    """Returns the seconds of a text such as 90s, 10m, 1h30m or 2d; None for another text."""
+    if not re.fullmatch(SECONDS_SCHEMA, text, re.ASCII):
+        return None
+    parts = re.findall(r"([0-9.]+) ?([dhms])", text)
+    return sum(float(number) * SECONDS_OF[unit] for number, unit in parts)
+
+
+def seconds_hint(node: Node) -> str:
+    """Returns help on how to write a time that is a text without a known unit."""
+    is_text = isinstance(node.value, str) and node.value != MISSING
+    return integer_hint(node) or ("write seconds, or 90s, 10m or 2h" if is_text else "")
 
 
 def bytes_hint(node: Node) -> str:

@@ -248,6 +248,20 @@ class Nested(Type):
         return ref(self.section.name)
 
 
+class Restarts(Nested):
+    """A section, or its first key as a number."""
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        if node.is_mapping or node.value is None or isinstance(node.value, bool):
+            return super().read(reader, node, path)
+        first, *others = self.section.fields
+        times = first.type.read(reader, node, path)
+        return {first.key: times or 0, **{field.key: field.value_if_absent for field in others}}
+
+    def schema(self) -> Schema:
+        return {"anyOf": [self.section.fields[0].type.schema(), *super().schema()["anyOf"]]}
+
+
 @dataclass(frozen=True)
 class Named(Type):
     """A mapping of names, which users choose, to values of a section."""

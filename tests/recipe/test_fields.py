@@ -49,6 +49,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "checkpoint": ("run", "checkpoint"),
     "stop": ("run", "stop"),
     "best": ("run", "checkpoint", "best"),
+    "restarts": ("run", "restarts"),
 }
 TREE = of_plain(
     {
