@@ -1,7 +1,7 @@
 """The command line `meshctl`. Each command has its own file, which is imported when the command is called.
 
 Exit codes: 0 done, 1 the recipe has errors, 2 wrong usage, 3 the recipe cannot be read, 4 the environment
-refuses, 5 the run failed, 70 a bug in meshctl, 130 and 143 interrupted.
+refuses, 5 the run failed, 70 a bug in meshctl, 129, 130 and 143 interrupted.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from meshctl.cli.output import refuse, write
 from meshctl.cli.parallel_start import run_and_exit
 from meshctl.engines.node.forkserver import flush
 from meshctl.engines.node.termination import die_with, name_of
+from meshctl.engines.supervise.signals import Signals
 from meshctl.recipe.compose.folders import config_folders, is_dir, list_options
 from meshctl.recipe.compose.sweeps import CannotSweep, Job, expand
 from meshctl.recipe.compose.yaml_reader import MAX_BYTES
@@ -35,7 +36,7 @@ from meshctl.text.redaction import redact
 from meshctl.view import formatting
 from meshctl.view.live.summary import table
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = Signals.NUMBERS
 MAX_PATH = 4096
 """Maximum length of a run directory's path, in bytes."""
 MAX_METRICS = 4
@@ -155,7 +156,7 @@ class _Runner:
     child: int = 0
     """The process of the current job; 0 between jobs."""
     stopped_code: int = 0
-    """The exit code of the first signal that stopped the jobs: 130 or 143."""
+    """The exit code of the first signal that stopped the jobs: 129, 130 or 143."""
 
     def run(self) -> list[Result]:
         before = {number: signal.getsignal(number) for number in SIGNALS}
@@ -170,7 +171,7 @@ class _Runner:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         """Ends the current job. A terminal sends a Ctrl-C to the job too; the launcher counts both as one."""
-        self.stopped_code = self.stopped_code or (130 if number == signal.SIGINT else 143)
+        self.stopped_code = self.stopped_code or Signals.CODES.get(number, 143)
         if self.child:
             os.kill(self.child, number)
 

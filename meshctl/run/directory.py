@@ -6,6 +6,7 @@ plan.json       the plan (a secret that a recipe contains as literal text is in 
 start.json      facts of the start: where the recipe's code is found, the attempt, the checkpoint it resumes
 events/         JSON lines, a file per process
 metrics.jsonl   one object per step
+metrics.lost.jsonl           the rows of steps that ran again, each with its attempt
 logs/GROUP/RANK.log
 checkpoints/step-N/COMPONENT/, a position file GROUP.json per group, and `checkpoint.manifest.json`
 checkpoints/latest           a link to the newest one, which people follow and meshctl does not
@@ -85,6 +86,10 @@ class RunDir:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def lost_metrics(self) -> Path:
+        return self.path / "metrics.lost.jsonl"
 
     @property
     def checkpoints(self) -> Path:

@@ -5,6 +5,7 @@ listed(["a", "b", "c"])                "`a`, `b` and `c`"
 did_you_mean("trian", ["train"])       "did you mean `train`?"
 did_you_mean("x", ["train", "test"])   "available: `train` and `test`"
 abbreviated("a_long_name", 7)          "a_lo..."
+in_units(7200.0)                       "2h"
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ MIN_SIMILARITY = 0.6
 """The lowest ratio of `difflib.SequenceMatcher` at which two words are similar."""
 MAX_MEANT = 3
 """Maximum number of equally similar options that are proposed for a word."""
+HOUR_S, MINUTE_S = 3600.0, 60.0
 MAX_COMPARED = 200
 """Maximum number of options for which a word is compared with each of them."""
 
@@ -33,6 +35,14 @@ def abbreviated(text: str, length: int = MAX_LETTERS) -> str:
 def counted(count: int, noun: str) -> str:
     """Returns a count with its noun: `1 rank`, `2 ranks`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def in_units(seconds: float) -> str:
+    """Returns a time as recipes write it: 90s, 30m or 2h."""
+    for unit, length in (("h", HOUR_S), ("m", MINUTE_S)):
+        if seconds >= length and not seconds % length:
+            return f"{seconds / length:g}{unit}"
+    return f"{seconds:g}s"
 
 
 def listed(words: Iterable[str], conjunction: str = "and") -> str:

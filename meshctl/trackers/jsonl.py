@@ -25,7 +25,7 @@ class JsonLines:
         """Removes the rows of later steps from a file that exists."""
         self._close()
         if self._path.exists():
-            cut(self._path, step or 0)
+            cut(self._path, -1 if step is None else step)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file, self._step = self._path.open("ab"), None
 

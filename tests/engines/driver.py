@@ -12,6 +12,7 @@ as MODE states.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -30,7 +31,6 @@ from meshctl.cli.launch import print_cause
 from meshctl.engines.engine import Job
 from meshctl.engines.local import LocalEngine, LocalHandle
 from meshctl.engines.supervise.attempt import RunHeld, begin
-from meshctl.engines.supervise.head import Outcome
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.supervisor import Supervisor
 from meshctl.plan.model import Plan
@@ -160,16 +160,11 @@ def launch(request: Mapping[str, Any]) -> int:
         print(error)
         return 4
     (folder / "run").write_text(str(attempt.run.path))
-    left = [int(request.get("restarts", 0))]
-
-    def should_restart(outcome: Outcome) -> bool:
-        left[0] -= 1
-        return bool(outcome.code) and left[0] >= 0
-
     with Signals().handled() as signals:
         job = Job(plan, attempt.run, worker, keep=(attempt.lock,))
         engine = ByHand() if request.get("by_hand") else LocalEngine()
-        supervisor = Supervisor(engine, signals, should_restart)
+        over = folder / "over"  # where this file is, no time is left
+        supervisor = Supervisor(engine, signals, lambda: math.inf if over.exists() else 0.0)
         outcome = supervisor.run(job, attempt, lambda: [tracker_named("jsonl", attempt.run)])
     print_cause(outcome)
     return outcome.code

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from meshctl.engines.supervise.head import Outcome
 from meshctl.engines.supervise.nodes import NodeLost, Nodes
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.supervisor import Supervisor
-from meshctl.plan.model import Cluster, Plan, Program
+from meshctl.plan.model import Cluster, Plan, Program, Restarts
 from meshctl.run.bounds import end_of_data
 from meshctl.run.events import Event
 from meshctl.trackers.jsonl import JsonLines
@@ -35,7 +36,7 @@ from tests.engines.fake import FakeEngine, FakeHandle, FakeWorker
 class Recording:
     def __init__(self) -> None:
         self.attempts: list[tuple[int, int | None]] = []
-        self.names: list[str] = []
+        self.events: list[Event] = []
         self.rows: list[int] = []
         self.end: tuple[int, str] | None = None
 
@@ -43,7 +44,11 @@ class Recording:
         self.attempts.append((number, step))
 
     def on_event(self, event: Event) -> None:
-        self.names.append(event.name)
+        self.events.append(event)
+
+    @property
+    def names(self) -> list[str]:
+        return [event.name for event in self.events]
 
     def on_row(self, row: Mapping[str, Any]) -> None:
         self.rows.append(row["step"])
@@ -162,12 +167,11 @@ def test_the_first_cause_is_found(two_nodes: Plan, tmp_path: Path) -> None:
     assert seen.end == (5, outcome.reason)
 
 
-def supervised(
-    fake: FakeEngine, plan: Plan, folder: Path, should_restart: Callable[[Outcome], bool]
-) -> tuple[Outcome, Recording]:
+def supervised(fake: FakeEngine, plan: Plan, folder: Path, restarts: int = 3) -> tuple[Outcome, Recording]:
+    plan = replace(plan, run=replace(plan.run, restarts=Restarts(restarts)))
     attempt, seen = begin(plan, "name: test\n", (str(folder),), None), Recording()
     job = Job(plan, attempt.run, lambda environ: 70)
-    return Supervisor(fake, Signals(), should_restart).run(job, attempt, lambda: [seen]), seen
+    return Supervisor(fake, Signals()).run(job, attempt, lambda: [seen]), seen
 
 
 def test_a_restart_continues_after_the_checkpoint(two_nodes: Plan, tmp_path: Path) -> None:
@@ -175,7 +179,7 @@ def test_a_restart_continues_after_the_checkpoint(two_nodes: Plan, tmp_path: Pat
         code = steps(job)
         return code if job.attempt or job.group == "one" else 3
 
-    outcome, seen = supervised(FakeEngine(worker), two_nodes, tmp_path, lambda outcome: outcome.code == 5)
+    outcome, seen = supervised(FakeEngine(worker), two_nodes, tmp_path)
     assert outcome.code == 0
     assert seen.attempts == [(0, None), (1, 3)]
 
@@ -191,8 +195,6 @@ class Losing(FakeEngine):
 
 
 def test_a_lost_node_is_the_cause_and_is_started_again(two_nodes: Plan, tmp_path: Path) -> None:
-    outcomes: list[Outcome] = []
-
     def worker(job: FakeWorker) -> int:
         if job.attempt:
             return steps(job)
@@ -200,14 +202,10 @@ def test_a_lost_node_is_the_cause_and_is_started_again(two_nodes: Plan, tmp_path
             losing.handle.node(1).end(-9)
         return until_stopped(job)
 
-    def should_restart(outcome: Outcome) -> bool:
-        outcomes.append(outcome)
-        return outcome.code != 0
-
     losing = Losing(worker)
-    outcome, seen = supervised(losing, two_nodes, tmp_path, should_restart)
-    assert [one.code for one in outcomes] == [5, 0]
-    assert "node 1" in outcomes[0].reason
+    outcome, seen = supervised(losing, two_nodes, tmp_path)
+    [cause] = [event.value["cause"] for event in seen.events if event.name == "restarted"]
+    assert "node 1" in cause
     assert outcome.code == 0 and seen.attempts == [(0, None), (1, None)]
 
 

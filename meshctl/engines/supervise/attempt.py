@@ -1,8 +1,8 @@
 """One attempt at a run. It creates or continues the run directory, and locks it against other launchers.
 
 The next attempt continues from the newest whole checkpoint in the same directory. Its events are appended to
-the earlier ones. Rows of `metrics.jsonl` after the checkpoint are removed, so that the file has one row per
-step.
+the earlier ones. Rows of `metrics.jsonl` after the checkpoint move to `metrics.lost.jsonl`, so that the
+file has one row per step.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from meshctl.engines.supervise.cause import ATTEMPT
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.events import Follower
-from meshctl.run.metrics import Fold, Line, read
+from meshctl.run.metrics import Fold, Line
 from meshctl.run.saved_checkpoints import Whole, clear_later, newest_whole
+from meshctl.run.surviving_rows import PastAttempts, continue_rows
 from meshctl.text.redaction import holds_literal, referred_names, stretches
 
 
@@ -78,12 +79,13 @@ def attached(plan: Plan, run: RunDir) -> Attempt:
 
 def next_attempt(attempt: Attempt) -> Attempt:
     """Begins another attempt at the same run, in the same process and under the same lock. Raises
-    `NoneWhole` if there are checkpoints and none is whole."""
+    `NoneWhole` if there are checkpoints and none is whole, and `OSError` if a file cannot be written."""
     whole = newest_whole(attempt.run)
     start = following(attempt.run, attempt.start.path, whole)
     start = replace(start, only=attempt.start.only)
     start = replace(start, replay=attempt.start.replay, after=attempt.start.after)
     begun = _begun(attempt.plan, attempt.run, start, attempt.lock)
+    begun.run.forget_recorded(begun.step or 0)
     return replace(begun, warning=whole.warning)
 
 
@@ -96,27 +98,23 @@ def _begun(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
 def _reading(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
     follower = Follower(run.events)
     step = step_of(start)
-    published = frozenset(  # this also skips the events of earlier attempts
-        event.step for event in follower.new() if event.name == "checkpoint" and event.step is not None
-    )
-    published = frozenset(one for one in published if one <= (step or 0))  # later ones are damaged
+    attempts, published = PastAttempts(), set[int]()
+    for event in follower.new():  # this also skips the events of earlier attempts
+        attempts.add(event)
+        if event.name == "checkpoint" and event.step is not None:
+            published.add(event.step)
+    published = {one for one in published if one <= (step or 0)}  # later ones are damaged
     workers = {group.name: group.workers for group in plan.groups if group.program is None}
-    rows = surviving_rows(run, step)
+    rows = continue_rows(run, step, attempts)
     elapsed = float(rows[-1]["time"]) if rows else 0.0
     fold = Fold(workers, since=time.time(), after=step, elapsed=elapsed)
-    return Attempt(plan, run, start, descriptor, follower, fold, rows, published)
+    return Attempt(plan, run, start, descriptor, follower, fold, rows, frozenset(published))
 
 
 def step_of(start: Start) -> int | None:
     """Returns the step of the checkpoint from which an attempt continues; None if it starts from the
     beginning."""
     return int(start.resume.rpartition("step-")[2]) if start.resume else None
-
-
-def surviving_rows(run: RunDir, step: int | None) -> tuple[Line, ...]:
-    """Returns the rows of metrics up to the step that a run continues from, or before step 1 where that is
-    None."""
-    return tuple(row for row in read(run.metrics) if row["step"] <= (step or 0))
 
 
 def holds_secret(plan: Plan, composed: str) -> bool:

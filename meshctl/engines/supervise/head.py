@@ -9,6 +9,7 @@ The head writes these events to `events/launcher.jsonl`:
 | --- | --- |
 | `launched` | `{"attempt": n, "digest": of the plan}`: the attempt begins |
 | `resumed` | the same, with `{"path": the checkpoint}`, where the run continues from `step` |
+| `restarted` | `{"attempt": n, "cause": why the last one failed, "left": restarts}`, going on after `step` |
 | `stopping` | `{"reason": why}`: an orderly end was requested, or the attempt is ended after a failure |
 | `checkpoint` | `{"path": folder}`: all workers have saved `step`, and `latest` points to it |
 | `warning` | `{"text": one line}` |
@@ -60,6 +61,7 @@ from meshctl.run.bounds import end_of_data
 from meshctl.run.events import Event, Journal
 from meshctl.run.progress import Activity, Record
 from meshctl.run.shutdown import Proposer, StopRequest, Store
+from meshctl.text.english import in_units
 
 FAILED, UNFIT = 5, 4
 RECORDS_S = 2.5
@@ -75,6 +77,11 @@ class Outcome:
     reason: str = ""
     """The cause in one line, or the name of the signal. For a successful run, the reason of its end; empty if
     it has run all of its `steps`."""
+    has_begun: bool = False
+    """Whether a worker was ready for its first step."""
+    is_restartable: bool = False
+    """Whether another attempt may succeed: the cause is a death, the loss of a peer or node, or an
+    exception."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,8 @@ class Session:
     journal: Journal
     observers: Observers
     signals: Signals
+    is_over: Callable[[], bool]
+    """Returns whether `run.time_limit` is over."""
 
 
 class Head:
@@ -121,8 +130,11 @@ class Head:
         """The step of the newest checkpoint; None without one."""
         self._planned: int | None = None
         """The planned last step, where there is one."""
-        self._is_ready = self._is_asked = self._is_signalled = self._is_released = self._is_unfit = False
+        self._is_ready = self._is_asked = self._is_signalled = self._is_timed_out = False
+        self._is_released = self._is_unfit = False
         self._cause: Cause | None = None
+        self._has_disagreed = False
+        """Whether ranks that called different collectives have ended the run."""
         self._has_failed = False
         """Whether a metric that is not finite has ended the run."""
         self._agreed: int | None = None
@@ -196,6 +208,7 @@ class Head:
                 "fault", step=found.step, error=found.message, traceback="", lost=False
             )
             self._causes.record(found.message, Priority.OWN)
+            self._has_disagreed = True
 
     def _poll_processes(self) -> None:
         for exited in self._session.handle.poll():
@@ -287,9 +300,10 @@ class Head:
             return
         if self._signals.first and not self._is_signalled:
             self._is_signalled = True
-            self._stop(StopRequest(self._signals.first.name))
-            has_grace = self._is_ready or not self._workers
-            self._deadline = time.monotonic() + self._plan.run.grace if has_grace else 0.0
+            self._stop_within_grace(self._signals.first.name)
+        elif not (self._is_signalled or self._is_timed_out) and self._session.is_over():
+            self._is_timed_out = True
+            self._stop_within_grace(f"`run.time_limit` of {in_units(self._plan.run.time_limit)} is over")
         while asked := self._proposer.asked() if self._workers else None:
             self._stop(asked)
         if self._judge.fault and not self._has_failed:
@@ -299,6 +313,12 @@ class Head:
             self._stop(StopRequest(self._judge.stop))
         if self._is_asked and self._workers:
             self._agreed = self._proposer.poll()
+
+    def _stop_within_grace(self, reason: str) -> None:
+        """Requests an orderly end, which is forced at the end of `run.grace`; at once before step 1."""
+        self._stop(StopRequest(reason))
+        has_grace = self._is_ready or not self._workers
+        self._deadline = time.monotonic() + self._plan.run.grace if has_grace else 0.0
 
     def _fault_line(self, text: str) -> str:
         """Returns the text about a metric that is not finite, and what can be continued from."""
@@ -377,9 +397,27 @@ class Head:
     def _outcome(self) -> Outcome:
         first = self._signals.first
         cause = self._cause or (None if self._phase else self._causes.best)
-        if cause := self._after_wrong_metric(cause):
-            return Outcome(UNFIT if self._is_unfit else FAILED, cause, cause.line)
-        return Outcome(self._signals.code, None, first.name) if first else Outcome(0, None, self._reason)
+        if found := self._after_wrong_metric(cause):
+            can_succeed = found is cause and not self._is_unfit and not self._has_disagreed
+            has_begun = self._is_ready or not self._workers
+            return Outcome(
+                UNFIT if self._is_unfit else FAILED, found, found.line, has_begun, is_restartable=can_succeed
+            )
+        if first:
+            return Outcome(self._signals.code, None, first.name)
+        if late := self._late_end():
+            return Outcome(FAILED, late, late.line)
+        return Outcome(0, None, self._reason)
+
+    def _late_end(self) -> Cause | None:
+        """Returns the cause of the failure if `run.time_limit` was over and the end had to be forced: steps
+        are lost. An attempt that had not begun a step has lost nothing if there is a checkpoint."""
+        if not self._is_timed_out or not self._phase or (self._newest is not None and not self._is_ready):
+            return None
+        limit, grace = in_units(self._plan.run.time_limit), in_units(self._plan.run.grace)
+        if not self._is_ready and self._workers:
+            return Cause(Priority.OWN, f"`run.time_limit` of {limit} was over before step 1")
+        return Cause(Priority.OWN, f"the run did not end within {grace} (`run.grace`) after its `time_limit`")
 
     @property
     def _reason(self) -> str:

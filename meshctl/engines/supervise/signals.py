@@ -1,13 +1,15 @@
-"""The signals that request a launcher to end: SIGINT, SIGTERM and SIGHUP."""
+"""The signals that request a launcher to end: SIGINT, SIGTERM, SIGHUP and SIGUSR2. Schedulers send the last
+one some time before they end a job."""
 
 from __future__ import annotations
 
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
+from typing import ClassVar
 
 DUPLICATE_S = 0.2
 """Two equal signals within this time count as one, because some senders signal both the process and its
@@ -17,7 +19,9 @@ process group."""
 class Signals:
     """Counts the signals that request this process to end. The first one determines the exit code."""
 
-    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+    CODES: ClassVar[Mapping[int, int]] = {signal.SIGINT: 130, signal.SIGHUP: 129}
+    """Signal -> exit code, where it is not 143."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -41,7 +45,7 @@ class Signals:
     @property
     def code(self) -> int:
         """The exit code of an interrupted run."""
-        return 130 if self.first == signal.SIGINT else 143
+        return self.CODES.get(self.first or 0, 143)
 
     def receive(self, number: int, _: FrameType | None = None) -> None:
         now = time.monotonic()

@@ -11,7 +11,9 @@ and later forks happen in the node processes.
 
 from __future__ import annotations
 
+import math
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -25,6 +27,7 @@ from meshctl.engines.supervise.cause import Cause, Priority
 from meshctl.engines.supervise.head import FAILED, Head, Outcome, Session
 from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.observers import Observers
+from meshctl.engines.supervise.restarts import Restarts
 from meshctl.engines.supervise.signals import Signals
 from meshctl.plan.model import Plan
 from meshctl.run.events import Journal
@@ -37,20 +40,10 @@ MakeObservers = Callable[[], Iterable[Observer]]
 thread."""
 
 
-def never(outcome: Outcome) -> bool:
-    """The restart policy of a run without restarts."""
-    return False
-
-
 class Supervisor:
-    def __init__(
-        self,
-        engine: Engine,
-        signals: Signals,
-        should_restart: Callable[[Outcome], bool] = never,
-    ) -> None:
-        """`should_restart` decides after each attempt whether another one begins."""
-        self._engine, self._signals, self._should_restart = engine, signals, should_restart
+    def __init__(self, engine: Engine, signals: Signals, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns the seconds that `run.time_limit` and `run.restarts` count."""
+        self._engine, self._signals, self._clock = engine, signals, clock
 
     def run(
         self,
@@ -62,7 +55,7 @@ class Supervisor:
         """Runs a plan to its end. `environ` is the environment of a supervisor inside a job, whose node
         processes the job starts; None otherwise. To be called from the main thread, before any other thread
         exists."""
-        host = self._engine.host
+        ends_at, host = self._clock() + (job.plan.run.time_limit or math.inf), self._engine.host
         nodes_listener = socket.create_server((host, 0), backlog=1024)
         store_listener = socket.create_server((host, 0), backlog=1024)
         addresses = [f"{host}:{sock.getsockname()[1]}" for sock in (nodes_listener, store_listener)]
@@ -85,6 +78,7 @@ class Supervisor:
                 journal,
                 views,
                 self._signals,
+                lambda: self._clock() >= ends_at,
             )
             outcome = self._attempts(session, attempt, handle)
             journal.write("over", code=outcome.code, reason=outcome.reason)
@@ -97,17 +91,33 @@ class Supervisor:
         return outcome
 
     def _attempts(self, session: Session, attempt: Attempt, handle: Handle) -> Outcome:
+        restarts = Restarts(session.job.plan.run.restarts)
         while True:
             outcome = Head(session, attempt).follow()
-            if self._signals.first or not self._should_restart(outcome):
+            if self._signals.first or not outcome.is_restartable or not restarts.are_allowed:
                 return outcome
-            if (lost := session.nodes.lost) and not handle.restart(lost):
+            reason = restarts.refusal(outcome, self._clock())
+            if not reason and (lost := session.nodes.lost) and not handle.restart(lost):
+                reason = "the engine cannot start lost nodes again"
+            if reason:
+                session.journal.write("warning", text=f"the run does not start again: {reason}")
                 return outcome
             try:
                 attempt = next_attempt(attempt)
             except NoneWhole as error:
                 cause = Cause(Priority.OWN, str(error))
                 return Outcome(FAILED, cause, cause.line)
+            except OSError as error:
+                text = f"the run does not start again: {error.strerror}: {error.filename}"
+                session.journal.write("warning", text=text)
+                return outcome
+            session.journal.write(
+                "restarted",
+                step=attempt.step or 0,
+                attempt=attempt.start.attempt,
+                cause=outcome.reason,
+                left=restarts.left(self._clock()),
+            )
 
 
 def proposer(plan: Plan, store: PrefixStore) -> Proposer:

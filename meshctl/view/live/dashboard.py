@@ -37,7 +37,14 @@ from meshctl.plan.model import Plan
 from meshctl.run.events import Event
 from meshctl.view.formatting import bar, duration, milliseconds, number, rate, size, spark
 from meshctl.view.live.output import Output, OutputThread
-from meshctl.view.live.run_state import DOWNLOADING, GroupState, RunState, State, download_line
+from meshctl.view.live.run_state import (
+    DOWNLOADING,
+    GroupState,
+    RunState,
+    State,
+    download_line,
+    restart_line,
+)
 
 REFRESH_HZ = 8
 STYLES: Mapping[State, str] = {
@@ -132,6 +139,8 @@ def notice_after(event: Event, notice: str) -> str:
         case "stopping":
             reason = event.value.get("reason", "")
             return f"stopping: {reason}" if reason else "stopping"
+        case "restarted":
+            return restart_line(event)
         case "checkpoint":
             return f"checkpoint of step {event.step}"
         case "warning":

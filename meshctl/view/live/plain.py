@@ -18,7 +18,7 @@ from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
 from meshctl.view.formatting import count, duration, number
 from meshctl.view.live.output import Output, OutputThread
-from meshctl.view.live.run_state import RunState, download_line
+from meshctl.view.live.run_state import RunState, download_line, restart_line
 
 INTERVAL_S = 1.0
 """Minimum time of the run between two lines of steps."""
@@ -33,6 +33,8 @@ class PlainOutput:
         self._plan, self._run, self._stream = plan, run, stream
         self._state = RunState(plan)
         self._running: set[str] = set()
+        self._has_begun = False
+        """Whether the first attempt of this launch has begun."""
         self._printed_at: float | None = None
         self._downloaded_at = 0.0
         """The time of the last line about a download."""
@@ -43,6 +45,11 @@ class PlainOutput:
         self._output = OutputThread(output, self._print) if output else None
 
     def on_attempt(self, number: int, step: int | None) -> None:
+        if self._has_begun:  # an event tells of the restart
+            self._printed_at, self._pending = None, {}
+            self._running.clear()
+            return
+        self._has_begun = True
         groups, workers = count(len(self._plan.groups), "group"), count(self._plan.job_size, "worker")
         self._print(f"{self._plan.name}: {groups}, {workers}, in {self._run.path}")
         if self._hint:
@@ -62,6 +69,8 @@ class PlainOutput:
                 self._print(f"checkpoint of step {event.step}: {event.value.get('path', '')}".rstrip(": "))
             case "download":
                 self._print_download(event)
+            case "restarted":
+                self._print(f"{restart_line(event)} ({count(event.value.get('left', 0), 'restart')} left)")
             case "warning":
                 self._print(f"warning: {event.value.get('text', '')}")
             case "stopping":

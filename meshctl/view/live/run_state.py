@@ -127,6 +127,12 @@ def download_line(value: Mapping[str, Any]) -> str:
     return f"{DOWNLOADING} {value.get('model', '')}: {amount}"
 
 
+def restart_line(event: Event) -> str:
+    """Returns the line about a restart, `restarted after step 40: train:1 failed: killed by SIGKILL`."""
+    where = f"after step {event.step}" if event.step else "from the beginning"
+    return f"restarted {where}: {event.value.get('cause', '')}"
+
+
 class RunState:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -142,6 +148,8 @@ class RunState:
         """The source whose data end the run, as planned; empty if the run ends after `run.steps`."""
         self.warnings: list[str] = []
         """The warnings of the launcher in this attempt."""
+        self.restarts: list[str] = []
+        """A line for each restart after a failure: from which step, and why."""
         self.first: tuple[int, float] | None = None
         self.last: tuple[int, float] | None = None
         """(step, time) of the first row of metrics from step 1 on, and of the last row."""
@@ -157,6 +165,9 @@ class RunState:
             self.warnings = []
             for group in self.groups.values():
                 group.phases, group.running = {}, {}
+        if event.name == "restarted":
+            self.restarts.append(restart_line(event))
+            self.step, self.last = event.step or 0, None
         if event.name == "resumed" and event.step is not None:
             self.step = event.step
         if event.group not in self.groups or event.rank is None:

@@ -43,6 +43,7 @@ def summary(plan: Plan, run: RunDir) -> str:
         table(list(phase_rows(state)), right=(2,)),
         table(list(stage_rows(state)), right=(2,)),
         table(list(route_rows(state)), right=(1, 2)),
+        [f"{INDENT}{line}" for line in state.restarts],
         [f"{INDENT}warning: {text}" for text in state.warnings],
         list(best_lines(run)),
         [f"{INDENT}{what}: {where}" for what, where in paths(record, run)],
@@ -97,7 +98,7 @@ def how(over: Event) -> str:
     """Returns how a run ended, in a word. The cause of a failure is not repeated: the launcher has reported
     it with its traceback."""
     code, reason = over.value.get("code", 0), over.value.get("reason", "")
-    if code in (130, 143):
+    if code in (129, 130, 143):
         return f"interrupted ({reason})" if reason else "interrupted"
     return "failed" if code else "done"
 

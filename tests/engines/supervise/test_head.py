@@ -25,7 +25,8 @@ def test_a_run_from_start_to_finish(launch: Launch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR2, 143)],
 )
 def test_a_first_signal_ends_in_order(
     launch: Launch, tmp_path: Path, number: signal.Signals, code: int
@@ -67,6 +68,34 @@ def test_before_anybody_is_ready_one_signal_is_enough(launch: Launch, tmp_path: 
     wait(lambda: len(run.events("started")) == 1, "a worker")
     run.send(signal.SIGINT)
     assert run.end() == 130
+
+
+def test_the_end_of_the_time_limit_is_an_end_in_order(launch: Launch, tmp_path: Path) -> None:
+    run = launch(plan_of(tmp_path, ("one", 2), time_limit=5400.0), "forever").ready(2)
+    (tmp_path / "over").touch()
+    assert run.end() == 0, run.output()
+    assert len({event.step for event in run.events("done")}) == 1 and len(run.events("done")) == 2
+    reason = "`run.time_limit` of 90m is over"
+    assert [event.value["reason"] for event in run.events("stopping")] == [reason]
+    assert [event.value for event in run.events("over")] == [{"code": 0, "reason": reason}]
+
+
+def test_an_end_that_is_forced_after_the_time_limit_is_a_failure(launch: Launch, tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, ("one", 2), grace=0.5, time_limit=3600.0)
+    run = launch(plan, "forever stubborn hang one:0").ready(2)
+    wait(lambda: len(run.events("step")) > 0, "a step")
+    (tmp_path / "over").touch()
+    assert run.end() == 5
+    error = "error: the run did not end within 0.5s (`run.grace`) after its `time_limit`\n"
+    assert run.output() == error
+
+
+def test_a_time_limit_that_is_over_before_the_first_step_is_a_failure(launch: Launch, tmp_path: Path) -> None:
+    run = launch(plan_of(tmp_path, ("one", 1), grace=1000, time_limit=1.0), "one:0 slow")
+    wait(lambda: len(run.events("started")) == 1, "a worker")
+    (tmp_path / "over").touch()
+    assert run.end() == 5
+    assert run.output() == "error: `run.time_limit` of 1s was over before step 1\n"
 
 
 def test_a_run_that_goes_on_is_held_and_then_continues(launch: Launch, tmp_path: Path) -> None:

@@ -9,10 +9,21 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from processes import Launch, alive, name_of, plan_of, wait
+from processes import Launch, Launched, alive, name_of, plan_of, wait
 
 from meshctl.engines.node.forkserver import TITLE
-from meshctl.plan.model import Plan, Program
+from meshctl.plan.model import Plan, Program, Restarts
+
+ONCE = Restarts(1)
+
+
+def said(run: Launched) -> list[str]:
+    """Returns the warnings of a run."""
+    return [str(event.value["text"]) for event in run.events("warning")]
+
+
+def steps_in(metrics: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
 
 
 def parent_of(pid: int) -> int:
@@ -31,27 +42,58 @@ def other_interpreter(folder: Path) -> Path:
 
 def test_a_second_attempt_uses_the_same_node_process(launch: Launch, tmp_path: Path) -> None:
     """The node process, which has imported torch once, is the parent of the workers of both attempts."""
-    run = launch(plan_of(tmp_path, ("one", 2), ("two", 1)), "one:1 raise first", restarts=1)
+    run = launch(plan_of(tmp_path, ("one", 2), ("two", 1), restarts=ONCE), "one:1 raise first")
     assert run.end() == 0, run.output()
     assert [event.value["attempt"] for event in run.events("launched")] == [0, 1]
     assert [event.step for event in run.events("resumed")] == [1]
     assert len(run.events("started")) == 6
     parents = {event.value["parent"] for event in run.events("ready")}
     assert len(parents) == 1
-    rows = [json.loads(line)["step"] for line in run.run.metrics.read_text().splitlines()]
-    assert rows == [1, 2, 3]
+    assert steps_in(run.run.metrics) == [1, 2, 3]
+    [restarted] = run.events("restarted")
+    assert (restarted.step, restarted.value["attempt"], restarted.value["left"]) == (1, 1, 0)
     assert [event.value["code"] for event in run.events("over")] == [0]
 
 
 def test_restarts_come_to_an_end(launch: Launch, tmp_path: Path) -> None:
-    run = launch(plan_of(tmp_path, ("one", 2)), "one:1 raise", restarts=2)
+    run = launch(plan_of(tmp_path, ("one", 2), restarts=Restarts(2)), "one:1 segfault")
     assert run.end() == 5
     assert [event.value["attempt"] for event in run.events("launched")] == [0, 1, 2]
-    assert run.output().startswith("error: one:1 failed in stage sum, step 2: ValueError: boom")
+    assert [event.value["left"] for event in run.events("restarted")] == [1, 0]
+    assert run.output().startswith("error: one:1 failed: killed by SIGSEGV")
+    assert said(run) == ["the run does not start again: `run.restarts` allows 2 restarts within 1h"]
+
+
+def test_the_same_exception_in_the_same_step_ends_the_run(launch: Launch, tmp_path: Path) -> None:
+    run = launch(plan_of(tmp_path, ("one", 2), restarts=Restarts(5)), "one:1 raise")
+    assert run.end() == 5
+    assert [event.value["attempt"] for event in run.events("launched")] == [0, 1]
+    assert [event.value["cause"] for event in run.events("restarted")] == [
+        "one:1 failed in stage sum, step 2: ValueError: boom"
+    ]
+    again = "the same exception was raised in the same step before"
+    assert said(run) == [f"the run does not start again: {again}"]
+
+
+def test_a_failure_before_the_first_step_ends_the_run(launch: Launch, tmp_path: Path) -> None:
+    run = launch(plan_of(tmp_path, ("one", 2), restarts=ONCE), "one:0 early one:1 early")
+    assert run.end() == 5
+    assert not run.events("restarted")
+    assert said(run) == ["the run does not start again: it failed before step 1"]
+
+
+def test_rows_of_lost_steps_are_kept_apart(launch: Launch, tmp_path: Path) -> None:
+    """Without a checkpoint the second attempt starts from the beginning."""
+    plan = plan_of(tmp_path, ("one", 2), checkpoint=None, restarts=ONCE)
+    run = launch(plan, "one:1 raise first losses=5,4,3")
+    assert run.end() == 0, run.output()
+    assert steps_in(run.run.metrics) == [1, 2, 3]
+    lost = [json.loads(line) for line in run.run.lost_metrics.read_text().splitlines()]
+    assert [(row["step"], row["attempt"], row["eval.loss"]) for row in lost] == [(1, 0, 5.0)]
 
 
 def test_a_node_that_is_lost_is_started_again(launch: Launch, tmp_path: Path) -> None:
-    run = launch(plan_of(tmp_path, ("one", 2)), "forever", restarts=1).ready(2)
+    run = launch(plan_of(tmp_path, ("one", 2), restarts=ONCE), "forever").ready(2)
     workers = [run.pid_of("one", rank) for rank in (0, 1)]
     os.kill(run.named(TITLE), signal.SIGKILL)
     wait(lambda: len(run.events("launched")) == 2, "another attempt")
@@ -79,8 +121,8 @@ def gated_interpreter(folder: Path, command: str) -> tuple[str, Path]:
 def test_a_fork_server_runs_another_interpreter(launch: Launch, tmp_path: Path) -> None:
     python = str(other_interpreter(tmp_path))
     sleeper = Program(("-c", "import time; time.sleep(1000)"))
-    plan = using(plan_of(tmp_path, ("one", 1), ("two", sleeper)), "two", python)
-    run = launch(plan, "one:0 raise first forever", restarts=1)
+    plan = using(plan_of(tmp_path, ("one", 1), ("two", sleeper), restarts=ONCE), "two", python)
+    run = launch(plan, "one:0 raise first forever")
 
     def second() -> list[float]:
         (began,) = (event.time for event in run.events("resumed"))

@@ -56,6 +56,18 @@ def test_the_output_of_the_launcher(run: RunDir) -> None:
     ]
 
 
+def test_a_restart_is_one_line(run: RunDir) -> None:
+    stream = io.StringIO()
+    view = PlainOutput(make_plan(), run, stream)
+    view.on_attempt(0, None)
+    before = len(stream.getvalue())
+    view.on_attempt(1, 40)
+    value = {"attempt": 1, "cause": "train:1 failed: killed by SIGKILL", "left": 2}
+    view.on_event(Event("restarted", step=40, value=value))
+    line = "restarted after step 40: train:1 failed: killed by SIGKILL (2 restarts left)\n"
+    assert stream.getvalue()[before:] == line
+
+
 def test_slow_phases_before_the_first_step(run: RunDir) -> None:
     stream = io.StringIO()
     view = PlainOutput(make_plan(), run, stream)

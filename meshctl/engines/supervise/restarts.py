@@ -1,0 +1,65 @@
+"""Whether a run starts another attempt after a failure, by `run.restarts`.
+
+    restarts = Restarts(plan.run.restarts)
+    reason = restarts.refusal(outcome, now)        why the run ends instead; empty if it starts again
+    restarts.left(now)
+
+A death, a lost peer or node, and an exception start another attempt. Wrong numbers, ranks that called
+different collectives, and an environment that lacks something would only fail again, and so would a failure
+before step 1 of the first attempt, and the same exception in the same step.
+"""
+
+from __future__ import annotations
+
+from meshctl.engines.supervise.cause import Cause, Priority
+from meshctl.engines.supervise.head import Outcome
+from meshctl.plan import model
+from meshctl.text.english import counted, in_units
+
+
+class Restarts:
+    def __init__(self, allowed: model.Restarts | None) -> None:
+        self._allowed = allowed
+        self._times: list[float] = []
+        """When the run was started again, in seconds of the monotonic clock."""
+        self._seen: set[tuple[str, int | None, str]] = set()
+        """The exceptions that have ended attempts: stage, step and type."""
+        self._has_begun = False
+        """Whether an attempt has begun a step."""
+
+    @property
+    def are_allowed(self) -> bool:
+        """Whether the recipe asks for restarts."""
+        return self._allowed is not None
+
+    def refusal(self, outcome: Outcome, now: float) -> str:
+        """Returns why the run is not started again after an attempt; empty if it is. Counts the restart."""
+        self._has_begun = self._has_begun or outcome.has_begun
+        if self._allowed is None or outcome.cause is None:
+            return "`run.restarts` is left out"
+        if not self._has_begun:
+            return "it failed before step 1"
+        if self._is_repeated(outcome.cause):
+            return "the same exception was raised in the same step before"
+        if not self.left(now):
+            times = counted(self._allowed.times, "restart")
+            return f"`run.restarts` allows {times} within {in_units(self._allowed.within)}"
+        self._times.append(now)
+        return ""
+
+    def left(self, now: float) -> int:
+        """Returns how many restarts are left."""
+        if self._allowed is None:
+            return 0
+        recent = [time for time in self._times if now - time < self._allowed.within]
+        return max(0, self._allowed.times - len(recent))
+
+    def _is_repeated(self, cause: Cause) -> bool:
+        """Notes an exception, and returns whether it has ended an attempt before. The text may have addresses
+        in it, so the type counts."""
+        if cause.priority is not Priority.OWN or cause.code is not None or cause.step is None:
+            return False
+        exception = cause.stage, cause.step, cause.error.partition(":")[0]
+        is_repeated = exception in self._seen
+        self._seen.add(exception)
+        return is_repeated
