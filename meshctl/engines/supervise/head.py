@@ -130,13 +130,10 @@ class Head:
         """The step of the newest checkpoint; None without one."""
         self._planned: int | None = None
         """The planned last step, where there is one."""
-        self._is_ready = self._is_asked = self._is_signalled = self._is_timed_out = False
-        self._is_released = self._is_unfit = False
+        self._is_ready = self._is_asked = self._is_signalled = self._is_released = self._is_unfit = False
         self._cause: Cause | None = None
-        self._has_disagreed = False
-        """Whether ranks that called different collectives have ended the run."""
-        self._has_failed = False
-        """Whether a metric that is not finite has ended the run."""
+        self._has_failed = self._has_disagreed = self._is_timed_out = False
+        """Whether a metric that is not finite, different collectives of ranks, or the time limit end it."""
         self._agreed: int | None = None
         """The agreed last step."""
         self._ended_by = ""
