@@ -17,7 +17,7 @@ from meshctl.plan.model import Plan, Program, Restarts
 ONCE = Restarts(1)
 
 
-def said(run: Launched) -> list[str]:
+def warnings(run: Launched) -> list[str]:
     """Returns the warnings of a run."""
     return [str(event.value["text"]) for event in run.events("warning")]
 
@@ -61,7 +61,7 @@ def test_restarts_come_to_an_end(launch: Launch, tmp_path: Path) -> None:
     assert [event.value["attempt"] for event in run.events("launched")] == [0, 1, 2]
     assert [event.value["left"] for event in run.events("restarted")] == [1, 0]
     assert run.output().startswith("error: one:1 failed: killed by SIGSEGV")
-    assert said(run) == ["the run does not start again: `run.restarts` allows 2 restarts within 1h"]
+    assert warnings(run) == ["the run does not start again: `run.restarts` allows 2 restarts within 1h"]
 
 
 def test_the_same_exception_in_the_same_step_ends_the_run(launch: Launch, tmp_path: Path) -> None:
@@ -72,14 +72,14 @@ def test_the_same_exception_in_the_same_step_ends_the_run(launch: Launch, tmp_pa
         "one:1 failed in stage sum, step 2: ValueError: boom"
     ]
     again = "the same exception was raised in the same step before"
-    assert said(run) == [f"the run does not start again: {again}"]
+    assert warnings(run) == [f"the run does not start again: {again}"]
 
 
 def test_a_failure_before_the_first_step_ends_the_run(launch: Launch, tmp_path: Path) -> None:
     run = launch(plan_of(tmp_path, ("one", 2), restarts=ONCE), "one:0 early one:1 early")
     assert run.end() == 5
     assert not run.events("restarted")
-    assert said(run) == ["the run does not start again: it failed before step 1"]
+    assert warnings(run) == ["the run does not start again: it failed before step 1"]
 
 
 def test_rows_of_lost_steps_are_kept_apart(launch: Launch, tmp_path: Path) -> None:
