@@ -15,3 +15,6 @@ class Chat(Source):
     ENCODER = ChatEncoder
     TOKENIZER: ClassVar = {"name": "args.tokenizer", "chat_template": "args.chat_template"}
     COLUMNS = ("messages", "args.keep")
+    RETURNS: ClassVar = {
+        "next": ("input_ids", "labels", "args.keep", {"args.pack": ("position_ids", "segment_ids")})
+    }

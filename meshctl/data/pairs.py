@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from meshctl.data.encoders import PairsEncoder
 from meshctl.data.source import Source
 
@@ -12,3 +14,12 @@ class Pairs(Source):
 
     ENCODER = PairsEncoder
     COLUMNS = ("chosen", "rejected", "args.keep")
+    RETURNS: ClassVar = {
+        "next": (
+            "chosen_input_ids",
+            "chosen_labels",
+            "rejected_input_ids",
+            "rejected_labels",
+            "args.keep",
+        )
+    }

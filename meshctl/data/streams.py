@@ -204,6 +204,9 @@ class ChatStream(Stream):
     ENCODER = ChatEncoder
     TOKENIZER: ClassVar = {"name": "args.tokenizer", "chat_template": "args.chat_template"}
     COLUMNS = ("messages", "args.keep")
+    RETURNS: ClassVar = {
+        "next": ("input_ids", "labels", "args.keep", {"args.pack": ("position_ids", "segment_ids")})
+    }
 
 
 class TextStream(Stream):
@@ -211,6 +214,9 @@ class TextStream(Stream):
 
     ENCODER = TextEncoder
     COLUMNS = ("text", "args.keep")
+    RETURNS: ClassVar = {
+        "next": ("input_ids", "labels", "args.keep", {"args.pack": ("position_ids", "segment_ids")})
+    }
 
 
 class PairsStream(Stream):
@@ -218,6 +224,15 @@ class PairsStream(Stream):
 
     ENCODER = PairsEncoder
     COLUMNS = ("chosen", "rejected", "args.keep")
+    RETURNS: ClassVar = {
+        "next": (
+            "chosen_input_ids",
+            "chosen_labels",
+            "rejected_input_ids",
+            "rejected_labels",
+            "args.keep",
+        )
+    }
 
 
 def _open_stream(path: str, split: str, *, shuffle: bool, seed: int, buffer: int) -> RowStream:

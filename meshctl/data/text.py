@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from meshctl.data.encoders import TextEncoder
 from meshctl.data.source import Source
 
@@ -11,3 +13,6 @@ class Text(Source):
 
     ENCODER = TextEncoder
     COLUMNS = ("text", "args.keep")
+    RETURNS: ClassVar = {
+        "next": ("input_ids", "labels", "args.keep", {"args.pack": ("position_ids", "segment_ids")})
+    }

@@ -24,6 +24,8 @@ from meshctl.runtime.collective import Collective
 
 OF_GROUPS = ("group_tokens", "group_samples")
 ESTIMATES = ("advantages", "returns")
+OWN_INPUTS = ("group_index", "mask", "over_ranks", "group_tokens", "group_samples")
+"""The inputs of losses and advantages that are computed here and are no columns."""
 
 
 def with_estimates(batch: Batch, loss: Loss, advantage: Advantage | None, data: Collective) -> Batch:

@@ -13,6 +13,8 @@ from meshctl.hf.token_columns import aligned, is_aligned
 from meshctl.runtime.batch.batch import Batch
 
 Reference = Callable[[], list[Outputs]]
+AT_IDS = {"top_logprobs": "teacher_top_ids"}
+"""Input -> the column with the tokens whose log-probabilities it has."""
 
 
 def inputs_of(
@@ -29,8 +31,8 @@ def inputs_of(
     of_reference: list[Outputs] = []
     for name in names:
         wanted = output_of(name)
-        if name == "top_logprobs" and "teacher_top_ids" in batch:
-            found[name] = own[0].top_logprobs(aligned(batch, "teacher_top_ids", texts))
+        if name in AT_IDS and AT_IDS[name] in batch:
+            found[name] = own[0].top_logprobs(aligned(batch, AT_IDS[name], texts))
         elif name in batch and (wanted is None or wanted[0]):  # a column has no gradient, an output has one
             found[name] = _column(batch, name, texts)
         elif wanted is not None and not wanted[0]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -24,24 +23,23 @@ from meshctl.hf.building import Build, build
 from meshctl.hf.chunked_head import ChunkedHead
 from meshctl.hf.dtypes import dtype_of
 from meshctl.hf.errors import ModelError
-from meshctl.hf.export import FILE_BYTES, export
 from meshctl.hf.loss_inputs import inputs_of
 from meshctl.hf.optimizer import load_state, make_lr_schedule, make_optimizer, state_of
 from meshctl.hf.outputs import REF, SIDES, Outputs, OutputsWithoutLogits, prefixes_of
 from meshctl.hf.parity import ParityCheck
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.sharding import in_blocks
-from meshctl.hf.stored_weights import load_stored, stored_weights
+from meshctl.hf.stored_model import StoredModel
 from meshctl.hf.texts import Texts, check_positions, joined, texts_of
 from meshctl.hf.training import Sums, Trainer, not_finite
-from meshctl.hf.transformers_api import HEADS, DiskFormat, Sizes
+from meshctl.hf.transformers_api import HEADS, Sizes
 from meshctl.losses import Loss, LossSum, advantages, find
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.collective import Collective
-from meshctl.runtime.component import Component, endpoint
+from meshctl.runtime.component import endpoint
 
 
-class Model(Component):
+class Model(StoredModel):
     """A model with the endpoints of all roles in training."""
 
     EXTRA = "hf"
@@ -69,8 +67,35 @@ class Model(Component):
     ROLLOUT: ClassVar = {
         "temperature": "args.temperature",
         "loss": "args.loss",
+        "loss_options": "args.loss_options",
         "advantage": "args.advantage",
+        "advantage_options": "args.advantage_options",
         "advantages": "meshctl.losses.advantages.advantage.DEFAULTS",
+        "estimates": ("advantages", "returns"),
+        "computes": (
+            "meshctl.hf.outputs.INPUTS",
+            "meshctl.hf.estimates.OWN_INPUTS",
+            "meshctl.hf.loss_inputs.AT_IDS",
+        ),
+        "reference": "args.lora",
+        "switches": "meshctl.losses.function.SWITCHES",
+        "providers": "meshctl.losses.function.PROVIDERS",
+    }
+    RETURNS: ClassVar = {
+        "logprobs": ("logprobs", "chosen_logprobs", "rejected_logprobs"),
+        "old_logprobs": ("old_logprobs", "old_chosen_logprobs", "old_rejected_logprobs"),
+        "ref_logprobs": (
+            "ref_logprobs",
+            "ref_sequence_logprobs",
+            "ref_chosen_logprobs",
+            "ref_rejected_logprobs",
+        ),
+        "teacher_logprobs": (
+            "teacher_logprobs",
+            {"args.top_logprobs": ("teacher_top_ids", "teacher_top_logprobs")},
+        ),
+        "values": ("values",),
+        "scores": ("scores", "chosen_scores", "rejected_scores"),
     }
 
     def __init__(
@@ -421,50 +446,6 @@ class Model(Component):
         else:
             parts = self.micro_batches(batch, self.micro_batch or max(1, batch.most))
         return list(parts) or [batch]
-
-    # Weights
-
-    @cached_property
-    def _disk(self) -> DiskFormat:
-        return DiskFormat(self.module.config, self.head, self.dtype)
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the names and the shards of the weights, as the files of the model have them: one weight for
-        each expert, where transformers fuses experts in memory. The adapter, if there is one, is merged into
-        the weights. All ranks iterate together."""
-        self._parity.weights.sent(self.step)
-        return stored_weights(self._disk, weights.merged_weights(self.module))
-
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies the tensors of `stream` into the weights. The names are those of `weights`. Each tensor is
-        whole or the shard of this rank. Raises `ModelError` for an unknown name or another shape."""
-        own = weights.held(self.module).items()
-        load_stored(self._disk, {peft_api.plain_name(name): tensor for name, tensor in own}, stream)
-
-    def adapter(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the names and the shards of the adapter's parameters. The names are those in the files of
-        peft."""
-        self._parity.weights.sent(self.step)
-        return weights.adapter_of(self.module)
-
-    def load_adapter(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies the tensors of `stream` into the adapter's parameters. Each tensor is whole or the shard of
-        this rank. Raises `ModelError` for an unknown name or another shape."""
-        weights.copy_named(dict(weights.adapter_of(self.module)), stream)
-
-    @endpoint(collect="none")
-    def export(self, folder: str | Path | None = None, file_bytes: int = FILE_BYTES) -> None:
-        """Writes the config and the weights, with the adapter merged, to a folder that `from_pretrained` can
-        load.
-
-        The default of `folder` is `exports/step-N` in the run directory. All ranks call this method together,
-        and each of them writes a part of the files. A file has at most `file_bytes`, or one tensor. No rank
-        holds more than one file and one whole tensor.
-        """
-        path = Path(folder) if folder else self.run_dir / "exports" / f"step-{self.step}"
-        shapes = weights.outlines(self.module)
-        tensors = weights.merged_weights(self.module)
-        export(self._disk, shapes, tensors, path, self.collective("world"), file_bytes)
 
     # Checkpoints
 

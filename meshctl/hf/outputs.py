@@ -13,19 +13,25 @@ from meshctl.hf.texts import IGNORED, Texts
 from meshctl.losses.logprobs import token_logprobs
 
 REF = "ref_"
-OUTPUTS = (
-    "logprobs",
-    "mask",
-    "entropy",
-    "sample_index",
-    "sequence_logprobs",
-    "sequence_tokens",
-    "predicted_values",
-    "scores",
-)
-OF_PAIRS = {"logprobs": "sequence_logprobs", "tokens": "sequence_tokens", "scores": "scores"}
-"""The part of an input's name after `chosen_` or `rejected_` -> the output of that side."""
 SIDES = ("chosen_", "rejected_")
+INPUTS = {
+    "logprobs": (0, "logprobs"),
+    "mask": (0, "mask"),
+    "entropy": (0, "entropy"),
+    "nothing": (0, "nothing"),
+    "sample_index": (0, "sample_index"),
+    "sequence_logprobs": (0, "sequence_logprobs"),
+    "sequence_tokens": (0, "sequence_tokens"),
+    "predicted_values": (0, "predicted_values"),
+    "scores": (0, "scores"),
+    "chosen_logprobs": (0, "sequence_logprobs"),
+    "chosen_tokens": (0, "sequence_tokens"),
+    "chosen_scores": (0, "scores"),
+    "rejected_logprobs": (1, "sequence_logprobs"),
+    "rejected_tokens": (1, "sequence_tokens"),
+    "rejected_scores": (1, "scores"),
+}
+"""Input of a loss -> the index of the side in `SIDES` (0 without sides), and the output of that side."""
 NO_SCORES = "values and scores need a model with `head: score`; this one has `head: lm`"
 NO_LOGITS = "log-probabilities need a model with `head: lm`; this one has `head: score`"
 NEEDS_LOGITS = "`{}` needs the logits of all tokens; leave out `logits_chunk_tokens`"
@@ -41,7 +47,7 @@ class Outputs:
         self._raw, self.texts, self._temperature = raw[: texts.samples], texts, temperature
 
     def get(self, name: str) -> Tensor:
-        """Returns the output `name`, which is one of `OUTPUTS`."""
+        """Returns the output `name`, which is one of those in `INPUTS`."""
         found = getattr(self, name)
         assert isinstance(found, Tensor)
         return found
@@ -171,13 +177,8 @@ def prefixes_of(names: Iterable[str]) -> tuple[str, ...]:
 def output_of(name: str) -> tuple[bool, int, str] | None:
     """Returns the model's output for the input `name` of a loss; None if no model computes this input.
 
-    The result has three elements: whether the reference model computes the output, the index of the side in
-    `SIDES` (0 without sides), and the name in `OUTPUTS`. For example, `ref_rejected_logprobs` returns (True,
-    1, "sequence_logprobs").
+    The result has three elements: whether the reference model computes the output, and those of `INPUTS`. For
+    example, `ref_rejected_logprobs` returns (True, 1, "sequence_logprobs").
     """
     plain = name.removeprefix(REF)
-    for side, prefix in enumerate(SIDES):
-        if plain.startswith(prefix):
-            output = OF_PAIRS.get(plain.removeprefix(prefix))
-            return (plain != name, side, output) if output else None
-    return (plain != name, 0, plain) if plain in OUTPUTS else None
+    return (plain != name, *INPUTS[plain]) if plain in INPUTS else None

@@ -40,6 +40,9 @@ class Sampler(Component):
     LAYOUTS: ClassVar = {"dims": ("dp",)}
     MEMORY: ClassVar = {"dtype": "args.dtype", "trained_by": ()}
     ROLLOUT: ClassVar = {"temperature": "args.temperature", "group_size": "args.group_size"}
+    RETURNS: ClassVar = {
+        "sample": ("*", "input_ids", "labels", "sampled_logprobs", "response", "finish_reason")
+    }
 
     def __init__(
         self,

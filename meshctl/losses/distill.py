@@ -15,12 +15,11 @@ https://thinkingmachines.ai/blog/on-policy-distillation). w is the truncated imp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from meshctl.losses.function import LossError, lacking
+from meshctl.losses.function import LossError
 from meshctl.losses.loss import LossSum
 from meshctl.losses.policy import IMPORTANCE_CAP, Tokens, policy_sum
 
@@ -54,9 +53,8 @@ def distill(
     `constant`, and `beta` is between 0 and 1. The metrics of `sampled` are `reverse_kl`, an estimate, and
     `importance` where there are `sampled_logprobs`.
     """
-    given = {"logprobs": logprobs, "teacher_logprobs": teacher_logprobs}
-    given |= {"top_logprobs": top_logprobs, "teacher_top_logprobs": teacher_top_logprobs}
-    _check(divergence, given)
+    if divergence not in DIVERGENCES:
+        raise LossError(f"`divergence` is {' or '.join(DIVERGENCES)}, not `{divergence}`")
     if divergence == "sampled":
         assert logprobs is not None and teacher_logprobs is not None
         tokens = Tokens(logprobs, mask, sample_index, sequence_tokens, sampled_logprobs=sampled_logprobs)
@@ -76,18 +74,6 @@ def distill(
     if tail:
         student, teacher = _with_tail(student), _with_tail(teacher)
     return LossSum(units.sum(_divergence(divergence, student, teacher, beta)), units.count.detach())
-
-
-def _check(divergence: str, given: Mapping[str, Tensor | None]) -> None:
-    """Raises `LossError` for an unknown divergence, or if it lacks an input."""
-    if divergence not in DIVERGENCES:
-        raise LossError(f"`divergence` is {' or '.join(DIVERGENCES)}, not `{divergence}`")
-    kind = ("logprobs", "teacher_logprobs")
-    if divergence != "sampled":
-        kind = ("top_logprobs", "teacher_top_logprobs")
-    if missing := [name for name in kind if given[name] is None]:
-        present = {name: one for name, one in given.items() if one is not None}
-        raise LossError(lacking(f"`divergence: {divergence}` of loss `distill`", missing, present))
 
 
 def _with_tail(logprobs: Tensor) -> Tensor:

@@ -16,9 +16,16 @@ from meshctl.runtime.component import ComponentError
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-SWITCHES = {"ref_logprobs": "kl"}
-"""Optional input -> the option that switches it. With a value other than 0 or None the input is required;
-without one it is not used, so that no model computes it."""
+SWITCHES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "ref_logprobs": {"kl": ()},
+    "logprobs": {"divergence": ("sampled",)},
+    "teacher_logprobs": {"divergence": ("sampled",)},
+    "top_logprobs": {"divergence": ("forward_kl", "reverse_kl", "jsd")},
+    "teacher_top_logprobs": {"divergence": ("forward_kl", "reverse_kl", "jsd")},
+}
+"""Optional input -> the option that requires it, and the option's values that do. If there are none, each
+value other than 0 and None requires the input. With 0 or None it is not used then, so that no model computes
+it."""
 PROVIDERS = {
     "advantages": "`update` of `hf.Model` from `rewards`, by the function that `advantage` names",
     "returns": "`update` of `hf.Model` from `rewards` and `values`, with `advantage: gae`",
@@ -90,13 +97,20 @@ def find_function(kind: str, table: Mapping[str, str], name: str, options: Mappi
             f"{kind} `{name}` has no option `{unknown[0]}`; its options are {', '.join(known) or 'none'}"
         )
     chosen = {**known, **options}
-    switched = {one.name: bool(chosen[SWITCHES[one.name]]) for one in inputs if _switch(one) in chosen}
-    required = [one.name for one in inputs if switched.get(one.name, one.default is one.empty)]
-    off = [one for one, is_on in switched.items() if not is_on]
+    needs = {one.name: _is_needed(one, chosen) for one in inputs}
+    required = [name for name, is_needed in needs.items() if is_needed]
+    off = [name for name, is_needed in needs.items() if is_needed is False]
     optional = [one.name for one in inputs if one.name not in (*required, *off)]
     return Function(kind, name, function, options, tuple(required), tuple(optional))
 
 
-def _switch(parameter: inspect.Parameter) -> str | None:
-    """Returns the option that switches an input; None for a required input."""
-    return None if parameter.default is parameter.empty else SWITCHES.get(parameter.name)
+def _is_needed(parameter: inspect.Parameter, options: Mapping[str, Any]) -> bool | None:
+    """Whether an input is required, or not used; None for an optional input."""
+    if parameter.default is parameter.empty:
+        return True
+    for option, values in SWITCHES.get(parameter.name, {}).items():
+        if option in options and values:
+            return True if options[option] in values else None
+        if option in options:
+            return bool(options[option])
+    return None

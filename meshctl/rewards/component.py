@@ -36,6 +36,7 @@ class Function(Component):
         "args.function": "meshctl.rewards.functions.FUNCTIONS",
         "args.functions": "meshctl.rewards.functions.FUNCTIONS",
     }
+    RETURNS: ClassVar = {"score": ("*", "rewards")}
 
     def __init__(
         self,

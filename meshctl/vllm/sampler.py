@@ -49,6 +49,9 @@ class Sampler(Component):
     TOKENIZER: ClassVar = {"name": "args.tokenizer"}
     LAYOUTS: ClassVar = {"dims": ("dp", "tp")}
     ROLLOUT: ClassVar = {"temperature": "args.temperature", "group_size": "args.group_size"}
+    RETURNS: ClassVar = {
+        "sample": ("*", "input_ids", "labels", "sampled_logprobs", "response", "finish_reason")
+    }
 
     def __init__(
         self,

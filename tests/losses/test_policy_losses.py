@@ -313,7 +313,7 @@ def test_a_reference_is_required_by_its_option_only() -> None:
             "distill",
             {"divergence": "sampled"},
             ["teacher_logprobs"],
-            "`divergence: sampled` of loss `distill`",
+            "loss `distill` needs `teacher_logprobs`.* of a teacher gives",
         ),
         (
             "distill",

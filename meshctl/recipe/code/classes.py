@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from meshctl.recipe.code.declarations import Declarations, declarations_of
+from meshctl.recipe.code.declarations import READERS, Declarations, declarations_of
 from meshctl.recipe.code.modes import mode_text
 from meshctl.recipe.code.modules import (
     COMPONENTS,
@@ -34,6 +34,8 @@ from meshctl.recipe.code.signatures import Signature, signature
 
 WORDS = ("dispatch", "collect", "execute")
 """The parameters of the `endpoint` decorator."""
+OF_METHODS = ("ROLLOUT", "RETURNS")
+"""The declarations that describe methods, and not only arguments."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Class:
     foreign_base: str = ""
     """The first base class from a library; empty if there is none."""
     declares: Declarations = Declarations()
+    overridden: frozenset[str] = frozenset()
+    """The declarations of base classes, `RETURNS` for example, from which the class overrides methods."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,7 @@ class Code(Sources):
             logs=any(_may_log(item) for _, item in functions.values()),
             foreign_base=libraries[0].removeprefix("builtins.") if libraries else "",
             declares=declarations_of(_values(members)),
+            overridden=frozenset(name for name in OF_METHODS if _is_overridden(classes, name)),
         )
 
     def _line(
@@ -270,6 +275,15 @@ def _members(classes: list[tuple[Module, ast.ClassDef]]) -> Members:
         own = {name: (owner, item) for item in statements(node.body) for name in bound_names(item)}
         members = {**own, **members}
     return members
+
+
+def _is_overridden(classes: list[tuple[Module, ast.ClassDef]], declaration: str) -> bool:
+    """Whether a class that is nearer than the one with a declaration overrides a member of that class or of
+    its bases, other than declarations."""
+    bound = [{name for item in statements(node.body) for name in bound_names(item)} for _, node in classes]
+    place = next((index for index, names in enumerate(bound) if declaration in names), 0)
+    nearer, others = set().union(*bound[:place]), set().union(*bound[place:])
+    return any(name in others for name in nearer if name not in READERS)
 
 
 def _values(members: Members) -> dict[str, ast.expr | None]:

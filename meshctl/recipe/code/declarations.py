@@ -23,8 +23,21 @@ supports.
             "temperature": "args.temperature",     # the divisor of the logits
             "group_size": "args.group_size",       # of a sampler: the answers to each prompt
             "loss": "args.loss",                   # functions, whose parameters name their inputs
+            "loss_options": "args.loss_options",
             "advantage": "args.advantage",
+            "advantage_options": "args.advantage_options",
             "advantages": "losses.ADVANTAGES",     # loss -> advantage, where that argument is left out
+            "estimates": ("advantages",),          # the inputs of a loss that the advantage computes
+            "computes": ("losses.OUTPUTS",),       # tables with the inputs that the model computes
+            "reference": "args.lora",              # with it, the model also computes the inputs `ref_...`
+            "switches": "losses.SWITCHES",         # {optional input: {option: (values that need it,)}}
+            "providers": "losses.PROVIDERS",       # input -> where it comes from, for messages
+        }
+        RETURNS = {                                  # endpoint -> the columns of its batch
+            "values": ("values",),
+            "score": ("*", "rewards"),             # `*`: and all columns of its inputs
+            "next": ("prompt_ids", "args.keep"),   # and those that an argument lists
+            "teach": ("logprobs", {"args.top": ("top_ids",)}),  # and others where an argument is given
         }
 
     class Chats(Component):
@@ -46,6 +59,7 @@ supports.
         CHOICES = {"args.filter": "chats.FILTERS"} # an argument, and the table with its names
 
 They are literals and may be inherited. All keys of `LAYOUTS`, `MEMORY` and `ROLLOUT` may be left out.
+Where a subclass overrides a method, its columns are unknown until it declares `RETURNS` again.
 `MODEL` may be a list of arguments: values of a later one replace those of the model's config.
 `SEQUENCE_LENGTH` and `TOKENIZER` may be the name of an argument alone. `MEMORY = None` is for a class whose
 bytes are not those of its base class. `names.py` describes the tables of `CHOICES` and `lora_styles`.
@@ -69,6 +83,18 @@ DATASET_LIBRARIES = ("datasets",)
 """The libraries that can download a dataset before the workers start."""
 TRAINED_BY = "trained_by"
 MEMORY_KEYS = ("dtype", "optimizer", "optimizer_options", "lora", "head", TRAINED_BY)
+ROLLOUT_ARGUMENTS = (
+    "temperature",
+    "group_size",
+    "loss",
+    "loss_options",
+    "advantage",
+    "advantage_options",
+    "reference",
+)
+ROLLOUT_TABLES = ("advantages", "switches", "providers")
+EVERY_INPUT = "*"
+"""In `RETURNS`: all columns of the inputs."""
 LAYOUT_DIMS = (*DIMS, "ulysses", "ep", "etp", "vpp")
 """The dims that `LAYOUTS` can name."""
 KeyPath = tuple[str, ...]
@@ -141,9 +167,34 @@ class Rollout:
     group_size: KeyPath = ()
     """The number of answers to each prompt; empty for a class that does not sample."""
     loss: KeyPath = ()
+    loss_options: KeyPath = ()
     advantage: KeyPath = ()
+    advantage_options: KeyPath = ()
+    reference: KeyPath = ()
+    """The argument with which the model computes the inputs `ref_...`."""
     advantages: str = ""
     """Dotted path of the table from a loss to its advantage, where `advantage` is not given."""
+    switches: str = ""
+    """Dotted path of the table of optional inputs that options require."""
+    providers: str = ""
+    """Dotted path of the table from an input to what provides it."""
+    estimates: tuple[str, ...] = ()
+    """The inputs of a loss that the advantage computes."""
+    computes: tuple[str, ...] = ()
+    """Dotted paths of the tables with the inputs that the model computes; none if they are unknown."""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The columns of the batch that an endpoint returns."""
+
+    names: tuple[str, ...] = ()
+    keeps_inputs: bool = False
+    """Whether all columns of its inputs are among them."""
+    listed_by: tuple[KeyPath, ...] = ()
+    """The arguments that list further columns."""
+    added_by: Mapping[KeyPath, tuple[str, ...]] = field(default_factory=dict)
+    """Argument -> the columns that there are if it is given."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +213,8 @@ class Declarations:
     choices: Mapping[KeyPath, str] = field(default_factory=dict)
     """Argument -> dotted path of the table with its names."""
     rollout: Rollout = Rollout()
+    returns: Mapping[str, Returned] = field(default_factory=dict)
+    """Endpoint -> the columns that it returns."""
     extra: tuple[str, ...] = ()
     """The extras of meshctl whose libraries the class needs."""
     wrong: tuple[tuple[str, str], ...] = ()
@@ -180,7 +233,7 @@ def declarations_of(values: Mapping[str, ast.expr | None]) -> Declarations:
     for name, read in READERS.items():
         if name in values:
             try:
-                found[name.lower()] = read(_literal(values[name]))
+                found[name.lower()] = read(literal(values[name]))
             except Wrong as error:
                 wrong.append((name, str(error)))
     return Declarations(**found, wrong=tuple(wrong))
@@ -193,7 +246,7 @@ def _argument(name: Any) -> KeyPath:
     return tuple(str(name).split("."))
 
 
-def _literal(value: ast.expr | None) -> Any:
+def literal(value: ast.expr | None) -> Any:
     """Returns the value of a literal; None for another expression."""
     try:
         return ast.literal_eval(value) if value is not None else None
@@ -242,11 +295,41 @@ def _data(value: Any) -> DataNames:
 def _rollout(value: Any) -> Rollout:
     if not isinstance(value, dict):  # the name may mean something else
         return Rollout()
-    given = dict(_mapping(value, "temperature", "group_size", "loss", "advantage", "advantages"))
-    table = given.pop("advantages", "")
-    if table and not _is_dotted(table):
-        raise Wrong('"advantages" is not the dotted path of a table')
-    return Rollout(**{key: _argument(name) for key, name in given.items()}, advantages=table)
+    given = dict(_mapping(value, *ROLLOUT_ARGUMENTS, *ROLLOUT_TABLES, "estimates", "computes"))
+    tables = {key: given.pop(key) for key in ROLLOUT_TABLES if key in given}
+    lists = {key: given.pop(key) for key in ("estimates", "computes") if key in given}
+    for key, table in tables.items():
+        if not _is_dotted(table):
+            raise Wrong(f'"{key}" is not the dotted path of a table')
+    if not _is_texts(lists.get("estimates", ())):
+        raise Wrong('"estimates" is not a list of columns')
+    if not _is_texts(lists.get("computes", ())) or not all(map(_is_dotted, lists.get("computes", ()))):
+        raise Wrong('"computes" is not a list of dotted paths of tables')
+    found: dict[str, Any] = {key: _argument(name) for key, name in given.items()}
+    found |= {key: tuple(names) for key, names in lists.items()}
+    return Rollout(**found, **tables)
+
+
+def _returned_columns(value: Any) -> Mapping[str, Returned]:
+    if not isinstance(value, dict):  # the name may mean something else
+        return {}
+    return {str(endpoint): _columns_returned(columns) for endpoint, columns in value.items()}
+
+
+def _columns_returned(value: Any) -> Returned:
+    listed = value if isinstance(value, (list, tuple)) else [None]
+    names = [one for one in listed if isinstance(one, str)]
+    mappings = [one for one in listed if isinstance(one, dict)]
+    added = {argument: columns for mapping in mappings for argument, columns in mapping.items()}
+    if len(names) + len(mappings) < len(listed) or not all(map(_is_texts, added.values())):
+        raise Wrong("it does not map endpoints to lists of columns")
+    arguments = [name for name in names if _is_argument(name)]
+    return Returned(
+        tuple(name for name in names if name not in (EVERY_INPUT, *arguments)),
+        EVERY_INPUT in names,
+        tuple(map(_argument, arguments)),
+        {_argument(argument): tuple(columns) for argument, columns in added.items()},
+    )
 
 
 def _columns(value: Any) -> tuple[str, ...]:
@@ -321,6 +404,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "COLUMNS": _columns,
     "CHOICES": _choices,
     "ROLLOUT": _rollout,
+    "RETURNS": _returned_columns,
     "EXTRA": _extra,
 }
 """Class attribute -> the function that reads its literal. The attribute in lower case is the field of

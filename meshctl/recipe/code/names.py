@@ -11,7 +11,9 @@ The table at a dotted path is one of these:
 from __future__ import annotations
 
 import ast
+from typing import Any
 
+from meshctl.recipe.code.declarations import literal
 from meshctl.recipe.code.modules import Module, Sources
 
 
@@ -43,15 +45,13 @@ def entries_in(sources: Sources, table: str) -> dict[str, str]:
     }
 
 
-def inputs_of(sources: Sources, function: str) -> tuple[str, ...]:
-    """Returns the positional parameters without a default of the function at a dotted path; none if it cannot
-    be read."""
-    found = sources.follow(function)
-    if isinstance(found, str) or not isinstance(found[1], ast.FunctionDef):
-        return ()
-    arguments = found[1].args
-    positional = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
-    return tuple(positional[: len(positional) - len(arguments.defaults)])
+def literal_in(sources: Sources, table: str) -> Any:
+    """Returns the value at a dotted path, if it is a literal; otherwise None."""
+    owner, _, name = table.rpartition(".")
+    module = sources.module(owner)
+    statement = module.names.get(name) if isinstance(module, Module) else None
+    value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+    return literal(value)
 
 
 def wrong_path(sources: Sources, dotted: str) -> tuple[str, tuple[str, ...]]:

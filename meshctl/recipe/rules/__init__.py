@@ -29,6 +29,7 @@ from meshctl.recipe.rules import (
     home,
     interpreters,
     joins,
+    loss_inputs,
     meshes,
     models,
     names,
@@ -48,7 +49,7 @@ SUBJECTS = (
     *(names, groups, devices, interpreters, meshes, models, architectures),
     *(sequence_lengths, device_memory),
     *(components, arguments, choices, extras, tokenizers, vocabularies, data_files),
-    *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, costs, rollouts),
+    *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, costs, rollouts, loss_inputs),
 )
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)
 

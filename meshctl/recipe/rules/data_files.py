@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.code.data_files import FirstRow, Found, files_nearby, find, first_row
-from meshctl.recipe.compose.yaml_tree import Node, plain
+from meshctl.recipe.compose.yaml_tree import Node
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.rules.named_arguments import named_by, once
+from meshctl.recipe.rules.named_arguments import named_by, once, texts_listed_by
 from meshctl.text.english import listed, nearest
 
 
@@ -74,9 +74,7 @@ def _columns(facts: Facts, component: str) -> Iterator[str]:
         if not column.startswith("args."):
             yield str(renamed.get(column, column))
             continue
-        more = facts.argument(component, tuple(column.split(".")))
-        if more is not None and more.is_list:
-            yield from (name for name in plain(more) if isinstance(name, str))
+        yield from texts_listed_by(facts, component, tuple(column.split("."))) or ()
 
 
 RULES = (data_are_usable,)

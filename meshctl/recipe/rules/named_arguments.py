@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.compose.yaml_tree import KeyPath, Node
+from meshctl.recipe.compose.yaml_tree import KeyPath, Node, plain
 from meshctl.recipe.rules.facts import Facts
 
 
@@ -14,6 +14,18 @@ def named_by(facts: Facts, component: str, path: KeyPath) -> Node | None:
     those that are unknown before the launch."""
     node = facts.argument(component, path)
     return node if node is not None and isinstance(node.value, str) and node.value else None
+
+
+def texts_listed_by(facts: Facts, component: str, path: KeyPath) -> list[str] | None:
+    """Returns the texts in the list that an argument is; none if it is left out, and None if one of them is
+    unknown before the launch."""
+    if facts.node("components", component, *path) is None:
+        return []
+    node = facts.argument(component, path)
+    if node is None or not node.is_list:
+        return None
+    is_known = not any(one.from_environment or one.is_interpolated for one in node.value)
+    return [one for one in plain(node) if isinstance(one, str)] if is_known else None
 
 
 def once(diagnostics: Iterable[Diagnostic]) -> Iterator[Diagnostic]:

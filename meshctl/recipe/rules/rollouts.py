@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.declarations import TRAINED_BY, KeyPath
+from meshctl.recipe.code.functions import parameters_of
 from meshctl.recipe.code.model_config import POSITIONS
 from meshctl.recipe.code.modules import Sources
-from meshctl.recipe.code.names import entries_in, inputs_of
+from meshctl.recipe.code.names import entries_in
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.model import Stage
 from meshctl.recipe.rules.facts import Facts
@@ -62,19 +63,19 @@ def groups_have_several_answers(facts: Facts) -> Iterator[Diagnostic]:
     """A sampler gives several answers to a prompt where an advantage compares them."""
     for stage, sampler in _sampled(facts):
         memory = facts.declares(stage.component).memory or {}
-        size = _value(facts, sampler, facts.declares(sampler).rollout.group_size)
-        advantage = _advantage(facts, stage.component)
+        size = value_of(facts, sampler, facts.declares(sampler).rollout.group_size)
+        advantage = advantage_of(facts, stage.component)
         if size is None or size[0] != 1 or advantage is None:
             continue
         name, path, at = advantage
         code = facts.code_of(stage.component)
-        if stage.method in memory.get(TRAINED_BY, [stage.method]) and GROUP in inputs_of(code, path):
+        if stage.method in memory.get(TRAINED_BY, [stage.method]) and GROUP in _inputs(code, path):
             compares = f"advantage `{name}` of `{stage.component}` compares the answers to one prompt"
             message = f"{compares}, but `group_size` of `{sampler}` is 1"
             seconds = (at.with_word(f"the advantage is `{name}`"),)
             help = "with one answer its advantage is always 0: write `group_size: 8`"
             if single := [
-                one for one, path in _table(facts, stage.component).items() if _is_single(code, path)
+                one for one, path in table_of(facts, stage.component).items() if _is_single(code, path)
             ]:
                 help = f"{help}, or use {listed(single, 'or')}"
             yield Diagnostic("MC455", message, size[1], seconds, help)
@@ -86,8 +87,8 @@ def temperatures_are_equal(facts: Facts) -> Iterator[Diagnostic]:
     reported: set[str] = set()
     for stage, sampler in _sampled(facts):
         component = stage.component
-        sampled = _value(facts, sampler, facts.declares(sampler).rollout.temperature)
-        own = _value(facts, component, facts.declares(component).rollout.temperature)
+        sampled = value_of(facts, sampler, facts.declares(sampler).rollout.temperature)
+        own = value_of(facts, component, facts.declares(component).rollout.temperature)
         is_score = facts.head(component) == "score"
         if sampled is None or own is None or sampled[0] == own[0] or is_score or component in reported:
             continue
@@ -116,7 +117,7 @@ def _sampled(facts: Facts) -> Iterator[tuple[Stage, str]]:
                 waiting += source.takes
 
 
-def _value(facts: Facts, component: str, path: KeyPath) -> tuple[object, Span] | None:
+def value_of(facts: Facts, component: str, path: KeyPath) -> tuple[object, Span] | None:
     """Returns the value of an argument, or its default, and its place; None if it is unknown."""
     if not path:
         return None
@@ -128,18 +129,18 @@ def _value(facts: Facts, component: str, path: KeyPath) -> tuple[object, Span] |
     return (defaults[path[-1]], facts.key("components", component)) if path[-1] in defaults else None
 
 
-def _advantage(facts: Facts, component: str) -> tuple[str, str, Span] | None:
+def advantage_of(facts: Facts, component: str) -> tuple[str, str, Span] | None:
     """Returns name, dotted path and place of the advantage that a component uses; None if it is unknown."""
     declared, code = facts.declares(component).rollout, facts.code_of(component)
-    chosen, loss = (_value(facts, component, path) for path in (declared.advantage, declared.loss))
+    chosen, loss = (value_of(facts, component, path) for path in (declared.advantage, declared.loss))
     if chosen is not None and not chosen[0] and loss is not None and declared.advantages:
         chosen = entries_in(code, declared.advantages).get(str(loss[0]), ""), loss[1]
     if chosen is None or not isinstance(chosen[0], str) or not chosen[0]:
         return None
-    return chosen[0], _table(facts, component).get(chosen[0], chosen[0]), chosen[1]
+    return chosen[0], table_of(facts, component).get(chosen[0], chosen[0]), chosen[1]
 
 
-def _table(facts: Facts, component: str) -> dict[str, str]:
+def table_of(facts: Facts, component: str) -> dict[str, str]:
     """Returns name -> dotted path of the advantages that a component can name."""
     declared = facts.declares(component)
     table = declared.choices.get(declared.rollout.advantage, "")
@@ -148,8 +149,14 @@ def _table(facts: Facts, component: str) -> dict[str, str]:
 
 def _is_single(code: Sources, path: str) -> bool:
     """Whether an advantage needs neither other answers to the prompt nor the values of a critic."""
-    inputs = inputs_of(code, path)
+    inputs = _inputs(code, path)
     return bool(inputs) and not {GROUP, "values"} & {*inputs}
+
+
+def _inputs(code: Sources, path: str) -> tuple[str, ...]:
+    """Returns the required inputs of an advantage; none if they are unknown."""
+    found = parameters_of(code, path)
+    return found.required if found else ()
 
 
 RULES = (synced_models_are_equal, groups_have_several_answers, temperatures_are_equal)

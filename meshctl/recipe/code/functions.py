@@ -1,0 +1,78 @@
+"""Reads as text the parameters of a function that an argument names, such as a loss.
+
+    def grpo(logprobs, advantages, ref_logprobs=None, *, kl=0.0)
+             required inputs       optional inputs       options
+
+A function may also be a `functools.partial` of such a function.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from meshctl.recipe.code.modules import Module, Sources, dotted_name
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a function."""
+
+    required: tuple[str, ...] = ()
+    """The positional parameters without a default."""
+    optional: tuple[str, ...] = ()
+    """The positional parameters with a default."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword-only parameter -> its default, for those whose default is a literal."""
+
+
+def parameters_of(sources: Sources, function: str) -> Parameters | None:
+    """Returns the parameters of the function at a dotted path; None if it cannot be read."""
+    found = sources.follow(function)
+    if not isinstance(found, str):
+        return _parameters(found[1])
+    owner, _, name = found.rpartition(".")
+    module = sources.module(owner)
+    statement = module.names.get(name) if isinstance(module, Module) else None
+    if not isinstance(module, Module) or not isinstance(statement, ast.Assign):
+        return None
+    return _of_partial(sources, module, statement.value)
+
+
+def _parameters(definition: ast.stmt) -> Parameters | None:
+    if not isinstance(definition, ast.FunctionDef):
+        return None
+    arguments = definition.args
+    positional = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
+    required = len(positional) - len(arguments.defaults)
+    options = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return Parameters(
+        tuple(positional[:required]),
+        tuple(positional[required:]),
+        {one.arg: default.value for one, default in options if isinstance(default, ast.Constant)},
+    )
+
+
+def _of_partial(sources: Sources, module: Module, value: ast.expr) -> Parameters | None:
+    """Returns the parameters that `partial(function, ...)` leaves; None for other expressions."""
+    if not isinstance(value, ast.Call) or not value.args:
+        return None
+    function, *bound = value.args
+    names = [dotted_name(one) for one in (value.func, function)]
+    paths = [sources.absolute(module, name) if name else None for name in names]
+    keywords = {one.arg: one.value for one in value.keywords}
+    if paths[0] != "functools.partial" or not paths[1] or None in keywords:
+        return None
+    found = sources.follow(paths[1])
+    whole = None if isinstance(found, str) else _parameters(found[1])
+    if whole is None or any(isinstance(one, ast.Starred) for one in bound):
+        return None
+    literals = {name: one.value for name, one in keywords.items() if isinstance(one, ast.Constant)}
+    options = {name: default for name, default in whole.options.items() if name not in keywords}
+    return replace(
+        whole,
+        required=tuple(name for name in whole.required[len(bound) :] if name not in keywords),
+        options={**options, **{str(name): one for name, one in literals.items()}},
+    )

@@ -1,0 +1,213 @@
+"""MC461: a model receives the columns that its loss needs.
+
+    loss `ppo`, whose function has the parameter `advantages`
+      --advantage `gae`, whose function has the parameter `values`--> the update needs a column `values`
+
+A class declares in `RETURNS` the columns of its endpoints, and in `ROLLOUT` which inputs of its losses it
+computes itself. If the columns of one stage before the update are unknown, nothing is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe.code.declarations import TRAINED_BY, KeyPath
+from meshctl.recipe.code.functions import Parameters, parameters_of
+from meshctl.recipe.code.names import entries_in, literal_in, names_in
+from meshctl.recipe.compose.yaml_tree import plain
+from meshctl.recipe.model import Stage
+from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.rules.named_arguments import texts_listed_by
+from meshctl.recipe.rules.rollouts import advantage_of, value_of
+from meshctl.text.english import listed
+
+REFERENCE = "ref_"
+"""The beginning of the names of inputs that a reference model computes."""
+
+
+@dataclass(frozen=True)
+class Needed:
+    """The inputs that a loss, or its advantage, needs and does not get."""
+
+    function: str
+    """The function, for messages: "loss `grpo`"."""
+    inputs: tuple[str, ...]
+    span: Span
+
+
+def inputs_are_given(facts: Facts) -> Iterator[Diagnostic]:
+    """The stages before an update return the columns that its loss needs."""
+    for stage in facts.recipe.pipeline.values():
+        component = stage.component
+        if stage.kind != "call" or not facts.declares(component).rollout.computes:
+            continue
+        trained_by = (facts.declares(component).memory or {}).get(TRAINED_BY, ())
+        found = facts.class_of(component)
+        if stage.method not in trained_by or found is None or "ROLLOUT" in found.overridden:
+            continue
+        columns = _inputs_of(facts, stage, frozenset())
+        if columns is not None:
+            yield from (_diagnostic(facts, stage, needed) for needed in _needed(facts, component, columns))
+
+
+def _diagnostic(facts: Facts, stage: Stage, needed: Needed) -> Diagnostic:
+    needs = f"which {needed.function} of `{stage.component}` needs"
+    message = f"`{stage.name}` does not receive {listed(needed.inputs)}, {needs}"
+    seconds = (needed.span.with_word(needed.function.replace("`", "")),)
+    helps = dict.fromkeys(_help(facts, stage, name) for name in needed.inputs)
+    help = "; ".join(filter(None, helps))
+    return Diagnostic("MC461", message, facts.value("pipeline", stage.name, "in"), seconds, help)
+
+
+def _help(facts: Facts, stage: Stage, column: str) -> str:
+    """Returns where a column comes from: a stage of the recipe, or what `providers` of the class names."""
+    producers = [one.name for one in facts.recipe.pipeline.values() if _can_take(facts, stage, one, column)]
+    if producers:
+        taken = ", ".join((*stage.takes, producers[0]))
+        return f"take `{producers[0]}` too: in: [{taken}]"
+    table = facts.declares(stage.component).rollout.providers
+    provider = entries_in(facts.code_of(stage.component), table).get(column, "") if table else ""
+    return f"`{column}` comes from {provider}" if provider else ""
+
+
+def _can_take(facts: Facts, stage: Stage, producer: Stage, column: str) -> bool:
+    """Whether a stage makes a column, and comes before or beside another stage."""
+    columns = _own_columns(facts, producer)
+    is_elsewhere = producer.block not in ("", stage.block)
+    if not columns or column not in columns or is_elsewhere:
+        return False
+    waiting, seen = [producer.name], {""}
+    while waiting:
+        name = waiting.pop()
+        if name == stage.name:
+            return False
+        source = facts.recipe.pipeline.get(name)
+        waiting += [one for one in (source.takes if source else ()) if one not in seen]
+        seen.add(name)
+    return True
+
+
+# Columns
+
+
+def _inputs_of(facts: Facts, stage: Stage, seen: frozenset[str]) -> frozenset[str] | None:
+    """Returns the columns that a stage receives; None if some may be unknown. `seen` are the stages that take
+    it, directly or not."""
+    found: frozenset[str] = frozenset()
+    for name in stage.takes:
+        source = facts.recipe.pipeline.get(name)
+        own = _own_columns(facts, source) if source is not None and name not in seen else None
+        if own is None or source is None:
+            return None
+        kept: frozenset[str] | None = frozenset()
+        if facts.declares(source.component).returns[source.method].keeps_inputs:
+            kept = _inputs_of(facts, source, seen | {stage.name})
+        if kept is None:
+            return None
+        found |= own | kept
+    return found if stage.takes else None
+
+
+def _own_columns(facts: Facts, stage: Stage) -> frozenset[str] | None:
+    """Returns the columns that a stage makes; None if some may be unknown."""
+    component, found = stage.component, facts.class_of(stage.component)
+    returned = facts.declares(component).returns.get(stage.method) if stage.kind == "call" else None
+    is_valid = facts.is_valid("pipeline", stage.name) and facts.is_valid("components", component, "args")
+    if returned is None or found is None or "RETURNS" in found.overridden or not is_valid:
+        return None
+    names = [*returned.names]
+    for path in returned.listed_by:
+        listed_names = texts_listed_by(facts, component, path)
+        if listed_names is None:
+            return None
+        names += listed_names
+    for path, columns in returned.added_by.items():
+        if _is_given(facts, component, path) is not False:
+            names += columns
+    return frozenset(names)
+
+
+def _is_given(facts: Facts, component: str, path: KeyPath) -> bool | None:
+    """Whether an argument has another value than 0 or null; None if it is unknown."""
+    if facts.node("components", component, *path) is None:
+        return False
+    node = facts.argument(component, path)
+    return bool(plain(node)) if node is not None else None
+
+
+# Inputs
+
+
+def _needed(facts: Facts, component: str, columns: frozenset[str]) -> Iterator[Needed]:
+    """Yields what the loss of a component and its advantage need and do not get from `columns`; nothing for a
+    loss that is unknown."""
+    declared, code = facts.declares(component).rollout, facts.code_of(component)
+    chosen = value_of(facts, component, declared.loss)
+    if chosen is None or not isinstance(chosen[0], str):
+        return
+    loss, span = str(chosen[0]), chosen[1]
+    table = facts.declares(component).choices.get(declared.loss, "")
+    path = entries_in(code, table).get(loss, loss) if table else loss
+    missing = _missing(facts, component, path, declared.loss_options, columns)
+    estimated = tuple(name for name in missing if name in declared.estimates)
+    if others := tuple(name for name in missing if name not in estimated):
+        yield Needed(f"loss `{loss}`", others, span)
+    advantage = advantage_of(facts, component) if estimated else None
+    if advantage is not None:
+        name, path, at = advantage
+        if missing := _missing(facts, component, path, declared.advantage_options, columns):
+            yield Needed(f"advantage `{name}`", missing, at)
+    elif estimated and value_of(facts, component, declared.advantage) is not None:
+        yield Needed(f"loss `{loss}`", estimated, span)
+
+
+def _missing(
+    facts: Facts, component: str, function: str, options: KeyPath, columns: frozenset[str]
+) -> tuple[str, ...]:
+    """Returns the inputs that a function needs, and that are neither columns nor computed by the model."""
+    parameters = parameters_of(facts.code_of(component), function)
+    if parameters is None:
+        return ()
+    required = (*parameters.required, *_switched_on(facts, component, parameters, options))
+    return tuple(
+        name for name in required if name not in columns and not _is_computed(facts, component, name)
+    )
+
+
+def _switched_on(facts: Facts, component: str, parameters: Parameters, options: KeyPath) -> Iterator[str]:
+    """Yields the optional inputs that options require."""
+    declared, given = facts.declares(component).rollout, dict[str, Any]()
+    if options and facts.node("components", component, *options) is not None:
+        node = facts.argument(component, options)
+        if node is None or not node.is_mapping:
+            return
+        given = plain(node)
+    switches = literal_in(facts.code_of(component), declared.switches) if declared.switches else None
+    chosen = {**parameters.options, **given}
+    for name in parameters.optional:
+        needs = switches.get(name, {}) if isinstance(switches, Mapping) else {}
+        if any(_is_on(chosen.get(option), values) for option, values in needs.items()):
+            yield name
+
+
+def _is_on(value: Any, values: tuple[str, ...]) -> bool:
+    """Whether an option has one of `values`; without `values`, whether it is a number other than 0."""
+    return value in values if values else isinstance(value, (int, float)) and value != 0
+
+
+def _is_computed(facts: Facts, component: str, name: str) -> bool:
+    declared, code = facts.declares(component).rollout, facts.code_of(component)
+    tables = [names_in(code, table) for table in declared.computes]
+    if not all(tables):
+        return True
+    computed = {one for table in tables for one in table}
+    if name in computed:
+        return True
+    has_reference = bool(declared.reference) and _is_given(facts, component, declared.reference) is not False
+    return has_reference and name.startswith(REFERENCE) and name.removeprefix(REFERENCE) in computed
+
+
+RULES = (inputs_are_given,)

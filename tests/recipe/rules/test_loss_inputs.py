@@ -1,0 +1,151 @@
+"""The rule about the columns that the loss of a model needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshctl.diagnostics import Diagnostic
+from meshctl.recipe.load import load
+
+RECIPE = """
+groups:
+  rollout: {{ranks: 2, device_type: cpu}}
+  train: {{ranks: 2, device_type: cpu}}
+vars: {{model: {{model_type: llama, num_hidden_layers: 2, num_attention_heads: 4, vocab_size: 260, hidden_size: 64}}}}
+components:
+  prompts: {{_target_: "{source}", group: rollout, args: {{path: rows.jsonl, tokenizer: byte, {source_args}}}}}
+  sampler: {{_target_: meshctl.hf.Sampler, group: rollout, args: {{model: "${{vars.model}}", tokenizer: byte, max_new_tokens: 4, group_size: 4}}}}
+  judge: {{_target_: "{judge}", group: rollout, args: {judge_args}}}
+  critic: {{_target_: meshctl.hf.Model, group: train, args: {{model: "${{vars.model}}", head: score, loss: value}}}}
+  teacher: {{_target_: meshctl.hf.Model, group: train, args: {{model: "${{vars.model}}", {teacher}}}}}
+  actor: {{_target_: "{actor}", group: train, args: {{model: "${{vars.model}}", {args}}}}}
+pipeline:
+  batch: {{call: prompts.next, samples: 64}}
+  rollouts: {{call: sampler.sample, in: batch}}
+  scored: {{call: judge.score, in: rollouts}}
+  old: {{call: actor.old_logprobs, in: scored}}
+  ref: {{call: teacher.ref_logprobs, in: scored}}
+  lesson: {{call: teacher.teacher_logprobs, in: scored}}
+  values: {{call: critic.values, in: scored}}
+  metrics: {{call: actor.update, in: {inputs}}}
+"""
+MINE = """
+from meshctl import Batch, Component, endpoint
+from meshctl.data import prompts
+from meshctl.hf import Model
+from meshctl.rewards import Function
+def bonus(logprobs, mask, bonus): ...
+def whole(logprobs, mask, sample_index, entropy, response): ...
+class Judge(Component):
+    @endpoint
+    def score(self, batch: Batch) -> Batch: ...
+class Prompts(prompts.Prompts):
+    def _further_columns(self, rows): ...
+class Bonus(Component):
+    RETURNS = {"score": ("*", "bonus")}
+    @endpoint
+    def score(self, batch: Batch) -> Batch: ...
+class Renaming(Function):
+    @endpoint
+    def score(self, batch: Batch) -> Batch: ...
+class Actor(Model):
+    def loss_inputs(self, batch, names): ...
+class Plain(Model):
+    LABEL = "plain"
+"""
+
+
+def reported(folder: Path, args: str, inputs: str = "[scored]", **given: str) -> list[Diagnostic]:
+    (folder / "mine.py").write_text(MINE)
+    (folder / "rows.jsonl").write_text('{"prompt": "a", "bonus": 1}\n')
+    chosen = {"source": "meshctl.data.Prompts", "source_args": "", "teacher": "", "actor": "meshctl.hf.Model"}
+    chosen |= {"judge": "meshctl.rewards.Function", "judge_args": "{function: length}"}
+    text = RECIPE.format(**{**chosen, **given}, args=args, inputs=inputs)
+    (folder / "recipe.yaml").write_text(text)
+    found = load("recipe.yaml", [], folder, environ={}).report.diagnostics
+    assert not [one for one in found if one.severity == "error" and one.code != "MC461"], found
+    return [one for one in found if one.code == "MC461"]
+
+
+@pytest.mark.parametrize(
+    ("args", "inputs"),
+    [
+        ("loss: grpo, loss_options: {kl: 0.1}", "[scored, ref]"),
+        ("loss: grpo, loss_options: {kl: 0.1}, lora: {r: 4}", "scored"),
+        ("loss: ppo", "[scored, values]"),
+        ("loss: ppo, advantage: whitened", "scored"),
+        ("loss: distill, loss_options: {divergence: sampled}", "[rollouts, lesson]"),
+        ("loss: cross_entropy", "rollouts"),
+        ("loss: mine.whole", "{batch: rollouts}"),
+    ],
+)
+def test_given_columns_are_accepted(tmp_path: Path, args: str, inputs: str) -> None:
+    assert reported(tmp_path, args, inputs) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "inputs", "missing", "function", "help"),
+    [
+        ("loss: grpo", "rollouts", "rewards", "advantage `grpo`", "take `scored` too: in: [rollouts, scored]"),
+        ("loss: ppo", "scored", "values", "advantage `gae`", "take `values` too: in: [scored, values]"),
+        ("loss: value, head: score", "[scored]", "values", "advantage `gae`", "take `values` too: in: [scored, values]"),
+        ("loss: grpo, loss_options: {kl: 0.1}", "[scored]", "ref_logprobs", "loss `grpo`", "take `ref` too: in: [scored, ref]"),
+        ("loss: ppo, advantage_options: {kl: 1}", "[scored, values]", "ref_logprobs", "advantage `gae`", "take `ref` too: in: [scored, values, ref]"),
+        ("loss: distill, loss_options: {divergence: sampled}", "scored", "teacher_logprobs", "loss `distill`", "take `lesson` too: in: [scored, lesson]"),
+        ("loss: distill", "[scored, lesson]", "teacher_top_logprobs", "loss `distill`", "`teacher_top_logprobs` comes from a stage that calls `teacher_logprobs` of a teacher with `top_logprobs`"),
+        ("loss: mine.bonus", "[scored]", "bonus", "loss `mine.bonus`", ""),
+        ("loss: dpo", "[scored]", "ref_chosen_logprobs` and `ref_rejected_logprobs", "loss `dpo`", "take `ref` too: in: [scored, ref]"),
+    ],
+)  # fmt: skip
+def test_a_missing_column_is_reported(
+    tmp_path: Path, args: str, inputs: str, missing: str, function: str, help: str
+) -> None:
+    (one,) = reported(tmp_path, args, inputs)
+    assert one.severity == "error"
+    assert one.message == f"`metrics` does not receive `{missing}`, which {function} of `actor` needs"
+    assert one.primary and one.primary.line == 21 and one.seconds[0].line == 12
+    assert one.help == help
+
+
+@pytest.mark.parametrize("divergence", ["forward_kl", "jsd"])
+def test_a_teacher_gives_likeliest_tokens_if_their_number_is_given(tmp_path: Path, divergence: str) -> None:
+    args = f"loss: distill, loss_options: {{divergence: {divergence}}}"
+    assert len(reported(tmp_path, args, "[scored, lesson]")) == 1
+    assert reported(tmp_path, args, "[scored, lesson]", teacher="top_logprobs: 4") == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"judge": "mine.Judge", "judge_args": "{}"},
+        {"judge": "mine.Renaming"},
+        {"actor": "mine.Actor"},
+        {"source": "mine.Prompts"},
+        {"source_args": 'keep: ["${oc.env:KEPT,a}"]'},
+    ],
+)
+def test_unknown_columns_are_not_reported(tmp_path: Path, given: dict[str, str]) -> None:
+    assert reported(tmp_path, "loss: mine.bonus", **given) == []
+
+
+def test_columns_that_a_users_class_declares(tmp_path: Path) -> None:
+    own = {"judge": "mine.Bonus", "judge_args": "{}"}
+    assert reported(tmp_path, "loss: mine.bonus", **own) == []
+    (one,) = reported(tmp_path, "loss: grpo", **own)
+    assert "`rewards`" in one.message
+    assert one.help == "`rewards` comes from a stage that calls a reward component"
+
+
+def test_a_loss_and_its_advantage_are_reported_together(tmp_path: Path) -> None:
+    found = reported(tmp_path, "loss: ppo, loss_options: {kl: 1}", "[scored]")
+    assert [one.message.split("`")[3] for one in found] == ["ref_logprobs", "values"]
+
+
+def test_columns_that_a_source_keeps(tmp_path: Path) -> None:
+    assert reported(tmp_path, "loss: mine.bonus", source_args="keep: [bonus]") == []
+
+
+def test_a_subclass_without_methods_is_known(tmp_path: Path) -> None:
+    assert len(reported(tmp_path, "loss: mine.bonus", actor="mine.Plain")) == 1
