@@ -175,11 +175,11 @@ def run(ready: Launchable, attempt: Attempt, engine: Engine, follow: Sequence[st
         preload(plan, ready.path, groups_of(plan, ready.path))
         job = Job(plan, run, main, keep=(attempt.lock,))
         outcome = outcome_of(engine, job, attempt, signals, observers)
+    write(summary(plan, run), sys.stdout)
     try:
-        print(summary(plan, run), end="", flush=True)
         print_cause(outcome)
-    except OSError:  # stdout is closed
-        silence(sys.stdout)
+    except OSError:  # the reader has closed the stream
+        silence(sys.stderr)
     return outcome.code
 
 
