@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 
 from meshctl.cli.output import refuse
-from meshctl.engines.connection import TOKEN_VARIABLE
 from meshctl.engines.engine import groups_on, nodes_of
 from meshctl.plan.model import Plan
+from meshctl.run.authentication import TOKEN_VARIABLE
 from meshctl.run.directory import RunDir
 
 TOKEN_FILE = ".token"

@@ -23,11 +23,11 @@ from typing import Literal
 from meshctl.engines.checks.device_files import check_devices
 from meshctl.engines.checks.interpreters import check_interpreters
 from meshctl.engines.checks.models import check_libraries, downloads
-from meshctl.engines.connection import TOKEN_VARIABLE
 from meshctl.engines.engine import CannotStart, Exited, Handle, Job, Rendered, agent_commands, nodes_of
 from meshctl.engines.node import termination
 from meshctl.engines.node.worker_env import missing, resolve
 from meshctl.plan.model import Plan
+from meshctl.run.authentication import TOKEN_VARIABLE
 from meshctl.run.directory import RunDir, Start
 from meshctl.topology.cluster import transport_error
 

@@ -57,11 +57,13 @@ class RunDir:
 
     @classmethod
     def create(cls, parent: Path, name: str, when: str) -> RunDir:
-        """Makes the folder `parent/name/when`. A second run in the same second gets `when-2`."""
+        """Makes the folder `parent/name/when`, for its owner alone. A second run in the same second gets
+        `when-2`."""
         for count in range(1, 10_000):
             path = parent / name / (when if count == 1 else f"{when}-{count}")
             try:
-                path.mkdir(parents=True)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.mkdir(mode=0o700)
             except FileExistsError:
                 continue
             return cls(path.resolve())

@@ -11,7 +11,7 @@
                 step k until it knows that every stream had data for it (`runtime.stream_order`). Most learn
                 it from the values that they receive. The others ask: `is_given`.
 
-Both sides communicate through the launcher's store, under one prefix per attempt. A step costs no message:
+Both sides communicate through the control store, under one prefix per attempt. A step costs no message:
 each worker has a listener thread that sleeps in `wait`.
 """
 
@@ -20,27 +20,20 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
-from typing import Protocol
 
+from meshctl.run.control_store import Store, StoreLost
+
+PREFIX = "ending/"
+"""The prefix of the keys of the agreement in the store, below that of the attempt."""
 FOREVER = timedelta(days=100)
 ENDLESS = 2**62
 """The last step of a run that only a stop ends."""
 KEPT_CALLS = 256
 """The number of calls of a stream after which their entries are deleted from the store."""
-
-
-class Store(Protocol):
-    """The part of torch's store that is used."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
-    def add(self, key: str, amount: int, /) -> int: ...
-    def check(self, keys: list[str], /) -> bool: ...
-    def wait(self, keys: list[str], timeout: timedelta, /) -> None: ...
-    def delete_key(self, key: str, /) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -207,6 +200,10 @@ class StopAgreement:
         self._store.set(f"left/{self._job_rank}", "")
 
     def _listen(self) -> None:
+        with suppress(StoreLost):  # the launcher has ended, and this process ends with it
+            self._listen_to_launcher()
+
+    def _listen_to_launcher(self) -> None:
         for number in count():
             self._listener.wait([f"word/{number}"], FOREVER)
             what, step = json.loads(self._listener.get(f"word/{number}"))

@@ -1,7 +1,8 @@
 """The process of one worker of a group of components, from its environment to its last step.
 
     python -m meshctl.runtime.worker        with torchrun's variables and MESHCTL_PLAN, MESHCTL_GROUP,
-                                            MESHCTL_HEAD, MESHCTL_ATTEMPT
+                                            MESHCTL_HEAD, MESHCTL_CONTROL, MESHCTL_TOKEN,
+                                            MESHCTL_ATTEMPT
 
 A worker reads the plan and never the recipe. Every error is translated here, once, into a `fault` event with
 group, rank, stage and step. The traceback is also written to the log.
@@ -27,10 +28,12 @@ import torch.distributed as dist
 
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
+from meshctl.run.authentication import TOKEN_VARIABLE
+from meshctl.run.control_store import StoreTimeout
 from meshctl.run.directory import Recorded, RunDir, Start
 from meshctl.run.events import Journal
 from meshctl.run.manifest import describe
-from meshctl.run.shutdown import StopAgreement
+from meshctl.run.shutdown import PREFIX, StopAgreement
 from meshctl.runtime.breakpoints import skip_without_terminal
 from meshctl.runtime.component import Component, ComponentError, context_of
 from meshctl.runtime.errors import StageError
@@ -46,13 +49,16 @@ from meshctl.runtime.seeding import seed_all
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import ConnectError, PeerLost
 from meshctl.runtime.user_modes import ModeError
-from meshctl.runtime.world import connect, connect_all, devices_of, ending, join, peer_has_left, ranks_by_node
+from meshctl.runtime.world import Control, connect_all, connect_torch, devices_of, join, ranks_by_node
 from meshctl.text.env_refs import names
 from meshctl.text.redaction import is_distinctive, literals, redact, redact_traceback, secret_places
 
 USER_ERRORS = (StageError, TargetError, ComponentError, ConnectError, ModeError)
 """Errors whose message is enough for the user. They are reported without a traceback."""
-PEER_ERRORS = (PeerLost, dist.DistNetworkError, dist.DistStoreError, ConnectionResetError, BrokenPipeError)
+PEER_ERRORS = (
+    *(PeerLost, StoreTimeout, dist.DistNetworkError, dist.DistStoreError),
+    *(ConnectionResetError, BrokenPipeError),
+)
 """Errors that a worker sees when a peer has failed. The cause is in another process."""
 
 
@@ -64,22 +70,27 @@ class WorkerEnv:
     group: str
     rank: int
     head: str
+    """HOST:PORT of the store of torch's process groups."""
     attempt: int
+    control: Control
 
     @classmethod
     def parse(cls, environ: Mapping[str, str]) -> WorkerEnv:
+        attempt = int(environ.get("MESHCTL_ATTEMPT", "0"))
         return cls(
             Path(environ["MESHCTL_PLAN"]),
             environ["MESHCTL_GROUP"],
             int(environ["RANK"]),
             environ["MESHCTL_HEAD"],
-            int(environ.get("MESHCTL_ATTEMPT", "0")),
+            attempt,
+            Control(environ["MESHCTL_CONTROL"], environ[TOKEN_VARIABLE], attempt),
         )
 
 
 def main(environ: Mapping[str, str] | None = None) -> int:
     """Runs a worker and returns its exit code: 0 after its last step, 1 after a reported fault."""
     env = WorkerEnv.parse(os.environ if environ is None else environ)
+    os.environ.pop(TOKEN_VARIABLE, None)  # processes that components start do not inherit the token
     run = RunDir.of_plan(env.plan)
     journal = Journal(run.journal(f"{env.group}-{env.rank}"), env.group, env.rank)
     skip_without_terminal(f"{env.group}:{env.rank}")
@@ -109,18 +120,11 @@ class Worker:
         plan, start = Plan.read(env.plan), run.read_start()
         self._plan = plan
         self._progress.has_all_checks = plan.run.has_all_checks
-        group = plan.group(env.group)
-        job_rank = group.first_job_rank + env.rank
         set_log_level(plan.run.log_level)
         self._begin("connection", doing="setup")
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        store, listener = connect(env.head, env.attempt), connect(env.head, env.attempt)
-        join(store, group, env.rank)
-        extend_path(start.path)
-        has_left = partial(peer_has_left, env.head, env.attempt)
-        data_plane = connect_all(plan, job_rank, store, devices_of(group)[0], has_left=has_left)
+        data_plane, agreement = self._connect(plan, start)
         self._data_plane = data_plane
-        agreement = StopAgreement(ending(store), ending(listener), job_rank)
         components = self._components(plan, start, agreement, data_plane)
         if start.resume:
             step, produced = self._resume(plan, components, start.resume)
@@ -137,6 +141,24 @@ class Worker:
         self._journal.write("done", step=last)
         data_plane.close()
         dist.destroy_process_group()
+
+    def _connect(self, plan: Plan, start: Start) -> tuple[DataPlane, StopAgreement]:
+        """Joins the group's world and connects to the workers with which this one shares routes."""
+        env, group = self._env, plan.group(self._env.group)
+        job_rank = group.first_job_rank + env.rank
+        torch_store = connect_torch(env.head, env.attempt)
+        store, listener = env.control.connect(), env.control.connect()
+        join(torch_store, group, env.rank)
+        extend_path(start.path)
+        data_plane = connect_all(
+            plan,
+            job_rank,
+            store,
+            devices_of(group)[0],
+            has_left=env.control.peer_has_left,
+            torch_store=torch_store,
+        )
+        return data_plane, StopAgreement(store.under(PREFIX), listener.under(PREFIX), job_rank)
 
     def _loop_context(
         self,

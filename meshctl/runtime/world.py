@@ -1,5 +1,5 @@
-"""The connections between workers: the world of each group, and the data plane between groups, all through
-the launcher's store.
+"""The connections between workers: the world of each group, through the store of torch's process groups, and
+the data plane between groups, through the control store.
 
 Each group is a world of its own, so FSDP, DDP and user scripts see only their group. Workers of two groups
 (or of one) that a route connects exchange the addresses at which they listen: of unix sockets within a node,
@@ -13,17 +13,20 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import Store as TorchStore
 
 from meshctl.plan.model import Group, Plan
-from meshctl.run.shutdown import has_left
+from meshctl.run.control_store import CONNECT_S, Store, StoreClient, StoreLost, StoreTimeout
+from meshctl.run.shutdown import PREFIX, has_left
 from meshctl.runtime.devices.backend import (
     CHOICE,
     DEVICES,
@@ -50,35 +53,46 @@ from meshctl.topology.modes import Route
 
 JOIN = timedelta(seconds=60)
 """Time limit for the other workers to connect."""
-ANSWER = timedelta(seconds=5)
-"""Time limit for the launcher's store to answer a single question."""
+ANSWER_S = 5.0
+"""Time limit for the control store to answer a single question."""
 CPU = torch.device("cpu")
 NEAR, FAR = "this node", "other nodes"
 """Prefixes of keys in the store, and words of messages."""
 
 
-def connect(head: str, attempt: int, limit: timedelta = JOIN) -> PrefixStore:
-    """Returns a connection to the launcher's store at HOST:PORT, under the attempt's prefix. It waits up to
-    `limit` for the store."""
+def connect_torch(head: str, attempt: int) -> PrefixStore:
+    """Returns a connection to the store of torch's process groups at HOST:PORT, under the attempt's
+    prefix."""
     host, port = head.rsplit(":", 1)
-    return PrefixStore(f"run/{attempt}", TCPStore(host, int(port), is_master=False, timeout=limit))
+    return PrefixStore(f"run/{attempt}", TCPStore(host, int(port), is_master=False, timeout=JOIN))
 
 
-def peer_has_left(head: str, attempt: int, job_rank: int) -> bool:
-    """Returns whether a worker has left the run in order. A new connection asks the launcher's store, because
-    other threads may wait on the existing ones. Without a store, the worker counts as lost."""
-    try:
-        return has_left(ending(connect(head, attempt, ANSWER)), job_rank)
-    except dist.DistError:
+@dataclass(frozen=True)
+class Control:
+    """How a worker reaches the control store of its attempt."""
+
+    address: str
+    """HOST:PORT"""
+    token: str = field(repr=False)
+    attempt: int
+
+    def connect(self, limit_s: float = CONNECT_S) -> StoreClient:
+        """Returns a new connection. Raises `StoreLost`."""
+        return StoreClient(self.address, self.token, f"run/{self.attempt}/", limit_s)
+
+    def peer_has_left(self, job_rank: int) -> bool:
+        """Returns whether a worker has left the run in order. A new connection asks, because other threads
+        may wait on the existing ones. Without a store, the worker counts as lost."""
+        try:
+            store = self.connect(ANSWER_S)
+        except StoreLost:
+            return False
+        with closing(store), suppress(StoreLost):
+            return has_left(store.under(PREFIX), job_rank)
         return False
 
 
-def ending(store: Store) -> PrefixStore:
-    """Returns the part of the launcher's store in which workers agree on the end of the run."""
-    return PrefixStore("ending", store)
-
-
-def join(store: Store, group: Group, rank: int) -> None:
+def join(store: TorchStore, group: Group, rank: int) -> None:
     """Makes this worker a member of its group's WORLD, and waits for the other workers of the group.
 
     Without this wait, the others could end a short run while one of them is still connecting. That one would
@@ -121,17 +135,20 @@ def connect_all(
     device: torch.device = CPU,
     generations: Mapping[str, int] | None = None,
     has_left: Callable[[int], bool] = lambda job_rank: False,
+    torch_store: TorchStore | None = None,
 ) -> DataPlane:
     """Returns a data plane that reaches every worker with which this one shares a route; all workers call it.
     `device` is this worker's, `generations` are those of the groups, 0 if one is missing. `has_left` returns
-    whether a job rank has left the run in order.
+    whether a job rank has left the run in order. Communicators of devices are made through `torch_store`,
+    which is `store` if it is None.
 
     Raises `PeerLost` if workers do not come, and `ConnectError` where they do not agree or the environment
     asks for a transport that does not exist.
     """
     if why := transport_error(os.environ):
         raise ConnectError(why)
-    return Handshake(plan, job_rank, store, device, generations or {}, has_left).data_plane()
+    shared = torch_store or cast(TorchStore, store)
+    return Handshake(plan, job_rank, store, shared, device, generations or {}, has_left).data_plane()
 
 
 @dataclass(frozen=True)
@@ -152,6 +169,7 @@ class Handshake:
     plan: Plan
     job_rank: int
     store: Store
+    torch_store: TorchStore
     device: torch.device
     generations: Mapping[str, int]
     has_left: Callable[[int], bool]
@@ -210,7 +228,7 @@ class Handshake:
             patience_s=plan.run.patience,
             has_digests=plan.run.has_all_checks,
             device=device if device.type != "cpu" else None,
-            make_transfers=partial(transfers_of, self.job_rank, device, self.store)
+            make_transfers=partial(transfers_of, self.job_rank, device, self.torch_store)
             if has_device_memory
             else None,
         )
@@ -281,7 +299,8 @@ class Handshake:
         self.store.set(f"{where}/{self.job_rank}", json.dumps(greeting))
         keys = {other: f"{where}/{other}" for other in sorted(peers)}
         _await(self.plan, self.store, keys, where)
-        greetings = {other: json.loads(self.store.get(key)) for other, key in keys.items()}
+        values = self.store.multi_get([*keys.values()])
+        greetings = {other: json.loads(value) for other, value in zip(keys, values, strict=True)}
         for other, theirs in greetings.items():
             self._check_agrees(where, other, theirs)
         return {other: theirs["address"] for other, theirs in greetings.items()}
@@ -309,6 +328,9 @@ class Handshake:
 def _own_address(store: Store) -> str:
     """Returns the IP address from which this worker reaches the launcher; loopback for a store without a
     network."""
+    if isinstance(store, StoreClient):
+        host, _, port = store.address.rpartition(":")
+        return address_towards(host, int(port))
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return address_towards(store.host, store.port) if isinstance(store, TCPStore) else "127.0.0.1"
@@ -318,7 +340,7 @@ def _await(plan: Plan, store: Store, keys: Mapping[int, str], where: str) -> Non
     """Waits until job ranks have set their keys. Raises `PeerLost`."""
     try:
         store.wait([*keys.values()], JOIN)
-    except dist.DistStoreError:
+    except (dist.DistStoreError, StoreTimeout):
         absent = [_name(plan, other) for other, key in keys.items() if not store.check([key])]
         raise PeerLost(f"{where}: {', '.join(absent)} did not come within {JOIN.seconds} s") from None
 

@@ -34,9 +34,10 @@ from meshctl.engines.supervise.attempt import RunHeld, begin
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.supervisor import Supervisor
 from meshctl.plan.model import Plan
+from meshctl.run.control_store import StoreClient
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Journal
-from meshctl.run.shutdown import StopAgreement
+from meshctl.run.shutdown import PREFIX, StopAgreement
 from meshctl.trackers import tracker_named
 
 STEPS = 3
@@ -46,6 +47,11 @@ def connect(environ: Mapping[str, str]) -> dist.Store:
     host, _, port = environ["MESHCTL_HEAD"].partition(":")
     store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=20))
     return dist.PrefixStore(f"run/{environ['MESHCTL_ATTEMPT']}", store)
+
+
+def agree(environ: Mapping[str, str]) -> StoreClient:
+    prefix = f"run/{environ['MESHCTL_ATTEMPT']}/{PREFIX}"
+    return StoreClient(environ["MESHCTL_CONTROL"], environ["MESHCTL_TOKEN"], prefix)
 
 
 def worker(environ: Mapping[str, str]) -> int:
@@ -68,11 +74,7 @@ def worker(environ: Mapping[str, str]) -> int:
         world_size=plan.group(group).workers,
     )
     job_rank = plan.group(group).first_job_rank + rank
-    ending = StopAgreement(
-        dist.PrefixStore("ending", store),
-        dist.PrefixStore("ending", connect(environ)),
-        job_rank,
-    )
+    ending = StopAgreement(agree(environ), agree(environ), job_rank)
     ending.plan(0 if "forever" in mode else STEPS, {}, [])
     if chosen and "stubborn" in mode:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -81,7 +83,13 @@ def worker(environ: Mapping[str, str]) -> int:
             subprocess.Popen(["sleep", "1000"], start_new_session=own_session)
     planned = None if "forever" in mode else STEPS
     journal.write(
-        "ready", last=planned, threads=torch.get_num_threads(), pid=os.getpid(), parent=os.getppid()
+        "ready",
+        last=planned,
+        threads=torch.get_num_threads(),
+        pid=os.getpid(),
+        parent=os.getppid(),
+        head=environ["MESHCTL_HEAD"],
+        control=environ["MESHCTL_CONTROL"],
     )
     print(f"{group}:{rank} is ready", flush=True)
     step = 1 + (saved_step(run) if "resumes" in mode else 0)

@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from meshctl.engines.connection import Connection, Message, join
+from meshctl.engines.connection import join
 from meshctl.engines.engine import Exited, Handle, Job, Rendered, agent_commands, groups_on, nodes_of
 from meshctl.engines.supervise.attempt import attached
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.supervisor import Supervisor
 from meshctl.plan.model import Plan
+from meshctl.run.connection import Connection, Message
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.events import Journal
 from meshctl.run.observer import Observer
@@ -40,8 +41,9 @@ class FakeWorker:
     group: str
     rank: int
     attempt: int
-    store: str
-    """HOST:PORT of the store."""
+    control: str
+    """HOST:PORT of the control store."""
+    token: str
     stop: threading.Event = field(default_factory=threading.Event)
     """Set when SIGTERM or SIGKILL is sent to the worker."""
 
@@ -173,7 +175,15 @@ class FakeNode(threading.Thread):
         for group in groups_on(plan, self._node):
             self._workers[group] = [
                 _Worker(
-                    FakeWorker(plan, self._job.run, group, member.rank, self._attempt, message["store"]),
+                    FakeWorker(
+                        plan,
+                        self._job.run,
+                        group,
+                        member.rank,
+                        self._attempt,
+                        message["control"],
+                        self._job.token,
+                    ),
                     self._worker,
                 )
                 for member in plan.workers(group, self._node)

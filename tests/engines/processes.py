@@ -58,6 +58,13 @@ class Launched:
         wait(lambda: len(self.events("ready")) >= workers, f"{workers} ready workers; {self.output()}")
         return self
 
+    def last_step(self) -> int:
+        """Returns the last step that some worker has completed; 0 before the first."""
+        return max((event.step or 0 for event in self.events("step")), default=0)
+
+    def wait_for_step(self, step: int) -> None:
+        wait(lambda: self.last_step() >= step, f"step {step}; {self.output()}")
+
     def pid_of(self, group: str, rank: int, attempt: int = 0) -> int:
         pids = [
             int(event.value["pid"])

@@ -8,17 +8,17 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import plan_of, wait
-from torch.distributed import PrefixStore, TCPStore
 
 from meshctl.cli.launch import outcome_of
 from meshctl.engines import connection, engine
-from meshctl.engines.connection import Connection, join
+from meshctl.engines.connection import join
 from meshctl.engines.engine import CannotStart, Job, engine_named
 from meshctl.engines.local import LocalEngine
 from meshctl.engines.supervise.attempt import begin
@@ -28,7 +28,10 @@ from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.supervisor import Supervisor
 from meshctl.plan.model import Cluster, Plan, Program, Restarts
 from meshctl.run.bounds import end_of_data
+from meshctl.run.connection import Connection
+from meshctl.run.control_store import GET, StoreClient
 from meshctl.run.events import Event
+from meshctl.run.shutdown import PREFIX
 from meshctl.trackers.jsonl import JsonLines
 from tests.engines.fake import FakeEngine, FakeHandle, FakeWorker
 
@@ -119,16 +122,15 @@ def test_the_reason_is_the_stream_that_ended_first(two_nodes: Plan, tmp_path: Pa
     asked = {"one": ("late", 4), "two": ("early", 2)}
 
     def worker(job: FakeWorker) -> int:
-        host, _, port = job.store.partition(":")
-        store = PrefixStore(f"run/{job.attempt}/ending", TCPStore(host, int(port), is_master=False))
         number = list(asked).index(job.group)
         source, ended = asked[job.group]
-        if not job.rank:
-            store.wait([f"asked/{earlier}" for earlier in range(number)])
-            store.set(f"asked/{number}", json.dumps({"reason": end_of_data(source), "ended": ended}))
-            if number == len(asked) - 1:  # a plain request is answered, after those before it
-                store.set(f"asked/{len(asked)}", json.dumps({"reason": "stop", "ended": None}))
-        store.wait(["word/0"])
+        with closing(StoreClient(job.control, job.token, f"run/{job.attempt}/{PREFIX}")) as store:
+            if not job.rank:
+                store.wait([f"asked/{earlier}" for earlier in range(number)], GET)
+                store.set(f"asked/{number}", json.dumps({"reason": end_of_data(source), "ended": ended}))
+                if number == len(asked) - 1:  # a plain request is answered, after those before it
+                    store.set(f"asked/{len(asked)}", json.dumps({"reason": "stop", "ended": None}))
+            store.wait(["word/0"], GET)
         return steps(job)
 
     outcome, _ = run(FakeEngine(worker), two_nodes, tmp_path)

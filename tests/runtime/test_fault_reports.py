@@ -9,6 +9,7 @@ from meshctl.plan.model import Cluster, Component, Group, Plan, Run
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Journal
 from meshctl.runtime.worker import Worker, WorkerEnv, secrets_of
+from meshctl.runtime.world import Control
 from meshctl.topology.mesh import DeviceMesh
 
 GROUP = Group(
@@ -43,7 +44,9 @@ def test_a_fault_and_its_log_contain_no_secret(
         monkeypatch.setenv(name, value)
     run = RunDir(tmp_path)
     worker = Worker(
-        WorkerEnv(run.plan, "train", 0, "localhost:1", 0), run, Journal(run.journal("train-0"), "train", 0)
+        WorkerEnv(run.plan, "train", 0, "localhost:1", 0, Control("localhost:2", "", 0)),
+        run,
+        Journal(run.journal("train-0"), "train", 0),
     )
     worker._plan = PLAN
     try:
@@ -68,7 +71,9 @@ def test_a_fault_and_its_log_contain_no_secret(
 def test_a_worker_that_has_read_no_plan_reports_its_fault_all_the_same(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     worker = Worker(
-        WorkerEnv(run.plan, "train", 0, "localhost:1", 0), run, Journal(run.journal("train-0"), "train", 0)
+        WorkerEnv(run.plan, "train", 0, "localhost:1", 0, Control("localhost:2", "", 0)),
+        run,
+        Journal(run.journal("train-0"), "train", 0),
     )
     worker.report_fault(FileNotFoundError("plan.json"))
     assert json.loads(run.journal("train-0").read_text())["value"]["error"] == "FileNotFoundError: plan.json"

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import DistError, PrefixStore, Store
+from torch.distributed import DistError, Store
 from torch.distributed.elastic.agent.server.api import (
     DEFAULT_ROLE,
     RunResult,
@@ -45,8 +45,9 @@ from meshctl.engines.node.interpreter import server_python
 from meshctl.engines.node.progress import recorded_workers
 from meshctl.engines.node.rendezvous import Meeting, PlannedRendezvous, connect
 from meshctl.engines.node.termination import GRACE_S
-from meshctl.engines.node.worker_env import WorkerEnv
+from meshctl.engines.node.worker_env import Stores, WorkerEnv
 from meshctl.plan.model import Group, Plan, Worker
+from meshctl.run.control_store import StoreClient, StoreLost
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.events import Journal
 
@@ -63,8 +64,7 @@ class AgentJob:
     start: Start
     group: str
     node: int
-    store: str
-    """HOST:PORT of the head's store."""
+    stores: Stores
 
     @property
     def log(self) -> Path:
@@ -87,7 +87,7 @@ class AgentJob:
     def requests(self, inherited: dict[str, str]) -> tuple[SpawnRequest, ...]:
         """Returns the requests to the fork server, without torchrun's variables."""
         env = WorkerEnv(
-            self.plan, self.run, self.start, self.placed, self.store, inherited, is_rocm(), self.python
+            self.plan, self.run, self.start, self.placed, self.stores, inherited, is_rocm(), self.python
         )
         argv, cwd = env.argv, env.cwd
         recorded = recorded_workers(self.plan, self.node)
@@ -118,7 +118,7 @@ class GroupAgent(SimpleElasticAgent):
         requests: Sequence[SpawnRequest],
         server: Client,
         journal: Journal,
-        stop: Store | None,
+        stop: StoreClient | None,
     ) -> None:
         """`stop` is the store in which the head may request a program to end; None for other groups."""
         super().__init__(spec, exit_barrier_timeout=60)
@@ -246,7 +246,7 @@ def run_agent(job: AgentJob, server: Client) -> int:
         return 1 if agent.run().is_failed() else 0
     except SignalException as stopped:
         return 128 + stopped.sigval
-    except (DistError, RendezvousError, ServerGone, CannotStart) as error:
+    except (DistError, RendezvousError, ServerGone, StoreLost, CannotStart) as error:
         logging.getLogger(__name__).exception("agent of group %s on node %s", job.group, job.node)
         print(f"error: {error}", file=sys.stderr)
         journal.write("fault", error=f"{error}", traceback="", lost=isinstance(error, ServerGone))
@@ -258,8 +258,8 @@ def run_agent(job: AgentJob, server: Client) -> int:
 def _agent(job: AgentJob, server: Client, journal: Journal) -> GroupAgent:
     program = job.placed.program
     requests = job.requests(dict(os.environ))
-    store = connect(job.store)
-    meeting = Meeting(job.store, job.start.attempt, job.group, job.plan.nodes_of(job.group), job.node)
+    store = connect(job.stores.torch)
+    meeting = Meeting(job.stores.torch, job.start.attempt, job.group, job.plan.nodes_of(job.group), job.node)
     spec = WorkerSpec(
         role=DEFAULT_ROLE if program else job.group,
         local_world_size=len(requests),
@@ -269,7 +269,8 @@ def _agent(job: AgentJob, server: Client, journal: Journal) -> GroupAgent:
         monitor_interval=1e-4,
     )
     is_asked = program is not None and not program.service
-    stop = PrefixStore(f"run/{job.start.attempt}", store) if is_asked else None
+    prefix = f"run/{job.start.attempt}/"
+    stop = StoreClient(job.stores.control, job.stores.token, prefix) if is_asked else None
     return GroupAgent(spec, job, requests, server, journal, stop)
 
 

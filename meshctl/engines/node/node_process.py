@@ -6,8 +6,8 @@
                                  worker ...          forked for the agents, see `forkserver`
                                  fork server ...     one for each other interpreter, kept across attempts
 
-It connects to the head and waits. For each attempt the head sends the plan and the address of the store. The
-node process downloads the models of the hub that its cache lacks (`hub_download`), and starts the fork
+It connects to the head and waits. For each attempt the head sends the plan and the addresses of its stores.
+The node process downloads the models of the hub that its cache lacks (`hub_download`), and starts the fork
 servers of other interpreters (`exec_server`). When both are ready it forks the agents of its groups. It
 reports the exit of each, and the attempt as ended when no process of it is left. It ends when the head
 requests it, when the connection to the head closes or is silent for longer than the lease, and on SIGTERM,
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from meshctl.engines.checks.models import downloads
-from meshctl.engines.connection import BEAT_S, Connection, Message, ProtocolError, join
+from meshctl.engines.connection import BEAT_S, join
 from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
 from meshctl.engines.node import forkserver, process_setup, termination
 from meshctl.engines.node.agent import AgentJob, run_agent
@@ -38,7 +38,9 @@ from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_so
 from meshctl.engines.node.hub_download import Downloading
 from meshctl.engines.node.interpreter import groups_of
 from meshctl.engines.node.progress import POLL_S, Records
+from meshctl.engines.node.worker_env import Stores
 from meshctl.plan.model import Plan
+from meshctl.run.connection import Connection, Message, ProtocolError
 from meshctl.run.directory import RunDir, Start
 
 OK, FAILED, REFUSED = 0, 1, 4
@@ -161,8 +163,11 @@ class NodeProcess:
             for group in groups_on(plan, self._job.node)
             if not self._job.groups or group in self._job.groups
         ]
-        run, node, store = self._job.run, self._job.node, str(message["store"])
-        self._attempt = _Attempt(number, [AgentJob(plan, run, start, group, node, store) for group in groups])
+        stores = Stores(str(message["store"]), str(message["control"]), self._job.token)
+        run, node = self._job.run, self._job.node
+        self._attempt = _Attempt(
+            number, [AgentJob(plan, run, start, group, node, stores) for group in groups]
+        )
         self._records.begin(plan, self._job.node)
         try:
             wanted = downloads(plan, start.path, os.environ, groups)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.visible_devices import device_list, variables, visible_names
 from meshctl.plan.model import Group, Plan, Program, Worker
 from meshctl.recipe.code.interpreters import interpreter_path, problem_of
+from meshctl.run.authentication import TOKEN_VARIABLE
 from meshctl.run.directory import RunDir, Start
 from meshctl.text.env_refs import Unset, filled
 
@@ -46,6 +47,18 @@ WORKER = ("-P", "-m", "meshctl.runtime.worker")
 
 
 @dataclass(frozen=True)
+class Stores:
+    """How the processes of an attempt reach the head's stores."""
+
+    torch: str
+    """HOST:PORT of the store of torch's process groups."""
+    control: str
+    """HOST:PORT of the control store."""
+    token: str = field(repr=False)
+    """The token of the run, which the control store asks for."""
+
+
+@dataclass(frozen=True)
 class WorkerEnv:
     """The environment and the command line of the workers of one group on one node."""
 
@@ -53,8 +66,7 @@ class WorkerEnv:
     run: RunDir
     start: Start
     group: Group
-    store: str
-    """HOST:PORT of the head's store."""
+    stores: Stores
     inherited: Mapping[str, str]
     """The environment of the fork server."""
     is_rocm: bool = False
@@ -87,10 +99,12 @@ class WorkerEnv:
         for name, value in self.group.env:
             if value is not None:
                 found[name] = resolve(value, self.inherited)
+        if self.group.program is None:
+            found |= {"MESHCTL_CONTROL": self.stores.control, TOKEN_VARIABLE: self.stores.token}
         return found | {
             "MESHCTL_PLAN": str(self.run.plan),
             "MESHCTL_GROUP": self.group.name,
-            "MESHCTL_HEAD": self.store,
+            "MESHCTL_HEAD": self.stores.torch,
             "MESHCTL_ATTEMPT": str(self.start.attempt),
             "MESHCTL_RUN_DIR": str(self.run.path),
         }

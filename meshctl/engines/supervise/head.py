@@ -58,9 +58,10 @@ from meshctl.engines.supervise.saved_files import SavedFiles
 from meshctl.engines.supervise.signals import Signals
 from meshctl.plan.model import Plan
 from meshctl.run.bounds import end_of_data
+from meshctl.run.control_store import StoreClient
 from meshctl.run.events import Event, Journal
 from meshctl.run.progress import Activity, Record
-from meshctl.run.shutdown import Proposer, StopRequest, Store
+from meshctl.run.shutdown import PREFIX, Proposer, StopRequest
 from meshctl.text.english import in_units
 
 FAILED, UNFIT = 5, 4
@@ -91,12 +92,10 @@ class Session:
     job: Job
     handle: Handle
     nodes: Nodes
-    address: str
-    """HOST:PORT of the store."""
-    store: Callable[[int], Store]
-    """Returns the store under the prefix of an attempt, by its number."""
-    proposer: Callable[[int], Proposer]
-    """Returns the supervisor's side of the agreement on the last step of an attempt."""
+    store_address: str
+    """HOST:PORT of the store of torch's process groups."""
+    control: StoreClient
+    """The supervisor's connection to the control store."""
     journal: Journal
     observers: Observers
     signals: Signals
@@ -109,8 +108,8 @@ class Head:
         plan = attempt.plan
         self._session, self._attempt, self._plan = session, attempt, plan
         self._nodes, self._signals = session.nodes, session.signals
-        self._store = session.store(attempt.start.attempt)
-        self._proposer = session.proposer(attempt.start.attempt)
+        self._store = session.control.under(f"run/{attempt.start.attempt}/")
+        self._proposer = proposer(plan, self._store)
         components = {group.name: group.workers for group in plan.groups if group.program is None}
         services = {group.name for group in plan.groups if group.program and group.program.service}
         self._services = frozenset(services) if len(services) < len(plan.groups) else frozenset[str]()
@@ -172,7 +171,8 @@ class Head:
         return {
             "type": "attempt",
             "number": self._attempt.start.attempt,
-            "store": self._session.address,
+            "store": self._session.store_address,
+            "control": self._session.control.address,
             "plan": self._plan.to_json(),
             "start": json.loads(json.dumps(asdict(self._attempt.start))),
         }
@@ -431,6 +431,17 @@ class Head:
     def _write(self, name: str, *, step: int | None = None, **value: Any) -> None:
         """Writes an event. Observers receive it at the next reading of the events."""
         self._session.journal.write(name, step=step, **value)
+
+
+def proposer(plan: Plan, store: StoreClient) -> Proposer:
+    """Returns the supervisor's side of the agreement on the last step, for all workers of components."""
+    job_ranks = [
+        group.first_job_rank + rank
+        for group in plan.groups
+        if not group.program
+        for rank in range(group.workers)
+    ]
+    return Proposer(store.under(PREFIX), job_ranks)
 
 
 def position_of(plan: Plan, record: Record) -> Position:

@@ -17,14 +17,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from meshctl.engines.connection import (
-    BEAT_S,
-    JOIN_S,
-    Connection,
-    Handshake,
-    Message,
-    ProtocolError,
-)
+from meshctl.engines.connection import BEAT_S, JOIN_S, Handshake
+from meshctl.run.connection import Connection, Message, ProtocolError
 from meshctl.run.progress import Record
 
 STRANGER_S = 10.0

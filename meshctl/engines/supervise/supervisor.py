@@ -1,11 +1,11 @@
-"""The supervisor owns a run: the store, the connections to the node processes, the attempts and the
+"""The supervisor owns a run: the stores, the connections to the node processes, the attempts and the
 observers.
 
     supervisor = Supervisor(job, engine, signals)
     outcome = supervisor.run(attempt, observers)
 
-It opens the sockets, calls the engine to start the node processes, then serves the store. Several attempts
-can run in one supervisor, on the same node processes. The engine forks before the store starts its thread,
+It opens the sockets, calls the engine to start the node processes, then serves the stores. Several attempts
+can run in one supervisor, on the same node processes. The engine forks before the stores start their threads,
 and later forks happen in the node processes.
 """
 
@@ -17,11 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from torch.distributed import PrefixStore
-
-from meshctl.engines.connection import new_token
 from meshctl.engines.engine import Engine, Handle, Job
-from meshctl.engines.node.rendezvous import serve
 from meshctl.engines.supervise.attempt import Attempt, next_attempt
 from meshctl.engines.supervise.cause import Cause, Priority
 from meshctl.engines.supervise.head import FAILED, Head, Outcome, Session
@@ -29,11 +25,11 @@ from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.restarts import Restarts
 from meshctl.engines.supervise.signals import Signals
-from meshctl.plan.model import Plan
+from meshctl.engines.supervise.stores import Stores
+from meshctl.run.authentication import new_token
 from meshctl.run.events import Journal
 from meshctl.run.observer import Observer
 from meshctl.run.saved_checkpoints import NoneWhole
-from meshctl.run.shutdown import Proposer
 
 MakeObservers = Callable[[], Iterable[Observer]]
 """Returns the observers of a run. Called after the engine has forked, because an observer may start a
@@ -57,24 +53,23 @@ class Supervisor:
         exists."""
         ends_at, host = self._clock() + (job.plan.run.time_limit or math.inf), self._engine.host
         nodes_listener = socket.create_server((host, 0), backlog=1024)
-        store_listener = socket.create_server((host, 0), backlog=1024)
-        addresses = [f"{host}:{sock.getsockname()[1]}" for sock in (nodes_listener, store_listener)]
-        job = replace(job, head=addresses[0], token=job.token or new_token())
+        stores = Stores(host)
+        head = f"{host}:{nodes_listener.getsockname()[1]}"
+        job = replace(job, head=head, token=job.token or new_token())
         handle = self._engine.start(job) if environ is None else self._engine.attach(job, environ)
         nodes = Nodes(nodes_listener, job.token, self._engine.lease_s)
         journal = Journal(job.run.journal("launcher"))
         views = Observers([])
         outcome = Outcome(70)
         try:
-            store = serve(store_listener)
+            control = stores.serve(job.token)
             views = Observers(observers())
             session = Session(
                 job,
                 handle,
                 nodes,
-                addresses[1],
-                lambda number: PrefixStore(f"run/{number}", store),
-                lambda number: proposer(job.plan, PrefixStore(f"run/{number}", store)),
+                stores.torch_address,
+                control,
                 journal,
                 views,
                 self._signals,
@@ -87,6 +82,7 @@ class Supervisor:
             nodes.leave()
             handle.close()
             nodes.close()
+            stores.close()
             journal.close()
         return outcome
 
@@ -118,14 +114,3 @@ class Supervisor:
                 cause=outcome.reason,
                 left=restarts.left(self._clock()),
             )
-
-
-def proposer(plan: Plan, store: PrefixStore) -> Proposer:
-    """Returns the supervisor's side of the agreement on the last step, for all workers of components."""
-    job_ranks = [
-        group.first_job_rank + rank
-        for group in plan.groups
-        if not group.program
-        for rank in range(group.workers)
-    ]
-    return Proposer(PrefixStore("ending", store), job_ranks)

@@ -23,8 +23,9 @@ from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.distributed import Store
+from torch.distributed import Store as TorchStore
 
+from meshctl.run.control_store import Store
 from meshctl.runtime.transports.buffers.arena import Piece
 
 ALIGN = 512
@@ -114,7 +115,7 @@ def memory_of(device: torch.device) -> DeviceMemory | None:
 
 
 def transfers_of(
-    job_rank: int, device: torch.device, store: Store, on_broken: Callable[[int, Exception], None]
+    job_rank: int, device: torch.device, store: TorchStore, on_broken: Callable[[int, Exception], None]
 ) -> Any:
     """Returns the `nccl.PairTransfers` of a device that has a `memory_of`."""
     return _imported(DEVICES[device.type].transfers)(job_rank, device, store, on_broken)
@@ -204,7 +205,8 @@ def _exchange(
 def _values(store: Store, key: str, job_ranks: Collection[int], wait: Wait) -> dict[int, Any]:
     keys = {other: f"{key}/{other}" for other in sorted(job_ranks)}
     wait(keys)
-    return {other: json.loads(store.get(each)) for other, each in keys.items()}
+    values = store.multi_get([*keys.values()])
+    return {other: json.loads(value) for other, value in zip(keys, values, strict=True)}
 
 
 def _offer(memory: DeviceMemory | None, job_rank: int) -> tuple[Piece | None, tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from meshctl.engines.engine import CannotStart
-from meshctl.engines.node.worker_env import WorkerEnv, missing, reads_at_import, resolve
+from meshctl.engines.node.worker_env import Stores, WorkerEnv, missing, reads_at_import, resolve
 from meshctl.plan.model import Cluster, Group, Plan, Program, Run
 from meshctl.run.directory import RunDir, Start
 
@@ -24,19 +24,24 @@ def cuda(name: str = "train", start: int = 4, workers: int = 2, per_worker: int 
     return Group(name, "cuda", workers, 0, devices=((start, stop),), gpus_per_worker=per_worker, **more)
 
 
+STORES = Stores("127.0.0.1:1", "127.0.0.1:2", "secret")
+
+
 def test_environment() -> None:
     group = cuda(env=(("MY", "${oc.env:HOME_OF_MINE,none}/x"), ("PASSED", None)))
     plan, run = planned(group), RunDir(Path("/runs/1"))
-    env = WorkerEnv(plan, run, Start(("/recipe",), 2), group, "127.0.0.1:1", {})
+    env = WorkerEnv(plan, run, Start(("/recipe",), 2), group, STORES, {})
     assert env.variables(plan.worker("train", 0)) == {
         "CUDA_VISIBLE_DEVICES": "4",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         "MESHCTL_ATTEMPT": "2",
+        "MESHCTL_CONTROL": "127.0.0.1:2",
         "MESHCTL_GROUP": "train",
         "MESHCTL_HEAD": "127.0.0.1:1",
         "MESHCTL_PLAN": "/runs/1/plan.json",
         "MESHCTL_RUN_DIR": "/runs/1",
+        "MESHCTL_TOKEN": "secret",
         "MY": "none/x",
         "OMP_NUM_THREADS": "1",
     }
@@ -46,7 +51,7 @@ def test_environment() -> None:
 
 def devices_of(group: Group, inherited: dict[str, str], rocm: bool = False) -> dict[str, str]:
     plan = planned(group)
-    env = WorkerEnv(plan, RunDir(Path("/runs/1")), Start(()), group, "h:1", inherited, rocm)
+    env = WorkerEnv(plan, RunDir(Path("/runs/1")), Start(()), group, STORES, inherited, rocm)
     environ = env.variables(plan.worker(group.name, 1))
     return {name: value for name, value in environ.items() if name.endswith("VISIBLE_DEVICES")}
 
@@ -105,7 +110,7 @@ def test_which_variables_are_read_at_import(
     group = Group("one", "cpu", 1, 0, env=given)
     inherited = {"OMP_NUM_THREADS": "1", "LIBRARY": "x.so"}
     assert reads_at_import(group, inherited) == expected
-    env = WorkerEnv(planned(group), RunDir(Path()), Start(()), group, "h:1", inherited)
+    env = WorkerEnv(planned(group), RunDir(Path()), Start(()), group, STORES, inherited)
     assert env.argv == ((sys.executable, "-P", "-m", "meshctl.runtime.worker") if expected else None)
     other = replace(env, python="/other/python")
     assert other.argv == (("/other/python", "-P", "-m", "meshctl.runtime.worker") if expected else None)
@@ -119,7 +124,7 @@ def test_a_program_is_found_in_the_folder_of_the_recipe(tmp_path: Path) -> None:
 
     def argv(program: Program) -> tuple[str, ...] | None:
         group = Group("one", "cpu", 1, 0, program=program)
-        return WorkerEnv(planned(group), run, start, group, "h:1", {}).argv
+        return WorkerEnv(planned(group), run, start, group, STORES, {}).argv
 
     (here / "train.py").touch()
     assert argv(Program(("train.py", "{run_dir}/out"))) == (

@@ -1,0 +1,40 @@
+"""The two stores of a run, which the supervisor serves.
+
+control    for everything that can steer or end the run; clients must have the token of the run
+torch      torch's TCPStore, for the process groups of each group of workers only: it has no authentication
+"""
+
+from __future__ import annotations
+
+import socket
+
+from torch.distributed import TCPStore
+
+from meshctl.engines.node.rendezvous import serve
+from meshctl.run.control_store import StoreClient
+from meshctl.run.store_server import StoreServer
+
+
+class Stores:
+    def __init__(self, host: str) -> None:
+        """Opens the sockets. Clients may connect before `serve`, because the backlog holds them."""
+        self._control, self._torch = (socket.create_server((host, 0), backlog=1024) for _ in range(2))
+        self.torch_address = f"{host}:{self._torch.getsockname()[1]}"
+        self._control_address = f"{host}:{self._control.getsockname()[1]}"
+        self._torch_store: TCPStore | None = None
+        self._server: StoreServer | None = None
+        self._client: StoreClient | None = None
+
+    def serve(self, token: str) -> StoreClient:
+        """Starts the threads of both stores. Returns the supervisor's connection to the control store."""
+        self._torch_store = serve(self._torch)
+        self._server = StoreServer(self._control, token)
+        self._client = StoreClient(self._control_address, token)
+        return self._client
+
+    def close(self) -> None:
+        self._torch_store = None
+        if self._client:
+            self._client.close()
+        if self._server:
+            self._server.close()

@@ -1,0 +1,89 @@
+"""A socket that carries JSON objects, one per line, both ways.
+
+It never blocks: bytes that cannot be sent at once are buffered until the socket is writable.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+Message = dict[str, Any]
+
+HANDSHAKE_BYTES_MAX = 4096
+"""Maximum size of a message from a peer that has not authenticated yet."""
+RECEIVE_BYTES = 1 << 16
+
+
+class ProtocolError(Exception):
+    """The peer has sent bytes that are not a valid message."""
+
+
+class Connection:
+    """A socket that sends and receives messages without ever blocking."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._received, self._unsent = bytearray(), bytearray()
+        self.message_bytes_max = HANDSHAKE_BYTES_MAX
+        self.is_closed = False
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether bytes are buffered, which `flush` sends once the socket is writable."""
+        return bool(self._unsent) and not self.is_closed
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self._unsent += json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self._unsent and not self.is_closed:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+
+    def receive(self) -> list[Message]:
+        """Returns the messages that have arrived completely. Sets `is_closed` if the peer has closed the
+        connection.
+
+        Raises `ProtocolError` for bytes that are not a valid message.
+        """
+        try:
+            while part := self._socket.recv(RECEIVE_BYTES):
+                self._received += part
+                if len(self._received) > self.message_bytes_max:
+                    raise ProtocolError("the message is too long")
+            self.close()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+        *lines, rest = self._received.split(b"\n")
+        self._received = bytearray(rest)
+        return [_parsed(bytes(line)) for line in lines]
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._socket.close()
+
+
+def _parsed(line: bytes) -> Message:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("the message is not JSON") from error
+    if not isinstance(message, dict):
+        raise ProtocolError("the message is not a JSON object")
+    return message
