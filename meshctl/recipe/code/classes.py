@@ -11,9 +11,10 @@ them.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from meshctl.recipe.code.declarations import READERS, Declarations, declarations_of
 from meshctl.recipe.code.modes import mode_text
@@ -179,8 +180,7 @@ class Code(Sources):
             for name, (owner, item) in methods.items()
             if isinstance(item, ast.FunctionDef)
         }
-        logged = tuple(dict.fromkeys(name for _, item in functions.values() for name in _logged(item)))
-        read = {name: self._endpoint(*function, logged) for name, function in functions.items()}
+        metrics = {name: _metrics(item) for name, (_, item) in functions.items()}
         is_component: bool | None = bool(ends & COMPONENTS)
         if not is_component and unknown.difference(libraries):
             is_component = None
@@ -191,7 +191,7 @@ class Code(Sources):
             target=target,
             file=str(module.file),
             is_component=is_component,
-            endpoints={name: endpoint for name, endpoint in read.items() if endpoint},
+            endpoints=self._endpoints(functions, metrics),
             methods=frozenset(members) | inherited,
             constructor=self._constructor(classes, functions) if is_constructor_known else None,
             is_complete=not unknown,
@@ -200,7 +200,7 @@ class Code(Sources):
             ),
             async_methods=frozenset(methods) - frozenset(functions),
             assigned_members=frozenset(members) - frozenset(methods),
-            logs=any(_may_log(item) for _, item in functions.values()),
+            logs=any(one.may_log for one in metrics.values()),
             foreign_base=libraries[0].removeprefix("builtins.") if libraries else "",
             declares=declarations_of(_values(members)),
             overridden=frozenset(name for name in OF_METHODS if _is_overridden(classes, name)),
@@ -229,8 +229,20 @@ class Code(Sources):
             else:
                 yield absolute
 
-    def _endpoint(self, module: Module, method: ast.FunctionDef, logged: tuple[str, ...]) -> Endpoint | None:
-        """Reads the `endpoint` decorator of a method; returns None if it has none."""
+    def _endpoints(
+        self, functions: Mapping[str, tuple[Module, ast.FunctionDef]], metrics: Mapping[str, _Metrics]
+    ) -> dict[str, Endpoint]:
+        """Returns the endpoints among the methods of a class. Each has the metrics that it returns, and those
+        that any of the methods logs."""
+        logged = tuple(dict.fromkeys(key for one in metrics.values() for key in one.logged))
+        read = {
+            name: self._endpoint(*function, (*metrics[name].returned, *logged))
+            for name, function in functions.items()
+        }
+        return {name: endpoint for name, endpoint in read.items() if endpoint}
+
+    def _endpoint(self, module: Module, method: ast.FunctionDef, metrics: tuple[str, ...]) -> Endpoint | None:
+        """Reads the `endpoint` decorator of a method with these metrics; returns None if it has none."""
         for decorator in method.decorator_list:
             call = decorator if isinstance(decorator, ast.Call) else None
             dotted = dotted_name(call.func if call else decorator)
@@ -250,7 +262,7 @@ class Code(Sources):
                 signature=signature(method, partial(self.meaning, module)),
                 unread_parameter=unread[0] if unread else "",
                 unknown_arguments=(*strange, *nameless),
-                metrics=(*_returned(method), *logged),
+                metrics=metrics,
                 stated_parameters=frozenset(stated),
                 place=(str(module.file), decorator.lineno, decorator.col_offset + 1),
             )
@@ -305,31 +317,38 @@ def _is_abstract(method: ast.FunctionDef) -> bool:
 # Metrics
 
 
-def _returned(method: ast.FunctionDef) -> Iterator[str]:
-    """Yields the literal keys of the mappings that a method returns."""
-    for node in ast.walk(method):
-        if isinstance(node, ast.Return) and isinstance(node.value, ast.Dict):
-            yield from _keys(node.value)
+class _Metrics(NamedTuple):
+    """What the text of a method says about metrics."""
+
+    returned: tuple[str, ...]
+    """The literal keys of the mappings that it returns."""
+    logged: tuple[str, ...]
+    """The literal keys of the mappings that it passes to `self.log`."""
+    may_log: bool
+    """Whether it mentions an attribute `log`, or hands its component to something that may."""
 
 
-def _logged(method: ast.FunctionDef) -> Iterator[str]:
-    """Yields the literal keys of the mappings that a method passes to `self.log`."""
-    for node in ast.walk(method):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "log":
-            for argument in node.args:
-                if isinstance(argument, ast.Dict):
-                    yield from _keys(argument)
-
-
-def _may_log(method: ast.FunctionDef) -> bool:
-    """Whether a method mentions an attribute `log`, or hands its component to something that may."""
+def _metrics(method: ast.FunctionDef) -> _Metrics:
     nodes = list(ast.walk(method))
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    logs = {id(node) for node in attributes if node.attr == "log"}
     owners = {id(node.value) for node in attributes}
+    returned = [node.value for node in nodes if isinstance(node, ast.Return)]
+    logged = [
+        argument
+        for node in nodes
+        if isinstance(node, ast.Call) and id(node.func) in logs
+        for argument in node.args
+    ]
     is_handed_on = any(
         isinstance(node, ast.Name) and node.id == "self" and id(node) not in owners for node in nodes
     )
-    return is_handed_on or any(node.attr == "log" for node in attributes)
+    return _Metrics(_keys_of(returned), _keys_of(logged), is_handed_on or bool(logs))
+
+
+def _keys_of(values: Sequence[ast.expr | None]) -> tuple[str, ...]:
+    """Returns the literal keys of the mappings among some expressions."""
+    return tuple(key for value in values if isinstance(value, ast.Dict) for key in _keys(value))
 
 
 def _keys(mapping: ast.Dict, prefix: str = "") -> Iterator[str]:

@@ -13,7 +13,7 @@ import builtins
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from meshctl.package import PACKAGE_DIR
@@ -119,7 +119,7 @@ class Sources:
             source = contents(file, MAX_BYTES)
             if len(source) > MAX_BYTES:
                 return Unread(f"`{file}` is larger than {MAX_BYTES >> 20} MiB")
-            return Module(name, file, ast.parse(source, str(file)))
+            return Module(name, file, _parsed(source, str(file)))
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None)
             return Unread(f"`{file}` is not Python{f': line {line}' if line else ''}", broken=True)
@@ -240,6 +240,13 @@ class Sources:
         absolute = self.absolute(module, dotted)
         found = self.follow(absolute, libraries=False) if absolute else None
         return found if isinstance(found, str) else absolute
+
+
+@lru_cache(maxsize=64)
+def _parsed(source: bytes, file: str) -> ast.Module:
+    """Returns the tree of a source file, which nobody changes. Recipes that are checked one after another
+    often name the same classes."""
+    return ast.parse(source, file)
 
 
 def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
