@@ -188,7 +188,9 @@ def _location(key: str, word: str, section: Section, path: KeyPath, root: Node) 
     if section is RECIPE:
         return Location(f"{called}goes at the top of the recipe", (word,))
     places = _places(section, path, root)
-    if section is GROUP and word in PROGRAM_KEYS:
+    if word == "program":
+        places = [place for place in places if _lacks_program(root, place)] or places
+    elif section is GROUP and word in PROGRAM_KEYS:
         places = [place for place in places if root.at((*place, "program")) is not None]
     field = section.by_key[word]
     if len(places) > 1 and field.required:
@@ -239,3 +241,9 @@ def _names(root: Node, top: str) -> list[str]:
     node = root.get(top)
     names = [name for name, _ in node.items()] if node is not None else []
     return names if len(names) <= MAX_PLACES else []
+
+
+def _lacks_program(root: Node, group: KeyPath) -> bool:
+    """Whether a group has keys of a program, and no `program`."""
+    keys = {key for key in PROGRAM_KEYS if root.at((*group, key)) is not None}
+    return bool(keys) and "program" not in keys

@@ -19,6 +19,8 @@ JOINED = re.compile(r"([A-Za-z_][\w.@/-]*)(\s*=\s*|:\s*|\s+)([^\s=:].*)")
 """A key, the text between key and value, and a value."""
 PLAIN_VALUE = re.compile(r"[\w./$+-]([\w./${}+-]|:(?=\w))*")
 """A value that needs no quotes."""
+BRACED = re.compile(r"([A-Za-z_][\w.@/-]*):([{\[].*)")
+"""A key that is joined with the beginning of a mapping or a list in brackets."""
 ITEMS = re.compile(r"-\w\S*( - \S+)*")
 """Items of a list on one line, the first without a space after its `-`."""
 
@@ -39,7 +41,7 @@ class Spacing:
             return node
         items = dict[str, Node]()
         for key, item in node.items():
-            name, value = self.pair(key, item) or (key, item)
+            name, value = self.pair(key, item) or self.braced(key, item) or (key, item)
             items[name] = self.separate(value)
         return replace(node, value=items)
 
@@ -54,6 +56,22 @@ class Spacing:
             return None
         self.report("MC101", parts, item.key)
         return parts[1], self.node(parts, item.key)
+
+    def braced(self, key: str, item: Node) -> tuple[str, Node] | None:
+        """Returns the key that is joined with the beginning of a value in brackets, without this value, and
+        reports it; None if nothing is joined."""
+        parts = BRACED.fullmatch(key)
+        if (
+            parts is None
+            or item.key is None
+            or not isinstance(item.value, str)
+            or item.value[-1:] not in "}]"
+        ):
+            return None
+        help = f"write `{parts[1]}: {parts[2][0]}...`, with a space"
+        self.found.append(Diagnostic("MC101", "a space is missing after the `:`", item.key, (), help))
+        empty: dict[str, Node] | list[Node] = {} if parts[2][0] == "{" else []
+        return parts[1], replace(item, value=empty, written="")
 
     def mapping(self, node: Node) -> Node | None:
         """Returns the mapping that a text was meant to be, and reports it; None if it does not look like a

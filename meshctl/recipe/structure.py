@@ -58,7 +58,9 @@ def correct(root: Node) -> Structure:
     walk = _Walk(root, spacing)
     tree = walk.section(root, (), RECIPE)
     for path, node in walk.moves:
-        there = tree.at(path)
+        there, top = tree.at(path), tree.get(path[0])
+        if len(path) > 1 and top is not None and top.value is None:
+            tree = put(tree, path[:1], replace(top, value={}))
         if can_hold(tree, path):
             tree = put(tree, path, node if there is None else merge(there, node))
     return Structure(tree, (*spacing.found, *walk.found), frozenset(walk.wrong))
@@ -93,6 +95,7 @@ class _Walk:
 
     def section(self, node: Node, path: KeyPath, section: Section) -> Node:
         """Returns a section with corrected keys."""
+        node = self.without_list(node, path, section)
         if not node.is_mapping:
             return node
         node = self.with_whole_numbers(node, section)
@@ -111,6 +114,17 @@ class _Walk:
             here = (*path, key)
             items[key] = self.value(self.adopted(node.value[key], here, some), here, section.by_key[key].type)
         return replace(node, value=self.with_required(items, path, section))
+
+    def without_list(self, node: Node, path: KeyPath, section: Section) -> Node:
+        """Returns the mapping that a list of single keys was meant to be, and reports it."""
+        items = dict(_entries(node)) if node.is_list and path else {}
+        if not items or not items.keys() <= section.by_key.keys():
+            return node
+        message = f"`{path[-1]}` must be a mapping, not a list"
+        first = next(iter(items))
+        help = f"write `{first}:` without the `-`, and the others likewise"
+        self.report("MC102", message, node.span, help)
+        return replace(node, value=items)
 
     def with_whole_numbers(self, node: Node, section: Section) -> Node:
         """Returns a mapping in which `samples: 1,024` is one number. YAML reads `024` as a key."""
@@ -222,7 +236,8 @@ class _Walk:
     ) -> tuple[str, Location | None]:
         """Returns (key of the section that was probably meant, place to which the key belongs). At most one
         of them is known. `is_misspelt` is true if the key is an unambiguous misspelling."""
-        word, known = called(key, section.keys), section.keys
+        known = section.keys
+        word = "" if kind_of(item) else called(key, known)
         location = None if word or key in HINTS else location_of(key, section, path, item, self.root)
         if location and (location.is_named_item or not is_misspelt):
             return "", location
@@ -285,6 +300,11 @@ class _Walk:
                 self.moves.append(((other, name), self.named_item((other, name), item, NAMED[other])))
                 message = f"`{name}` is {NAMED[other].title}, not {section.title}"
                 self.report("MC101", message, item.key or item.span, f"it goes under `{other}`")
+            elif _is_section_of_recipe(name, item) and self.root.get(name) is None:
+                message = f"`{name}` is a key of a recipe, not {section.title}"
+                help = "it goes at the top of the recipe: indent it less"
+                self.report("MC101", message, item.key or item.span, help)
+                self.moves.append(((name,), self.value(item, (name,), RECIPE.by_key[name].type)))
             elif _is_stray(name, item, section):
                 self.stray(name, item, path, section, found)
             else:
@@ -352,6 +372,13 @@ def _is_stray(key: str, item: Node, section: Section) -> bool:
     of_section = [inner for inner in keys if inner in section.by_key]
     is_of_value = isinstance(type_, Nested) and keys[:1] and keys[0] in type_.section.by_key
     return bool(is_of_value or not of_section or (of_section[0] != keys[0] and len(of_section) == 1))
+
+
+def _is_section_of_recipe(name: str, item: Node) -> bool:
+    """Whether a group, component or stage is in fact a section of the recipe, such as `run`."""
+    field = RECIPE.by_key.get(name)
+    keys = {key for key, _ in item.items()}
+    return field is not None and isinstance(field.type, Nested) and keys <= field.type.section.by_key.keys()
 
 
 def _empty_above(item: Node, node: Node, section: Section) -> str:

@@ -80,6 +80,36 @@ CASES = {
         "file `pars.jsonl` does not exist",
         "did you mean `pairs.jsonl`?",
     ),
+    "more ranks than the group whose devices are shared, which also fit no layout": (
+        "compact.yaml",
+        ("twin: {ranks: 8,", "twin: {ranks: 31,"),
+        "group `twin` shares 31 devices with `rollout`, which has 8",
+        "write at most 8",
+    ),
+    "a stage that takes itself and sends its samples to an earlier one": (
+        "compact.yaml",
+        ("metrics: {call: actor.update, in: joined,", "metrics: {call: actor.update, in: metrics,"),
+        "stage `metrics` takes its own value",
+        "a stage runs after those that it takes",
+    ),
+    "the run, indented into the pipeline": (
+        "compact.yaml",
+        ("\nrun: {steps", "\n  run: {steps"),
+        "`run` is a key of a recipe, not a stage",
+        "it goes at the top of the recipe: indent it less",
+    ),
+    "a mapping in brackets without a space before it": (
+        "models.yaml",
+        ("loss_options: {beta", "loss_options:{beta"),
+        "a space is missing after the `:`",
+        "write `loss_options: {...`, with a space",
+    ),
+    "a no-break space in a defaults list": (
+        "compact.yaml",
+        ("critic.parallel: fsdp_tp", "critic.parallel:\u00a0fsdp_tp"),
+        "config `layout` does not exist",
+        "it contains the character U+00A0",
+    ),
     "a key of a program": (
         "programs.yaml",
         ("{module: json.tool}", "{script: train.py}"),
@@ -138,3 +168,64 @@ def test_a_missing_key_is_reported_in_the_recipe_and_not_in_the_layout_that_it_i
 def test_an_empty_list_of_metrics_has_no_value() -> None:
     [error] = load("blocks.yaml", ["run.show="], FOLDER, environ={}).report.errors
     assert error.message == "`show` must be a list of texts, but it has no value"
+
+
+PROGRAM_OF_RUN = """
+groups:
+  server: {ranks: 2, device_type: cpu, service: true, args: [--port, 8000]}
+  train: {ranks: 2, device_type: cpu, program: {module: json.tool}}
+run:
+  program: serve.py
+"""
+GROUPS_IN_PIPELINE = """
+groups:
+components:
+  source: {_target_: parts.Prompts, group: train, args: {path: x}}
+pipeline:
+  train: {ranks: 4, device_type: cpu}
+  batch: {call: source.next, samples: 8}
+run: {steps: 1}
+"""
+COMPONENT_OUTSIDE_COMPONENTS = """
+groups:
+  train: {ranks: 4, device_type: cpu}
+components:
+  source: {_target_: parts.Prompts, group: train, args: {path: x}}
+trainer:
+  _target_: parts.Actor
+  group: train
+pipeline:
+  batch: {call: source.next, samples: 8}
+  metrics: {call: trainer.update, in: batch}
+run:
+  - steps: 1
+  - show: [metrics.loss]
+"""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        (PROGRAM_OF_RUN, [("`run` has no key `program`", "it goes under `groups.server`")]),
+        (GROUPS_IN_PIPELINE, [("`train` is a group, not a stage", "it goes under `groups`")]),
+        (
+            COMPONENT_OUTSIDE_COMPONENTS,
+            [
+                (
+                    "a recipe has no key `trainer`",
+                    "it looks like a component, which goes under `components`",
+                ),
+                (
+                    "`run` must be a mapping, not a list",
+                    "write `steps:` without the `-`, and the others likewise",
+                ),
+            ],
+        ),
+    ],
+)
+def test_what_is_in_a_wrong_place_is_reported_only_there(
+    recipe: str, expected: list[tuple[str, str]]
+) -> None:
+    held = {str((FOLDER / "moved.yaml").resolve()): recipe.encode()}
+    errors = load("moved.yaml", [], FOLDER, environ={}, held=held).report.errors
+    assert [(one.message, one.help) for one in errors] == expected

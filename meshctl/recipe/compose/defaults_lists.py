@@ -144,7 +144,10 @@ class DefaultsLists:
             after = "" if entry.package is None else f"@{entry.package}"
             fixes = renamed(entry.span, path, others) if path == full and not after else ()
             message = f"config `{path}` does not exist"
-            self.report("MC201", message, entry.span, self._searched(full), fixes)
+            help = self._searched(full)
+            if "\u00a0" in after:
+                help = "it contains the character U+00A0, which YAML does not treat as a space: write a space"
+            self.report("MC201", message, entry.span, help, fixes)
             return False
         return True
 

@@ -86,7 +86,8 @@ class _WrongSize:
 def sizes_fit_group(facts: Facts) -> Iterator[Diagnostic]:
     """The product of the sizes is the number of workers, and carved sizes divide their dims. If another
     number of ranks fits several components that are wrong now, it is reported in place of their sizes. If
-    a group has more ranks than the cluster has devices and fewer would fit, only that is reported."""
+    a group has more ranks than the cluster, or the group of `colocate`, has devices and fewer would fit, only
+    that is reported."""
     by_group: dict[str, list[_WrongSize]] = {}
     for component, sizes in _sized(facts):
         for misfit in _misfits(facts, component, sizes):
@@ -95,13 +96,20 @@ def sizes_fit_group(facts: Facts) -> Iterator[Diagnostic]:
         products = [one for one in wrong if one.misfit.rule == "product"]
         count = _count_that_fits(facts, group)
         is_beyond = facts.allocation is not None and group in facts.allocation.beyond
-        if is_beyond and 0 < count < facts.recipe.groups[group].workers:
+        if (is_beyond or _exceeds_host(facts, group)) and 0 < count < facts.recipe.groups[group].workers:
             wrong = [one for one in wrong if one not in products]
         elif count and len(products) > 1:
             yield _wrong_count(facts, group, products, count)
             wrong = [one for one in wrong if one not in products]
         for one in wrong:
             yield _diagnostic(facts, one.component, one.sizes, one.misfit)
+
+
+def _exceeds_host(facts: Facts, name: str) -> bool:
+    """Whether a group has more devices than the group whose devices it shares."""
+    group = facts.recipe.groups[name]
+    host = facts.recipe.groups.get(group.colocate)
+    return isinstance(group.ranks, int) and host is not None and group.devices > host.devices > 0
 
 
 def _sized(facts: Facts) -> Iterator[tuple[Component, Sizes]]:

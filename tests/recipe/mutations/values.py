@@ -66,7 +66,8 @@ for name, (forms, remedy, applies) in NUMBERS.items():
 
 @kind
 def number_with_separators(recipe: Correct, chance: random.Random) -> Mutation:
-    item = pick([one for one in _numbers(recipe) if recipe.written(one).isdigit()], chance)
+    numbers = [one for one in _numbers(recipe) if recipe.written(one).isdigit()]
+    item = pick([one for one in numbers if "parallel" not in one.path], chance)  # no size is so large
     new = chance.choice(("1,024", "1 024", "1'024", "2,048,000"))
     digits = re.sub(r"\D", "", new)
     made = retyped(recipe, item, new, digits)
@@ -211,8 +212,11 @@ def cluster_too_small(recipe: Correct, chance: random.Random) -> Mutation:
 
 @kind
 def device_beyond_cluster(recipe: Correct, chance: random.Random) -> Mutation:
+    """A device that does not exist, or that the group has twice."""
     item = pick(recipe.items_at("groups", "*", "ranks", "*"), chance)
-    return retyped(recipe, item, chance.choice(("8", "99", "1")), r"\d")
+    made = retyped(recipe, item, chance.choice(("8", "99", "1")), r"\d")
+    [ranks] = recipe.items_at(*item.path[:-1])
+    return replace(made, places=((ranks.value[0], ranks.value[1] + 1),))
 
 
 @kind
