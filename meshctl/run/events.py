@@ -23,6 +23,8 @@ written. Readers follow all files of the folder and fold the events.
                                         the first time; `counted` is the rank whose numbers count
     differs             worker          {"metric": NAME, "counted": GROUP:RANK, "values": [TEXT, TEXT]}
                                         where this rank logs another number than the rank that counts
+    retried             worker          {"error": TYPE, "times": n}: the call of `stage` raised an exception
+                                        and is repeated for the n-th time
     saved               worker          {"seconds": s, "files": {PATH: {"size": bytes, "sha256": digest}}}:
     its
                                         part of the checkpoint of `step` is on disk

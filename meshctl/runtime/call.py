@@ -6,6 +6,7 @@ What does not change between steps is computed once, when the loop is made.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from functools import partial
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any
@@ -19,17 +20,18 @@ from meshctl.runtime.batch.batch import MARK, Batch, numbered
 from meshctl.runtime.batch.identify import identify
 from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.borrowed import Borrowed
-from meshctl.runtime.component import context_of
+from meshctl.runtime.component import context_of, endpoint_of
 from meshctl.runtime.digests import Digested
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.kept_values import KeptValues
 from meshctl.runtime.loop_context import LoopContext, StepState
 from meshctl.runtime.pass_values import PassValues
 from meshctl.runtime.peers import PeerCheck
+from meshctl.runtime.retries import Retries
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END
 from meshctl.runtime.routes.held import HeldInput
-from meshctl.runtime.routes.inputs import Input, InputEnd, Inputs
+from meshctl.runtime.routes.inputs import Arguments, Input, InputEnd, Inputs
 from meshctl.runtime.seeding import Seeds
 from meshctl.runtime.sources import Sources
 from meshctl.runtime.stage_metrics import StageMetrics
@@ -100,6 +102,10 @@ class Call:
         if stage.block and outward:
             self.passes = PassValues(outward[0], collect)
         self._kept: KeptValues | None = None
+        declared = endpoint_of(type(component), stage.method)
+        self._retries: Retries | None = None
+        if declared and declared.retry:
+            self._retries = Retries(declared.retry, stage, state, context.progress, context.events)
         self._has_home = any(route.dispatch.home == stage.name for route in context.plan.routes)
         """Whether a later stage sends the samples back to the data rank that made them."""
 
@@ -172,7 +178,7 @@ class Call:
         weight = 1.0
         if arguments is not None:
             self._borrowed.begin(arguments)
-            value, first = self._call(step, arguments.positional, arguments.named), arguments.first
+            value, first = self._call(step, arguments), arguments.first
             self._borrowed.end(arguments)
             if isinstance(value, Batch):
                 if self.stage.is_without_data:
@@ -194,17 +200,30 @@ class Call:
         called = f"`{self.stage.component}.{self.stage.method}`"
         return StageError(f"{called} returned a Batch, but `{self.stage.name}` is a stage without data")
 
-    def _call(self, step: int, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    def _call(self, step: int, arguments: Arguments) -> Any:
         """Calls the endpoint, with seeded generators; a TensorDict that it returns becomes a batch."""
         self._context.step, self._context.log = step, self._metrics.log
         self._metrics.begin_call()
         self._seeds.seed_all(step, self._state.pass_number)
         self._state.is_in_user_code = True
-        value = self._method(*positional, **named)
+        if self._retries is None:
+            value = self._method(*arguments.positional, **arguments.named)
+        else:
+            endpoint = partial(self._method, *arguments.positional, **arguments.named)
+            value = self._retries.call(endpoint, partial(self._begin_again, step, arguments))
         self._state.is_in_user_code = False
         if isinstance(value, Batch) or not is_tensordict(value):
             return value
         return Batch.from_tensordict(value)
+
+    def _begin_again(self, step: int, arguments: Arguments) -> None:
+        """Prepares for a repetition of a call: what it has logged is dropped, and generators are seeded as
+        at first. Raises `StageError` if the call has written into its arguments."""
+        self._metrics.drop_call()
+        self._seeds.seed_all(step, self._state.pass_number)
+        if arguments.batches:
+            self._borrowed.end(arguments)
+            self._borrowed.begin(arguments)
 
     def _marked(self, batch: Batch) -> Batch:
         """Adds marks to samples: the version of the weights that made them, and their home where a later
@@ -336,7 +355,7 @@ class SourceCall(Call):
         mine = numbers[part.start : part.stop]
         if stage.block and not mine:
             return END
-        value = self._call(step, (mine,), {})
+        value = self._call(step, Arguments([mine], {}, None, (), (), []))
         if value is None:
             self._check_end(mine, step)
             return END

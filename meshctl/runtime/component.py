@@ -44,13 +44,19 @@ class Endpoint:
     dispatch: str | DispatchMode = "slice_dp"
     collect: str | CollectMode = "flatten"
     execute: str | ExecuteMode = "all"
+    retry: int = 0
+    """How often a call that raises an exception is repeated, on the rank where it has failed."""
 
 
 @overload
 def endpoint(method: Method, /) -> Method: ...
 @overload
 def endpoint(
-    *, dispatch: str | DispatchMode = ..., collect: str | CollectMode = ..., execute: str | ExecuteMode = ...
+    *,
+    dispatch: str | DispatchMode = ...,
+    collect: str | CollectMode = ...,
+    execute: str | ExecuteMode = ...,
+    retry: int = ...,
 ) -> Callable[[Method], Method]: ...
 
 
@@ -61,12 +67,20 @@ def endpoint(
     dispatch: str | DispatchMode = "slice_dp",
     collect: str | CollectMode = "flatten",
     execute: str | ExecuteMode = "all",
+    retry: int = 0,
 ) -> Method | Callable[[Method], Method]:
     """Marks a method that stages may call. `validate` reads the arguments as text, so they must be
-    literals."""
+    literals.
+
+    With `retry: n`, a call that raises an exception is repeated up to n times, on that rank only, so the
+    method must not call collectives. Its arguments and the random generators are then as at first; what it
+    has changed in the component is not.
+    """
+    if isinstance(retry, bool) or not isinstance(retry, int) or retry < 0:
+        raise ComponentError(f"@endpoint: `retry` must be an integer of at least 0, not {retry!r}")
 
     def mark(method: Method) -> Method:
-        method.__meshctl_endpoint__ = Endpoint(dispatch, collect, execute)  # type: ignore[attr-defined]
+        method.__meshctl_endpoint__ = Endpoint(dispatch, collect, execute, retry)  # type: ignore[attr-defined]
         return method
 
     return mark if method is None else mark(method)

@@ -49,6 +49,7 @@ from meshctl.run.progress import (
     padded,
 )
 from meshctl.runtime.call_site import call_site
+from meshctl.runtime.errors import CollectiveError
 from meshctl.runtime.torch_calls import TorchMeshes
 
 FORMS_MAX = 4096
@@ -77,6 +78,8 @@ class Progress:
         """Key -> the number of its row in the table."""
         self.called: list[CollectiveCalls] = []
         """The counters with calls in the running step."""
+        self.no_collectives_in = ""
+        """The running endpoint, COMPONENT.METHOD, if it must not call collectives; else empty."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], attempt: int) -> Progress:
@@ -220,6 +223,12 @@ class CollectiveCalls:
             self._progress.end_call()
 
     def _count(self, form: Form) -> None:
+        if endpoint := self._progress.no_collectives_in:
+            self._depth = 0
+            raise CollectiveError(
+                f"`{endpoint}` calls a collective, and its `retry` may repeat the call on one rank only: "
+                "leave out `retry`"
+            )
         if not self.count:
             self._progress.called.append(self)
         text, operation = _form(form)

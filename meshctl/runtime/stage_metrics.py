@@ -51,6 +51,11 @@ class StageMetrics:
         self._before = len(self._state.report.metrics)
         self.logged.clear()
 
+    def drop_call(self) -> None:
+        """Drops what the running call has logged, because it has failed and is repeated."""
+        del self._state.report.metrics[self._before :]
+        self.logged.clear()
+
     def log(self, values: Mapping[str, float], weight: float) -> None:
         """Implements `Component.log`. Raises `TypeError` for what is not a number and `ValueError` for a
         weight that is negative or not finite."""

@@ -34,6 +34,8 @@ from meshctl.recipe.code.modules import (
 from meshctl.recipe.code.signatures import Signature, signature
 
 WORDS = ("dispatch", "collect", "execute")
+RETRY = "retry"
+"""An argument of the decorator of which a plan knows nothing."""
 """The parameters of the `endpoint` decorator."""
 OF_METHODS = ("ROLLOUT", "RETURNS")
 """The declarations that describe methods, and not only arguments."""
@@ -255,7 +257,7 @@ class Code(Sources):
                 if key in given and key not in stated and (text := mode_text(self, module, given[key])):
                     stated[key] = text
             unread = [key or "**" for key in given if key not in stated and key in (*WORDS, None)]
-            strange = [key for key in given if key and key not in WORDS]
+            strange = [key for key in given if key and key not in (*WORDS, RETRY)]
             nameless = [""] * len(call.args) if call else []
             return Endpoint(
                 **stated,
