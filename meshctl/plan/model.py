@@ -133,6 +133,9 @@ class Stage:
     ends_run: bool | None = field(default=None, metadata=SPARSE)
     """A field of sources: whether the run ends when the source has no more data. For None, `run.bounds`
     decides."""
+    patience: float | None = field(default=None, metadata=SPARSE)
+    """Seconds in which a worker must advance while the endpoint runs; 0 for no limit, None for those of the
+    run."""
     block: str = field(default="", metadata=SPARSE)
     """The block that the stage belongs to; empty for none. The name of such a stage is BLOCK.STAGE, and its
     `every` and `when` are those of the block."""
@@ -219,8 +222,9 @@ class Run:
     """The metrics (STAGE.NAME) that the display and the summary show; empty for all."""
     record: tuple[str, ...] = field(default=(), metadata=SPARSE)
     """The routes, by name, whose values are kept on disk."""
-    patience: float = field(default=3600.0, metadata=SPARSE)
-    """Seconds that a worker waits for another worker before it ends the run; 0 to wait for ever."""
+    patience: float = field(default=600.0, metadata=SPARSE)
+    """Seconds after which the run ends if a worker that waits for no other one has not advanced; 0 for no
+    limit."""
     log_level: str = field(default="warning", metadata=SPARSE)
     """The least level of the log records that workers of components write."""
     checks: str = field(default="basic", metadata=SPARSE)

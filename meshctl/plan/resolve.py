@@ -166,6 +166,7 @@ def _stage(stage: recipes.Stage, endpoints: Mapping[str, Mapping[str, Endpoint]]
         checksum=stage.checksum,
         is_without_data=stage.is_without_data,
         ends_run=stage.ends_run,
+        patience=stage.patience,
         block=stage.block,
     )
 

@@ -164,6 +164,12 @@ class Seconds(Type):
         return {"type": ["number", "string"], "minimum": 0, "pattern": f"{SECONDS_SCHEMA}|{OPEN}"}
 
 
+class OptionalSeconds(Seconds):
+    """Seconds for which 0 and "left out" have different meanings."""
+
+    empty: ClassVar[Any] = None
+
+
 class Bytes(Type):
     """A number of bytes, written as an integer or with a unit: 80GB, 141GiB, 1.5 TB."""
 

@@ -20,6 +20,7 @@ from meshctl.recipe.field_types import (
     Bytes,
     Metric,
     OptionalBoolean,
+    OptionalSeconds,
     OptionalWhole,
     Seconds,
     Size,
@@ -342,6 +343,9 @@ CALL = Section("call", "a stage with `call`", (
     Field("ends_run", OptionalBoolean(),
         doc="Of a source: whether the run ends with its data. Default: for a source that is called in "
             "every step, or else for those that are called most often."),
+    Field("patience", OptionalSeconds(),
+        doc="Seconds in which a worker must advance while the endpoint runs. Default: `run.patience`.",
+        aliases="timeout timeout_seconds"),
 ))
 
 SYNC = Section("sync", "a sync", (
@@ -497,9 +501,9 @@ RUN = Section("run", "`run`", (
         doc="Restarts of the run after a failure, from its newest checkpoint: a number, which is short for "
             "{times: NUMBER, within: 1h}; false for none.",
         aliases="max_restarts max_failures"),
-    Field("patience", Seconds(), default=3600.0,
-        doc="Seconds that a worker waits for another one before the run ends with an error that names "
-            "it; 0: no limit.",
+    Field("patience", Seconds(), default=600.0,
+        doc="Seconds after which the run ends if a worker that waits for no other one has not advanced; "
+            "six times that before the worker's first step is over. 0: no limit.",
         aliases="timeout timeout_seconds"),
     Field("log_level", Word(LOG_LEVELS, "a log level", "MC102"), default="warning",
         doc="The least level of Python's log records that workers of components write."),

@@ -173,6 +173,9 @@ class Stage:
     """For a sync: whether received weights are verified; None for the first syncs only."""
     ends_run: bool | None = None
     """For a source: whether the end of its data ends the run; None for the rule in `run.bounds`."""
+    patience: float | None = None
+    """For a call: seconds in which a worker must advance while the endpoint runs; None for those of the
+    run."""
     block: str = ""
     """The block that the stage belongs to. Its name is then BLOCK.STAGE, and its `every` and `when` are those
     of the block."""

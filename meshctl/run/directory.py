@@ -112,6 +112,11 @@ class RunDir:
     def log(self, group: str, rank: int | str) -> Path:
         return self.path / "logs" / group / f"{rank}.log"
 
+    @property
+    def stalls(self) -> Path:
+        """The log of the stacks of workers that have held up the run."""
+        return self.path / "logs" / "stalls.log"
+
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step}"
 

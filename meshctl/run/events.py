@@ -34,7 +34,8 @@ written. Readers follow all files of the folder and fold the events.
                                         lost, `progress` where this rank has called collectives
     launched, stopping, launcher        see `engines/supervise/head.py`
     resumed, checkpoint, over,
-    warning, download, restarted
+    warning, download, restarted,
+    stall
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ends a process together with its parent."""
+"""The relation of a process to its parent: it ends with it, and lets it read its stack."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 
-SET_PDEATHSIG = 1
-"""Option of `prctl`, from linux/prctl.h."""
+SET_PDEATHSIG, SET_PTRACER = 1, 0x59616D61
+"""Options of `prctl`, from linux/prctl.h."""
 
 
 def die_with(parent: int, by: signal.Signals) -> None:
@@ -23,3 +23,10 @@ def die_with(parent: int, by: signal.Signals) -> None:
         raise OSError("prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it died before
         os.kill(os.getpid(), by)
+
+
+def allow_tracing_by(parent: int) -> None:
+    """Allows a process and its children to read the memory of this one, where only descendants may be read
+    (the security module Yama)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_PTRACER, ctypes.c_ulong(parent), 0, 0, 0)

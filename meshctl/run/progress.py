@@ -81,6 +81,11 @@ class Record:
     """The index of the stage in the plan; -1 outside of stages."""
     since: float = 0.0
     """The start of the activity, in seconds of the node's monotonic clock."""
+    route: int = -1
+    """The index in the plan of the route on which the worker waits for a peer. Routes at the end of a run
+    continue the numbers; -1 for none."""
+    peer: int = -1
+    """The job rank for which the worker waits; its own one if it waits for several; -1 for none."""
     collective: str = ""
     """The key of the process group whose collective runs; empty if none does."""
     collective_since: float = 0.0
@@ -116,6 +121,8 @@ def decode(data: bytes) -> Record:
         repeat_pass=words[PASS],
         stage=words[STAGE] - 1,
         since=seconds[SINCE],
+        route=words[ROUTE] - 1,
+        peer=words[PEER] - 1,
         collective=keys[running - 1] if 0 < running <= len(keys) else "",
         collective_since=seconds[CALLED],
         site=text_of(data[SITE]),

@@ -33,7 +33,9 @@ from meshctl.run.progress import (
     KEY_BYTES,
     OPERATION,
     PASS,
+    PEER,
     RECORD_BYTES,
+    ROUTE,
     ROW_BYTES,
     ROWS,
     SINCE,
@@ -112,6 +114,13 @@ class Progress:
         words[STAGE] = stage + 1
         words[ACTIVITY] = activity
         self._seconds[SINCE] = now
+
+    def wait_for(self, job_rank: int, route: int) -> None:
+        """Begins to wait for a job rank to send or to receive on a route, by its index in the plan; -1 for
+        none. A job rank of -1 ends the wait."""
+        words = self._words
+        words[ROUTE] = route + 1
+        words[PEER] = job_rank + 1
 
     def begin_block(self) -> None:
         """Begins a `repeat` block, whose passes are counted from 1."""

@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
+from meshctl.run import stack_dump
 from meshctl.run.authentication import TOKEN_VARIABLE
 from meshctl.run.control_store import StoreTimeout
 from meshctl.run.directory import Recorded, RunDir, Start
@@ -157,6 +158,7 @@ class Worker:
             devices_of(group)[0],
             has_left=env.control.peer_has_left,
             torch_store=torch_store,
+            progress=self._progress,
         )
         return data_plane, StopAgreement(store.under(PREFIX), listener.under(PREFIX), job_rank)
 
@@ -397,6 +399,7 @@ def is_lost(error: BaseException) -> bool:
 
 if __name__ == "__main__":
     faulthandler.enable()  # the fork server does the same for its workers
+    stack_dump.register()
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -39,6 +39,7 @@ from meshctl.runtime.devices.backend import (
 )
 from meshctl.runtime.peers import first_tag
 from meshctl.runtime.process_group import RUNNING
+from meshctl.runtime.progress import Progress
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.transports.context import Context
 from meshctl.runtime.transports.data_plane import DataPlane
@@ -136,11 +137,12 @@ def connect_all(
     generations: Mapping[str, int] | None = None,
     has_left: Callable[[int], bool] = lambda job_rank: False,
     torch_store: TorchStore | None = None,
+    progress: Progress | None = None,
 ) -> DataPlane:
     """Returns a data plane that reaches every worker with which this one shares a route; all workers call it.
     `device` is this worker's, `generations` are those of the groups, 0 if one is missing. `has_left` returns
     whether a job rank has left the run in order. Communicators of devices are made through `torch_store`,
-    which is `store` if it is None.
+    which is `store` if it is None. `progress` is told for whom this worker waits.
 
     Raises `PeerLost` if workers do not come, and `ConnectError` where they do not agree or the environment
     asks for a transport that does not exist.
@@ -148,7 +150,8 @@ def connect_all(
     if why := transport_error(os.environ):
         raise ConnectError(why)
     shared = torch_store or cast(TorchStore, store)
-    return Handshake(plan, job_rank, store, shared, device, generations or {}, has_left).data_plane()
+    connecting = Handshake(plan, job_rank, store, shared, device, generations or {}, has_left, progress)
+    return connecting.data_plane()
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,7 @@ class Handshake:
     device: torch.device
     generations: Mapping[str, int]
     has_left: Callable[[int], bool]
+    progress: Progress | None = None
 
     def data_plane(self) -> DataPlane:
         near, far = self._peers()
@@ -225,7 +229,7 @@ class Handshake:
             ),
             generations=self.generations,
             has_left=self.has_left,
-            patience_s=plan.run.patience,
+            on_wait=partial(_note_wait, self.progress) if self.progress else lambda job_rank, tag: None,
             has_digests=plan.run.has_all_checks,
             device=device if device.type != "cpu" else None,
             make_transfers=partial(transfers_of, self.job_rank, device, self.torch_store)
@@ -351,6 +355,10 @@ def _name(plan: Plan, job_rank: int) -> str:
         if 0 <= job_rank < plan.job_size
         else f"job rank {job_rank}"
     )
+
+
+def _note_wait(progress: Progress, job_rank: int, tag: int) -> None:
+    progress.wait_for(job_rank, tag // TAGS_PER_ROUTE)
 
 
 def _route_of(plan: Plan, tag: int) -> str:

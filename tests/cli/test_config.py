@@ -52,7 +52,7 @@ run.steps = 7                           override 1:1:11
                                         (was 100, recipe.yaml:11:14)
 run.show.0 = metrics.loss               recipe.yaml:11:26
 run.on_nan = stop                       default
-run.patience = 3600                     default
+run.patience = 600                      default
 run.log_level = warning                 default
 run.checks = basic                      default
 components.actor.parallel.fsdp_size = auto  layout/fsdp.yaml:2:12

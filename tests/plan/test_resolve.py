@@ -83,18 +83,24 @@ def test_the_recipe_of_the_design(tmp_path: Path) -> None:
 
 
 def test_rare_fields_arrive_and_leave_no_trace_where_they_are_absent(tmp_path: Path) -> None:
-    keys = ("pipeline.publish.checksum", "pipeline.scored.dispatch.equal_counts", "run.patience")
+    keys = (
+        "pipeline.scored.patience",
+        "pipeline.publish.checksum",
+        "pipeline.scored.dispatch.equal_counts",
+        "run.patience",
+    )
     plan = plan_of(
         tmp_path,
         IN_DESIGN,
-        *(f"{key}={value}" for key, value in zip(keys, ("true", "true", "0.5"), strict=True)),
+        *(f"{key}={value}" for key, value in zip(keys, ("0", "true", "true", "0.5"), strict=True)),
     )
     assert plan.stage("publish").checksum and plan.run.patience == 0.5
+    assert plan.stage("scored").patience == 0 and plan.stage("metrics").patience is None
     assert [route.dispatch for route in plan.routes if route.dispatch.equal_counts] == [
         Dispatch(balance="tokens", equal_counts=True)
     ]
     assert Plan.from_json(plan.to_json()) == plan
-    stated = [f"{key}={value}" for key, value in zip(keys[1:], ("false", "3600"), strict=True)]
+    stated = [f"{key}={value}" for key, value in zip(keys[2:], ("false", "600"), strict=True)]
     assert plan_of(tmp_path, IN_DESIGN, *stated).digest == plan_of(tmp_path, IN_DESIGN).digest != plan.digest
 
 

@@ -112,7 +112,7 @@ def test_what_nobody_wrote() -> None:
     stated = {path: (origin.value, origin.kind) for path, origin in found.items() if origin.span is None}
     assert stated["seed"] == (0, "default")
     assert stated["run.grace"] == (30, "default") and stated["run.dir"] == ("runs", "default")
-    assert stated["run.patience"] == (3600, "default")
+    assert stated["run.patience"] == (600, "default")
     assert stated["cluster.nodes"] == (1, "inferred")
     assert stated["components.sampler.parallel.dp_size"] == (2, "inferred")
     assert stated["pipeline.publish.max_staleness"] == (0, "default")

@@ -164,13 +164,18 @@ def test_the_node_process_reads_what_stands() -> None:
     shared = memoryview(mmap.mmap(records.descriptor, 0))
     progress = Progress(shared[3 * RECORD_BYTES : 4 * RECORD_BYTES])
     progress.begin_step(1)
-    assert records.standing(POLL_S) == [], "one poll knows nothing"
-    progress.enter(Activity.CALLING, 1, 1.0)
-    standing = {(group, rank) for group, rank, _ in records.standing(2 * POLL_S)}
+    assert records.changes(POLL_S) == ([], []), "one poll knows nothing"
+    progress.enter(Activity.CALLING, 1, 1.25 * POLL_S)
+    standing = {(group, rank) for group, rank, *_ in records.changes(2 * POLL_S)[0]}
     assert standing == {("one", 0), ("one", 1), ("two", 0), ("two", 2)}, "two:1 has moved"
-    [[group, rank, message]] = records.standing(3 * POLL_S)
+    [[group, rank, message, seconds]] = records.changes(3 * POLL_S)[0]
     assert (group, rank, Record.of_message(message)) == ("two", 1, progress.record)
-    assert records.standing(4 * POLL_S) == [], "it was reported"
+    assert seconds == 1.75 * POLL_S, "since it has entered the stage"
+    assert records.changes(4 * POLL_S) == ([], []), "it was reported"
+    progress.wait_for(2, 0)
+    assert records.changes(5 * POLL_S) == ([], [("two", 1)]), "it has moved"
+    [[*_, seconds]] = records.changes(6 * POLL_S)[0]
+    assert seconds == POLL_S, "since the change was seen"
     records.begin(two_groups(), 0)
     assert records.of_failed([3])[0][2]["stage"] == -1, "a new attempt begins with empty records"
 
@@ -185,5 +190,5 @@ def test_a_process_that_is_executed_writes_its_record() -> None:
     environ = {**os.environ, VARIABLE: f"{records.descriptor}:2"}
     command = [sys.executable, "-c", code]
     subprocess.run(command, env=environ, pass_fds=[records.descriptor], check=True)
-    [[group, rank, message]] = records.of_failed([2])
+    [[group, rank, message, _]] = records.of_failed([2])
     assert (group, rank, message["attempt"], message["step"]) == ("two", 0, 5, 9)

@@ -90,7 +90,9 @@ class Broken(Trainer):
 class Sleeper(Trainer):
     @endpoint(collect="mean")
     def update(self, batch: Batch):
-        time.sleep(600)
+        if self.step == 2 and self.rank == 1:
+            time.sleep(600)
+        return {}
 
 
 class Scribbler(Trainer):
@@ -225,19 +227,14 @@ def test_an_endpoint_that_raises_is_named_once_with_its_traceback(where: Path) -
     assert "log: " in ran.err
 
 
-def test_who_waits_longer_than_the_recipes_patience_ends_the_run_and_names_whom_it_waits_for(
-    where: Path,
-) -> None:
-    ran = launch(
-        where, "recipe.yaml", "name=sleeper", "components.actor._target_=parts.Sleeper", "run.patience=5"
-    )
+def test_a_worker_that_does_not_advance_ends_the_run_and_is_named_with_its_stack(where: Path) -> None:
+    words = ("components.actor._target_=parts.Sleeper", "pipeline.learnt.patience=1")
+    ran = launch(where, "recipe.yaml", "name=sleeper", *words)
     assert ran.code == 5
-    # Under load other workers may have to wait as long before; `test_data_plane` says who is named.
-    found = re.search(
-        r"(\w+:\d) failed in stage \w+, step [01]: (\w+:\d) did not [\w ]+ for 5 s, which is `run.patience`",
-        ran.err,
-    )
-    assert found and found[1] != found[2]
+    error = r"train:1 failed in stage learnt, step 2: it has not advanced for \d+ s \(`pipeline.learnt.patience`\)"
+    assert re.search(error, ran.err)
+    line = PARTS.splitlines().index("            time.sleep(600)") + 1
+    assert f"parts.py:{line} in update" in ran.err and "waits for train:1" in ran.err
     assert "Traceback" not in ran.err
 
 

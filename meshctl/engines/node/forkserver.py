@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 
 from meshctl.engines.engine import WorkerMain
 from meshctl.engines.node import process_setup, termination
+from meshctl.run import stack_dump
 from meshctl.run.progress import VARIABLE
 
 PACKET_BYTES_MAX = 1 << 20
@@ -360,6 +361,7 @@ def _call(worker: WorkerMain) -> int:
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     faulthandler.enable()
+    stack_dump.register()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1").split(",")[0]))
     if numpy := sys.modules.get("numpy"):

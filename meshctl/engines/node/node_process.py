@@ -31,13 +31,14 @@ from typing import Any, NoReturn
 from meshctl.engines.checks.models import downloads
 from meshctl.engines.connection import BEAT_S, join
 from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
-from meshctl.engines.node import forkserver, process_setup, termination
+from meshctl.engines.node import forkserver, process_setup, stacks, termination
 from meshctl.engines.node.agent import AgentJob, run_agent
 from meshctl.engines.node.exec_server import ExecServer
 from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets, leave
 from meshctl.engines.node.hub_download import Downloading
 from meshctl.engines.node.interpreter import groups_of
 from meshctl.engines.node.progress import POLL_S, Records
+from meshctl.engines.node.stacks import StackRequests
 from meshctl.engines.node.worker_env import Stores
 from meshctl.plan.model import Plan
 from meshctl.run.connection import Connection, Message, ProtocolError
@@ -74,7 +75,7 @@ class _Attempt:
 class NodeProcess:
     def __init__(self, job: NodeJob, connection: Connection, lease_s: float, wakeup: Wakeup) -> None:
         self._job, self._connection, self._lease_s, self._wakeup = job, connection, lease_s, wakeup
-        self._records = Records()
+        self._records, self._stacks = Records(), StackRequests()
         self._server = ForkServer(job.worker, self._records.descriptor)
         self._others: dict[str, ExecServer] = {}
         """Interpreter -> its fork server."""
@@ -98,8 +99,7 @@ class NodeProcess:
                 *([self._download] if self._download and self._download.is_open else []),
             ]
             before = time.monotonic()
-            patience = POLL_S if self._records.is_open else BEAT_S
-            ready, writable, _ = select.select(waiting, sending, [], patience)
+            ready, writable, _ = select.select(waiting, sending, [], self._poll_s)
             self._keep_lease(before)
             self._wakeup.clear()
             if writable:
@@ -118,6 +118,12 @@ class NodeProcess:
             self._end_attempt()
         termination.kill_children()
         return self._code if self._is_leaving else FAILED
+
+    @property
+    def _poll_s(self) -> float:
+        if self._stacks.is_open:
+            return stacks.POLL_S
+        return POLL_S if self._records.is_open else BEAT_S
 
     def _keep_lease(self, before: float) -> None:
         """Sends a beat to the head when one is due, and closes the connection when the head has been silent
@@ -150,6 +156,8 @@ class NodeProcess:
                 self._begin(message)
             case "signal" if self._attempt and message["attempt"] == self._attempt.number:
                 self._signal(signal.Signals(message["signal"]), message["groups"])
+            case "stacks" if self._attempt and message["attempt"] == self._attempt.number:
+                self._stacks.begin(map(tuple, message["workers"]), time.monotonic())
             case "leave":
                 self._is_leaving = True
 
@@ -277,12 +285,16 @@ class NodeProcess:
             self._report("ended")
             self._attempt = None
             self._records.end()
+            self._stacks.close()
 
     def _report_progress(self) -> None:
         failed = self._records.of_failed(self._server.failed)
         self._server.failed.clear()
-        if workers := [*failed, *self._records.standing(time.monotonic())]:
-            self._report("progress", workers=workers)
+        stand, move = self._records.changes(time.monotonic())
+        if failed or stand or move:
+            self._report("progress", workers=[*failed, *stand], moved=move)
+        if found := self._stacks.poll(time.monotonic()):
+            self._report("stacks", workers=found)
 
     def _report(self, kind: str, **values: Any) -> None:
         if self._attempt:

@@ -3,7 +3,7 @@ run.
 
 A worker stands if its record is the same in two consecutive polls: it waits, hangs or computes. The record of
 a worker that stands is sent to the head once, and again after the worker has moved and stands at another
-place. A worker that has failed also stands.
+place. The head also learns which of these workers move again. A worker that has failed also stands.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from meshctl.engines.engine import groups_on
 from meshctl.plan.model import Plan
-from meshctl.run.progress import RECORD_BYTES, decode
+from meshctl.run.progress import RECORD_BYTES, Record, decode
 
 POLL_S = 1.0
 """Seconds between two polls of the records."""
@@ -45,6 +45,8 @@ class Records:
         """Worker -> its record in the last poll."""
         self._reported: dict[Worker, bytes] = {}
         """Worker -> the record that `standing` has last returned for it."""
+        self._changed: dict[Worker, tuple[float, float]] = {}
+        """Worker -> the times of the poll that has found its record changed, and of the poll before."""
         self._polled = 0.0
 
     def begin(self, plan: Plan, node: int) -> None:
@@ -60,32 +62,45 @@ class Records:
         if self._memory is not None:
             self._memory.close()
         self._memory = None
-        self._seen, self._reported = {}, {}
+        self._seen, self._reported, self._changed = {}, {}, {}
 
     @property
     def is_open(self) -> bool:
         return self._memory is not None
 
-    def standing(self, now: float) -> list[list[Any]]:
-        """Returns [group, rank, record] of the workers that stand and have not been returned for this record
-        yet; an empty list if the last poll was less than `POLL_S` ago."""
+    def changes(self, now: float) -> tuple[list[list[Any]], list[Worker]]:
+        """Returns [group, rank, record, seconds] of the workers that stand and have not been returned for
+        this record yet, with the seconds for which they stand, and the workers that were returned and move
+        again. Both are empty if the last poll was less than `POLL_S` ago."""
         if self._memory is None or now - self._polled < POLL_S:
-            return []
-        self._polled = now
-        found: list[list[Any]] = []
+            return [], []
+        before, self._polled = self._polled, now
+        stand, move = list[list[Any]](), list[Worker]()
         for number, worker in enumerate(self._workers):
             data = self._data(number)
-            if data == self._seen.get(worker) and data != self._reported.get(worker):
+            if data != self._seen.get(worker):
+                self._seen[worker], self._changed[worker] = data, (before, now)
+                if self._reported.pop(worker, None) is not None:
+                    move.append(worker)
+            elif worker not in self._reported:
                 self._reported[worker] = data
-                found.append([*worker, decode(data).to_message()])
-            self._seen[worker] = data
-        return found
+                record = decode(data)
+                stand.append([*worker, record.to_message(), now - self._since(worker, record)])
+        return stand, move
+
+    def _since(self, worker: Worker, record: Record) -> float:
+        """Returns when a record has changed: the time that it contains itself, unless it has changed in
+        another way since then."""
+        before, found = self._changed[worker]
+        since = max(record.since, record.collective_since if record.collective else 0.0)
+        return since if since >= before else found
 
     def of_failed(self, numbers: Sequence[int]) -> list[list[Any]]:
-        """Returns [group, rank, record] of workers that have failed, by the numbers of their records."""
+        """Returns [group, rank, record, seconds] of workers that have failed, by the numbers of their
+        records."""
         if self._memory is None:
             return []
-        return [[*self._workers[number], decode(self._data(number)).to_message()] for number in numbers]
+        return [[*self._workers[number], decode(self._data(number)).to_message(), 0.0] for number in numbers]
 
     def _data(self, number: int) -> bytes:
         assert self._memory is not None

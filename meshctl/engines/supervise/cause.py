@@ -182,6 +182,10 @@ class Causes:
         """Adds a fault that the head has noticed itself, e.g. the death of an agent."""
         self._found.append(Cause(priority, error, log=log, poll=self._poll))
 
+    def record_cause(self, cause: Cause) -> None:
+        """Adds a fault that the head has found itself in a worker."""
+        self._found.append(replace(cause, poll=self._poll))
+
     def release_services(self) -> None:
         """Allows services to end, because all other groups have ended."""
         self._are_services_released = True

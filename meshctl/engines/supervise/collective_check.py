@@ -171,8 +171,10 @@ class CollectiveCheck:
         if reported is not None:
             self._compare_passed(name, rank, record, other, reported, f"rank {other} has ended the step")
         elif peer is not None and self._counted_in(record) == self._counted_in(peer):
-            behind, ahead = sorted(((record, rank), (peer, other)), key=lambda one: self._place(one[0]))
-            is_ahead = self._place(behind[0]) < self._place(ahead[0])
+            behind, ahead = sorted(
+                ((record, rank), (peer, other)), key=lambda one: place_of(self._plan, one[0])
+            )
+            is_ahead = place_of(self._plan, behind[0]) < place_of(self._plan, ahead[0])
             calls = {key: Report(calls, {}) for key, calls in ahead[0].calls.items()}
             self._compare_passed(
                 name, behind[1], behind[0], ahead[1], calls, self._doing(*ahead), is_passed=is_ahead
@@ -216,44 +218,48 @@ class CollectiveCheck:
         last = f" (its last collective was `{record.operation}` at {record.site})" if record.site else ""
         return f"rank {rank} is{where or ' between two stages'}{last}"
 
-    def _place(self, record: Record) -> Place:
-        if record.activity == Activity.SAVING:
-            return Place(_visit(record), math.inf, 0, 0)
-        if record.stage < 0:
-            return Place(_visit(record), -1, 0, 0)
-        block = self._plan.stages[record.stage].block
-        if not block:
-            return Place(_visit(record), record.stage, 0, 0)
-        first = next(number for number, stage in enumerate(self._plan.stages) if stage.block == block)
-        return Place(_visit(record), first, record.repeat_pass, record.stage)
-
     # Disagreements
 
     def _first_rank(self, name: str, key: str, rank: int) -> int:
         """Returns the first rank of the process group that `rank` has under a key."""
         found = self._first_ranks.get((name, key, rank))
         if found is None:
-            found = self._first_ranks[name, key, rank] = min(self._ranks(name, key, rank))
+            found = self._first_ranks[name, key, rank] = min(ranks_of(self._plan, name, key, rank))
         return found
-
-    def _ranks(self, name: str, key: str, rank: int) -> Sequence[int]:
-        component, dims, _ = _parts(key)
-        if dims == ("world",):
-            return range(self._plan.group(name).workers)
-        if dims == ("local",):
-            node = self._plan.node_of(name, rank)
-            return [worker.rank for worker in self._plan.workers(name, node)]
-        return sorted(self._plan.component(component).mesh.ranks_along(dims, rank))
 
     def _find(self, name: str, key: str, visit: Visit, members: Mapping[int, Report], detail: str) -> None:
         if self.found:
             return
         component, dims, is_of_torch = _parts(key)
-        ranks = self._ranks(name, key, min(members))
+        ranks = ranks_of(self._plan, name, key, min(members))
         kind = "torch's collectives" if is_of_torch else "the collectives"
         what = f"{kind} of {listed(dims)} of `{component}` ({_ranks_text(ranks)}) differ"
         text = f"{name}: {what} in step {visit.step}: {_counts_text(members)}; {detail}"
         self.found = Disagreement(visit.step, text)
+
+
+def place_of(plan: Plan, record: Record) -> Place:
+    """Returns the position of a worker, by its progress record."""
+    if record.activity == Activity.SAVING:
+        return Place(_visit(record), math.inf, 0, 0)
+    if record.stage < 0:
+        return Place(_visit(record), -1, 0, 0)
+    block = plan.stages[record.stage].block
+    if not block:
+        return Place(_visit(record), record.stage, 0, 0)
+    first = next(number for number, stage in enumerate(plan.stages) if stage.block == block)
+    return Place(_visit(record), first, record.repeat_pass, record.stage)
+
+
+def ranks_of(plan: Plan, group: str, key: str, rank: int) -> Sequence[int]:
+    """Returns the ranks of a process group, by its key and one of its ranks."""
+    component, dims, _ = _parts(key)
+    if dims == ("world",):
+        return range(plan.group(group).workers)
+    if dims == ("local",):
+        node = plan.node_of(group, rank)
+        return [worker.rank for worker in plan.workers(group, node)]
+    return sorted(plan.component(component).mesh.ranks_along(dims, rank))
 
 
 def _parts(key: str) -> tuple[str, tuple[str, ...], bool]:

@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshctl.engines.connection import BEAT_S, JOIN_S, Handshake
+from meshctl.engines.node.stacks import ProcessState
 from meshctl.run.connection import Connection, Message, ProtocolError
 from meshctl.run.progress import Record
 
@@ -57,8 +58,18 @@ class NodeLost:
 class Standing:
     """The progress records of workers that wait, hang or compute."""
 
-    workers: tuple[tuple[str, int, Record], ...]
-    """Group, rank and record."""
+    workers: tuple[tuple[str, int, Record, float], ...]
+    """Group, rank, record, and the seconds for which the record has not changed."""
+    moved: tuple[tuple[str, int], ...] = ()
+    """Group and rank of workers that no longer stand."""
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """The states and stacks of workers that the head has asked for."""
+
+    workers: tuple[tuple[str, int, ProcessState], ...]
+    """Group, rank and state."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,7 @@ class NodeUnfit:
     reason: str
 
 
-Report = AgentExited | ServerExited | NodeLost | Standing | Downloads | NodeUnfit
+Report = AgentExited | ServerExited | NodeLost | Standing | Stacks | Downloads | NodeUnfit
 
 
 @dataclass
@@ -151,6 +162,13 @@ class Nodes:
             elif groups is None:
                 self._is_cancelled = True
                 _end(node)
+
+    def ask_stacks(self, number: int, workers: Sequence[tuple[str, int, int]]) -> None:
+        """Asks a node for the states and stacks of some of its workers: group, rank and pid."""
+        node = self._nodes.get(number)
+        if node and node.connection:
+            message = {"type": "stacks", "attempt": self._attempt["number"], "workers": workers}
+            node.connection.send(message)
 
     def leave(self) -> None:
         """Requests all node processes to end."""
@@ -269,8 +287,14 @@ class Nodes:
             case "unfit":
                 return [NodeUnfit(number, str(message["error"]))]
             case "progress":
-                workers = [(group, rank, Record.of_message(one)) for group, rank, one in message["workers"]]
-                return [Standing(tuple(workers))]
+                workers = [
+                    (group, rank, Record.of_message(one), float(seconds))
+                    for group, rank, one, seconds in message["workers"]
+                ]
+                return [Standing(tuple(workers), tuple((group, rank) for group, rank in message["moved"]))]
+            case "stacks":
+                states = [(group, rank, ProcessState(**one)) for group, rank, one in message["workers"]]
+                return [Stacks(tuple(states))]
             case "ended":
                 _end(node)
         return []

@@ -40,8 +40,9 @@ class Context:
     """Peer group -> its generation; 0 if a group is missing."""
     has_left: Callable[[int], bool] = lambda job_rank: False
     """Whether a job rank has left the run in order. It is asked where a connection ends without a goodbye."""
-    patience_s: float = 0.0
-    """Seconds to wait for one job rank before it counts as lost; 0 waits forever."""
+    on_wait: Callable[[int, int], None] = lambda job_rank, tag: None
+    """Called with the job rank and the tag for which this process begins to wait, and with (-1, -1) when the
+    wait ends."""
     has_digests: bool = False
     """Whether digests of sent memory are compared (`sent_memory`)."""
     device: torch.device | None = None

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -220,7 +219,7 @@ class DataPlane:
                 credits[key] -= 1
 
     def _await_slot(self, key: tuple[int, int]) -> None:
-        self._wait(lambda: self._credits[key] > 0, key[0], "take what it was sent", key[1])
+        self._wait(lambda: self._credits[key] > 0, *key)
 
     # Receiving
 
@@ -251,7 +250,7 @@ class DataPlane:
         with self._lock:
             queue = self._inbox[source, tag]
             if not queue or not queue[0].is_complete:
-                self._wait(lambda: bool(queue) and queue[0].is_complete, source, "send", tag)
+                self._wait(lambda: bool(queue) and queue[0].is_complete, source, tag)
             delivery = queue.popleft()
         if source != self.job_rank and self._slots.get(tag, SLOTS):
             self.transport_to(source).credit(source, tag)
@@ -357,7 +356,7 @@ class DataPlane:
         """Waits for a condition that concerns all peers. Raises `PeerLost` for any loss."""
         with self._lock:
             if not ready():
-                self._wait(ready, self.job_rank, "", -1)
+                self._wait(ready, self.job_rank, -1)
 
     def _notify(self) -> None:
         if self._poller is None:
@@ -365,30 +364,25 @@ class DataPlane:
         elif threading.get_ident() != self._poller.thread:
             self._poller.wake()
 
-    def _wait(self, ready: Callable[[], bool], peer: int, verb: str, tag: int) -> None:
-        """Waits until `ready` returns true, which depends on a peer. The caller holds the lock. `verb` says
-        what the peer has to do under the tag; it is for the message of `PeerLost`."""
-        patience = self.context.patience_s if peer != self.job_rank else 0.0
-        left = patience or None
-        until = time.monotonic() + patience
+    def _wait(self, ready: Callable[[], bool], peer: int, tag: int) -> None:
+        """Waits until `ready` returns true, which depends on what a peer does under a tag. The caller holds
+        the lock."""
+        on_wait = self.context.on_wait
+        on_wait(peer, tag)
         while True:
             if self.losses:
                 self.losses.check(peer, tag)
-            if left is not None and left <= 0:
-                raise self.peer_lost(
-                    peer, f"did not {verb} for {patience:.0f} s, which is `run.patience`", tag
-                )
             if self._poller is None:
-                self._state.wait(left)
+                self._state.wait()
             else:
                 self._lock.release()
                 try:
-                    self._poller.poll(left)
+                    self._poller.poll(None)
                 finally:
                     self._lock.acquire()
             if ready():
+                on_wait(-1, -1)
                 return
-            left = until - time.monotonic() if patience else None
 
     # Losses
 

@@ -87,6 +87,8 @@ class Dashboard:
             self._notice = f"continues after step {step}" if step is not None else "starting"
 
     def on_event(self, event: Event) -> None:
+        if event.name == "stall":
+            self._print("\n".join(event.value.get("text", ())))
         with self._lock:
             self._state.on_event(event)
             self._notice = notice_after(event, self._notice)
@@ -143,6 +145,8 @@ def notice_after(event: Event, notice: str) -> str:
             return restart_line(event)
         case "checkpoint":
             return f"checkpoint of step {event.step}"
+        case "stall":
+            return str(next(iter(event.value.get("text", ())), "stalled"))
         case "warning":
             return f"warning: {event.value.get('text', '')}"
     return notice

@@ -73,6 +73,8 @@ class PlainOutput:
                 self._print(f"{restart_line(event)} ({count(event.value.get('left', 0), 'restart')} left)")
             case "warning":
                 self._print(f"warning: {event.value.get('text', '')}")
+            case "stall":
+                self._print("\n".join(event.value.get("text", ())))
             case "stopping":
                 reason = event.value.get("reason", "")
                 self._print(f"stopping: {reason}" if reason else "stopping")

@@ -197,7 +197,7 @@ def run_on_sockets(
 
     def work(job_rank: int) -> None:
         bounded = (VALUES, REALIGN, SHARED_WRITE, FORWARD)
-        plane = DataPlane(Context(job_rank, dict.fromkeys(bounded, slots), TAGS_PER_ROUTE, patience_s=20))
+        plane = DataPlane(Context(job_rank, dict.fromkeys(bounded, slots), TAGS_PER_ROUTE))
         try:
             transport = LocalTransport(plane, "token")
             addresses[job_rank] = transport.address

@@ -128,8 +128,17 @@ def test_a_frame_that_came_as_bytes_is_received_as_memory(data: bytes) -> None:
     assert bytes(transport.receive(0, 4).frame.tolist()) == data
 
 
-def test_a_peer_that_sends_nothing_for_the_runs_patience_is_named() -> None:
-    plane = DataPlane(Context(0, patience_s=1.0))
-    with pytest.raises(PeerLost, match=r"^job rank 3 did not send for 1 s, which is `run.patience`"):
-        plane.receive_value(3, 7)
+def test_who_is_waited_for_is_reported_while_a_wait_lasts() -> None:
+    waits: list[tuple[int, int]] = []
+    plane = DataPlane(Context(0, on_wait=lambda *wait: waits.append(wait)))
+    plane.on_message(3, 7, b"early")
+    assert plane.receive_bytes(3, 7) == b"early" and waits == []
+    receiver = threading.Thread(target=plane.receive_bytes, args=(3, 7))
+    receiver.start()
+    while not waits:
+        receiver.join(0.001)
+    assert waits == [(3, 7)]
+    plane.on_message(3, 7, b"late")
+    receiver.join(5)
+    assert waits == [(3, 7), (-1, -1)]
     plane.release()

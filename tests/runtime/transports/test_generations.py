@@ -26,7 +26,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     made: list[Any] = []
 
     def one(job_rank: int, a: int = 0) -> tuple[DataPlane, Any]:
-        plane = DataPlane(Context(job_rank, group_of=GROUPS.__getitem__, generations={"a": a}, patience_s=20))
+        plane = DataPlane(Context(job_rank, group_of=GROUPS.__getitem__, generations={"a": a}))
         transport = request.param(plane, "token")
         made.extend((plane, transport))
         return plane, transport

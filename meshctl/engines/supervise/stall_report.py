@@ -1,0 +1,153 @@
+"""A stall in words: who holds up the run, who waits for whom, and the stacks.
+
+stalled for 10 s: train:1 waits for nobody in stage metrics, step 12
+  rollout:0 waits for train:0: free slot of `rollouts -> metrics`
+  train:0 waits for train:1: `all_reduce sum` at parts.py:31
+  train:1:
+    parts.py:14 in update
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from meshctl.engines.node.stacks import ProcessState
+from meshctl.engines.supervise.cause import Cause, Priority
+from meshctl.engines.supervise.stalls import Stall, main_thread
+from meshctl.engines.supervise.wait_graph import Worker
+from meshctl.engines.supervise.waits import doing_of, names_of, stage_of
+from meshctl.package import PACKAGE_DIR
+from meshctl.plan.model import Plan
+
+FRAMES_MAX = 8
+"""Maximum number of frames that a report shows of a worker."""
+CHAIN_MAX = 6
+"""Maximum number of waits that a report shows."""
+STACKS_MAX = 2
+"""Maximum number of workers whose stacks a report shows."""
+GB = 1e9
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
+_RUNTIME = f"{PACKAGE_DIR}/runtime/"
+_CALLER = (f"{PACKAGE_DIR}/runtime/call.py", f"{PACKAGE_DIR}/runtime/worker.py")
+"""The files that call a component: frames outside of them are not the user's."""
+
+
+class Frame(NamedTuple):
+    file: str
+    line: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.name}"
+
+
+def report_of(plan: Plan, stall: Stall) -> list[str]:
+    """Returns the lines of a report for a terminal."""
+    lines = [f"stalled for {stall.seconds:.0f} s: {_end_text(plan, stall)}"]
+    shown = stall.chain[-CHAIN_MAX:]
+    if len(stall.chain) > len(shown):
+        lines.append(f"  {len(stall.chain) - len(shown)} more wait for these:")
+    lines += [f"  {_wait_text(stall, worker, target)}" for worker, target in shown]
+    for worker in stall.workers[:STACKS_MAX]:
+        state = stall.states.get(worker, ProcessState())
+        lines += [f"  {line}" for line in _state_lines(worker, state)]
+    return lines
+
+
+def _end_text(plan: Plan, stall: Stall) -> str:
+    first = stall.workers[0]
+    names, where = names_of(stall.workers), doing_of(plan, stall.known, first)
+    verb = "is" if len(stall.workers) == 1 else "are"
+    if is_circle(stall):
+        return f"{names} wait for each other, {first[0]}:{first[1]} in {where}"
+    state = stall.states.get(first, ProcessState())
+    if state.is_stopped:
+        return f"{first[0]}:{first[1]} is stopped (SIGSTOP) in {where}"
+    others = [wait for worker, wait in stall.waits.items() if worker not in stall.workers and wait.workers]
+    waits = " and waits for nobody" if others and verb == "is" else ""
+    return f"{names} {verb} in {where}{waits}"
+
+
+def is_circle(stall: Stall) -> bool:
+    return any(stall.waits[worker].workers for worker in stall.workers)
+
+
+def _wait_text(stall: Stall, worker: Worker, target: Worker) -> str:
+    wait = stall.waits[worker]
+    others = len(wait.workers) - 1
+    more = f" and {others} more" if others else ""
+    return f"{worker[0]}:{worker[1]} waits for {target[0]}:{target[1]}{more}: {wait.what}"
+
+
+def _state_lines(worker: Worker, state: ProcessState) -> Iterator[str]:
+    name = f"{worker[0]}:{worker[1]}"
+    if state.is_stopped:
+        yield f"{name} is stopped; `kill -CONT {state.pid}` continues it"
+    elif state.state == "D":
+        yield f"{name} waits for a device{f' in `{state.waits_in}`' if state.waits_in else ''} (state D)"
+    if state.swapped_bytes:
+        yield f"{name} has {state.swapped_bytes / GB:.1f} GB in swap"
+    frames = frames_of(state)
+    if frames:
+        yield f"{name}, innermost frame first:"
+    yield from (f"  {frame}" for frame in frames[:FRAMES_MAX])
+
+
+def frames_of(state: ProcessState) -> Sequence[str]:
+    """Returns the frames of the main thread that are the user's, innermost first. If there are none, those
+    of meshctl."""
+    if not state.stack:
+        return native_frames(state.native)
+    found = [Frame(**match.groupdict()) for line in main_thread(state.stack) if (match := _FRAME.match(line))]
+    end = next((number for number, frame in enumerate(found) if frame.file in _CALLER), len(found))
+    own = [frame for frame in found[:end] if not frame.file.startswith(_RUNTIME)]
+    return [str(frame) for frame in own or found[: FRAMES_MAX // 2]]
+
+
+def native_frames(text: str) -> Sequence[str]:
+    """Returns the frames of the main thread in py-spy's report, innermost first."""
+    _, found, rest = text.partition('"MainThread"\n')
+    lines = rest.splitlines() if found else []
+    end = next((number for number, line in enumerate(lines) if not line.startswith("    ")), len(lines))
+    return [line.strip() for line in lines[:end]]
+
+
+def cause_of(plan: Plan, stall: Stall, log: str) -> Cause:
+    """Returns a stall that has exceeded the patience as the cause of the end of the run. `log` is the log
+    of all stacks."""
+    group, rank = stall.workers[0]
+    record = stall.known.records[group, rank]
+    stage = stage_of(plan, record)
+    is_own = stage is not None and stage.patience is not None
+    key = f"pipeline.{stage.name}.patience" if stage is not None and is_own else "run.patience"
+    return Cause(
+        Priority.OWN,
+        f"it has not advanced for {stall.seconds:.0f} s (`{key}`)",
+        group,
+        rank,
+        stage.name if stage else "",
+        record.step or None,
+        doing="" if stage else doing_of(plan, stall.known, (group, rank)),
+        traceback="\n".join(report_of(plan, stall)),
+        log=log,
+    )
+
+
+def log_stall(path: Path, lines: Iterable[str]) -> None:
+    """Appends a report with all stacks to a log."""
+    with suppress(OSError), path.open("a", encoding="utf-8") as file:
+        file.write(time.strftime("%Y-%m-%d %H:%M:%S\n") + "\n".join(lines) + "\n\n")
+
+
+def stacks_of(stall: Stall) -> Iterator[str]:
+    """Yields all that is known about the workers of a stall, for a log."""
+    for (group, rank), state in stall.states.items():
+        waits_in = f", in `{state.waits_in}`" if state.waits_in else ""
+        yield f"{group}:{rank}: pid {state.pid}, state {state.state or 'unknown'}{waits_in}"
+        yield from filter(None, (state.stack, state.native))

@@ -1,0 +1,366 @@
+"""Finds workers that do not advance, and ends a run that they hold up.
+
+    watch = StallWatch(plan, ask_stacks)
+    watch.add(event); watch.stand(group, rank, record, since); watch.move(group, rank)
+    watch.answer(group, rank, state)
+    for stall in watch.poll(now): ...        # each `Stall` is reported once
+    watch.take_expired()                     # once: the stall that ends the run
+
+A worker that stands and waits for another one is no stall. The one at the end of the chain is, which waits
+for nobody, or the circle. A stall is reported after ten seconds, or after three times the longest time of the
+stage, if that is later. It ends the run after `run.patience`. If this process has itself been stopped, all
+limits begin anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from meshctl.engines.node.stacks import ProcessState
+from meshctl.engines.supervise.wait_graph import Worker, chain_to, ends_of
+from meshctl.engines.supervise.waits import Known, Wait, stage_of, waits_of
+from meshctl.plan.model import Plan
+from meshctl.run.events import Event
+from meshctl.run.progress import Activity, Record
+
+LONGEST_TIMES = 3
+"""A stage is expected to take at most this number of times its longest time so far."""
+FIRST_STEP_TIMES = 6
+"""The patience before the first step of a worker is over is this number of times that of the run."""
+POLL_S = 0.2
+"""Seconds between two searches for stalls."""
+JUMP_S = 5.0
+"""Seconds between two polls after which this process must have been stopped."""
+ANSWER_S = 4.0
+"""Time limit for the states and stacks of workers to arrive."""
+STACKS_MAX = 8
+"""Maximum number of workers of a stall whose stacks are asked for."""
+ROUND_S = 1.0
+"""Stalls that are reported together begin within this time."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    report_s: float = 9.8
+    """Seconds after which a stall is reported. The stacks take a fraction of a second more."""
+    first_step_s: float = 60.0
+    """The same before the first step of a worker is over."""
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Workers that hold up the run."""
+
+    workers: tuple[Worker, ...]
+    """Those that wait for nobody, or a circle; the most suspicious one first."""
+    seconds: float
+    """For how long they stand."""
+    known: Known
+    waits: Mapping[Worker, Wait]
+    chain: Sequence[tuple[Worker, Worker]] = ()
+    """Who waits for whom, down to `workers`."""
+    states: Mapping[Worker, ProcessState] = field(default_factory=dict)
+    limit_s: float = 0.0
+    """The patience that has expired; 0 for a report."""
+
+
+@dataclass
+class _Position:
+    record: Record
+    since: float
+
+
+@dataclass
+class _Open:
+    """A stall whose states and stacks have been asked for."""
+
+    workers: tuple[Worker, ...]
+    since: float
+    asked: float
+    missing: set[Worker]
+    limit_s: float = 0.0
+
+
+class StallWatch:
+    def __init__(
+        self,
+        plan: Plan,
+        ask: Callable[[int, Sequence[tuple[str, int, int]]], None],
+        limits: Limits | None = None,
+        is_suspended: bool = False,
+    ) -> None:
+        """`ask(node, [(group, rank, pid), ...])` requests states and stacks, which `answer` receives.
+        `is_suspended`: no stall is ever found, because somebody debugs the run."""
+        self._plan, self._ask, self._limits, self._is_suspended = plan, ask, limits or LIMITS, is_suspended
+        self._positions: dict[Worker, _Position] = {}
+        self._advanced: dict[Worker, float] = {}
+        """Worker -> when its last event arrived."""
+        self._phases: dict[Worker, str] = {}
+        self._begun, self._done, self._exited = set[Worker](), set[Worker](), set[Worker]()
+        self._steps: dict[Worker, int] = {}
+        """Worker -> the number of steps that it has completed."""
+        self._longest: dict[tuple[str, str], float] = {}
+        """Group and stage -> the longest time that a rank has taken; the first step only counts as long as it
+        is the only one."""
+        self._pids: dict[Worker, int] = {}
+        self._states: dict[Worker, ProcessState] = {}
+        self._in_torch: dict[Worker, float] = {}
+        """A worker whose stack ends in torch.distributed -> since when it stands."""
+        self._open: _Open | None = None
+        self._reported: dict[tuple[Worker, float], float] = {}
+        """A worker and since when it stands -> when it was reported."""
+        self._polled = self._restarted = -math.inf
+        self._now = 0.0
+        self._expired: list[Stall] = []
+        self._is_over = False
+        """Whether a stall has ended the run."""
+
+    # What workers do
+
+    def add(self, event: Event, now: float) -> None:
+        """Processes an event of a worker. Each one shows that the worker advances."""
+        if event.rank is None:
+            return
+        worker = event.group, event.rank
+        self._advanced[worker] = now
+        match event.name:
+            case "started":
+                self._pids[worker] = int(event.value["pid"])
+            case "phase":
+                self._phases[worker] = str(event.value.get("phase", ""))
+            case "ready":
+                self._phases.pop(worker, None)
+                self._begun.add(worker)
+            case "step":
+                self._end_step(worker, event)
+            case "saved":
+                self._note_time(worker, "", float(event.value.get("seconds", 0.0)))
+            case "done":
+                self._done.add(worker)
+            case "exited":
+                self._exited.add(worker)
+                self._positions.pop(worker, None)
+
+    def _end_step(self, worker: Worker, event: Event) -> None:
+        count = self._steps[worker] = self._steps.get(worker, 0) + 1
+        stages, waits = event.value.get("stages", {}), event.value.get("waits", {})
+        if count == 2:  # the first step is often slow
+            for stage in stages:
+                self._longest.pop((worker[0], stage), None)
+        for stage, seconds in stages.items():
+            is_sync = any(one.name == stage and one.kind == "sync" for one in self._plan.stages)
+            self._note_time(worker, stage, seconds + (waits.get(stage, 0.0) if is_sync else 0.0))
+
+    def _note_time(self, worker: Worker, stage: str, seconds: float) -> None:
+        key = worker[0], stage
+        self._longest[key] = max(seconds, self._longest.get(key, 0.0))
+
+    def stand(self, group: str, rank: int, record: Record, since: float) -> None:
+        """Notes that the record of a worker has not changed since a time."""
+        if (group, rank) not in self._exited:
+            self._positions[group, rank] = _Position(record, since)
+
+    def move(self, group: str, rank: int) -> None:
+        """Notes that a worker no longer stands."""
+        self._positions.pop((group, rank), None)
+
+    def answer(self, group: str, rank: int, state: ProcessState) -> None:
+        """Processes the state and the stacks of a worker that were asked for."""
+        self._states[group, rank] = state
+        if self._open:
+            self._open.missing.discard((group, rank))
+
+    # Stalls
+
+    def poll(self, now: float, is_stopping: bool = False) -> list[Stall]:
+        """Returns the stalls to report now. `is_stopping`: the workers agree on a last step."""
+        if now - self._now > JUMP_S and self._now:
+            self._restarted = now
+        self._now = now
+        if self._is_suspended or now - self._polled < POLL_S or self._is_over:
+            return []
+        self._polled = now
+        if self._open:
+            return self._answered(self._open, is_stopping)
+        if not any(self._age(worker) >= self._least_limit for worker in self._positions):
+            return []
+        known, waits = self._situation(is_stopping)
+        for end in self._ends(known, waits):
+            self._consider(end)
+            if self._open:
+                break
+        return []
+
+    def take_expired(self) -> Stall | None:
+        """Returns the stall that ends the run, at the first call after it has exceeded the patience."""
+        return self._expired.pop() if self._expired else None
+
+    @property
+    def _least_limit(self) -> float:
+        patience = [self._plan.run.patience, *(stage.patience or 0.0 for stage in self._plan.stages)]
+        return min([self._limits.report_s, *filter(None, patience)])
+
+    def _age(self, worker: Worker) -> float:
+        """Returns for how long a worker stands, by the limits that begin anew after a jump of the clock."""
+        since = self._positions[worker].since
+        return self._now - max(since, self._restarted, self._advanced.get(worker, -math.inf))
+
+    def _situation(self, is_stopping: bool) -> tuple[Known, dict[Worker, Wait]]:
+        records = {worker: position.record for worker, position in self._positions.items()}
+        done = frozenset(self._done | self._exited)
+        in_torch = {
+            worker
+            for worker, since in self._in_torch.items()
+            if worker in records and self._positions[worker].since == since
+        }
+        known = Known(
+            records, dict(self._phases), frozenset(self._begun), done, frozenset(in_torch), is_stopping
+        )
+        is_over = all(worker in done for worker in records)
+        waits = {
+            worker: waits_of(self._plan, known, worker)
+            for worker in records
+            if is_over or worker not in self._done
+        }
+        return known, waits
+
+    def _ends(self, known: Known, waits: Mapping[Worker, Wait]) -> list[tuple[Worker, ...]]:
+        """Returns the ends of all chains whose workers stand. Workers that each wait for nobody in the same
+        stage and step are one end, the oldest first; a circle begins with its newest worker."""
+        found: dict[object, list[Worker]] = {}
+        graph = {worker: wait.workers for worker, wait in waits.items()}
+        for number, end in enumerate(ends_of(graph)):
+            if not all(worker in waits for worker in end):
+                continue
+            record = known.records[end[0]]
+            key = (end[0][0], record.step, record.stage, record.activity) if len(end) == 1 else number
+            found.setdefault(key, []).extend(end)
+        return [
+            tuple(sorted(workers, key=self._age, reverse=not isinstance(key, int)))
+            for key, workers in found.items()
+        ]
+
+    def _consider(self, end: tuple[Worker, ...]) -> None:
+        """Asks for the states and stacks of workers that have exceeded a limit."""
+        first = end[0]
+        age, patience = self._age(first), self._patience(first)
+        together = tuple(worker for worker in end if self._age(worker) >= age - ROUND_S)
+        key = first, self._positions[first].since
+        if age >= patience:
+            self._begin(together, patience)
+        elif age >= self._report_limit(first) and key not in self._reported:
+            self._begin(together, 0.0)
+
+    def _begin(self, workers: tuple[Worker, ...], limit_s: float) -> None:
+        asked = [worker for worker in workers[:STACKS_MAX] if worker in self._pids]
+        self._open = _Open(workers, self._now - self._age(workers[0]), self._now, set(asked), limit_s)
+        by_node: dict[int, list[tuple[str, int, int]]] = {}
+        for group, rank in asked:
+            self._states.pop((group, rank), None)
+            node = self._plan.node_of(group, rank)
+            by_node.setdefault(node, []).append((group, rank, self._pids[group, rank]))
+        for node, processes in by_node.items():
+            self._ask(node, processes)
+
+    def _report_limit(self, worker: Worker) -> float:
+        if not self._steps.get(worker):
+            return self._limits.first_step_s
+        return max(self._limits.report_s, LONGEST_TIMES * self._longest_of(worker))
+
+    def _patience(self, worker: Worker) -> float:
+        """Returns the seconds after which a worker that stands ends the run. A stage that has taken longer
+        before is given as much time as for a report."""
+        record = self._positions[worker].record
+        stage, patience = stage_of(self._plan, record), self._plan.run.patience
+        if stage is not None and stage.patience is not None:
+            patience = stage.patience
+        if not patience:
+            return math.inf
+        if not self._steps.get(worker):
+            return FIRST_STEP_TIMES * patience
+        return max(patience, LONGEST_TIMES * self._longest_of(worker))
+
+    def _longest_of(self, worker: Worker) -> float:
+        record = self._positions[worker].record
+        stage = stage_of(self._plan, record)
+        name = stage.name if stage is not None and record.activity != Activity.SAVING else ""
+        is_timed = bool(name) or record.activity == Activity.SAVING
+        return self._longest.get((worker[0], name), 0.0) if is_timed else 0.0
+
+    def _answered(self, asked: _Open, is_stopping: bool) -> list[Stall]:
+        """Returns the stall for which states and stacks were asked, once they have arrived."""
+        if asked.missing and self._now - asked.asked < ANSWER_S:
+            return []
+        self._open = None
+        known, waits = self._situation(is_stopping)
+        workers = tuple(worker for worker in asked.workers if worker in waits)
+        if not workers or self._age(workers[0]) < self._now - asked.asked:  # they advance again
+            return []
+        if self._note_torch(workers, known.in_torch):
+            return []  # who they wait for is found in the next poll
+        graph = {worker: wait.workers for worker, wait in waits.items()}
+        workers = by_suspicion(workers, self._states)
+        stall = Stall(
+            workers,
+            self._now - asked.since,
+            known,
+            waits,
+            chain_to(graph, workers),
+            {worker: self._states[worker] for worker in workers if worker in self._states},
+            asked.limit_s,
+        )
+        if asked.limit_s:
+            self._expired, self._is_over = [stall], True
+            return []
+        for worker in workers:
+            self._reported[worker, self._positions[worker].since] = self._now
+        return [stall]
+
+    def _note_torch(self, workers: Sequence[Worker], known: Collection[Worker]) -> bool:
+        """Notes workers that wait in a collective of torch which is not in their records. Returns whether
+        there are any that were not known."""
+        found = [
+            worker
+            for worker in workers
+            if worker not in known
+            and worker in self._states
+            and not known_wait(self._positions[worker].record)
+            and is_in_torch_collective(self._states[worker].stack)
+        ]
+        self._in_torch.update((worker, self._positions[worker].since) for worker in found)
+        return bool(found)
+
+
+def known_wait(record: Record) -> bool:
+    """Whether a record states itself for what its worker waits."""
+    return bool(record.collective) or record.peer >= 0
+
+
+def by_suspicion(workers: Collection[Worker], states: Mapping[Worker, ProcessState]) -> tuple[Worker, ...]:
+    """Returns workers in another order: first those that are stopped, then those that wait for a device."""
+
+    def suspicion(worker: Worker) -> int:
+        state = states.get(worker, ProcessState())
+        if state.is_stopped:
+            return 0
+        return 1 if state.state == "D" else 2
+
+    return tuple(sorted(workers, key=suspicion))
+
+
+def is_in_torch_collective(stack: str) -> bool:
+    """Whether the innermost frame of the main thread is in torch.distributed. The main thread is the last in
+    faulthandler's report."""
+    frames = [line for line in main_thread(stack) if line.startswith("  File ")]
+    return bool(frames) and "/torch/distributed/" in frames[0]
+
+
+def main_thread(stack: str) -> Sequence[str]:
+    """Returns the lines of the main thread in faulthandler's report, innermost first."""
+    threads = stack.replace("Current thread", "Thread").split("Thread 0x")
+    return threads[-1].splitlines()[1:]

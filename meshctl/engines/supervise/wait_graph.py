@@ -1,0 +1,96 @@
+"""Who waits for whom, as a graph: which workers hold up the others, and the chains that lead to them. Pure.
+
+ends_of(waits)             the workers that wait for nobody, and the circles, that hold up others
+chain_to(waits, end)       who waits for whom, down to such an end
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+Worker = tuple[str, int]
+"""Group and rank."""
+Waits = Mapping[Worker, Collection[Worker]]
+"""Worker -> the workers for whom it waits."""
+
+
+def ends_of(waits: Waits) -> list[tuple[Worker, ...]]:
+    """Returns the ends of all chains. A worker that is no key of `waits` waits for nobody. An end is one
+    worker that waits for nobody, or the workers of a circle that wait for nobody outside of it. From every
+    worker at least one end can be reached."""
+    found = []
+    for component in _components(waits):
+        members = set(component)
+        if all(target in members for worker in component for target in waits.get(worker, ())):
+            found.append(component)
+    return found
+
+
+def chain_to(waits: Waits, end: Sequence[Worker]) -> list[tuple[Worker, Worker]]:
+    """Returns the waits by which workers depend on an end, as pairs (who waits, for whom): a tree whose root
+    is the end, those that are furthest from it first. Each worker waits for one that is nearer to the end,
+    and is in one pair only. Waits inside of a circle come last."""
+    waiting: dict[Worker, list[Worker]] = {}
+    for worker, targets in waits.items():
+        for target in targets:
+            waiting.setdefault(target, []).append(worker)
+    found, seen, queue = list[tuple[Worker, Worker]](), set(end), deque(end)
+    while queue:
+        target = queue.popleft()
+        for worker in waiting.get(target, ()):
+            if worker not in seen:
+                seen.add(worker)
+                found.append((worker, target))
+                queue.append(worker)
+    return [*reversed(found), *_inside(waits, end)]
+
+
+def _inside(waits: Waits, end: Sequence[Worker]) -> Iterator[tuple[Worker, Worker]]:
+    for worker in end:
+        target = next((one for one in waits.get(worker, ()) if one in end), None)
+        if target is not None:
+            yield worker, target
+
+
+def _components(waits: Waits) -> list[tuple[Worker, ...]]:
+    """Returns the strongly connected components (Kosaraju's algorithm, without recursion)."""
+    order = _by_end_of_visit(waits)
+    reversed_waits: dict[Worker, list[Worker]] = {}
+    for worker, targets in waits.items():
+        for target in targets:
+            reversed_waits.setdefault(target, []).append(worker)
+    seen, found = set[Worker](), list[tuple[Worker, ...]]()
+    for root in reversed(order):
+        if root in seen:
+            continue
+        seen.add(root)
+        component, stack = [root], [root]
+        while stack:
+            for worker in reversed_waits.get(stack.pop(), ()):
+                if worker not in seen:
+                    seen.add(worker)
+                    component.append(worker)
+                    stack.append(worker)
+        found.append(tuple(component))
+    return found
+
+
+def _by_end_of_visit(waits: Waits) -> list[Worker]:
+    """Returns all workers in the order in which a depth-first search leaves them."""
+    order, seen = list[Worker](), set[Worker]()
+    for root in [*waits, *(target for targets in waits.values() for target in targets)]:
+        if root in seen:
+            continue
+        seen.add(root)
+        path = [(root, iter(waits.get(root, ())))]
+        while path:
+            worker, targets = path[-1]
+            target = next((one for one in targets if one not in seen), None)
+            if target is None:
+                order.append(worker)
+                path.pop()
+            else:
+                seen.add(target)
+                path.append((target, iter(waits.get(target, ()))))
+    return order
