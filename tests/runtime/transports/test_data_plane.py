@@ -130,7 +130,7 @@ def test_a_frame_that_came_as_bytes_is_received_as_memory(data: bytes) -> None:
 
 def test_who_is_waited_for_is_reported_while_a_wait_lasts() -> None:
     waits: list[tuple[int, int]] = []
-    plane = DataPlane(Context(0, on_wait=lambda *wait: waits.append(wait)))
+    plane = DataPlane(Context(0, slots={7: 0}, on_wait=lambda *wait: waits.append(wait)))
     plane.on_message(3, 7, b"early")
     assert plane.receive_bytes(3, 7) == b"early" and waits == []
     receiver = threading.Thread(target=plane.receive_bytes, args=(3, 7))
