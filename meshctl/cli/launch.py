@@ -20,7 +20,6 @@ from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.validate import draw
 from meshctl.cli.worker_options import DebuggedWorker, check_workers, with_debugging
 from meshctl.diagnostics import RecipeError, Report
-from meshctl.engines.checks.resume import checked_resume
 from meshctl.engines.engine import DEFAULT_ENGINE, CannotStart, Engine, Job, engine_named
 from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin
 from meshctl.engines.supervise.head import Outcome
@@ -115,7 +114,7 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
             ready = with_debugging(ready, options.debug)
         engine_named(options.engine).preflight(ready.plan, Start(ready.path))
         if ready.resume:
-            ready = replace(ready, whole=checked_resume(ready.plan, ready.resume))
+            ready = with_checkpoint(ready, ready.resume)
     except (RecipeError, Unreadable) as error:
         draw(error.report, sys.stderr)
         return 1 if isinstance(error, RecipeError) else 3, None
@@ -125,9 +124,23 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
         return refuse(error, REFUSED), None
     if ready.report.diagnostics:
         draw(ready.report, sys.stderr)
+    if ready.report.errors:
+        return REFUSED, None
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     return 0, ready
+
+
+def with_checkpoint(ready: Launchable, run: RunDir) -> Launchable:
+    """Returns the recipe with the checkpoint from which the run continues. Its report has the differences
+    between the two. Raises `CannotStart`."""
+    from meshctl.engines.checks.resume import Resumed, checkpoint_of
+
+    whole = checkpoint_of(run)
+    if whole.path is None or ready.facts is None:
+        return replace(ready, whole=whole)
+    resumed = Resumed(ready.plan, ready.facts, ready.path, run, whole.path, whole.step)
+    return replace(ready, whole=whole, report=ready.report.plus(resumed.diagnostics()))
 
 
 def serialize(code: int, ready: Launchable | None) -> tuple[int, str]:

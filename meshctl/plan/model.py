@@ -238,6 +238,8 @@ class Run:
     """Seconds after the launch at which the run ends in order; 0 for no limit."""
     restarts: Restarts | None = field(default=None, metadata=SPARSE)
     """None for a run that ends with its first failure."""
+    accept: tuple[str, ...] = field(default=(), metadata=SPARSE)
+    """The unsound differences from a checkpoint with which a resume goes on."""
 
     @property
     def has_all_checks(self) -> bool:

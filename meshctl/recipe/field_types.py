@@ -325,6 +325,29 @@ class Texts(Type):
         return texts()
 
 
+@dataclass(frozen=True)
+class Words(Type):
+    """A list of words, or one word."""
+
+    words: Mapping[str, str]
+    """Each word with its meaning."""
+    noun: str
+    code: str
+    """The code of the diagnostic for an unknown word."""
+    empty: ClassVar[Any] = ()
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        found = Texts().read(reader, node, path)
+        for index, word in enumerate(found or ()):
+            if word not in self.words:
+                item = (node.value[index], (*path, str(index))) if node.is_list else (node, path)
+                reader.unknown_word(word, self.words, self.noun, self.code, *item)
+        return found
+
+    def schema(self) -> Schema:
+        return texts()
+
+
 class Arguments(Type):
     """A list of texts and numbers. Numbers keep their text."""
 

@@ -28,6 +28,7 @@ from meshctl.recipe.field_types import (
     Texts,
     Whole,
     Word,
+    Words,
 )
 from meshctl.recipe.section_types import (
     Defaults,
@@ -90,6 +91,12 @@ BALANCE = {"tokens": "even out the tokens of the shares"}
 ON_NAN = {
     "stop": "the run ends with exit code 5",
     "ignore": "the run goes on, after one warning for each metric",
+}
+ACCEPTED = {
+    "seed": "another seed",
+    "args": "other arguments of components with state and of sources",
+    "components": "components whose state is lost, or that begin without one",
+    "pipeline": "other sources",
 }
 METRIC_MODES = {"min": "the least value is the best", "max": "the greatest value is the best"}
 
@@ -510,6 +517,9 @@ RUN = Section("run", "`run`", (
     Field("checks", Word(CHECKS, "a set of checks", "MC102"), default="basic",
         doc="Checks while the run goes on: `all` also compares what peers return and log, and all "
             "borrowed memory before and after each call, and names the collectives that differ."),
+    Field("accept", Words(ACCEPTED, "a difference", "MC102"),
+        doc="Differences from the checkpoint with which a resume goes on: `seed`, `args`, `components`, "
+            "`pipeline`."),
     Field("show", Texts("pipeline", is_prefix=True),
         doc="Metrics that the display shows, as STAGE.NAME."),
     Field("record", Texts("pipeline"),

@@ -266,6 +266,7 @@ class Run:
     checkpoint: Checkpoint | None = None
     stop: Stop | None = None
     on_nan: str = RUN.default("on_nan")
+    accept: tuple[str, ...] = ()
     grace: float = RUN.default("grace")
     show: tuple[str, ...] = ()
     record: tuple[str, ...] = ()

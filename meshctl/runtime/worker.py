@@ -249,6 +249,8 @@ class Worker:
 
         self._begin("resume")
         for name, component in stateful(plan, components).items():
+            if "components" in plan.run.accept and not (Path(folder) / name).is_dir():
+                continue  # it begins without state
             mesh = plan.component(name).mesh.at(self._env.rank)
             state = checkpoint.load(Path(folder), name, component.state_dict(), mesh)
             component.load_state_dict(state)

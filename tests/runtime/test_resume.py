@@ -120,7 +120,7 @@ def test_a_changed_dim_is_refused_before_anything_starts(where: Path, part: Ran)
     before = sorted(path.name for path in (part.folder / "events").iterdir())
     again = launch(where, str(part.folder), "run.steps=6", "groups.read.ranks=4", name="part")
     assert again.code == 4 and "Traceback" not in again.err
-    [line] = [line for line in again.err.splitlines() if line.startswith("error: ")]
+    [line] = [line for line in again.err.splitlines() if line.startswith("error[MC724]: ")]
     assert line.endswith(
         "the state of `reader` was saved with dp 2 and cannot be loaded with dp 4: "
         "`loader.position` and `random` differ along `dp`"

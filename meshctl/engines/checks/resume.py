@@ -1,41 +1,109 @@
-"""From which checkpoint a run continues, and whether it can be loaded on the meshes of a plan, before a
-worker starts."""
+"""From which checkpoint a run continues, and whether it fits the recipe, before a worker starts."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from meshctl.diagnostics import Diagnostic
 from meshctl.engines.engine import CannotStart
 from meshctl.plan.model import Plan
+from meshctl.plan.resume_differences import Difference, differences
+from meshctl.plan.resume_facts import facts_of
+from meshctl.recipe.code.digests import code_digest
+from meshctl.recipe.rules.components import STATE_METHODS
+from meshctl.recipe.rules.facts import Facts
 from meshctl.run.directory import RunDir
+from meshctl.run.manifest import FILE, Manifest
 from meshctl.run.saved_checkpoints import NoneWhole, Whole, newest_whole
 from meshctl.run.varying_state import VaryingState
 
 
-def checked_resume(plan: Plan, run: RunDir) -> Whole:
-    """Returns the newest whole checkpoint of a run, after comparing it with the plan. Raises
-    `CannotStart`."""
+def checkpoint_of(run: RunDir) -> Whole:
+    """Returns the newest whole checkpoint of a run. Raises `CannotStart` if there are some and none is
+    whole."""
     try:
-        whole = newest_whole(run)
+        return newest_whole(run)
     except NoneWhole as error:
         help = f"to start from the beginning, remove {run.checkpoints}"
         raise CannotStart(f"{error}; {help}") from error
     except OSError as error:
         raise CannotStart(f"{error.filename} cannot be read: {error.strerror}") from error
-    if whole.path:
-        check_resume(plan, whole.path)
-    return whole
 
 
-def check_resume(plan: Plan, checkpoint: Path) -> None:
-    """Raises `CannotStart` for a component whose state differs between ranks along dims whose sizes have
-    changed since the checkpoint."""
-    for component in plan.components:
-        if component.frozen:
-            continue
-        try:
-            varying = VaryingState.read(checkpoint / component.name)
-        except ValueError as error:
-            raise CannotStart(str(error)) from error
-        if reason := varying.refusal(component.name, component.mesh):
-            raise CannotStart(f"{checkpoint}: {reason}")
+@dataclass(frozen=True)
+class Resumed:
+    """A checkpoint, and the recipe that continues from it."""
+
+    plan: Plan
+    facts: Facts
+    path: Sequence[str]
+    """The folders of the user's code."""
+    run: RunDir
+    checkpoint: Path
+    step: int
+
+    def diagnostics(self) -> Iterator[Diagnostic]:
+        """Yields an error for each difference that does not fit the checkpoint, and one note with all
+        others."""
+        found = [*differences(self._was(), facts_of(self.plan), self._stateful(), self._saved())]
+        is_accepted = {difference: difference.word in self.plan.run.accept for difference in found}
+        for difference in found:
+            if difference.code and not is_accepted[difference]:
+                yield self._refusal(difference)
+        sound = [one.message for one in found if not one.code or is_accepted[one]]
+        if listed := [*sound, *self._changed_code()]:
+            message = f"this recipe differs from that of the checkpoint of step {self.step}"
+            yield Diagnostic("MC725", message, help="; ".join(listed), severity="note")
+        yield from self._changed_meshes()
+
+    def _refusal(self, difference: Difference) -> Diagnostic:
+        message = f"{difference.message} (checkpoint of step {self.step})"
+        help = f"undo the change, or accept it with `run.accept=[{difference.word}]`"
+        is_whole = difference.path[0] != "seed" and len(difference.path) < 3
+        span = self.facts.key(*difference.path) if is_whole else self.facts.value(*difference.path)
+        return Diagnostic(difference.code, message, span, help=help)
+
+    def _changed_meshes(self) -> Iterator[Diagnostic]:
+        for component in self.plan.components:
+            if component.frozen:
+                continue
+            try:
+                varying = VaryingState.read(self.checkpoint / component.name)
+            except ValueError as error:
+                raise CannotStart(str(error)) from error
+            if reason := varying.refusal(component.name, component.mesh):
+                span = self.facts.value("components", component.name, "parallel")
+                help = "resume with these sizes"
+                yield Diagnostic("MC724", f"{self.checkpoint}: {reason}", span, help=help)
+
+    def _was(self) -> Mapping[str, Any]:
+        """Returns the facts of the plan that wrote the checkpoint. Where it has no manifest, they are those
+        of the run's last attempt."""
+        if (self.checkpoint / FILE).is_file():
+            return Manifest.read(self.checkpoint).plan
+        found: Mapping[str, Any] = json.loads(self.run.plan.read_text(encoding="utf-8"))
+        return found
+
+    def _stateful(self) -> list[str]:
+        """Returns the components of the recipe that have state, as far as their classes can be read."""
+        classes = {one.name: self.facts.class_of(one.name) for one in self.plan.components if not one.frozen}
+        return [name for name, found in classes.items() if found and found.methods.issuperset(STATE_METHODS)]
+
+    def _saved(self) -> list[str]:
+        return sorted(path.name for path in self.checkpoint.iterdir() if path.is_dir())
+
+    def _changed_code(self) -> Iterator[str]:
+        was = self._was().get("code", {})
+        for name, digest in code_of(self.plan, self.path).items():
+            if was.get(name, digest) != digest:
+                yield f"the code of `{name}` changed"
+
+
+def code_of(plan: Plan, path: Sequence[str]) -> dict[str, str]:
+    """Returns component -> a digest of its code, for the components in the user's folders."""
+    digests = {component.name: code_digest(component.target, path) for component in plan.components}
+    return {name: digest for name, digest in digests.items() if digest}

@@ -128,7 +128,7 @@ class Head:
         }
         """Group -> number of its workers that have not exited. Without services."""
         self._judge = Judge(plan.run, attempt.rows)
-        self._saving = SavedFiles(plan, attempt.run)
+        self._saving = SavedFiles(plan, attempt.run, attempt.start.path)
         self._published = set(attempt.published)
         self._newest = attempt.step
         """The step of the newest checkpoint; None without one."""
