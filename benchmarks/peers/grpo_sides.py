@@ -95,6 +95,7 @@ def meshctl_side(folder: Path) -> Callable[[int], float]:
         loss="grpo",
         lr=LR,
         clip=CLIP,
+        share_prompts=True,
         optimizer_options={"fused": True, "weight_decay": 0.0},
     )
     for one in (sampler, judge, actor):

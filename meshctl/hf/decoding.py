@@ -74,9 +74,9 @@ class Decoder:
         `[answers, max_new_tokens]` with the random numbers of each answer.
         """
         device = self._model.device
-        ids, is_real = _padded_left(prompts, device)
+        ids, is_real = padded_left(prompts, device)
         forward = transformers_api.CachedForward(self._model, is_real)
-        logits = forward(ids)
+        logits = forward(ids)[:, -1]
         if list(rows) != list(range(len(prompts))):
             index = torch.tensor(rows, device=device)
             forward.select(index)
@@ -105,7 +105,7 @@ class Decoder:
                 kept = is_open.nonzero()[:, 0]
                 forward.select(kept)
                 present, tokens, is_open = present[kept], tokens[kept], is_open[kept]
-            logits = forward(tokens[:, None])
+            logits = forward(tokens[:, None])[:, -1]
         return found.answers()
 
     def _ends_with_text(self, found: _Found, present: Tensor, is_open: Tensor, position: int) -> Tensor:
@@ -142,7 +142,7 @@ class _Found:
         )
 
 
-def _padded_left(prompts: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor | None]:
+def padded_left(prompts: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Returns the tokens, int64 `[prompts, longest]`, and whether each one is no padding; None if there is no
     padding."""
     longest = max(map(len, prompts))

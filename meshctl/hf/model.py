@@ -29,6 +29,7 @@ from meshctl.hf.outputs import REF, SIDES, Outputs, OutputsWithoutLogits, prefix
 from meshctl.hf.parity import ParityCheck
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.sharding import in_blocks
+from meshctl.hf.shared_prompts import Division, SharedOutputs
 from meshctl.hf.stored_model import StoredModel
 from meshctl.hf.texts import Texts, check_positions, joined, texts_of
 from meshctl.hf.training import Sums, Trainer, not_finite
@@ -124,6 +125,7 @@ class Model(StoredModel):
         micro_batch: int | None = None,
         micro_batch_tokens: int | None = None,
         logits_chunk_tokens: int | None = None,
+        share_prompts: bool = False,
         skip_nonfinite: bool = False,
         activation_checkpointing: bool = False,
         compile: bool | Mapping[str, Any] = False,
@@ -155,6 +157,8 @@ class Model(StoredModel):
             update accumulates the gradients of all micro-batches. The two arguments exclude each other.
         logits_chunk_tokens: the maximum number of tokens whose logits are in memory at the same time; None
             for all tokens of a micro-batch. The backward pass computes the logits again.
+        share_prompts: whether texts of a micro-batch with the same tokens before their first label compute
+            these tokens once, as the answers to one prompt do.
         skip_nonfinite: whether an update is skipped if its loss or gradient is not finite. Otherwise such an
             update raises `ModelError`. The weights do not change in either case.
         activation_checkpointing: whether the backward pass computes activations again.
@@ -184,6 +188,13 @@ class Model(StoredModel):
         self.logits_chunk_tokens = logits_chunk_tokens
         if logits_chunk_tokens and (head != "lm" or type(self).forward is not Model.forward):
             raise ModelError("`logits_chunk_tokens` needs `head: lm` and the `forward` of `hf.Model`")
+        self.share_prompts, is_own_forward = share_prompts, type(self).forward is not Model.forward
+        if share_prompts and (head != "lm" or is_own_forward):
+            raise ModelError("`share_prompts` needs `head: lm` and the `forward` of `hf.Model`")
+        if share_prompts and (logits_chunk_tokens or activation_checkpointing or compile):
+            raise ModelError(
+                "`share_prompts` excludes `logits_chunk_tokens`, `activation_checkpointing` and `compile`"
+            )
         self.skip_nonfinite = skip_nonfinite
         self.activation_checkpointing, self.compile = activation_checkpointing, compile
 
@@ -289,18 +300,20 @@ class Model(StoredModel):
     def _outputs(self, sides: list[Texts]) -> list[Outputs]:
         """Returns the outputs of the model for each element of `sides`. One forward pass computes all of
         them."""
-        both = sides[0] if len(sides) == 1 else joined(*sides)
-        outputs: type[Outputs] = Outputs
-        if self.logits_chunk_tokens:
-            outputs = OutputsWithoutLogits
-            raw = self._chunked_head.logprobs(both.inputs, both.labels[:, 1:])
-        else:
-            raw = self.forward(both)
         if len(sides) == 1:
-            return [outputs(raw, both, self.temperature)]
-        rows = sides[0].samples
+            return [self._outputs_of(sides[0])]
+        rows, both = sides[0].samples, self._outputs_of(joined(*sides))
         halves = (slice(0, rows), slice(rows, None)) if rows else (slice(0, None), slice(0, None))
-        return [outputs(raw[half], both.rows(half), self.temperature) for half in halves]
+        return [both.rows(half) for half in halves]
+
+    def _outputs_of(self, texts: Texts) -> Outputs:
+        if self.share_prompts:
+            division = Division.of(texts)
+            return SharedOutputs(division.logits(self.module), texts, self.temperature, division.places)
+        if self.logits_chunk_tokens:
+            raw = self._chunked_head.logprobs(texts.inputs, texts.labels[:, 1:])
+            return OutputsWithoutLogits(raw, texts, self.temperature)
+        return Outputs(self.forward(texts), texts, self.temperature)
 
     # Endpoints
 

@@ -52,6 +52,10 @@ class Outputs:
         assert isinstance(found, Tensor)
         return found
 
+    def rows(self, kept: slice) -> Outputs:
+        """Returns the outputs for the rows in the slice `kept`."""
+        return type(self)(self._raw[kept], self.texts.rows(kept), self._temperature)
+
     @property
     def nothing(self) -> Tensor:
         """0-dim: the value 0 as a part of the autograd graph. A loss that does not depend on the model adds
@@ -100,7 +104,9 @@ class Outputs:
         `ModelError` for a model with `head: score`."""
         if self._raw.ndim != 3:
             raise ModelError(NO_LOGITS)
-        logits = self._raw[:, :-1]
+        return self._log_softmax(self._raw[:, :-1])
+
+    def _log_softmax(self, logits: Tensor) -> Tensor:
         logits = logits if logits.dtype == torch.float64 else logits.float()
         logits = logits if self._temperature == 1 else logits / self._temperature
         return logits.log_softmax(-1)

@@ -278,15 +278,17 @@ class CachedForward:
         self._next = None if is_real is None else is_real.sum(1, keepdim=True)
         """`[rows, 1]`: the position of each row's next token."""
         has_option = "logits_to_keep" in signature(model.forward).parameters
-        self._options = {"logits_to_keep": 1} if has_option else {}
+        self._of_last = {"logits_to_keep": 1} if has_option else {}
 
-    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        """Returns the logits after the last token of each row, `[rows, vocabulary]`. `ids` is int64
-        `[rows, length]` and continues the rows of the earlier passes."""
+    def __call__(self, ids: torch.Tensor, *, all_logits: bool = False) -> torch.Tensor:
+        """Returns the logits after the last token of each row, `[rows, 1, vocabulary]`, or with `all_logits`
+        those after each token, `[rows, length, vocabulary]`. `ids` is int64 `[rows, length]` and continues
+        the rows of the earlier passes."""
+        options = {} if all_logits else self._of_last
         made = self._model(
-            input_ids=ids, past_key_values=self._cache, use_cache=True, **self._padding(ids), **self._options
+            input_ids=ids, past_key_values=self._cache, use_cache=True, **self._padding(ids), **options
         )
-        logits = made.logits[:, -1]
+        logits = made.logits if all_logits else made.logits[:, -1:]
         assert isinstance(logits, torch.Tensor)
         return logits
 
@@ -298,8 +300,9 @@ class CachedForward:
             positions = (self._is_real.cumsum(1) - 1).clamp(min=0)
             return {"attention_mask": self._is_real, "position_ids": positions}
         self._is_real = torch.cat([self._is_real, torch.ones_like(ids)], 1)
+        positions = self._next + torch.arange(ids.shape[1], device=ids.device)
         self._next = self._next + ids.shape[1]
-        return {"attention_mask": self._is_real, "position_ids": self._next - 1}
+        return {"attention_mask": self._is_real, "position_ids": positions}
 
     def select(self, rows: torch.Tensor) -> None:
         """Replaces the rows of the cache by these of its rows. `rows` is int64 and may name a row several

@@ -105,6 +105,7 @@ class Case:
     micro_batch: int | None = None
     micro_batch_tokens: int | None = None
     logits_chunk_tokens: int | None = None
+    share_prompts: bool = False
 
     @property
     def name(self) -> str:
@@ -113,6 +114,7 @@ class Case:
             marks.append(f"parts of {self.micro_batch or self.micro_batch_tokens}")
         if self.logits_chunk_tokens:
             marks.append(f"logits of {self.logits_chunk_tokens}")
+        marks += ["shared prompts"] * self.share_prompts
         return " ".join([self.model, *marks])
 
     @property
@@ -122,7 +124,9 @@ class Case:
     @property
     def task(self) -> Case:
         """The case without what must not change a result."""
-        return replace(self, micro_batch=None, micro_batch_tokens=None, logits_chunk_tokens=None)
+        return replace(
+            self, micro_batch=None, micro_batch_tokens=None, logits_chunk_tokens=None, share_prompts=False
+        )
 
     @property
     def experts(self) -> str | None:
@@ -226,6 +230,7 @@ def component(case: Case, sizes: dict[str, int], gate: Gate = EXACT, **more: Any
         micro_batch=case.micro_batch,
         micro_batch_tokens=case.micro_batch_tokens,
         logits_chunk_tokens=case.logits_chunk_tokens,
+        share_prompts=case.share_prompts,
         **more,
     )
     made.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))

@@ -35,12 +35,12 @@ CHOICE = {
         Case("qwen3", lora=True),
     ],
     "tp 2": [Case("qwen3", packed=True, micro_batch=3), Case("llama_tied", lora=True, logits_chunk_tokens=9)],
-    "hsdp 2 x 2": [Case("llama_tied", micro_batch=1)],
+    "hsdp 2 x 2": [Case("llama_tied", micro_batch=1, share_prompts=True)],
     "fsdp 2 x tp 2": [
         Case("qwen3", lora=True, packed=True),
         Case("qwen3_moe", micro_batch_tokens=20, logits_chunk_tokens=7),
     ],
-    "dp 2 x tp 2": [Case("llama")],
+    "dp 2 x tp 2": [Case("llama", share_prompts=True)],
 }
 CHOICE_OF_SINGLE = {
     "dp 2": [Case("qwen3_moe", packed=True)],

@@ -1,0 +1,110 @@
+"""Forward passes in which texts with the same beginning, such as the answers to one prompt, compute it once.
+
+    texts         p q r a b      p q r c d e        the labels begin at a and c
+    beginnings    p q r                             one row for all texts that begin so
+    endings             a              c d          continue copies of its keys and values; e predicts nothing
+    logits          r a            r c d            those that predict the labels a b, c d e
+
+A text's beginning ends before its first label. The logits of all other positions are not computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshctl.hf import transformers_api
+from meshctl.hf.decoding import padded_left
+from meshctl.hf.errors import ModelError
+from meshctl.hf.outputs import Outputs
+from meshctl.hf.texts import IGNORED, Texts
+from meshctl.losses.logprobs import token_logprobs
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """Texts, divided into beginnings and endings. There is at least one of each."""
+
+    beginnings: list[Tensor]
+    """int64 `[tokens]` each, on the CPU: the different beginnings."""
+    owners: list[int]
+    """The number of each row's beginning."""
+    endings: Tensor
+    """int64 `[rows, longest ending]`: the tokens after the beginning, without the last one, padded with 0."""
+    places: Tensor
+    """int64 `[rows, longest ending + 1]`: the place of each logit among the targets of `Texts`; their number
+    where a row has no further target."""
+
+    @staticmethod
+    def of(texts: Texts) -> Division:
+        """Divides texts. Raises `ModelError` for packed texts."""
+        if texts.position_ids is not None:
+            raise ModelError("`share_prompts` needs one text in each row; these are packed")
+        ids, is_label = texts.input_ids.cpu(), texts.labels[:, 1:].cpu() != IGNORED
+        rows, longest = ids.shape
+        lengths = [*texts.lengths.tolist(), *[1] * (rows - texts.samples)]
+        firsts = torch.where(is_label.any(1), is_label.int().argmax(1) + 1, longest).tolist()
+        starts = [min(first, max(1, length)) for first, length in zip(firsts, lengths, strict=True)]
+        numbers: dict[tuple[int, ...], int] = {}
+        owners = [
+            numbers.setdefault(tuple(ids[row, :start].tolist()), len(numbers))
+            for row, start in enumerate(starts)
+        ]
+        width = max(1, *(length - start - 1 for length, start in zip(lengths, starts, strict=True)))
+        begin, length = torch.tensor(starts)[:, None], torch.tensor(lengths)[:, None]
+        positions = begin + torch.arange(width)
+        is_input = positions < length - 1
+        endings = torch.where(is_input, ids.gather(1, positions.clamp(max=longest - 1)), 0)
+        places = begin - 1 + torch.arange(width + 1)
+        places = torch.where(places < length - 1, places, longest - 1)
+        device = texts.input_ids.device
+        beginnings = [torch.tensor(one) for one in numbers]
+        return Division(beginnings, owners, endings.to(device), places.to(device))
+
+    def logits(self, model: Any) -> Tensor:
+        """Returns `[rows, longest ending + 1, vocabulary]`: the logits at the last token of each beginning,
+        and those at the tokens of its ending. The model runs twice."""
+        device = self.endings.device
+        ids, is_real = padded_left(self.beginnings, device)
+        forward = transformers_api.CachedForward(model, is_real)
+        first = forward(ids)
+        owners = torch.tensor(self.owners, device=device)
+        forward.select(owners)
+        return torch.cat([first[owners], forward(self.endings, all_logits=True)], 1)
+
+
+class SharedOutputs(Outputs):
+    """The outputs of a model for divided texts. They are those of `Outputs`, and 0 outside the endings."""
+
+    def __init__(self, raw: Tensor, texts: Texts, temperature: float, places: Tensor) -> None:
+        """`raw` and `places` are the logits and the places of `Division`."""
+        super().__init__(raw, texts, temperature)
+        self._places = places[: texts.samples]
+
+    def rows(self, kept: slice) -> SharedOutputs:
+        return SharedOutputs(self._raw[kept], self.texts.rows(kept), self._temperature, self._places[kept])
+
+    @cached_property
+    def token_logprobs(self) -> Tensor:
+        targets = torch.nn.functional.pad(self.texts.targets, (0, 1), value=IGNORED)
+        return self._placed(token_logprobs(self._raw, targets.gather(1, self._places), self._temperature))
+
+    @property
+    def entropy(self) -> Tensor:
+        logs = self._log_softmax(self._raw)
+        return self._placed(-(logs.exp() * logs).sum(-1)).flatten()
+
+    @property
+    def log_softmax(self) -> Tensor:
+        return self._placed(self._log_softmax(self._raw))
+
+    def _placed(self, values: Tensor) -> Tensor:
+        """Returns `[samples, longest - 1, ...]`: the values of the logits at their targets."""
+        samples, longest = self.texts.samples, self.texts.input_ids.shape[1]
+        found = values.new_zeros((samples, longest, *values.shape[2:]))
+        index = self._places.reshape(*self._places.shape, *[1] * (values.ndim - 2)).expand_as(values)
+        return found.scatter(1, index, values)[:, :-1]
