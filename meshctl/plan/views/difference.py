@@ -5,8 +5,8 @@
     dim="tp"), ...))
 
 Groups, components, stages and routes with the same name are compared by the facts that a picture shows of
-them. No picture shows arguments, the seed or checkpoints, so plans that differ only in these have different
-digests and no changes.
+them, and so are the bytes of components on a rank, and of all components on a device. No picture shows
+arguments, the seed or checkpoints, so plans that differ only in these have different digests and no changes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshctl.plan.views.topology import Flow, PlacedComponent, PlacedGroup, PlacedStage, Topology
+from meshctl.text.english import size
+from meshctl.topology.memory import ComponentMemory
 from meshctl.topology.placement import NodeRun
 
 FORMAT = 1
@@ -23,7 +25,9 @@ FORMAT = 1
 MAX_NODE_RUNS = 3
 """The largest number of runs of nodes that are listed."""
 
-Subject = Literal["job", "groups", "components", "stages", "routes", "weights", "warnings"]
+Subject = Literal[
+    "job", "groups", "components", "stages", "routes", "weights", "memory", "device memory", "warnings"
+]
 Mark = Literal["added", "removed", "changed"]
 Value = int | str | tuple[int, ...] | None
 Facts = Mapping[tuple[str, str], Value]
@@ -35,9 +39,13 @@ SUMMARY: Mapping[Subject, tuple[str, ...]] = {
     "stages": ("call", "from", "to", "samples"),
     "routes": ("from", "to", "ranks", "collect", "dispatch", "bytes a step"),
     "weights": ("from", "to", "ranks", "layout of the producer", "layout of the consumer"),
+    "memory": ("bytes", "unknown"),
+    "device memory": ("bytes",),
     "warnings": ("message",),
 }
 """The facts that describe something added or removed."""
+BYTES = ("bytes", "weights", "gradients", "optimizer", "sync", "device memory")
+"""Facts about memory. A value of 0 is no memory."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,8 @@ def difference(before: Topology, after: Topology) -> Difference:
         *_compared("stages", _of_stages(before, after), _of_stages(after, before)),
         *_compared("routes", *map(_of_routes, both)),
         *_compared("weights", *map(_of_weights, both)),
+        *_compared("memory", *map(_of_memory, both)),
+        *_compared("device memory", *map(_of_devices, both)),
         *_warnings(before, after),
     ]
     return Difference(before.name, after.name, (before.digest, after.digest), tuple(changes))
@@ -128,11 +138,16 @@ def _summary(subject: Subject, facts: Facts) -> Iterator[tuple[str, Value]]:
 
 def _changed(before: Facts, after: Facts) -> Iterator[Fact]:
     """Yields the facts that differ. The `reach` of a dim that has no process groups any more is left out,
-    because the size of the dim shows that."""
+    because the size of the dim shows that. So are bytes that are equal in the digits of a picture."""
     for what, dim in dict.fromkeys((*before, *after)):
         old, new = before.get((what, dim)), after.get((what, dim))
-        if old != new and not (what == "reach" and new is None):
+        is_gone = what == "reach" and new is None
+        if old != new and not is_gone and not (what in BYTES and _is_about_equal(old, new)):
             yield Fact(what, old, new, dim)
+
+
+def _is_about_equal(old: Value, new: Value) -> bool:
+    return isinstance(old, int) and isinstance(new, int) and size(old) == size(new)
 
 
 # Facts
@@ -264,6 +279,27 @@ def _of_weights(topology: Topology) -> dict[str, Facts]:
         }
         for route in topology.routes
         if route.kind == "weights"
+    }
+
+
+def _of_memory(topology: Topology) -> dict[str, Facts]:
+    return {one.component: _of_bytes(one) for one in topology.memory.components}
+
+
+def _of_bytes(one: ComponentMemory) -> Facts:
+    if one.unknown:
+        return _facts(one, "unknown")
+    optimizer = "unknown" if one.optimizer is None else one.optimizer
+    parts: dict[str, Value] = {"weights": one.weights, "gradients": one.gradients, "optimizer": optimizer}
+    return _facts(one, "", bytes=one.total, **parts, sync=one.sync)
+
+
+def _of_devices(topology: Topology) -> dict[str, Facts]:
+    """Returns the facts of the devices that several components share, and of those whose memory is stated."""
+    return {
+        " + ".join(one.groups): _facts(one, "", bytes=one.total, device_memory=one.device_memory)
+        for one in topology.memory.devices
+        if len(one.components) > 1 or one.device_memory
     }
 
 

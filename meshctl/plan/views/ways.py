@@ -17,10 +17,12 @@ from meshctl.topology.cluster import DIRECT
 from meshctl.topology.flows import EvenFlow
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Route, is_user_mode, producers_of
 
-Over = Literal["process", "node", "nodes", "device", "devices"]
-"""The distance between producers and consumers: the same process, one node, several nodes, and the last two
-for tensors that move between devices without passing CPU memory."""
-NEAREST_FIRST: tuple[Over, ...] = ("process", "device", "node", "devices", "nodes")
+Over = Literal["process", "node", "nodes", "device", "devices", "devices_or_nodes"]
+"""The distance between producers and consumers: the same process, one node, several nodes, and `device` and
+`devices` for tensors that move between devices without passing CPU memory. It is `devices_or_nodes` between
+groups that name different interpreters: if these have different versions of NCCL, which is known at launch,
+tensors pass CPU memory."""
+NEAREST_FIRST: tuple[Over, ...] = ("process", "device", "node", "devices", "devices_or_nodes", "nodes")
 MAX_RANKS = 512
 """The largest number of ranks that are examined one by one. Of more ranks, about as many are examined: some
 at both ends, the others evenly spaced between them."""
@@ -68,10 +70,15 @@ def even_flow(plan: Plan, route: Route, total: int) -> EvenFlow:
 def over(plan: Plan, producer: str, consumer: str, *, near: bool) -> Over:
     """Returns the distance between different workers of two groups: on one node if `near`, otherwise on
     several nodes."""
-    types = {plan.group(name).device_type for name in (producer, consumer)}
-    if len(types) == 1 and types <= {*DIRECT}:
-        return "device" if near else "devices"
-    return "node" if near else "nodes"
+    groups = plan.group(producer), plan.group(consumer)
+    if (
+        any(group.device_type not in DIRECT for group in groups)
+        or groups[0].device_type != groups[1].device_type
+    ):
+        return "node" if near else "nodes"
+    if near:
+        return "device"
+    return "devices" if groups[0].python == groups[1].python else "devices_or_nodes"
 
 
 def ways(plan: Plan, route: Route) -> tuple[Over, ...]:

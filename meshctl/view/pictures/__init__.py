@@ -39,9 +39,10 @@ OVER: Mapping[str, str] = {
     "nodes": "tcp",
     "device": "cuda ipc",
     "devices": "nccl",
+    "devices_or_nodes": "nccl or tcp",
 }
 """The transport of a route, by its distance. Between nodes, samples are sent once to each node and shared in
-memory there. The last two are for tensors on devices; tensors on the CPU use shared memory and tcp."""
+memory there. The last three are for tensors on devices; tensors on the CPU use shared memory and tcp."""
 
 
 def ways_of(route: Flow | Exchange, words: Mapping[str, str] = OVER) -> str:

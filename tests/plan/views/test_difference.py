@@ -15,9 +15,13 @@ from meshctl.plan.model import Component, Group, Input, Plan, Run, Stage, as_dat
 from meshctl.plan.views.difference import Change, Fact, difference, merged
 from meshctl.plan.views.topology import Topology, Warning, topology
 from meshctl.topology.cluster import Cluster
+from meshctl.topology.memory import ComponentMemory, DeviceMemory, Memory
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
+from meshctl.view.pictures.text.diff import draw
 from tests.plan.jobs import DeviceType, of_types
+
+GB = 1_000_000_000
 
 
 def job(ranks: int = 4, nodes: int = 1, types: Sequence[DeviceType] = (), **sizes: int) -> Topology:
@@ -209,3 +213,46 @@ def test_merged_has_all_of_both_in_the_order_of_what_there_is_now(
     assert [name for name in both if name not in after] == [
         name for name in before if name not in after
     ] or set(before) & set(after)
+
+
+def with_memory(actor: ComponentMemory, limit: int = 0) -> Topology:
+    sampler = ComponentMemory("sampler", weights=5 * GB)
+    devices = (
+        DeviceMemory(("rollout",), ("sampler",), sampler.total, True, "cuda"),
+        DeviceMemory(("train",), ("actor",), actor.total, actor.is_complete, "cuda", limit),
+    )
+    return replace(job(), memory=Memory((sampler, actor), devices))
+
+
+def test_memory() -> None:
+    trained = ComponentMemory("actor", 4 * GB, 4 * GB, 8 * GB, optimizer_name="AdamW")
+    smaller = ComponentMemory("actor", 4 * GB + 1, GB, None, sync=GB, optimizer_name="mine.Best")
+    changes = found(with_memory(trained, 80 * GB), with_memory(smaller, 40 * GB))
+    assert [*changes] == [("memory", "actor"), ("device memory", "train")]
+    assert facts(changes["memory", "actor"]) == {
+        "bytes": (16 * GB, 6 * GB + 1),
+        "gradients": (4 * GB, GB),
+        "optimizer": (8 * GB, "unknown"),
+        "sync": (0, GB),
+    }
+    assert facts(changes["device memory", "train"]) == {
+        "bytes": (16 * GB, 6 * GB + 1),
+        "device memory": (80 * GB, 40 * GB),
+    }
+    assert not found(with_memory(trained), with_memory(trained))
+    unknown = ComponentMemory("actor", unknown="its config is not on this machine")
+    [change] = found(with_memory(trained), with_memory(unknown)).values()
+    assert facts(change)["unknown"] == (None, "its config is not on this machine")
+
+
+def test_text_of_memory() -> None:
+    before = with_memory(ComponentMemory("actor", 4 * GB, 4 * GB, 8 * GB), 80 * GB)
+    drawn = draw(difference(before, with_memory(ComponentMemory("actor", 4 * GB, sync=GB))))
+    assert drawn.splitlines()[2:] == [
+        "memory on each rank",
+        "  ~ actor  16 GB -> 5 GB, gradients 4 GB -> none, optimizer 8 GB -> none,",
+        "           sync none -> 1 GB",
+        "",
+        "memory on each device",
+        "  - train  16 GB",
+    ]

@@ -405,7 +405,10 @@ def test_a_node_has_the_processes_that_are_on_it(job: tuple[Plan, Sizes]) -> Non
             lambda plan, drawn: of_component(plan, drawn, "acter"),
             "component `acter` does not exist; did you mean `actor`?",
         ),
-        (lambda plan, drawn: of_dim(plan, drawn, "tpp"), "dim `tpp` does not exist; did you mean `tp`?"),
+        (
+            lambda plan, drawn: of_dim(plan, drawn, "tpp"),
+            "dim `tpp` does not exist; did you mean `tp` or `pp`?",
+        ),
         (
             lambda plan, drawn: of_dim(plan, drawn, "cp"),
             "`cp` is 1 in every component; above 1 are `dp`, `tp` and `fsdp`",

@@ -13,11 +13,13 @@ from meshctl.plan.views.topology import Flow, topology
 from meshctl.plan.views.ways import NEAREST_FIRST, carries_samples, ways
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.modes import COLLECT, Dispatch, Route
+from meshctl.view.pictures import mermaid
+from meshctl.view.pictures.text.picture import draw as drawn
 from tests.examples import examples
 from tests.plan.jobs import of_types
 from tests.plan.links import links
 from tests.plan.views.test_selection import TYPE, DeviceType, routed
-from tests.view.pictures.plans import call, component, group, plan
+from tests.view.pictures.plans import call, component, group, plan, sync
 
 
 def listed(plan: Plan, route: Route) -> tuple[str, ...]:
@@ -102,3 +104,33 @@ def test_a_source_on_the_mesh_of_its_consumer(sizes: dict[str, int], found: tupl
     stages = [call("batch", "data.next", samples=64), call("metrics", "actor.update", "batch")]
     made = plan("p", Cluster.of(2, cuda=8), [train], components, stages)
     assert ways(made, made.routes[0]) == found
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pythons", "found"),
+    [
+        (1, ("", "other"), ("device",)),
+        (2, ("", ""), ("devices",)),
+        (2, ("other", "other"), ("devices",)),
+        (2, ("", "other"), ("devices_or_nodes",)),
+        (2, ("one", "other"), ("devices_or_nodes",)),
+    ],
+)
+def test_tensors_between_interpreters_may_pass_cpu_memory(
+    nodes: int, pythons: tuple[str, str], found: tuple[str, ...]
+) -> None:
+    """The versions of NCCL of two interpreters are unknown to a plan."""
+    rollout, train = (
+        group(name, "cuda", 4, (first, first + 4), python=python)
+        for name, first, python in zip(("rollout", "train"), (0, 4), pythons, strict=True)
+    )
+    components = [component("sampler", rollout), component("actor", train, fsdp_size=4)]
+    stages = [
+        call("rollouts", "sampler.sample", samples=8),
+        call("metrics", "actor.update", "rollouts"),
+        sync("publish", "actor", "sampler"),
+    ]
+    made = plan("p", Cluster.of(nodes, cuda=8 // nodes), [rollout, train], components, stages)
+    assert [flow.ways for flow in topology(made).routes] == [found, found]
+    shown = "nccl or tcp" if found == ("devices_or_nodes",) else ""
+    assert all(shown in text for text in (drawn(topology(made)), mermaid.draw(topology(made))))

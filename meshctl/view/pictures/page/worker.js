@@ -103,8 +103,10 @@ function wayTo(worker, {link: {flow, weights}, partner, ranks}) {
   if (ranks.count > FOLLOWED) return waysOf(flow);
   const others = some(ranks, FOLLOWED).map((rank) => ({group: partner, rank})), node = topology.placed(worker).node;
   if (others.every((other) => same(other, worker))) return OVER.process;
-  const types = [worker.group, partner].map((name) => topology.groups.get(name).device_type);   /* of a route in process too */
-  const [near, far] = types[0] === types[1] && DIRECT.includes(types[0]) ? [OVER.device, OVER.devices] : [OVER.node, OVER.nodes];
+  const [own, other] = [worker.group, partner].map((name) => topology.groups.get(name));   /* of a route in process too */
+  const direct = own.device_type === other.device_type && DIRECT.includes(own.device_type);
+  const across = own.python === other.python ? OVER.devices : OVER.devices_or_nodes;
+  const [near, far] = direct ? [OVER.device, across] : [OVER.node, OVER.nodes];
   const ways = new Set(others.map((other) => (topology.placed(other).node !== node ? far : same(other, worker) && !weights ? OVER.process : near)));
   return weights ? (ways.has(far) ? far : near) : [OVER.process, near, far].filter((way) => ways.has(way)).join(", ");
 }

@@ -11,11 +11,11 @@ components
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import get_args
 
-from meshctl.plan.views.difference import Change, Difference, Fact, Subject, Value
+from meshctl.plan.views.difference import BYTES, Change, Difference, Fact, Subject, Value
 from meshctl.topology.mesh import DIMS
 from meshctl.view.formatting import count, size
 from meshctl.view.pictures import OVER
@@ -28,7 +28,13 @@ SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 WORDS = {"changed": "changed", "added": "new", "removed": "gone"}
 MAX_NAME = 28
 """Maximum width of a name in columns."""
-WITHOUT_NAME = ("call", "message", "layout", "device type", "place", "target", "program")
+HEADINGS: Mapping[Subject, str] = {
+    "stages": "pipeline",
+    "memory": "memory on each rank",
+    "device memory": "memory on each device",
+}
+"""The headings of subjects, for those that differ from the subject."""
+WITHOUT_NAME = ("call", "message", "layout", "device type", "place", "target", "program", "bytes")
 """Facts whose values are shown without the name of the fact."""
 
 
@@ -39,7 +45,7 @@ def draw(difference: Difference, width: int = 80, color: bool = False, lines: in
 
 def pictured(difference: Difference, width: int, lines: int) -> list[Line]:
     sections = [
-        _section("pipeline" if subject == "stages" else subject, found, width)
+        _section(HEADINGS.get(subject, subject), found, width)
         for subject in get_args(Subject)
         if (found := difference.of(subject))
     ]
@@ -138,7 +144,7 @@ def _changed(fact: Fact) -> Line:
             return Line(f"{fact.dim} groups ", f"{before} -> " if fact.before else "", reach)
         case "ranks":
             return Line(f"{before} ranks become {after}")
-        case "over":
+        case "over" | "bytes":
             return Line(f"{before} -> {after}")
     return Line(f"{fact.dim or fact.what} {before} -> {after}")
 
@@ -154,4 +160,6 @@ def shown(what: str, value: Value) -> str:
             return ", ".join(OVER.get(way, way) for way in str(value or "").split())
         case "bytes a step" | "bytes of a sample":
             return size(value) if isinstance(value, int) and value else "?"
-    return "none" if value in (None, "") else str(value)
+    if what in BYTES and value and isinstance(value, int):
+        return size(value)
+    return "none" if value in (None, "") or (what in BYTES and value == 0) else str(value)
