@@ -267,7 +267,9 @@ class Mapped:
             raise ArenaError(f"memory of {nbytes} bytes: {error.strerror}") from None
         self.nbytes, self.write, self.address = nbytes, write, self.pages.address
         # a tensor of a read-only buffer makes torch warn, and the pages themselves refuse to be written
-        self._bytes = memoryview((ctypes.c_uint8 * nbytes).from_address(self.address))
+        array = (ctypes.c_uint8 * nbytes).from_address(self.address)
+        array.pages = self.pages  # type: ignore[attr-defined]  # mapped as long as a view refers to the array
+        self._bytes = memoryview(array)
 
     def contains(self, address: int, nbytes: int) -> bool:
         return self.address <= address and address + nbytes <= self.address + self.nbytes
@@ -278,15 +280,9 @@ class Mapped:
         if not 0 <= at <= at + nbytes <= self.nbytes:
             raise ArenaError(f"bytes {at} to {at + nbytes} of {self.nbytes}")
         array = numpy.frombuffer(self._bytes, numpy.uint8, nbytes, at)
-        weakref.finalize(array, _after, self, gone).atexit = False
+        if gone:
+            weakref.finalize(array, gone).atexit = False
         return torch.from_numpy(array)
-
-
-def _after(mapped: Mapped, gone: Callable[[], None] | None) -> None:
-    """Calls `gone`, as the finalizer of a view. Its reference to `mapped` has kept the pages mapped until
-    here."""
-    if gone:
-        gone()
 
 
 class Sealed(Mapped):
