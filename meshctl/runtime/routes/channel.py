@@ -5,16 +5,17 @@
     consumers    receive all headers from the leader of their part, and compute from them which other
                  producers send samples for it
 
-All ranks of both sides compute the same parts from the same headers (`topology.partition`), so nobody
-coordinates. What several producers of one node hold of a part they write into one frame, which the leader
-lays out, unless the consumer can map their memory. Plain values (losses, statistics) travel with their
-weights in the headers, and every consumer joins them alone.
+All ranks compute the same parts from the same headers (`topology.partition`), so nobody coordinates. Parts
+that depend on the samples themselves, such as balanced ones, take longer than a small step: consumers receive
+them behind the headers. What several producers of one node hold of a part they write into one frame, which
+the leader lays out, unless the consumer can map their memory. Plain values (losses, statistics) travel with
+their weights in the headers, and every consumer joins them alone.
 
     a frame    [generation, digest, headers, batch]    the headers from the leader, else None; a batch or None
                or a flat frame (`flat_frame`) of plain columns
 
-The digest is of everything from which the parts follow, so a rank that computes other parts is named before
-any of its samples are used.
+The digest is of everything from which the parts follow, and of the parts that are sent, so a rank that
+computes other parts is named before any of its samples are used.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ from meshctl.runtime.routes.header import (
     PartitionKey,
     ProducerHeader,
     decode,
-    decode_table,
     describe,
     digest_of,
     encode,
@@ -53,6 +53,7 @@ from meshctl.runtime.routes.paths import Paths
 from meshctl.runtime.routes.rows import RowRange, fill, gather
 from meshctl.runtime.routes.shared_write import SharedWrite
 from meshctl.runtime.routes.step import Partition, StepHeader
+from meshctl.runtime.routes.table import are_few, decode_table, encode_parts
 from meshctl.runtime.transports.allgather import allgather
 from meshctl.runtime.transports.buffers.frames import FrameError, unpack
 from meshctl.runtime.transports.errors import BuffersHeld, PeerLost
@@ -154,14 +155,16 @@ class Channel:
         headers = [
             own if number == self._me else self._decoded(number, row) for number, row in enumerate(table)
         ]
+        partition = self._partition(headers)
+        if partition and partition.is_sent:
+            table.append(encode_parts(partition.parts))
         digest = digest_of(self._seed, table)
-        header = self._step_header(headers, digest)
         try:
-            if header is None:
+            if partition is None:
                 for part in self._led:
                     self._send_frame(part, [self._generation, digest, table, None])
             else:
-                self._send_parts(header, table, value)
+                self._send_parts(StepHeader(headers, partition, digest), table, value)
         except BuffersHeld as held:
             raise self._buffers_held(held) from None
         return value is END and all(each.is_end for each in headers)
@@ -261,16 +264,17 @@ class Channel:
         part = self.consumers.part_of[self._consumer_rank]
         leader = self.consumers.leaders[part]
         message = self._next(part, leader)
-        headers = decode_table(message.table, len(self._producers))
-        if headers is None:
+        table = decode_table(message.table, len(self._producers), len(self.consumers.ranks))
+        if table is None:
             raise self._unexpected(leader, "no table")
+        headers, parts = table
         digest = digest_of(self._seed, message.table)
         self._check(message, digest, leader)
-        header = self._step_header(headers, digest)
-        if header is None:
+        partition = self._partition(headers) if parts is None else Partition(parts)
+        if partition is None:
             return Received(self._joined([headers[number] for number in self.consumers.producers[part]]))
-        received = self._received_batch(header, part, message)
-        received.value.most = header.partition.largest
+        received = self._received_batch(StepHeader(headers, partition, digest), part, message)
+        received.value.most = partition.largest
         return received
 
     def _joined(self, headers: Sequence[ProducerHeader]) -> Any:
@@ -389,12 +393,11 @@ class Channel:
 
     # What follows from the headers
 
-    def _step_header(self, headers: Sequence[ProducerHeader], digest: int) -> StepHeader | None:
-        """Returns the header of a step with a batch, or None if all producers sent plain values or
-        ended."""
+    def _partition(self, headers: Sequence[ProducerHeader]) -> Partition | None:
+        """Returns the parts of a step with a batch, or None if all producers sent plain values or ended."""
         key = partition_key(headers) if self._is_even else None
         if self._last is not None and key == self._last[0]:
-            return StepHeader(headers, self._last[1], digest)
+            return self._last[1]
         if all(header.schema is None for header in headers):
             return None
         if any(header.schema is None and not header.is_end for header in headers):
@@ -405,10 +408,10 @@ class Channel:
             )
         except RouteError as error:
             raise RouteError(f"`{self.route.source}` gives stage `{self.route.target}` {error}") from None
-        partition = Partition(parts)
-        if key is not None:
-            self._last = key, partition
-        return StepHeader(headers, partition, digest)
+        if key is None:
+            return Partition(parts, is_sent=self._is_even and are_few(parts))
+        self._last = key, Partition(parts)
+        return self._last[1]
 
     # Aligning inputs
 

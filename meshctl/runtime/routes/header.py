@@ -162,6 +162,12 @@ class ProducerHeader(NamedTuple):
         return self.schema is None and self.weight is None
 
     @property
+    def sample_count(self) -> int:
+        if self.schema is None:
+            return 0
+        return self.schema.count if self.schema.grid else len(self.ids)
+
+    @property
     def tokens(self) -> NDArray[numpy.int64]:
         """The tokens of each sample, where the dispatch balances."""
         return self._numbers_at(self.schema and self.schema.tokens)
@@ -313,14 +319,6 @@ def digest_of(seed: int, table: Iterable[bytes]) -> int:
 
 
 # Decoding
-
-
-def decode_table(table: Any, producers: int) -> list[ProducerHeader] | None:
-    """Returns the headers of all producers, or None if the bytes are anything else."""
-    if not isinstance(table, list) or len(table) != producers:
-        return None
-    headers = [header for row in table if (header := decode(row)) is not None]
-    return headers if len(headers) == producers and is_consistent(headers) else None
 
 
 def is_consistent(headers: Sequence[ProducerHeader]) -> bool:

@@ -40,6 +40,7 @@ from meshctl.runtime.routes.alignment import IdsByRank, ordered
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END, Received, RouteContext, RouteSide
 from meshctl.runtime.routes.joins import join
+from meshctl.runtime.routes.step import StepHeader
 from meshctl.runtime.transports.buffers.frames import FrameError, bytes_of, pack, ragged, unpack
 from meshctl.runtime.transports.buffers.memcpy import as_plain
 from meshctl.runtime.transports.data_plane import DataPlane
@@ -248,16 +249,17 @@ class ReplayedChannel(Channel):
             raise RouteError(f"`{self.route.name}` has no value of this step in {self._recorded.path}")
         self._values = [read(path) for path in files]
         self._set_producers(tuple(range(len(files))))  # another attempt may have had others
-        header = self._step_header([self._describe(value, weight) for value, weight in self._values], 0)
+        headers = [self._describe(value, weight) for value, weight in self._values]
+        partition = self._partition(headers)
         part = self.consumers.part_of[self._context.consumer_rank]
-        if header is None:
+        if partition is None:
             parts = [self._values[number] for number in self.consumers.producers[part]]
             return Received(END if parts[0][0] is END else join(self._collect, parts, self.route))
-        runs = header.partition.parts[part]
+        runs = partition.parts[part]
         rows = [self._values[run.producer][0].take(range(run.start, run.stop)) for run in runs]
         batch = Batch.concat(rows or [self._batches()[0].take([])])
-        batch.most = header.partition.largest
-        return Received(batch, header)
+        batch.most = partition.largest
+        return Received(batch, StepHeader(headers, partition, 0))
 
     def _batches(self) -> list[Batch]:
         return [value for value, _ in self._values if isinstance(value, Batch)]

@@ -61,6 +61,8 @@ class Partition:
     """
 
     parts: Sequence[Sequence[Run]]
+    is_sent: bool = False
+    """Whether consumers receive the parts behind the headers."""
     layouts: dict[int, FlatPart] = field(default_factory=dict)
     """Part -> its layout, for the parts of tensors that were asked for."""
     flat_columns: dict[int, Sequence[PlainColumn]] = field(default_factory=dict)

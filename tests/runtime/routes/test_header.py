@@ -20,7 +20,6 @@ from meshctl.runtime.routes.header import (
     ProducerHeader,
     decode,
     decode_schema,
-    decode_table,
     describe,
     digest_of,
     encode,
@@ -29,6 +28,7 @@ from meshctl.runtime.routes.header import (
 )
 from meshctl.runtime.routes.shared_write import needs_copy
 from meshctl.runtime.routes.step import Partition, SentPart, StepHeader
+from meshctl.runtime.routes.table import decode_table, encode_parts
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.topology.mesh import DeviceMesh
@@ -114,8 +114,8 @@ def test_what_is_sent_comes_back() -> None:
     sent = closed(opened())
     found = received(sent)
     assert torch.equal(found.value["x"], BATCH["x"]) and found.value["t"] == BATCH["t"]
-    assert decode_table(sent[2], 1) is not None and decode_table(sent[2], 2) is None
-    assert all(decode_table(odd, 1) is None and decode_table([odd], 1) is None for odd in ODD)
+    assert decode_table(sent[2], 1, 1) is not None and decode_table(sent[2], 2, 1) is None
+    assert all(decode_table(odd, 1, 1) is None and decode_table([odd], 1, 1) is None for odd in ODD)
 
 
 @settings(max_examples=400)
@@ -190,10 +190,54 @@ def test_rows_of_one_table_show_the_same_numbers() -> None:
         encode(describe(batch, Dispatch(balance=balance), alone=True)) for balance in ("tokens", "")
     )
     assert (
-        decode_table([one, one], 2) is not None
-        and decode_table([one, encode(ProducerHeader())], 2) is not None
-        and decode_table([one, other], 2) is None
+        decode_table([one, one], 2, 1) is not None
+        and decode_table([one, encode(ProducerHeader())], 2, 1) is not None
+        and decode_table([one, other], 2, 1) is None
     )
+
+
+PARTS = [[Run(0, 0, 2), Run(1, 1, 2)], [Run(1, 0, 1)]]
+
+
+def test_parts_are_read_as_they_were_sent() -> None:
+    batch = Batch({"x": torch.ones(2)}, ids=torch.arange(2))
+    rows = [encode(describe(batch, Dispatch(), alone=True)), encode(describe(batch, Dispatch(), alone=True))]
+    table = decode_table([*rows, encode_parts(PARTS)], 2, 2)
+    assert table is not None and table[1] == PARTS
+    assert decode_table(rows, 2, 2) == (table[0], None)
+    listed = encode(describe(Batch({"x": torch.ones(2)}, ids=torch.tensor([5, 1])), Dispatch(), alone=True))
+    table = decode_table([rows[0], listed, encode_parts(PARTS)], 2, 2)
+    assert table is not None and table[1] == PARTS
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        PARTS[:1],
+        [*PARTS, []],
+        [[], [[0, 0, 3]]],
+        [[], [[0, -1, 1]]],
+        [[], [[0, 1, 1]]],
+        [[], [[2, 0, 1]]],
+        [[], [[-1, 0, 1]]],
+        [[], [[0, 0]]],
+        [[], [[0, 0, 1.0]]],
+        [[], [7]],
+        [[], 7],
+        7,
+    ],
+)
+def test_runs_that_nobody_has_are_no_table(parts: Any) -> None:
+    batch = Batch({"x": torch.ones(2)}, ids=torch.arange(2))
+    rows = [encode(describe(batch, Dispatch(), alone=True))] * 2
+    assert decode_table([*rows, encode_parts(parts)], 2, 2) is None
+    assert decode_table([*rows, b"", encode_parts(PARTS)], 2, 2) is None
+
+
+@pytest.mark.parametrize("row", [b"", b"\xc1", 7, None, "text", [[], []]])
+def test_a_row_behind_the_headers_that_is_no_parts_is_no_table(row: Any) -> None:
+    header = encode(describe(Batch({"x": torch.ones(2)}, ids=torch.arange(2)), Dispatch(), alone=True))
+    assert decode_table([header, header, row], 2, 2) is None
 
 
 def test_a_table_lists_only_ids_that_are_not_even() -> None:
