@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.routes import channel as channel_module
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.routes.step import FLAT_MAX_BYTES
@@ -284,6 +285,25 @@ def test_whoever_reckons_with_other_parts_is_named() -> None:
         channels[2].receive(1)
     for thread in threads:
         thread.join(10)
+
+
+@pytest.mark.parametrize(("balance", "times"), [("tokens", 2), ("", 4)])
+def test_only_producers_compute_parts_that_depend_on_the_samples(balance: Any, times: int) -> None:
+    mesh = DeviceMesh.from_sizes(dp_size=2)
+    rows = [[torch.ones(5), torch.ones(1)], [torch.ones(2), torch.ones(2)]]
+    batches = [
+        Batch({"x": Ragged.of(some)}, ids=torch.arange(2) + 2 * number) for number, some in enumerate(rows)
+    ]
+    with patch.object(channel_module, "parts_for", wraps=channel_module.parts_for) as computed:
+        found = run(
+            Route("a -> b", "a", "b", dispatch=Dispatch(balance=balance)),
+            mesh,
+            mesh,
+            lambda end, rank: end.send(batches[rank], 1),
+            lambda end, rank: end.receive(1).value.ids.tolist(),
+        )
+    assert found == ({0: [[0]], 1: [[1], [2], [3]]} if balance else {0: [[0], [1]], 1: [[2], [3]]})
+    assert computed.call_count == times
 
 
 def test_values_of_a_step_are_not_used_for_the_next() -> None:
