@@ -50,7 +50,9 @@ class FieldReader:
         if node.value is BROKEN:
             self.wrong.add(path)
         elif node.value == MISSING:
-            self.report(path, "MC103", f"`{'.'.join(path)}` must be given", node.span, missing=True)
+            name = ".".join(path)
+            help = f"replace the `???`, or write {name}=VALUE on the command line"
+            self.report(path, "MC103", f"`{name}` must be given", node.span, help=help, missing=True)
         elif node.target:
             message = f"`{shown(path)}` must be {wanted}, {found_instead(node)}"
             self.report(path, "MC102", message, node.span, node.target.with_word("this is its value"))

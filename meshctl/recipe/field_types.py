@@ -389,6 +389,8 @@ class Environment(Type):
             here = (*path, key)
             if not key or "=" in key or "\0" in key:
                 message = f"`{abbreviated(key)}` is not a valid name of an environment variable"
+                if not key:
+                    message = "the name of an environment variable is empty"
                 reader.report(here, "MC106", message, item.key or item.span)
             elif isinstance(item.value, bool):
                 reader.expected("text or a number", item, here, f'quote it: "{item.written}"')

@@ -313,7 +313,7 @@ EVERY = Field("every", Whole(1), default=1,
     aliases="interval freq frequency period every_n_steps every_n_train_steps",
     related="save_every save_interval save_period save_freq save_steps eval_every eval_interval eval_steps "
             "eval_freq test_freq")
-WHEN = Field("when", Word(TIMES, "a time", "MC523"),
+WHEN = Field("when", Word(TIMES, "a value of `when`", "MC523"),
     doc="The time at which the stage runs, in place of every step.")
 AFTER = Field("after", Texts("pipeline"),
     doc="Stages that run before this one in a step, although it takes no value from them.",

@@ -253,7 +253,7 @@ def warnings(tree: Node, secrets: Secrets) -> Iterator[Diagnostic]:
     for path in secrets.addresses:
         leaf, name = tree.at(path), _name(tree, path)
         if leaf is not None:
-            help = f"read it from the environment: ://USER:${{oc.env:{_variable(name)}_PASSWORD}}@HOST"
+            help = f"read it from the environment: SCHEME://USER:${{oc.env:{_variable(name)}_PASSWORD}}@HOST"
             message = f"`{name[-1]}` is an address with a password in plain text"
             yield Diagnostic("MC219", message, leaf.span, (), help, "warning")
 

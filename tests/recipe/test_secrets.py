@@ -108,7 +108,7 @@ def test_nobody_is_warned_of_what_is_none(tmp_path: Path, value: str) -> None:
 def test_a_password_in_an_address_is_a_warning(tmp_path: Path, address: str) -> None:
     recipe = f"vars: {{broker: '{address}'}}\ngroups: {{a: {{ranks: 1, device_type: cpu, program: recipe.yaml}}}}\n"
     one = loaded(tmp_path, recipe, f"+groups.a.args=['{address}']")
-    help = "read it from the environment: ://USER:${{oc.env:{}_PASSWORD}}@HOST"
+    help = "read it from the environment: SCHEME://USER:${{oc.env:{}_PASSWORD}}@HOST"
     assert warned(one) == [
         ("`broker` is an address with a password in plain text", help.format("BROKER")),
         ("`args` is an address with a password in plain text", help.format("ARGS")),

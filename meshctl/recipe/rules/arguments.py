@@ -45,7 +45,7 @@ def arguments_exist(facts: Facts) -> Iterator[Diagnostic]:
             )
         if missing and not unknown:
             span = facts.key("components", name, "args")
-            help = "add it under `args`"
+            help = "add it under `args`" if len(missing) == 1 else "add them under `args`"
             nameless = [one for one in missing if one not in constructor.keywords]
             if nameless:
                 help = f"`args` are given by name: {listed(nameless)} must not stand before a `/`"
@@ -57,8 +57,12 @@ def _known_parameters(key: str, constructor: Signature, free: list[str]) -> str:
         return f"`{key}` is a key of the component: it goes beside `args`"
     if near := nearest(key, free):
         return f"did you mean `{near}`?"
+    if key in constructor.required:
+        return f"`args` are given by name: `{key}` must not stand before a `/`"
     if not constructor.keywords:
         return "its constructor has no arguments"
+    if len(constructor.keywords) == 1:
+        return f"its only argument is `{constructor.keywords[0]}`"
     return f"its arguments are {listed(constructor.keywords)}"
 
 

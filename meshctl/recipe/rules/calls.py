@@ -191,6 +191,8 @@ def _single_input_fits(facts: Facts, call: Call) -> Iterator[Diagnostic]:
     """A single value, which is the input or a source's range of sample numbers, is passed by position."""
     signature, stage = call.signature, call.stage
     value = "the range of its sample numbers" if stage.is_source else "one"
+    if not signature.first and not stage.is_source:
+        value = "its input without a name"
     gives = f"but stage `{stage.name}` passes {value}"
     span = facts.key("pipeline", stage.name, "in") if stage.inputs else call.span
     if not signature.first and not signature.has_varargs:
