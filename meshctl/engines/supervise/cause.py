@@ -19,6 +19,7 @@ head itself may not run for seconds while the report is already written.
 
 from __future__ import annotations
 
+import linecache
 import math
 import os
 import re
@@ -327,13 +328,20 @@ def last_words(log: str) -> tuple[str, str]:
 
 def _user_stack(lines: Sequence[str]) -> Sequence[str]:
     """Returns the part of faulthandler's report that shows the user's code: the innermost frames of the
-    thread that failed. Returns the whole report if there is no such frame."""
+    thread that failed, each with its line of code. Returns the whole report if there is no such frame."""
     first = next((number for number, line in enumerate(lines) if line.startswith("Current thread")), None)
     if first is None:
         return lines
-    last = first
+    frames: list[str] = []
     for line in lines[first + 1 :]:
         if not line.startswith("  File ") or f'"{PACKAGE_DIR}' in line:
             break
-        last += 1
-    return lines[first : last + 1] if last > first else lines
+        frames += [line, *_code_of(line)]
+    return [lines[first], *frames] if frames else lines
+
+
+def _code_of(frame: str) -> Sequence[str]:
+    """Returns the line of code of a frame of faulthandler, which does not show it; empty without the file."""
+    found = re.match(r'  File "(.+)", line (\d+) in ', frame)
+    code = linecache.getline(found[1], int(found[2])).strip() if found else ""
+    return [f"    {code}"] if code else []

@@ -269,5 +269,11 @@ def test_the_stack_of_a_fatal_error_ends_where_the_user_code_ends(tmp_path: Path
     ]
     log.write_text("\n".join([*report, ours, "", "Extension modules: numpy"]))
     assert last_words(str(log)) == (report[0], "\n".join([report[0], *user]))
+    code = tmp_path / "parts.py"
+    code.write_text("def take(batch):\n    batch['x'][0] = 5\n")
+    frame = f'  File "{code}", line 2 in take'
+    log.write_text("\n".join([report[0], user[0], frame, ours]))
+    shown = [report[0], user[0], frame, "    batch['x'][0] = 5"]
+    assert last_words(str(log)) == (report[0], "\n".join(shown))
     log.write_text("\n".join([report[0], user[0], ours]))
     assert last_words(str(log)) == (report[0], "\n".join([report[0], user[0], ours]))
