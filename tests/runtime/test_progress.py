@@ -166,7 +166,9 @@ def test_the_node_process_reads_what_stands() -> None:
     progress.begin_step(1)
     assert records.changes(POLL_S) == ([], []), "one poll knows nothing"
     progress.enter(Activity.CALLING, 1, 1.25 * POLL_S)
-    standing = {(group, rank) for group, rank, *_ in records.changes(2 * POLL_S)[0]}
+    found = records.changes(2 * POLL_S)[0]
+    assert {seconds for *_, seconds in found} == {POLL_S}, "those that have not begun, since the first poll"
+    standing = {(group, rank) for group, rank, *_ in found}
     assert standing == {("one", 0), ("one", 1), ("two", 0), ("two", 2)}, "two:1 has moved"
     [[group, rank, message, seconds]] = records.changes(3 * POLL_S)[0]
     assert (group, rank, Record.of_message(message)) == ("two", 1, progress.record)

@@ -288,6 +288,8 @@ class NodeProcess:
             self._stacks.close()
 
     def _report_progress(self) -> None:
+        if self._attempt and self._attempt.waiting:
+            return  # no worker has been started
         failed = self._records.of_failed(self._server.failed)
         self._server.failed.clear()
         stand, move = self._records.changes(time.monotonic())

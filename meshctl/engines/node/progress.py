@@ -90,10 +90,10 @@ class Records:
 
     def _since(self, worker: Worker, record: Record) -> float:
         """Returns when a record has changed: the time that it contains itself, unless it has changed in
-        another way since then."""
+        another way since then or contains none, before the worker has begun."""
         before, found = self._changed[worker]
         since = max(record.since, record.collective_since if record.collective else 0.0)
-        return since if since >= before else found
+        return since if since and since >= before else found
 
     def of_failed(self, numbers: Sequence[int]) -> list[list[Any]]:
         """Returns [group, rank, record, seconds] of workers that have failed, by the numbers of their
