@@ -84,6 +84,9 @@ class NodeProcess:
         """The download that the agents of the attempt wait for."""
         self._code = OK
         self._is_leaving = False
+        self._stopped: list[tuple[str, int]] = []
+        """The stopped processes that were reported last."""
+        self._looked = 0.0
         self._last_seen = self._beat = time.monotonic()
 
     def run(self) -> int:
@@ -137,7 +140,7 @@ class NodeProcess:
             self._last_seen = now
         if now - self._beat >= BEAT_S:
             self._beat = now
-            self._connection.send({"type": "beat"})
+            self._connection.send({"type": "beat", "pid": os.getpid()})
         if self._lease_s and now - self._last_seen > self._lease_s:
             self._connection.close()
 
@@ -295,8 +298,24 @@ class NodeProcess:
         stand, move = self._records.changes(time.monotonic())
         if failed or stand or move:
             self._report("progress", workers=[*failed, *stand], moved=move)
+        self._report_stopped(time.monotonic())
         if found := self._stacks.poll(time.monotonic()):
             self._report("stacks", workers=found)
+
+    def _report_stopped(self, now: float) -> None:
+        if now - self._looked < POLL_S:
+            return
+        self._looked = now
+        if (stopped := self._stopped_processes()) != self._stopped:
+            self._stopped = stopped
+            self._report("stopped", processes=stopped)
+
+    def _stopped_processes(self) -> list[tuple[str, int]]:
+        """Returns the agents and fork servers that are stopped (SIGSTOP), with their pids."""
+        agents = self._attempt.agents if self._attempt else {}
+        children = {pid: f"the agent of {group}" for pid, group in agents.items()}
+        children |= {server.pid: f"the fork server of {python}" for python, server in self._others.items()}
+        return [(what, pid) for pid, what in children.items() if stacks.is_stopped(pid)]
 
     def _report(self, kind: str, **values: Any) -> None:
         if self._attempt:

@@ -29,6 +29,8 @@ SETTLE_S = 0.05
 """Seconds after the last growth of the stacks after which they are complete."""
 SPY_S = 3.0
 """Time limit for py-spy."""
+STOPPED = ("T", "t")
+"""The letters of the kernel for a process that is stopped or traced."""
 POLL_S = 0.02
 """Seconds between two polls while a request is open."""
 
@@ -51,10 +53,19 @@ class ProcessState:
 
     @property
     def is_stopped(self) -> bool:
-        return self.state in ("T", "t")
+        return self.state in STOPPED
 
     def to_message(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal or by a debugger."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in STOPPED
 
 
 def state_of(pid: int) -> ProcessState:

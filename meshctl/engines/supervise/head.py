@@ -54,12 +54,14 @@ from meshctl.engines.supervise.nodes import (
     ServerExited,
     Stacks,
     Standing,
+    Stopped,
 )
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.saved_files import SavedFiles
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.stall_report import cause_of, log_stall, report_of, stacks_of
-from meshctl.engines.supervise.stalls import Stall, StallWatch
+from meshctl.engines.supervise.stalls import LIMITS, Stall, StallWatch
+from meshctl.engines.supervise.stopped import StoppedWatch
 from meshctl.plan.model import Plan
 from meshctl.run.bounds import end_of_data
 from meshctl.run.control_store import StoreClient
@@ -120,6 +122,7 @@ class Head:
         self._causes = Causes(frozenset(components), attempt.run.log, self._services)
         self._collectives = CollectiveCheck(plan, attempt.step or 0)
         self._stalls = StallWatch(plan, session.nodes.ask_stacks, is_suspended=bool(attempt.start.debug))
+        self._stopped = StoppedWatch(0.0 if attempt.start.debug else plan.run.patience)
         self._abort_seen = math.inf
         """When a worker was first known to have aborted inside a collective."""
         self._workers = sum(components.values())
@@ -226,6 +229,12 @@ class Head:
             self._session.journal.write("fault", error=cause.line, traceback=cause.traceback, lost=False)
             self._causes.record_cause(cause)
 
+        for line in self._stopped.poll(now, self._nodes.local_pids, self._stalls.advanced):
+            self._write("stall", workers=[], seconds=LIMITS.report_s, text=[line])
+        if self._stopped.expired:
+            self._session.journal.write("fault", error=self._stopped.expired, traceback="", lost=False)
+            self._causes.record(self._stopped.expired, Priority.OWN)
+
     def _report_stall(self, stall: Stall) -> None:
         text = report_of(self._plan, stall)
         log_stall(self._attempt.run.stalls, [*text, *stacks_of(stall)])
@@ -264,6 +273,8 @@ class Head:
                     for group, rank in moved:
                         self._stalls.move(group, rank)
                     self._check_collectives()
+                case Stopped(node, processes):
+                    self._stopped.note(node, processes)
                 case Stacks(workers=found):
                     for group, rank, state in found:
                         self._stalls.answer(group, rank, state)

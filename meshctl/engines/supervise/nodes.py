@@ -73,6 +73,15 @@ class Stacks:
 
 
 @dataclass(frozen=True)
+class Stopped:
+    """The agents and fork servers of a node that are stopped (SIGSTOP), each time that they change."""
+
+    node: int
+    processes: tuple[tuple[str, int], ...]
+    """Name in messages and pid."""
+
+
+@dataclass(frozen=True)
 class Downloads:
     """A node downloads a model before it starts workers."""
 
@@ -92,7 +101,7 @@ class NodeUnfit:
     reason: str
 
 
-Report = AgentExited | ServerExited | NodeLost | Standing | Stacks | Downloads | NodeUnfit
+Report = AgentExited | ServerExited | NodeLost | Standing | Stacks | Stopped | Downloads | NodeUnfit
 
 
 @dataclass
@@ -104,6 +113,8 @@ class _Node:
     is_ended: bool = True
     """Whether no process of the attempt is left on the node."""
     last_seen: float = 0.0
+    pid: int = 0
+    """The pid of its process; 0 while it is unknown."""
 
 
 class Nodes:
@@ -130,6 +141,12 @@ class Nodes:
     def lost(self) -> list[int]:
         """The lost nodes, which must be restarted before another attempt."""
         return [number for number, node in self._nodes.items() if node.is_lost]
+
+    @property
+    def local_pids(self) -> dict[int, int]:
+        """Node -> the pid of its node process, if all nodes are on this machine and therefore need no
+        lease."""
+        return {number: node.pid for number, node in self._nodes.items() if node.pid and not self._lease_s}
 
     def files(self) -> list[int]:
         """Returns the file descriptors to wait for."""
@@ -269,6 +286,8 @@ class Nodes:
         return reports
 
     def _on_message(self, number: int, node: _Node, message: Message) -> list[Report]:
+        if message["type"] == "beat":
+            node.pid = int(message.get("pid", 0))
         if message.get("attempt") != self._attempt["number"]:
             return []
         match message["type"]:
@@ -292,6 +311,8 @@ class Nodes:
                     for group, rank, one, seconds in message["workers"]
                 ]
                 return [Standing(tuple(workers), tuple((group, rank) for group, rank in message["moved"]))]
+            case "stopped":
+                return [Stopped(number, tuple((str(what), int(pid)) for what, pid in message["processes"]))]
             case "stacks":
                 states = [(group, rank, ProcessState(**one)) for group, rank, one in message["workers"]]
                 return [Stacks(tuple(states))]

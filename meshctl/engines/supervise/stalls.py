@@ -196,6 +196,11 @@ class StallWatch:
                 break
         return []
 
+    @property
+    def advanced(self) -> float:
+        """The time at which an event of any worker last arrived."""
+        return max(self._advanced.values(), default=self._now)
+
     def take_expired(self) -> Stall | None:
         """Returns the stall that ends the run, at the first call after it has exceeded the patience."""
         return self._expired.pop() if self._expired else None
