@@ -16,7 +16,8 @@ written. Readers follow all files of the folder and fold the events.
                                         there were collectives {"collectives": {COMPONENT:DIM,DIM:
                                         {"count": n, "digest": n, "sites": {FILE:LINE: calls}}}}: this
                                         rank's calls since its last `step`, `sites` where they changed,
-                                        and "operations" with all calls for `run.checks: all`
+                                        and "operations" with all calls for `run.checks: all`;
+                                        "in_collectives": {STAGE: s} is the part of `stages` in these
     metric              worker          {"values": {NAME: number}, "weight": w,
                                         "collect": "mean" | "sum" | "first"} of the stage in `stage`
     uncounted           worker          {"names": [NAME], "counted": rank} of numbers that this rank logs for
@@ -84,6 +85,8 @@ class EventLog(ABC):
         """Appends the events of a step: those of its metrics, then `step`."""
         self.write_metrics(report)
         more: dict[str, Any] = {"collectives": report.collectives} if report.collectives else {}
+        if report.in_collectives:
+            more["in_collectives"] = report.in_collectives
         self.write(
             "step",
             step=report.step,
@@ -104,6 +107,8 @@ class StepReport:
     """The `stage`, `values`, `weight` and `collect` of each metric."""
     stages: dict[str, float] = field(default_factory=dict)
     """Stage -> seconds in the called method."""
+    in_collectives: dict[str, float] = field(default_factory=dict)
+    """Stage -> seconds of these in `self.collective`, for stages that call one."""
     waits: dict[str, float] = field(default_factory=dict)
     """Stage -> seconds until its inputs had arrived."""
     routes: dict[str, int] = field(default_factory=dict)
@@ -112,8 +117,10 @@ class StepReport:
     """Key of a process group -> what this rank has called in it."""
     seconds: float = 0.0
 
-    def add_times(self, stage: str, waited: float, called: float) -> None:
+    def add_times(self, stage: str, waited: float, called: float, in_collectives: float = 0.0) -> None:
         """Adds the seconds of one call of a stage; in a block there are several in a step."""
+        if in_collectives:
+            self.in_collectives[stage] = self.in_collectives.get(stage, 0.0) + in_collectives
         self.waits[stage] = self.waits.get(stage, 0.0) + waited
         self.stages[stage] = self.stages.get(stage, 0.0) + called
 

@@ -190,7 +190,8 @@ class Call:
             if first is not None:
                 weight = float(len(first))
         called = perf_counter()
-        state.report.add_times(self.stage.name, ready - begin, called - ready)
+        in_collectives = self._progress.take_collective_seconds()
+        state.report.add_times(self.stage.name, ready - begin, called - ready, in_collectives)
         if outputs:
             self._progress.enter(Activity.SENDING, self._number, called)
         return self._send(outputs, value, step, weight)

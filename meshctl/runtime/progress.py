@@ -72,6 +72,8 @@ class Progress:
         self._words, self._seconds = self._bytes.cast("q"), self._bytes.cast("d")
         self._words[ATTEMPT] = attempt
         self._calls: dict[str, CollectiveCalls] = {}
+        self._in_collectives = 0.0
+        """Seconds in collectives since they were last taken."""
         self.torch_meshes = TorchMeshes(self)
         self.has_torch_meshes = False
         self.has_all_checks = False
@@ -196,6 +198,12 @@ class Progress:
 
     def end_call(self) -> None:
         self._words[COLLECTIVE] = 0
+        self._in_collectives += perf_counter() - self._seconds[CALLED]
+
+    def take_collective_seconds(self) -> float:
+        """Returns the seconds in collectives since the last call of this method."""
+        found, self._in_collectives = self._in_collectives, 0.0
+        return found
 
 
 class CollectiveCalls:

@@ -57,11 +57,9 @@ from meshctl.engines.supervise.nodes import (
     Stopped,
 )
 from meshctl.engines.supervise.observers import Observers
+from meshctl.engines.supervise.progress_watch import ProgressWatch
 from meshctl.engines.supervise.saved_files import SavedFiles
 from meshctl.engines.supervise.signals import Signals
-from meshctl.engines.supervise.stall_report import cause_of, log_stall, report_of, stacks_of
-from meshctl.engines.supervise.stalls import LIMITS, Stall, StallWatch
-from meshctl.engines.supervise.stopped import StoppedWatch
 from meshctl.plan.model import Plan
 from meshctl.run.bounds import end_of_data
 from meshctl.run.control_store import StoreClient
@@ -121,8 +119,7 @@ class Head:
         self._services = frozenset(services) if len(services) < len(plan.groups) else frozenset[str]()
         self._causes = Causes(frozenset(components), attempt.run.log, self._services)
         self._collectives = CollectiveCheck(plan, attempt.step or 0)
-        self._stalls = StallWatch(plan, session.nodes.ask_stacks, is_suspended=bool(attempt.start.debug))
-        self._stopped = StoppedWatch(0.0 if attempt.start.debug else plan.run.patience)
+        self._progress = ProgressWatch(attempt, session.nodes, session.journal, self._causes)
         self._abort_seen = math.inf
         """When a worker was first known to have aborted inside a collective."""
         self._workers = sum(components.values())
@@ -194,7 +191,7 @@ class Head:
             self._session.observers.on_event(event)
             self._causes.add(event)
             self._note(event)
-            self._stalls.add(event, now)
+            self._progress.add(event, now)
             self._collectives.add(event)
             self._check_collectives()
             for row in self._attempt.fold.add(event):
@@ -204,7 +201,8 @@ class Head:
                     if row["step"] in self._published:  # with the metrics of stages that ran at the end
                         self._write_best()
         self._causes.end_poll(now)
-        self._poll_stalls(now)
+        if not self._phase:
+            self._progress.poll(now, self._is_asked and self._agreed is None)
         self._warn(self._judge.warnings())
         self._publish_saved()
 
@@ -216,35 +214,6 @@ class Head:
             )
             self._causes.record(found.message, Priority.OWN)
             self._has_disagreed = True
-
-    def _poll_stalls(self, now: float) -> None:
-        """Reports workers that hold up the run, and ends the run if they do so for too long."""
-        if self._phase:
-            return
-        for stall in self._stalls.poll(now, self._is_asked and self._agreed is None):
-            self._report_stall(stall)
-        if expired := self._stalls.take_expired():
-            log_stall(self._attempt.run.stalls, stacks_of(expired))
-            cause = cause_of(self._plan, expired, str(self._attempt.run.stalls))
-            self._session.journal.write("fault", error=cause.line, traceback=cause.traceback, lost=False)
-            self._causes.record_cause(cause)
-
-        for line in self._stopped.poll(now, self._nodes.local_pids, self._stalls.advanced):
-            self._write("stall", workers=[], seconds=LIMITS.report_s, text=[line])
-        if self._stopped.expired:
-            self._session.journal.write("fault", error=self._stopped.expired, traceback="", lost=False)
-            self._causes.record(self._stopped.expired, Priority.OWN)
-
-    def _report_stall(self, stall: Stall) -> None:
-        text = report_of(self._plan, stall)
-        log_stall(self._attempt.run.stalls, [*text, *stacks_of(stall)])
-        self._write(
-            "stall",
-            step=stall.known.records[stall.workers[0]].step,
-            workers=[f"{group}:{rank}" for group, rank in stall.workers],
-            seconds=stall.seconds,
-            text=text,
-        )
 
     def _poll_processes(self) -> None:
         for exited in self._session.handle.poll():
@@ -265,19 +234,14 @@ class Head:
                     self._on_lost(reason)
                 case Downloads(node, name, received, total):
                     self._write("download", node=node, model=name, received=received, total=total)
-                case Standing(workers, moved):
-                    for group, rank, record, seconds in workers:
-                        self._stalls.stand(group, rank, record, time.monotonic() - seconds)
+                case Standing(workers):
+                    for group, rank, record, _ in workers:
                         self._collectives.stand(group, rank, record)
                         self._causes.place(group, rank, position_of(self._plan, record))
-                    for group, rank in moved:
-                        self._stalls.move(group, rank)
+                    self._progress.receive(report)
                     self._check_collectives()
-                case Stopped(node, processes):
-                    self._stopped.note(node, processes)
-                case Stacks(workers=found):
-                    for group, rank, state in found:
-                        self._stalls.answer(group, rank, state)
+                case Stacks() | Stopped():
+                    self._progress.receive(report)
 
     def _on_exit(self, exited: Exited) -> None:
         was_released = self._is_released and exited.group in self._services

@@ -1,10 +1,10 @@
 """Agents and node processes that are stopped (SIGSTOP): they end nothing and report nothing, while their
 workers may go on.
 
-    watch = StoppedWatch(patience_s)
+    watch = StoppedWatch(patience_s, report_s)
     watch.note(node, [("the agent of train", pid), ...])       # by the node, each time that they change
     watch.poll(now, {node: pid of the node process}, last)     # the lines of reports
-    watch.expired                                              # the reason for the end of the run
+    watch.take_expired()                                       # once: the reason for the end of the run
 
 A node process reports its agents and fork servers. The supervisor looks at node processes itself, if they are
 on its machine; on another one, the lease ends a node that is silent.
@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from meshctl.engines.node.stacks import is_stopped
-from meshctl.engines.supervise.stalls import JUMP_S, LIMITS
+from meshctl.engines.supervise.stalls import JUMP_S
 
 POLL_S = 1.0
 """Seconds between two looks at node processes."""
@@ -26,17 +26,21 @@ Process = tuple[int, str, int]
 
 
 class StoppedWatch:
-    def __init__(self, patience_s: float, is_stopped: Callable[[int], bool] = is_stopped) -> None:
-        """`patience_s` is `run.patience`; 0 for no limit."""
-        self._patience_s, self._is_stopped = patience_s or math.inf, is_stopped
+    def __init__(
+        self, patience_s: float, report_s: float, is_stopped: Callable[[int], bool] = is_stopped
+    ) -> None:
+        """`patience_s` is `run.patience`; 0 for no limit. A process is reported after `report_s`."""
+        self._patience_s, self._report_s = patience_s or math.inf, report_s
+        self._is_stopped = is_stopped
         self._since: dict[Process, float] = {}
         """A process that is stopped -> since when it is known to be."""
         self._reported: set[Process] = set()
         self._noted: dict[int, set[Process]] = {}
         """Node -> what it has reported last."""
         self._polled = -math.inf
-        self.expired = ""
-        """The reason for which the run ends; empty while it goes on."""
+        self._expired: list[str] = []
+        self._is_over = False
+        """Whether a stopped process has ended the run."""
 
     def note(self, node: int, processes: Iterable[tuple[str, int]]) -> None:
         """Notes the stopped agents and fork servers of a node."""
@@ -61,7 +65,7 @@ class StoppedWatch:
         due = [
             process
             for process, since in sorted(self._since.items())
-            if now - since >= LIMITS.report_s - POLL_S and process not in self._reported
+            if now - since >= self._report_s - POLL_S and process not in self._reported
         ]
         self._reported.update(due)
         self._expire(now, advanced)
@@ -74,6 +78,11 @@ class StoppedWatch:
     def _expire(self, now: float, advanced: float) -> None:
         """Ends the run if a process is stopped and no worker advances."""
         for (_, what, _), since in self._since.items():
-            if now - max(since, advanced) >= self._patience_s:
-                self.expired = f"{what} is stopped (SIGSTOP), and no worker has advanced for "
-                self.expired += f"{self._patience_s:.0f} s (`run.patience`)"
+            if now - max(since, advanced) >= self._patience_s and not self._is_over:
+                self._is_over = True
+                advanced_text = f"no worker has advanced for {self._patience_s:.0f} s (`run.patience`)"
+                self._expired.append(f"{what} is stopped (SIGSTOP), and {advanced_text}")
+
+    def take_expired(self) -> str:
+        """Returns why the run ends, at the first call after the patience was exceeded; empty otherwise."""
+        return self._expired.pop() if self._expired else ""

@@ -1,0 +1,85 @@
+"""Ranks whose stages take much longer than those of their peers. They are reported and never ended.
+
+    stragglers = Stragglers()
+    stragglers.add(event)              # `step` events
+    stragglers.warnings()              # one line for each slow rank and stage, once
+
+The time that a rank spends in its collectives does not count: there, the fast ranks wait for the slow one.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+from meshctl.run.events import Event
+
+SLOW_TIMES = 2.0
+"""A rank is slow if its stage takes more than this number of times the median of its peers."""
+LEAST_S = 0.01
+"""Minimum difference in seconds to the median of the peers."""
+JUDGED_STEPS = 10
+"""Number of steps between two judgements of a rank. Times are means over about as many steps."""
+JUDGEMENTS = 2
+"""Number of judgements in a row that find a rank slow before it is reported."""
+
+
+@dataclass
+class _Rank:
+    """The times of one rank in one stage."""
+
+    mean: float = 0.0
+    steps: int = 0
+    slow: int = 0
+    """Number of judgements in a row that have found it slow."""
+
+
+@dataclass
+class _Stage:
+    ranks: dict[int, _Rank] = field(default_factory=dict)
+    reported: set[int] = field(default_factory=set)
+
+
+class Stragglers:
+    def __init__(self) -> None:
+        self._stages: dict[tuple[str, str], _Stage] = {}
+        self._begun: set[tuple[str, int]] = set()
+        """The workers that have completed their first step, which does not count."""
+        self._warnings: list[str] = []
+
+    def add(self, event: Event) -> None:
+        if event.name != "step" or event.rank is None:
+            return
+        if (event.group, event.rank) not in self._begun:
+            self._begun.add((event.group, event.rank))
+            return
+        collectives = event.value.get("in_collectives", {})
+        for name, seconds in event.value.get("stages", {}).items():
+            stage = self._stages.setdefault((event.group, name), _Stage())
+            rank = stage.ranks.setdefault(event.rank, _Rank())
+            rank.steps += 1
+            rank.mean += (seconds - collectives.get(name, 0.0) - rank.mean) / min(rank.steps, JUDGED_STEPS)
+            if rank.steps % JUDGED_STEPS == 0:
+                self._judge(event.group, name, event.rank, stage)
+
+    def _judge(self, group: str, name: str, number: int, stage: _Stage) -> None:
+        own = stage.ranks[number]
+        peers = [
+            rank.mean for other, rank in stage.ranks.items() if other != number and rank.steps >= JUDGED_STEPS
+        ]
+        if not peers or number in stage.reported:
+            return
+        median = statistics.median(peers)
+        is_slow = own.mean > SLOW_TIMES * median and own.mean - median > LEAST_S
+        own.slow = own.slow + 1 if is_slow else 0
+        if own.slow >= JUDGEMENTS:
+            stage.reported.add(number)
+            self._warnings.append(
+                f"{group}:{number} is slow: stage {name} takes {1000 * own.mean:.0f} ms without collectives, "
+                f"and {1000 * median:.0f} ms on its peers"
+            )
+
+    def warnings(self) -> list[str]:
+        """Returns the warnings since the last call."""
+        found, self._warnings = self._warnings, []
+        return found

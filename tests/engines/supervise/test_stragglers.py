@@ -1,0 +1,43 @@
+"""A rank that is slower than its peers is named once."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshctl.engines.supervise.stragglers import JUDGED_STEPS, JUDGEMENTS, Stragglers
+from meshctl.run.events import Event
+
+ENOUGH = 1 + JUDGED_STEPS * (JUDGEMENTS + 1)
+
+
+def warnings(*seconds: float, in_collectives: tuple[float, ...] = (), steps: int = ENOUGH) -> list[str]:
+    stragglers = Stragglers()
+    for step in range(1, steps + 1):
+        for rank, time in enumerate(seconds):
+            value = {"stages": {"loss": time}}
+            if in_collectives:
+                value["in_collectives"] = {"loss": in_collectives[rank]}
+            stragglers.add(Event("step", "train", rank, step, value=value))
+    found = stragglers.warnings()
+    assert stragglers.warnings() == []
+    return found
+
+
+def test_a_slow_rank_is_named_with_its_time_and_that_of_its_peers() -> None:
+    [text] = warnings(0.08, 0.8, 0.09, 0.08)
+    assert text == ("train:1 is slow: stage loss takes 800 ms without collectives, and 80 ms on its peers")
+
+
+def test_the_time_in_collectives_does_not_count() -> None:
+    [text] = warnings(0.8, 0.8, 0.8, in_collectives=(0.7, 0.7, 0.0))
+    assert text.startswith("train:2 is slow")
+    assert warnings(0.1, 0.8, 0.1, in_collectives=(0.0, 0.7, 0.0)) == []
+
+
+@pytest.mark.parametrize("seconds", [(0.1, 0.15), (0.001, 0.005), (0.1,)])
+def test_small_differences_are_none(seconds: tuple[float, ...]) -> None:
+    assert warnings(*seconds) == []
+
+
+def test_a_few_slow_steps_are_no_straggler() -> None:
+    assert warnings(0.1, 1.0, steps=JUDGED_STEPS) == []

@@ -1,0 +1,193 @@
+"""Workers and processes that really hang: who holds up the run is named, with its stack."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.processes import alive, family, name_of, wait
+
+pytestmark = [pytest.mark.slow, pytest.mark.slow_suite]
+
+PARTS = """
+import time
+import torch
+import torch.distributed as dist
+from meshctl import Batch, Component, endpoint
+
+
+class Source(Component):
+    @endpoint()
+    def next(self, samples):
+        return Batch({"x": torch.ones(len(samples))})
+
+
+class Actor(Component):
+    def __init__(self, how=""):
+        self.how = how
+
+    def hang(self):
+        while self.how == "loop":
+            pass
+        if self.how in ("sleep", "torch"):
+            time.sleep(1000)
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch):
+        is_culprit = self.step == 4 and self.rank == 1
+        if is_culprit:
+            self.hang()
+        if self.how == "torch":
+            dist.all_reduce(torch.ones(1))
+        elif not (is_culprit and self.how == "skip"):
+            self.collective("dp").all_reduce(torch.ones(4))
+        time.sleep(0.01 if self.how else 0.2)
+        return {"loss": 1.0}
+"""
+RECIPE = """
+name: hang
+groups:
+  rollout: {ranks: 1, device_type: cpu}
+  train: {ranks: 2, device_type: cpu}
+components:
+  source: {_target_: parts.Source, group: rollout}
+  actor: {_target_: parts.Actor, group: train, args: {how: ''}}
+pipeline:
+  batch: {call: source.next, samples: 4}
+  metrics: {call: actor.update, in: batch}
+run: {steps: 100000, grace: 1}
+"""
+COMMAND = (
+    "from meshctl.engines.supervise import stalls; stalls.LIMITS = stalls.Limits(1.5, 20.0);"
+    "from meshctl.cli.main import main; main()"
+)
+"""Runs a command with a shorter time to a report."""
+
+
+class Launched:
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.folder = folder
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", COMMAND, "launch", "recipe.yaml", *words]
+        self._out = (folder / "out").open("wb")
+        self.process = subprocess.Popen(
+            command, cwd=folder, env=environ, stdout=self._out, stderr=subprocess.STDOUT
+        )
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "out").read_text()
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        lines = [
+            line for path in self.folder.rglob("events/*.jsonl") for line in path.read_text().splitlines()
+        ]
+        return [event for line in lines if (event := json.loads(line))["name"] == name]
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        wait(lambda: condition() or self.process.poll() is not None, f"{what}; {self.output}")
+        assert condition(), self.output
+
+    def stop(self, title: str) -> int:
+        """Stops a process of the run once it has completed steps."""
+        self.until(lambda: len(self.events("step")) > 6, "a few steps")
+        pid = next(pid for pid in family(self.process.pid) if name_of(pid) == title)
+        os.kill(pid, signal.SIGSTOP)
+        return pid
+
+    def report(self) -> str:
+        """Returns the first report of a stall."""
+        self.until(lambda: bool(self.events("stall")), "a report of a stall")
+        return "\n".join(self.events("stall")[0]["value"]["text"])
+
+    def end(self) -> int:
+        return self.process.wait(60)
+
+    def close(self) -> None:
+        for pid in family(self.process.pid):
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self._out.close()
+
+
+Launch = Callable[..., Launched]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    made: list[Launched] = []
+
+    def start(*words: str) -> Launched:
+        made.append(Launched(tmp_path, *words))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("how", ["sleep", "loop", "torch"])
+@pytest.mark.parametrize("group", ["rollout", "train"], ids=["two groups", "one group"])
+def test_an_endpoint_that_hangs_is_named_with_its_stack(launch: Launch, how: str, group: str) -> None:
+    words = ["~groups.rollout"] if group == "train" else []
+    run = launch(
+        f"components.actor.args.how={how}", f"components.source.group={group}", "run.patience=4", *words
+    )
+    text = run.report()
+    assert "train:1 is in stage metrics, step 4 and waits for nobody" in text
+    assert "train:0 waits for train:1" in text and re.search(r"parts.py:\d+ in hang\n", text)
+    assert run.end() == 5
+    assert re.search(
+        r"error: train:1 failed in stage metrics, step 4: it has not advanced for \d s", run.output
+    )
+    assert (next(run.folder.glob("runs/hang/*")) / "logs" / "stalls.log").read_text().count("in hang")
+
+
+def test_a_skipped_collective_is_named(launch: Launch) -> None:
+    run = launch("components.actor.args.how=skip")
+    assert run.end() == 5
+    assert "the collectives of dp of `actor` (ranks 0, 1) differ in step 4" in run.output
+
+
+def test_a_stopped_worker_is_named_and_killed(launch: Launch) -> None:
+    run = launch("run.patience=4")
+    pid = run.stop("train:1")
+    text = run.report()
+    assert "train:1 is stopped" in text and f"`kill -CONT {pid}` continues it" in text
+    assert run.end() == 5 and not alive(pid)
+    assert "error: train:1 failed in stage metrics, step" in run.output
+
+
+@pytest.mark.parametrize(
+    ("title", "name"), [("mesh train/0", "agent of train"), ("meshctl-fork", "fork server")]
+)
+def test_a_stopped_process_is_named_and_killed(launch: Launch, title: str, name: str) -> None:
+    run = launch()
+    pid = run.stop(title)
+    assert f"the {name} is stopped (SIGSTOP); `kill -CONT {pid}` continues it" in run.report()
+    for _ in range(2):
+        run.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)  # two equal signals at once count as one
+    assert run.end() == 130 and not alive(pid)
+
+
+def test_a_worker_that_continues_is_not_ended(launch: Launch) -> None:
+    run = launch("run.patience=1000")
+    pid = run.stop("train:1")
+    run.report()
+    steps = len(run.events("step"))
+    os.kill(pid, signal.SIGCONT)
+    run.until(lambda: len(run.events("step")) > steps + 4, "more steps")
