@@ -27,8 +27,8 @@ written. Readers follow all files of the folder and fold the events.
     retried             worker          {"error": TYPE, "times": n}: the call of `stage` raised an exception
                                         and is repeated for the n-th time
     saved               worker          {"seconds": s, "files": {PATH: {"size": bytes, "sha256": digest}}}:
-    its
-                                        part of the checkpoint of `step` is on disk
+                                        its part of the checkpoint of `step` is on disk
+    unsaved             worker          {"error": path and reason} where that part cannot be written
     done                worker          nothing; after its last step
     fault               worker, agent,  {"error": line, "traceback": text, "lost": bool,
                         launcher        "peer": [GROUP, RANK], "progress": RECORD}; `lost` where a peer was
@@ -50,6 +50,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+MAX_UNWRITTEN = 4 << 20
+"""Bytes of events that wait for space on a full disk, at most; later events are lost."""
 _LINE = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -136,6 +138,10 @@ class Journal(EventLog):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._group, self._rank = group, rank
+        self._unwritten = b""
+        """What a full disk did not take yet."""
+        if os.fstat(self._file).st_size and not _ends_with_line(path):
+            self._append(b"\n")  # a writer before this one was killed, or the disk was full
         self._templates: dict[tuple[str, ...], bytes] = {}
         """The names in a `step` line (stages, waits, routes) -> the line, with formats for numbers."""
 
@@ -143,7 +149,7 @@ class Journal(EventLog):
         self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any
     ) -> None:
         who = self._rank if rank is None else rank
-        os.write(self._file, self._line(name, who, step, stage, value, time.time()))
+        self._append(self._line(name, who, step, stage, value, time.time()))
 
     def write_step(self, report: StepReport) -> None:
         """Appends the events of a step in one write. The `step` line is a template filled with numbers,
@@ -156,7 +162,7 @@ class Journal(EventLog):
         numbers = (report.step, report.seconds, *stages.values(), *waits.values(), *routes.values())
         now = time.time()
         if not report.metrics and not report.collectives:
-            os.write(self._file, template % (*numbers, b"", now))
+            self._append(template % (*numbers, b"", now))
             return
         now = round(now, 6)  # all have the same time: readers sort by it and keep their order
         lines = []
@@ -164,7 +170,17 @@ class Journal(EventLog):
             value = dict(metric)
             lines.append(self._line("metric", self._rank, report.step, value.pop("stage"), value, now))
         more = b',"collectives":' + _LINE.encode(report.collectives).encode() if report.collectives else b""
-        os.write(self._file, b"".join([*lines, template % (*numbers, more, now)]))
+        self._append(b"".join([*lines, template % (*numbers, more, now)]))
+
+    def _append(self, text: bytes) -> None:
+        """Appends whole lines. What the disk does not take is written with a later event, up to a limit."""
+        if self._unwritten:
+            text = self._unwritten + (text if len(self._unwritten) < MAX_UNWRITTEN else b"")
+        try:
+            written = os.write(self._file, text)
+        except OSError:
+            written = 0
+        self._unwritten = text[written:]
 
     def _line(
         self,
@@ -199,6 +215,12 @@ class Journal(EventLog):
         os.close(self._file)
 
 
+def _ends_with_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
 def _template_of(values: Mapping[str, float], number: str) -> str:
     """Returns a mapping as JSON with the format `number` in place of each value."""
     names = [_LINE.encode(name).replace("%", "%%") for name in values]
@@ -225,4 +247,13 @@ class Follower:
             whole = text[: text.rfind(b"\n") + 1]
             self._read[path] = start + len(whole)
             for line in whole.splitlines():
-                yield Event(**json.loads(line))
+                if (event := _parsed(line)) is not None:
+                    yield event
+
+
+def _parsed(line: bytes) -> Event | None:
+    """Returns the event of a line; None for one that was cut, by a kill or a full disk."""
+    try:
+        return Event(**json.loads(line))
+    except (ValueError, TypeError):
+        return None

@@ -16,8 +16,9 @@ format and is loaded as DCP does.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
@@ -59,16 +60,20 @@ def save(folder: Path, name: str, state: object, mesh: DeviceMesh) -> list[Path]
     """Writes the state of a component to `folder/name`, and returns the files that this rank has written. It
     is a collective call of all ranks of the group; `mesh` is the component's and knows this rank.
 
-    Raises `CheckpointError` with the path and the type of a value that cannot be stored.
+    Raises `CheckpointError` with the path and the type of a value that cannot be stored; `OSError`, or
+    `CheckpointException` of torch on all ranks, if a file cannot be written.
     """
     path, tree = folder / name, StateTree.of(name, state)
     found = differences(tree, mesh)
     varying = VaryingState.of(mesh, found.document, found.values)
     stored = _StoredNames(varying, mesh)
+    failure: OSError | None = None
     entries = {stored.tensor(key): tensor for key, tensor in (tree.tensors | tree.sharded).items()}
     if mesh.own_rank == min(mesh.ranks()):
-        varying.write(path)
+        failure = _failure_of(partial(varying.write, path))
     written = dcp.write(path, {**entries, stored.document(): tree.text})
+    if failure:
+        raise failure
     if mesh.own_rank == min(mesh.ranks()) and (path / BY_RANK).exists():
         written.append(path / BY_RANK)
     return written
@@ -97,6 +102,15 @@ def load(folder: Path, name: str, own: dict[str, Any], mesh: DeviceMesh) -> dict
     if reason := varying.refusal(name, mesh):
         raise CheckpointError(f"{path}: {reason}")
     return _Load(path, name, StateTree.of(name, own), mesh, varying, metadata).state()
+
+
+def _failure_of(write: Callable[[], None]) -> OSError | None:
+    """Returns the error of a write on this rank, which is raised after the collective calls of all ranks."""
+    try:
+        write()
+    except OSError as error:
+        return error
+    return None
 
 
 class _StoredNames:

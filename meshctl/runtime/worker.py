@@ -13,7 +13,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
@@ -33,7 +32,6 @@ from meshctl.run.authentication import TOKEN_VARIABLE
 from meshctl.run.control_store import StoreTimeout
 from meshctl.run.directory import Recorded, RunDir, Start
 from meshctl.run.events import Journal
-from meshctl.run.manifest import describe
 from meshctl.run.shutdown import PREFIX, StopAgreement
 from meshctl.runtime.breakpoints import skip_without_terminal
 from meshctl.runtime.component import Component, ComponentError, context_of
@@ -260,22 +258,18 @@ class Worker:
         """Returns the function that saves a checkpoint; it does nothing in a run without checkpoints."""
         if plan.run.checkpoint is None:
             return lambda step, produced: None
-        from meshctl.runtime import checkpoint  # the import takes half a second, so only such runs do it
+        from meshctl.runtime.checkpoint_writer import CheckpointWriter  # its import takes half a second
 
-        kept = stateful(plan, components)
+        env = self._env
+        states = {
+            name: (component.state_dict, plan.component(name).mesh.at(env.rank))
+            for name, component in stateful(plan, components).items()
+        }
+        writer = CheckpointWriter(self._run, env.group, env.rank, states, self._journal)
         sources = [stage.name for stage in plan.sources if stage.component in components]
 
         def save(step: int, produced: Mapping[str, int]) -> None:
-            begin, folder = time.perf_counter(), self._run.checkpoint(step)
-            written: list[Path] = []
-            for name, component in kept.items():
-                mesh = plan.component(name).mesh.at(self._env.rank)
-                written += checkpoint.save(folder, name, component.state_dict(), mesh)
-            if not self._env.rank:
-                given = {name: produced[name] for name in sources}
-                written += checkpoint.save_position(folder, self._env.group, given)
-            files = describe(folder, written)
-            self._journal.write("saved", step=step, seconds=time.perf_counter() - begin, files=files)
+            writer.save(step, {name: produced[name] for name in sources})
 
         return save
 

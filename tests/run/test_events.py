@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,31 @@ def test_the_events_of_a_step_keep_their_order_when_they_are_sorted_by_time(tmp_
         journal.write_step(report())
     found = events(tmp_path / "train-0.jsonl")
     assert [event.name for event in sorted(found, key=lambda event: event.time)] == [e.name for e in found]
+
+
+def test_a_full_disk_loses_no_event(tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    journal, (soft, hard) = Journal(path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (250, hard))
+        for step in range(5):
+            journal.write("saved", step=step)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.stat().st_size == 250
+    journal.write("saved", step=5)
+    journal.close()
+    assert [event.step for event in Follower(tmp_path).new()] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_cut_line_is_skipped_and_the_next_writer_begins_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    for step in (1, 2):
+        journal = Journal(path)
+        journal.write("saved", step=step)
+        journal.close()
+        os.truncate(path, path.stat().st_size - 20 * (step == 1))
+    journal = Journal(path)
+    journal.write("saved", step=3)
+    journal.close()
+    assert [event.step for event in Follower(tmp_path).new()] == [2, 3]

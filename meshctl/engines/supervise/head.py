@@ -263,7 +263,7 @@ class Head:
             self._planned = event.value.get("last")
             if (source := event.value.get("source")) and not self._ended_by:
                 self._ended_by = end_of_data(source)
-        elif event.name == "saved" and event.step is not None:
+        elif event.name in ("saved", "unsaved"):
             self._saving.add(event)
         elif event.name == "uncounted":
             self._judge.note_uncounted(event)
@@ -281,17 +281,21 @@ class Head:
             is_right = self._judge.is_right(step) and self._collectives.allows(step)
             if step <= self._attempt.fold.last and is_right:
                 self._publish(step)
+        self._warn(self._saving.failures())
 
     def _publish(self, step: int) -> None:
         checkpoint, run = self._plan.run.checkpoint, self._attempt.run
         if checkpoint is None:
             return
-        self._saving.write_manifest(step)
-        run.publish_checkpoint(step)
+        if not self._saving.publish(step):
+            return
         self._newest = step
         self._published.add(step)
         self._published = {one for one in self._published if run.checkpoint(one).is_dir()}
-        run.prune_checkpoints(step, checkpoint.keep, self._write_best())
+        try:
+            run.prune_checkpoints(step, checkpoint.keep, self._write_best())
+        except OSError as error:
+            self._warn([f"{error.filename} cannot be written: {error.strerror}"])
         self._write("checkpoint", step=step, path=str(run.checkpoint(step)))
 
     def _write_best(self) -> set[int]:
@@ -411,6 +415,8 @@ class Head:
             return Outcome(
                 UNFIT if self._is_unfit else FAILED, found, found.line, has_begun, is_restartable=can_succeed
             )
+        if lost := self._saving.lost_end:
+            return Outcome(FAILED, Cause(Priority.OWN, lost), lost)
         if first:
             return Outcome(self._signals.code, None, first.name)
         if late := self._late_end():

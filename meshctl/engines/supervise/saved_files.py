@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from meshctl.engines.checks.resume import code_of
@@ -23,20 +24,60 @@ class SavedFiles:
         self._workers = sum(group.workers for group in plan.groups if group.program is None)
         self._saved: dict[int, list[dict[str, Any]]] = {}
         """Step -> the files of each worker that has saved it."""
+        self._failures: dict[int, str] = {}
+        """Step -> why it cannot be written."""
+        self._newest = 0
+        """The newest step that a worker has saved, or could not save."""
 
     def add(self, event: Event) -> None:
+        """Notes a `saved` or `unsaved` event."""
         if event.step is not None:
             self._saved.setdefault(event.step, []).append(event.value.get("files", {}))
+            self._newest = max(self._newest, event.step)
+            if event.name == "unsaved":
+                self._failures.setdefault(event.step, str(event.value.get("error", "")))
 
     @property
     def complete(self) -> list[int]:
         """The steps that all workers have saved, in rising order."""
+        return [step for step in self._reported if step not in self._failures]
+
+    @property
+    def _reported(self) -> list[int]:
+        """The steps for which all workers have saved their part, or reported that they cannot."""
         return sorted(step for step, saved in self._saved.items() if len(saved) == self._workers)
 
-    def write_manifest(self, step: int) -> None:
-        """Writes the manifest of a step that all workers have saved. It is as private as `plan.json`, which
-        holds the same arguments. Raises `OSError`."""
-        saved = self._saved.pop(step)
+    def failures(self) -> Iterator[str]:
+        """Yields a warning for each checkpoint that could not be written, and deletes what there is of it."""
+        for step in self._reported:
+            if step in self._failures:
+                del self._saved[step]
+                shutil.rmtree(self._run.checkpoint(step), ignore_errors=True)
+                yield f"the checkpoint of step {step} could not be written: {self._failures[step]}"
+
+    @property
+    def lost_end(self) -> str:
+        """Why the last checkpoint could not be written; empty if it could, or if there was none."""
+        if self._newest not in self._failures:
+            return ""
+        reason = self._failures[self._newest]
+        return f"the last checkpoint, of step {self._newest}, could not be written: {reason}"
+
+    def publish(self, step: int) -> bool:
+        """Writes the manifest of a step that all workers have saved, and makes the checkpoint the latest.
+        Returns whether both can be written."""
+        try:
+            self._write_manifest(step)
+            self._run.publish_checkpoint(step)
+        except OSError as error:
+            self._failures[step] = f"{error.filename}: {error.strerror}"
+            return False
+        del self._saved[step]
+        return True
+
+    def _write_manifest(self, step: int) -> None:
+        """Writes the manifest, as private as `plan.json`, which holds the same arguments."""
+        saved = self._saved[step]
         files = {name: facts for part in saved for name, facts in part.items()}
         is_private = not self._run.plan.stat().st_mode & 0o077
         Manifest(step, files, self._facts).write(self._run.checkpoint(step), is_private)

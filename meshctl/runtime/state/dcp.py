@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ from meshctl.runtime.errors import CheckpointError
 def write(path: Path, state: dict[str, Any]) -> list[Path]:
     """Writes tensors and texts to a folder, and returns the files that this rank has written. It is a
     collective call of all ranks of the group."""
-    path.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):  # torch meets the same error, and tells all ranks
+        path.mkdir(parents=True, exist_ok=True)
     writer = dcp.FileSystemWriter(path, sync_files=True)
     dcp.save(state, storage_writer=writer, no_dist=not dist.is_initialized())
     rank = dist.get_rank() if dist.is_initialized() else 0
