@@ -74,6 +74,8 @@ class Model:
         self._checkpoint, self._stopped = recipe["run"].get("checkpoint"), stopped
         self._sources = Sources(self._units, recipe["components"], recipe["run"].get("epochs", 1))
         self._first = first_units(self._units, self._sources.unannounced)
+        self._written = self._units
+        """The stages and blocks in the order in which those that wait for an unannounced end run."""
         self._units = {name: self._units[name] for name in self._first} | self._units
         self._calls = Calls(self._job, self._stages, self._sources, seen)
         self._sent = {
@@ -191,7 +193,7 @@ class Model:
         saves = self._checkpoint is not None and not has_saved
         times = {"start": False, "checkpoint": saves, "end": True}
         late = set[str]()
-        for name, stage in self._units.items():
+        for name, stage in self._written.items():
             is_due = step % stage.get("every", 1) == 0 and not late.isdisjoint(taken(stage))
             if "when" in stage:
                 is_due = times[stage["when"]]

@@ -50,6 +50,11 @@ FOUND = {
   s1: {call: endless.next, samples: 6}
   s2: {call: peers.peak, in: s0, execute: peer}
 """,
+    "stages at an unannounced end, one of which uses the component of the stream": """
+  s0: {call: sized.next, samples: 4, when: end}
+  s1: {call: endless.next, samples: 4, when: end}
+  s2: {call: endless.next, samples: 4}
+""",
     "a balanced share that is too small for the next stage": """
   s0: {call: endless.next, samples: 7}
   s1: {call: three.take, in: s0, dispatch: {balance: tokens}, collect: first}
