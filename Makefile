@@ -11,8 +11,9 @@ VLLM := .venv-vllm
 BROWSER := .venv/browser
 CHROMIUM = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-# Two processes share the files of the tests: most of the time a test of real processes waits.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# Processes that share the files of the tests. `make test PROCESSES=3` is for a machine with more than two cores.
+PROCESSES ?= 2
+SHARED := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 APT := -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o DPkg::Lock::Timeout=60
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -20,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo smollm2 vllm test test-all nightly lint format bench fuzz wheel clean
+.PHONY: help demo smollm2 vllm test suite test-all nightly lint style types format bench fuzz wheel clean
 
 help:
 	@echo "make demo      train a small transformer by GRPO, on CPU, in two minutes"
@@ -55,19 +56,27 @@ $(VLLM)/ready: pyproject.toml constraints-vllm.txt | $(READY)
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(VLLM)/bin/python -m pip install -q --no-deps -e .
 	@touch $(VLLM)/ready
 
-test: lint $(BROWSER)
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TWO)
+# The types are checked beside the tests: those of real processes wait most of the time.
+test: style $(BROWSER)
+	@$(MAKE) --no-print-directory -j2 types suite
+
+suite: $(TOOLS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED)
 
 test-all: lint $(BROWSER) $(REWARDS)
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TWO) -m "not nightly"
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED) -m "not nightly"
 
 nightly: $(BROWSER) $(REWARDS) smollm2
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q --hypothesis-profile=nightly -m nightly
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TWO) --hypothesis-profile=nightly -m "hypothesis and not nightly"
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED) --hypothesis-profile=nightly -m "hypothesis and not nightly"
 
-lint: $(TOOLS)
+lint: style types
+
+style: $(TOOLS)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
+
+types: $(TOOLS)
 	@$(BIN)/mypy
 
 format: $(TOOLS)
@@ -86,19 +95,24 @@ fuzz: $(TOOLS)
 	@$(BIN)/python -m tests.recipe.fuzzing --inputs 100000
 
 # PIP_CONSTRAINT, and not -c: it also holds in the isolated environment in which pip builds the package.
-$(READY): pyproject.toml constraints.txt
+INSTALL = PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install -q
+
+$(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "meshctl needs Python 3.11 or newer; python3.11 and python3 are not" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install -q -e '.[recipes]'
+	@$(PYTHON) -m venv .venv
+
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[recipes]'
 	@touch $(READY)
 
-$(TOOLS): $(READY)
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install -q -e '.[dev,hf]' math-verify
-	@touch $(TOOLS)
+# One call of pip, also in a clean clone: each one resolves all packages and builds this one.
+$(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[recipes,dev,hf]' math-verify
+	@touch $(READY) $(TOOLS)
 
 # reasoning-gym requires packages that pip compiles. `make test` skips its tests, so that it needs no compiler.
 $(REWARDS): $(TOOLS)
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install -q -e '.[rewards]'
+	$(INSTALL) -e '.[rewards]'
 	@touch $(REWARDS)
 
 # The tests look at pages in Debian's chromium. Where there is none it is installed, if that needs no password; it is tried once, and
