@@ -1,0 +1,246 @@
+"""Whatever process dies in a run with `run.restarts`, the result is that of an uninterrupted run: every sample
+once, and equal rows of metrics and weights, digit for digit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from processes import TIMEOUT, alive, name_of, wait
+
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Event, Follower
+from tests.command_server import Done, call
+
+PARTS = """
+import json
+import time
+
+import torch
+from meshctl import Batch, Component, endpoint
+
+
+class Reader(Component):
+    def setup(self):
+        self.random = torch.Generator().manual_seed(self.mesh.data_rank())
+
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        time.sleep(0.004)
+        return Batch({"x": torch.rand(len(samples), generator=self.random) + torch.tensor(samples)})
+
+    def state_dict(self):
+        return {"random": self.random.get_state()}
+
+    def load_state_dict(self, state):
+        self.random.set_state(state["random"])
+
+
+class Learner(Component):
+    def setup(self):
+        self.weight, self.seen = torch.zeros(3, dtype=torch.float64), []
+        self.log({"size": 3.0})
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        noise = torch.rand(3, dtype=torch.float64)
+        step = torch.sin(self.weight + batch["x"].double().sum()) * noise
+        self.weight += self.collective("dp").all_reduce(step)
+        self.seen += [int(id) for id in batch.ids[:, 0]]
+        self.log({"first": float(batch["x"][0])})
+        return {"norm": float(self.weight.norm())}
+
+    def state_dict(self):
+        return {"weight": self.weight, "seen": [self.rank, list(self.seen)]}
+
+    def load_state_dict(self, state):
+        self.weight, self.seen = state["weight"], list(state["seen"][1])
+
+    def close(self):
+        result = {"weight": self.weight.tolist(), "seen": self.seen}
+        (self.run_dir / f"result-{self.rank}.json").write_text(json.dumps(result))
+"""
+
+RECIPE = """
+groups:
+  read: {ranks: 2, device_type: cpu}
+  learn: {ranks: 2, device_type: cpu}
+components:
+  reader: {_target_: parts.Reader, group: read}
+  learner: {_target_: parts.Learner, group: learn}
+pipeline:
+  batch: {call: reader.next, samples: 6}
+  update: {call: learner.update, in: batch}
+run: {dir: runs, checkpoint: {every: 3, keep: 2}, restarts: {times: 1000}}
+"""
+
+SAMPLES = 6
+VICTIMS = ("worker", "worker", "agent", "node process", "launcher")
+
+
+@dataclass(frozen=True)
+class Kill:
+    victim: str
+    step: int
+    """The process is killed when a row of this step, or of a later one, is there."""
+
+
+@dataclass
+class Running:
+    """A launch that goes on in a thread."""
+
+    folder: Path
+    name: str
+    done: Done | None = None
+
+    def start(self, *words: str) -> threading.Thread:
+        def launch() -> None:
+            self.done = call(self.folder, "launch", *words)
+
+        self.done = None
+        thread = threading.Thread(target=launch)
+        thread.start()
+        return thread
+
+    @property
+    def run(self) -> RunDir:
+        [folder] = (self.folder / "runs" / self.name).iterdir()
+        return RunDir(folder)
+
+    @property
+    def events(self) -> list[Event]:
+        runs = self.folder / "runs" / self.name
+        return list(Follower(self.run.events).new()) if runs.is_dir() and any(runs.iterdir()) else []
+
+    def living(self) -> list[int]:
+        """Returns the pids of the living workers."""
+        return [pid for event in self.events if event.name == "started" and alive(pid := event.value["pid"])]
+
+    def pid_of(self, victim: str, chosen: random.Random) -> int:
+        """Returns the pid of a process that is to be killed; 0 if there is none now."""
+        workers = self.living()
+        if not workers:
+            return 0
+        node = parent_of(chosen.choice(workers))
+        if victim == "worker":
+            return chosen.choice(workers)
+        if victim == "agent":
+            return chosen.choice(
+                [pid for pid in children_of(node) if name_of(pid).startswith("mesh ")] or [0]
+            )
+        return node if victim == "node process" else parent_of(node)
+
+
+def parent_of(pid: int) -> int:
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def children_of(pid: int) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and parent_of(int(entry.name)) == pid:
+            yield int(entry.name)
+
+
+def generated(seed: int, count: int, steps: int) -> list[Kill]:
+    """Returns kills in rising order of their steps, which all come before the last step."""
+    chosen = random.Random(seed)
+    return sorted(
+        (Kill(chosen.choice(VICTIMS), chosen.randint(1, steps - 4)) for _ in range(count)),
+        key=lambda kill: kill.step,
+    )
+
+
+def run_with(folder: Path, name: str, steps: int, kills: Sequence[Kill], seed: int) -> tuple[RunDir, int]:
+    """Runs the recipe and kills processes of it. Returns its directory and the number of restarts. A killed
+    launcher is followed by another launch of the same directory."""
+    chosen, running = random.Random(seed), Running(folder, name)
+    thread = running.start("recipe.yaml", f"run.steps={steps}", f"name={name}")
+    for kill in kills:
+        wait(lambda kill=kill: last_step(running) >= kill.step or running.done is not None, f"step {kill}")
+        pid = 0
+
+        def found(victim: str = kill.victim) -> bool:
+            nonlocal pid
+            pid = running.pid_of(victim, chosen)
+            return pid > 1 or running.done is not None
+
+        wait(found, f"a process for {kill}")
+        if running.done is not None:
+            break
+        before = len([event for event in running.events if event.name == "launched"])
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        if kill.victim == "launcher":
+            thread.join(TIMEOUT)
+            wait(lambda: not running.living(), "the end of all workers")
+            thread = running.start(str(running.run.path))
+        wait(lambda before=before: begun(running, before), f"the attempt after {kill}")
+    thread.join(TIMEOUT * 2)
+    assert running.done is not None and running.done.returncode == 0, running.done
+    return running.run, len([event for event in running.events if event.name == "launched"]) - 1
+
+
+def begun(running: Running, before: int) -> bool:
+    return running.done is not None or (
+        len([event for event in running.events if event.name == "launched"]) > before
+    )
+
+
+def last_step(running: Running) -> int:
+    """Returns the last step of which a worker has reported the end in the newest attempt."""
+    events = sorted(running.events, key=lambda event: event.time)
+    newest = max((n for n, event in enumerate(events) if event.name == "launched"), default=0)
+    return max((event.step or 0 for event in events[newest:] if event.name == "step"), default=0)
+
+
+def rows_of(run: RunDir) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    times = [row.pop("time") for row in rows]
+    assert times == sorted(times)
+    return rows
+
+
+def results_of(run: RunDir) -> list[dict[str, list[float]]]:
+    return [json.loads((run.path / f"result-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("once")
+    (folder / "parts.py").write_text(PARTS)
+    (folder / "recipe.yaml").write_text(RECIPE)
+    return folder
+
+
+def check(folder: Path, steps: int, kills: Sequence[Kill], seed: int) -> int:
+    """Compares a run with kills with one without, and returns the number of its restarts."""
+    whole, _ = run_with(folder, f"whole-{seed}", steps, (), seed)
+    killed, restarts = run_with(folder, f"killed-{seed}", steps, kills, seed)
+    assert results_of(killed) == results_of(whole)
+    seen = sorted(int(id) for result in results_of(killed) for id in result["seen"])
+    assert seen == list(range(SAMPLES * steps))
+    assert rows_of(killed) == rows_of(whole)
+    assert [row["step"] for row in rows_of(killed)] == list(range(steps + 1))
+    return restarts
+
+
+@pytest.mark.slow
+def test_each_kind_of_process_may_die(folder: Path) -> None:
+    kills = [Kill(victim, 4 * n) for n, victim in enumerate(dict.fromkeys(VICTIMS), 1)]
+    assert check(folder, 24, kills, seed=0) == len(kills)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_processes_that_die_at_generated_moments(folder: Path, seed: int) -> None:
+    assert check(folder, 200, generated(seed, 10, 200), seed) >= 9
