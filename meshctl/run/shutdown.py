@@ -1,4 +1,5 @@
-"""The end of a run: all workers agree on one last step, and end after it.
+"""The end of a run: all workers agree on one last step, and end after it. They agree on the step of a
+checkpoint that is requested in the run in the same way.
 
     planned     After `setup` each source announces its number of batches. The smallest of these and
                 `run.steps` is the last step.
@@ -7,6 +8,8 @@
                 receives the decision, which takes a few milliseconds.
     failed      The same, where a wrong number was found: neither a last checkpoint is written nor a stage
                 called that runs at the end.
+    saved       A checkpoint is requested, and the run goes on. The step after which all save is agreed
+                as a requested end is.
     ended       A stream ended unannounced in step k. The last step was k - 1: a worker begins no stage of
                 step k until it knows that every stream had data for it (`runtime.stream_order`). Most learn
                 it from the values that they receive. The others ask: `is_given`.
@@ -60,6 +63,10 @@ class Proposer:
         self._asks = self._words = 0
         self._proposed = self._has_failed = False
         self._last: int | None = None
+        self._saves = 0
+        """The number of checkpoints that were requested."""
+        self._is_saving = False
+        """Whether the step of a checkpoint is being agreed."""
 
     def asked(self) -> StopRequest | None:
         """Returns the next request of a worker, or None. It does not wait."""
@@ -77,8 +84,32 @@ class Proposer:
             self._proposed = True
             self._announce("stop", 0)
 
+    def save(self) -> None:
+        """Begins the decision about a step after which all workers save, and does not wait. Does nothing
+        while another one is made, or once an end is proposed."""
+        if not self._is_saving and not self._proposed:
+            self._is_saving = True
+            self._saves += 1
+            self._announce("save", self._saves)
+
+    def _poll_save(self) -> None:
+        """Announces the step of a checkpoint. No step is announced if a worker has run its last one: the
+        others end after the same one."""
+        answers = [f"saves/{self._saves}/{job_rank}" for job_rank in self._job_ranks]
+        if any(has_left(self._store, job_rank) for job_rank in self._job_ranks):
+            step = 0
+        elif self._store.check(answers):
+            step = 1 + max(int(self._store.get(answer)) for answer in answers)
+        else:
+            return
+        self._is_saving = False
+        self._announce("saved", step)
+
     def poll(self) -> int | None:
-        """Returns the agreed last step, or None before there is one. It does not wait."""
+        """Returns the agreed last step, or None before there is one. Announces what is decided. It does not
+        wait."""
+        if self._is_saving:
+            self._poll_save()
         if (
             self._proposed
             and self._last is None
@@ -116,6 +147,10 @@ class StopAgreement:
         """Whether the run ends without a last checkpoint and without its stages at the end. It is known
         before any worker begins the last step."""
         self._limit = self._last = self._announced = ENDLESS
+        self._awaited: set[str] = set()
+        """The decisions for which a worker that has answered waits: `stop`, `save`."""
+        self._cut = 0
+        """The step after which a requested checkpoint is saved; 0 before there is one."""
         threading.Thread(target=self._listen, daemon=True, name="ending").start()
 
     @property
@@ -128,6 +163,10 @@ class StopAgreement:
         """The last step where it is known before any worker begins it, so that all workers see the same in
         that step."""
         return self._announced
+
+    def is_cut(self, step: int) -> bool:
+        """Whether a requested checkpoint is saved after a step that this worker has begun."""
+        return step == self._cut
 
     def plan(self, steps: int, batches: Mapping[str, int | None], sources: Sequence[str]) -> list[int | None]:
         """Agrees on the planned last step. `batches` has the last step of each source that this worker
@@ -210,19 +249,26 @@ class StopAgreement:
             with self._changed:
                 if what == "over":
                     return
-                if what == "stop":
+                if what in ("stop", "save"):
                     self._limit = self._begun
-                    self._listener.set(f"begun/{self._job_rank}", str(self._begun))
+                    self._awaited.add(what)
+                    key = f"begun/{self._job_rank}" if what == "stop" else f"saves/{step}/{self._job_rank}"
+                    self._listener.set(key, str(self._begun))
                 else:
                     self._decided(what, step)
                     self._changed.notify_all()
 
     def _decided(self, what: str, step: int) -> None:
-        """Takes a last step that the launcher has decided. A failure after the planned last step was begun
+        """Takes a step that the launcher has decided. A failure after the planned last step was begun
         changes nothing: some worker may already be saving."""
-        if what == "last":
+        if what == "saved":
+            self._cut = step
+        elif what == "last":
             self._announced = min(self._announced, step)
         elif what == "failed" and step <= self._announced:
             self._announced, self.has_failed = ENDLESS, True
-        self._last = min(self._last, step)
-        self._limit = ENDLESS
+        if what != "saved":
+            self._last = min(self._last, step)
+        self._awaited.discard("save" if what == "saved" else "stop")
+        if not self._awaited:
+            self._limit = ENDLESS

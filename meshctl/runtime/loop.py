@@ -242,7 +242,11 @@ class Loop:
         if self._replayed:
             replayed = frozenset(end.route.source for end in self._replayed if end.due(step))
         return self._schedule.at(
-            step, self._agreement.announced, is_open_ended=self._is_open_ended, replayed=replayed
+            step,
+            self._agreement.announced,
+            is_open_ended=self._is_open_ended,
+            replayed=replayed,
+            is_cut=self._agreement.is_cut(step),
         )
 
     def _run_program(self, program: Program, step: int) -> None:

@@ -33,24 +33,27 @@ class Schedule:
         self._intervals = sorted(intervals - {1})
         self._known: dict[tuple[object, ...], ScheduledStep] = {}
 
-    def at(self, step: int, announced: int, *, is_open_ended: bool, replayed: Set[str]) -> ScheduledStep:
+    def at(
+        self, step: int, announced: int, *, is_open_ended: bool, replayed: Set[str], is_cut: bool = False
+    ) -> ScheduledStep:
         """Returns what runs in a step. `announced` is the run's last step as far as it is known; with
         `is_open_ended`, a stream may end the run earlier. `replayed` are the sources whose values are
-        replayed."""
+        replayed. `is_cut` is whether a checkpoint was requested after the step."""
         divides = tuple([step % interval == 0 for interval in self._intervals]) if self._intervals else ()
-        key: tuple[object, ...] = (divides, step == 1, step == announced, is_open_ended)
+        key: tuple[object, ...] = (divides, step == 1, step == announced, is_open_ended, is_cut)
         if replayed:
             key = (*key, *replayed)
         found = self._known.get(key)
         if found is None:
             is_last = step == announced
             every = self._checkpoint.every if self._checkpoint else 0
-            is_saved = self._checkpoint is not None and (is_last or (every > 0 and step % every == 0))
+            is_due = is_last or is_cut or (every > 0 and step % every == 0)
+            is_saved = self._checkpoint is not None and is_due
             due = {"start": step == 1, "end": is_last and not is_open_ended, "checkpoint": is_saved}
             running = set(replayed)
             for stage, inputs in self._stages:
-                is_due = due[stage.when] if stage.when else step % stage.every == 0
-                if is_due and running.issuperset(inputs):
+                runs = due[stage.when] if stage.when else step % stage.every == 0
+                if runs and running.issuperset(inputs):
                     running.add(stage.name)
             found = self._known[key] = ScheduledStep(frozenset(running), is_saved)
         return found

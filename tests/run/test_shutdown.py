@@ -159,3 +159,41 @@ def test_a_failure_in_the_planned_last_step_changes_nothing(store: HashStore) ->
     assert listener.has_read_two.wait(5)  # the worker knows the decision
     assert not ending.begin(5)
     assert not ending.has_failed and ending.announced == 4
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.integers(0, 3), st.booleans())
+def test_requested_checkpoints_are_saved_by_all_workers_after_the_same_steps(
+    paces: list[int], requests: int, is_planned: bool
+) -> None:
+    """Requests may come at any time, also while the run ends."""
+    store = HashStore()
+    store.set_timeout(timedelta(days=1))
+    proposer = Proposer(store, range(len(paces)))
+    saved: dict[int, list[int]] = {}
+
+    def work(job_rank: int) -> None:
+        ending, cuts, step = StopAgreement(store, store, job_rank), list[int](), 0
+        ending.plan(40 if is_planned else 0, {}, [])
+        while ending.begin(step + 1):
+            step += 1
+            if ending.is_cut(step):
+                cuts.append(step)
+            time.sleep(paces[job_rank] / 1e5)
+        saved[job_rank] = [*cuts, step]
+        ending.leave()
+
+    workers = [threading.Thread(target=work, args=(job_rank,), daemon=True) for job_rank in range(len(paces))]
+    for worker in workers:
+        worker.start()
+    for _ in range(requests):
+        proposer.save()
+        time.sleep(0.001)
+        proposer.poll()
+    if not is_planned:
+        proposer.propose(StopRequest("SIGINT"))
+    end = time.monotonic() + 20
+    while any(worker.is_alive() for worker in workers) and time.monotonic() < end:
+        proposer.poll()
+        time.sleep(0.001)
+    assert len(saved) == len(paces) and len({tuple(steps) for steps in saved.values()}) == 1

@@ -323,8 +323,20 @@ class Head:
             self._stop(StopRequest(self._fault_line(self._judge.fault), has_failed=True))
         elif self._judge.stop and not self._is_asked:
             self._stop(StopRequest(self._judge.stop))
-        if self._is_asked and self._workers:
+        self._save_on_request()
+        if self._workers:
             self._agreed = self._proposer.poll()
+
+    def _save_on_request(self) -> None:
+        """Begins the agreement on the step of a checkpoint that SIGUSR1 requests, once all workers have ended
+        a step."""
+        if not self._signals.saves or self._attempt.fold.last <= (self._attempt.step or 0):
+            return
+        self._signals.saves = 0
+        if self._plan.run.checkpoint is None:
+            self._warn(["SIGUSR1 requests a checkpoint, and the recipe has no `run.checkpoint`"])
+        else:
+            self._proposer.save()
 
     def _stop_within_grace(self, reason: str) -> None:
         """Requests an orderly end, which is forced at the end of `run.grace`; at once before step 1."""

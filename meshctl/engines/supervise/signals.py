@@ -1,5 +1,5 @@
 """The signals that request a launcher to end: SIGINT, SIGTERM, SIGHUP and SIGUSR2. Schedulers send the last
-one some time before they end a job."""
+one some time before they end a job. SIGUSR1 requests a checkpoint, and the run goes on."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ class Signals:
         self.count = 0
         self.first: signal.Signals | None = None
         self._last = 0, -math.inf
+        self.saves = 0
+        """How often SIGUSR1 was received."""
 
     @contextmanager
     def handled(self) -> Iterator[Signals]:
         """Context manager that handles the signals. A signal that was ignored before, as under nohup, stays
         ignored."""
-        before = {number: signal.getsignal(number) for number in self.NUMBERS}
+        before = {number: signal.getsignal(number) for number in (*self.NUMBERS, signal.SIGUSR1)}
         for number, old in before.items():
             if old is not signal.SIG_IGN:
                 signal.signal(number, self.receive)
@@ -48,6 +50,9 @@ class Signals:
         return self.CODES.get(self.first or 0, 143)
 
     def receive(self, number: int, _: FrameType | None = None) -> None:
+        if number == signal.SIGUSR1:
+            self.saves += 1
+            return
         now = time.monotonic()
         last, when = self._last
         if number != last or now > when + DUPLICATE_S:

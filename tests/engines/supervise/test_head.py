@@ -70,6 +70,27 @@ def test_before_anybody_is_ready_one_signal_is_enough(launch: Launch, tmp_path: 
     assert run.end() == 130
 
 
+def test_a_checkpoint_is_saved_on_request_and_the_run_goes_on(launch: Launch, tmp_path: Path) -> None:
+    run = launch(plan_of(tmp_path, ("one", 2), ("two", 1)), "forever rarely").ready(3)
+    for count in (1, 2):
+        run.send(signal.SIGUSR1)
+        wait(lambda count=count: len(run.events("checkpoint")) == count, "a checkpoint")
+    last = max(event.step for event in run.events("step"))
+    wait(lambda: max(event.step for event in run.events("step")) > last, "a further step")
+    run.send(signal.SIGUSR2)
+    assert run.end() == 143, run.output()
+    assert len({event.step for event in run.events("saved")}) == 2 and len(run.events("saved")) == 6
+
+
+def test_a_request_without_checkpoints_is_a_warning(launch: Launch, tmp_path: Path) -> None:
+    run = launch(plan_of(tmp_path, ("one", 1), checkpoint=None), "forever rarely").ready(1)
+    run.send(signal.SIGUSR1)
+    wait(lambda: len(run.events("warning")) == 1, "a warning")
+    run.send(signal.SIGTERM)
+    assert run.end() == 143
+    assert not run.events("saved")
+
+
 def test_the_end_of_the_time_limit_is_an_end_in_order(launch: Launch, tmp_path: Path) -> None:
     run = launch(plan_of(tmp_path, ("one", 2), time_limit=5400.0), "forever").ready(2)
     (tmp_path / "over").touch()
