@@ -149,8 +149,8 @@ class StopAgreement:
         self._limit = self._last = self._announced = ENDLESS
         self._awaited: set[str] = set()
         """The decisions for which a worker that has answered waits: `stop`, `save`."""
-        self._cut = 0
-        """The step after which a requested checkpoint is saved; 0 before there is one."""
+        self._cuts: set[int] = set()
+        """The steps after which requested checkpoints are saved, from the running step on."""
         threading.Thread(target=self._listen, daemon=True, name="ending").start()
 
     @property
@@ -166,7 +166,7 @@ class StopAgreement:
 
     def is_cut(self, step: int) -> bool:
         """Whether a requested checkpoint is saved after a step that this worker has begun."""
-        return step == self._cut
+        return step in self._cuts
 
     def plan(self, steps: int, batches: Mapping[str, int | None], sources: Sequence[str]) -> list[int | None]:
         """Agrees on the planned last step. `batches` has the last step of each source that this worker
@@ -262,7 +262,7 @@ class StopAgreement:
         """Takes a step that the launcher has decided. A failure after the planned last step was begun
         changes nothing: some worker may already be saving."""
         if what == "saved":
-            self._cut = step
+            self._cuts = {step, *(one for one in self._cuts if one >= self._begun)}
         elif what == "last":
             self._announced = min(self._announced, step)
         elif what == "failed" and step <= self._announced:
