@@ -105,6 +105,7 @@ BENCHMARKS: dict[str, str] = {
     "launch_time": "goal name ok others value workers",
     "long_run": "files goal name ok steps value what",
     "overlap": "goal load name ok value",
+    "restart": "goal killed name ok others value",
     "topology_scale": "goal name ok others value what",
     "validate_time": "goal name ok others value what",
     "weight_sync": "case goal load most ms name ok others value",
