@@ -40,10 +40,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from meshctl.engines.engine import STOP_KEY, Exited, Handle, Job, groups_on, nodes_of
-from meshctl.engines.node.termination import GRACE_S, name_of
+from meshctl.engines.node.termination import name_of
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.cause import NOWHERE, POLL_S, Cause, Causes, Position, Priority
 from meshctl.engines.supervise.collective_check import CollectiveCheck
+from meshctl.engines.supervise.forced_end import ForcedEnd
 from meshctl.engines.supervise.judge import Judge
 from meshctl.engines.supervise.nodes import (
     AgentExited,
@@ -145,10 +146,7 @@ class Head:
         component."""
         self._first_end = math.inf
         """The earliest step in which a stream ended. Groups that run ahead may report a later one first."""
-        self._phase = 0
-        """Phase of a forced end: 0 not begun, 1 SIGTERM sent, 2 SIGKILL sent, 3 node processes killed."""
-        self._deadline = math.inf
-        """Time at which the next phase begins."""
+        self._forced = ForcedEnd(session.nodes, session.handle)
 
     def follow(self) -> Outcome:
         """Begins the attempt and follows it until none of its processes runs. Returns the outcome."""
@@ -208,7 +206,7 @@ class Head:
 
     def _check_collectives(self) -> None:
         """Reports ranks that called different collectives, once, as the cause of the end."""
-        if (found := self._collectives.take()) and not self._phase:
+        if (found := self._collectives.take()) and not self._forced.has_begun:
             self._session.journal.write(
                 "fault", step=found.step, error=found.message, traceback="", lost=False
             )
@@ -230,7 +228,7 @@ class Head:
                 case NodeLost(_, reason):
                     self._on_lost(reason)
                 case NodeUnfit(_, reason):
-                    self._is_unfit = self._is_unfit or not self._phase
+                    self._is_unfit = self._is_unfit or not self._forced.has_begun
                     self._on_lost(reason)
                 case Downloads(node, name, received, total):
                     self._write("download", node=node, model=name, received=received, total=total)
@@ -245,7 +243,7 @@ class Head:
 
     def _on_exit(self, exited: Exited) -> None:
         was_released = self._is_released and exited.group in self._services
-        if self._phase or was_released or (exited.code == 0 and exited.group):
+        if self._forced.has_begun or was_released or (exited.code == 0 and exited.group):
             return
         priority = Priority.OWN if exited.code < 0 else Priority.ECHO
         error = f"{exited.what}: {name_of(exited.code)}"
@@ -253,7 +251,7 @@ class Head:
         self._causes.record(error, priority, exited.log)
 
     def _on_lost(self, reason: str) -> None:
-        if not self._phase:
+        if not self._forced.has_begun:
             self._session.journal.write("fault", error=reason, traceback="", lost=True)
             self._causes.record(reason, Priority.LOST)
 
@@ -308,7 +306,7 @@ class Head:
     # Ending the attempt
 
     def _end_in_order(self) -> None:
-        if self._phase:
+        if self._forced.has_begun:
             return
         if self._signals.first and not self._is_signalled:
             self._is_signalled = True
@@ -342,7 +340,7 @@ class Head:
         """Requests an orderly end, which is forced at the end of `run.grace`; at once before step 1."""
         self._stop(StopRequest(reason))
         has_grace = self._is_ready or not self._workers
-        self._deadline = time.monotonic() + self._plan.run.grace if has_grace else 0.0
+        self._forced.begin_at(time.monotonic() + self._plan.run.grace if has_grace else 0.0)
 
     def _fault_line(self, text: str) -> str:
         """Returns the text about a metric that is not finite, and what can be continued from."""
@@ -380,32 +378,20 @@ class Head:
     def _end_services(self) -> None:
         """Sends SIGTERM to services once the agents of all other groups have ended."""
         running = self._nodes.running_groups
-        if running and running <= self._services and not self._is_released and not self._phase:
+        if running and running <= self._services and not self._is_released and not self._forced.has_begun:
             self._is_released = True
             self._causes.release_services()
             self._nodes.signal(signal.SIGTERM, sorted(self._services))
 
     def _end_by_force(self) -> None:
         now = time.monotonic()
-        if self._cause is None and not self._phase and (cause := self._settled(now)):
+        if self._cause is None and not self._forced.has_begun and (cause := self._settled(now)):
             self._cause = cause
             self._write("stopping", reason=cause.line)
-            self._deadline = now
-        if self._signals.count > 1 and self._phase < 2:
-            self._phase = 1
-            self._deadline = now
-        if now < self._deadline:
-            return
-        self._phase += 1
-        if self._phase == 1:
-            self._nodes.signal(signal.SIGTERM)
-            self._deadline = now + GRACE_S + 0.5
-        elif self._phase == 2:
-            self._nodes.signal(signal.SIGKILL)
-            self._deadline = now + GRACE_S
-        else:
-            self._session.handle.kill()
-            self._deadline = now + GRACE_S
+            self._forced.begin_at(now)
+        if self._signals.count > 1:
+            self._forced.kill(now)
+        self._forced.poll(now)
 
     def _settled(self, now: float) -> Cause | None:
         """Returns the first cause once it is known. The abort of a worker inside a collective, by which gloo
@@ -420,7 +406,7 @@ class Head:
 
     def _outcome(self) -> Outcome:
         first = self._signals.first
-        cause = self._cause or (None if self._phase else self._causes.best)
+        cause = self._cause or (None if self._forced.has_begun else self._causes.best)
         if found := self._after_wrong_metric(cause):
             can_succeed = found is cause and not self._is_unfit and not self._has_disagreed
             has_begun = self._is_ready or not self._workers
@@ -438,7 +424,11 @@ class Head:
     def _late_end(self) -> Cause | None:
         """Returns the cause of the failure if `run.time_limit` was over and the end had to be forced: steps
         are lost. An attempt that had not begun a step has lost nothing if there is a checkpoint."""
-        if not self._is_timed_out or not self._phase or (self._newest is not None and not self._is_ready):
+        if (
+            not self._is_timed_out
+            or not self._forced.has_begun
+            or (self._newest is not None and not self._is_ready)
+        ):
             return None
         limit, grace = in_units(self._plan.run.time_limit), in_units(self._plan.run.grace)
         if not self._is_ready and self._workers:
