@@ -31,7 +31,9 @@ from pathlib import Path
 
 from meshctl.engines.node.termination import name_of
 from meshctl.package import PACKAGE_DIR
+from meshctl.plan.model import Plan
 from meshctl.run.events import Event
+from meshctl.run.progress import Activity, Record
 
 TAIL_BYTES = 64 * 1024
 """Size of the end of a log that is searched for a traceback if the worker reported nothing."""
@@ -90,6 +92,17 @@ class Position:
 
 
 NOWHERE = Position()
+
+
+def position_of(plan: Plan, record: Record) -> Position:
+    """Returns what a worker is doing, by its progress record."""
+    if record.activity == Activity.SAVING:
+        return Position(step=record.step, doing="the checkpoint")
+    if record.stage < 0:
+        return NOWHERE
+    stage = plan.stages[record.stage]
+    is_called = record.activity == Activity.CALLING
+    return Position(stage.name, record.step, has_batch=is_called and bool(stage.inputs))
 
 
 @dataclass(frozen=True)

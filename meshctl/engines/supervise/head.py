@@ -42,7 +42,7 @@ from typing import Any
 from meshctl.engines.engine import STOP_KEY, Exited, Handle, Job, groups_on, nodes_of
 from meshctl.engines.node.termination import name_of
 from meshctl.engines.supervise.attempt import Attempt
-from meshctl.engines.supervise.cause import NOWHERE, POLL_S, Cause, Causes, Position, Priority
+from meshctl.engines.supervise.cause import POLL_S, Cause, Causes, Priority, position_of
 from meshctl.engines.supervise.collective_check import CollectiveCheck
 from meshctl.engines.supervise.forced_end import ForcedEnd
 from meshctl.engines.supervise.judge import Judge
@@ -65,7 +65,6 @@ from meshctl.plan.model import Plan
 from meshctl.run.bounds import end_of_data
 from meshctl.run.control_store import StoreClient
 from meshctl.run.events import Event, Journal
-from meshctl.run.progress import Activity, Record
 from meshctl.run.shutdown import PREFIX, Proposer, StopRequest
 from meshctl.text.english import in_units
 
@@ -461,17 +460,6 @@ def proposer(plan: Plan, store: StoreClient) -> Proposer:
         for rank in range(group.workers)
     ]
     return Proposer(store.under(PREFIX), job_ranks)
-
-
-def position_of(plan: Plan, record: Record) -> Position:
-    """Returns what a worker is doing, by its progress record."""
-    if record.activity == Activity.SAVING:
-        return Position(step=record.step, doing="the checkpoint")
-    if record.stage < 0:
-        return NOWHERE
-    stage = plan.stages[record.stage]
-    is_called = record.activity == Activity.CALLING
-    return Position(stage.name, record.step, has_batch=is_called and bool(stage.inputs))
 
 
 def wait(files: Iterable[int], seconds: float) -> None:
