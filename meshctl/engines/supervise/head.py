@@ -198,7 +198,7 @@ class Head:
                     if row["step"] in self._published:  # with the metrics of stages that ran at the end
                         self._write_best()
         self._causes.end_poll(now)
-        if not self._phase:
+        if not self._forced.has_begun:
             self._progress.poll(now, self._is_asked and self._agreed is None)
         self._warn(self._judge.warnings())
         self._publish_saved()
