@@ -54,6 +54,8 @@ def report_of(plan: Plan, stall: Stall) -> list[str]:
     if len(stall.chain) > len(shown):
         lines.append(f"  {len(stall.chain) - len(shown)} more wait for these:")
     lines += [f"  {_wait_text(stall, worker, target)}" for worker, target in shown]
+    if is_circle(stall):
+        lines += [f"  {name_of(worker)}: {doing_of(plan, stall.known, worker)}" for worker in stall.workers]
     for worker in stall.workers[:STACKS_MAX]:
         state = stall.states.get(worker, ProcessState())
         lines += [f"  {line}" for line in _state_lines(worker, state)]
@@ -65,13 +67,17 @@ def _end_text(plan: Plan, stall: Stall) -> str:
     names, where = names_of(stall.workers), doing_of(plan, stall.known, first)
     verb = "is" if len(stall.workers) == 1 else "are"
     if is_circle(stall):
-        return f"{names} wait for each other, {first[0]}:{first[1]} in {where}"
+        return f"{names} wait for each other"
     state = stall.states.get(first, ProcessState())
     if state.is_stopped:
         return f"{first[0]}:{first[1]} is stopped (SIGSTOP) in {where}"
     others = [wait for worker, wait in stall.waits.items() if worker not in stall.workers and wait.workers]
     waits = " and waits for nobody" if others and verb == "is" else ""
     return f"{names} {verb} in {where}{waits}"
+
+
+def name_of(worker: Worker) -> str:
+    return f"{worker[0]}:{worker[1]}"
 
 
 def is_circle(stall: Stall) -> bool:

@@ -201,6 +201,18 @@ class StallWatch:
         """The time at which an event of any worker last arrived."""
         return max(self._advanced.values(), default=self._now)
 
+    def take_continued(self) -> list[tuple[Worker, float]]:
+        """Returns the workers that were reported and have advanced since, with the seconds for which they had
+        not. Each one is returned once."""
+        found = []
+        for (worker, since), _ in list(self._reported.items()):
+            position = self._positions.get(worker)
+            if position is None or position.since != since:
+                del self._reported[worker, since]
+                if worker not in self._exited:
+                    found.append((worker, self._now - since))
+        return found
+
     def take_expired(self) -> Stall | None:
         """Returns the stall that ends the run, at the first call after it has exceeded the patience."""
         return self._expired.pop() if self._expired else None
@@ -309,7 +321,7 @@ class StallWatch:
         if self._note_torch(workers, known.in_torch):
             return []  # who they wait for is found in the next poll
         graph = {worker: wait.workers for worker, wait in waits.items()}
-        workers = by_suspicion(workers, self._states)
+        workers = by_suspicion(workers, self._states, known)
         stall = Stall(
             workers,
             self._now - asked.since,
@@ -346,14 +358,20 @@ def known_wait(record: Record) -> bool:
     return bool(record.collective) or record.peer >= 0
 
 
-def by_suspicion(workers: Collection[Worker], states: Mapping[Worker, ProcessState]) -> tuple[Worker, ...]:
-    """Returns workers in another order: first those that are stopped, then those that wait for a device."""
+def by_suspicion(
+    workers: Collection[Worker], states: Mapping[Worker, ProcessState], known: Known
+) -> tuple[Worker, ...]:
+    """Returns workers in another order: first those that are stopped, then those that wait for a device, then
+    those in a collective which others have perhaps left out."""
 
     def suspicion(worker: Worker) -> int:
         state = states.get(worker, ProcessState())
         if state.is_stopped:
             return 0
-        return 1 if state.state == "D" else 2
+        if state.state == "D":
+            return 1
+        is_in_collective = worker in known.in_torch or bool(known.records[worker].collective)
+        return 2 if is_in_collective else 3
 
     return tuple(sorted(workers, key=suspicion))
 

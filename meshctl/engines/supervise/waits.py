@@ -19,7 +19,6 @@ from meshctl.engines.supervise.wait_graph import Worker
 from meshctl.plan.model import Plan, Stage
 from meshctl.run.progress import Activity, Record
 from meshctl.run.shutdown import ENDLESS
-from meshctl.text.english import listed
 
 PHASES = ("connection", "imports", "setup", "resume", "first sync", "agreement")
 """The first words of the phases before the first step, in order. Setup and imports alternate."""
@@ -210,5 +209,7 @@ def stage_of(plan: Plan, record: Record) -> Stage | None:
 def names_of(workers: Sequence[Worker]) -> str:
     """Returns `train:0, train:1 and 6 more`."""
     names = [f"{group}:{rank}" for group, rank in workers[:NAMED_MAX]]
-    more = len(workers) - len(names)
-    return f"{', '.join(names)} and {more} more" if more else listed(names)
+    if more := len(workers) - len(names):
+        names.append(f"{more} more")
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last

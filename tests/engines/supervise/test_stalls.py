@@ -88,7 +88,7 @@ def test_the_worker_that_waits_for_nobody_is_named_with_those_that_wait() -> Non
     assert stall.workers == (("train", 1),) and run.asked == [("train", 1)]
     assert stall.chain == [(("other", 0), ("train", 0)), (("train", 0), ("train", 1))]
     lines = report_of(PLAN, stall)
-    assert lines[0] == "stalled for 10 s: `train:1` is in stage loss, step 2 and waits for nobody"
+    assert lines[0] == "stalled for 10 s: train:1 is in stage loss, step 2 and waits for nobody"
     assert "other:0 waits for train:0: free slot of `batch -> loss`" in lines[1]
     assert [line.strip() for line in lines[-2:]] == [
         "/home/me/parts.py:14 in helper",
@@ -166,6 +166,15 @@ def test_an_event_of_a_worker_shows_that_it_advances() -> None:
     run.until(9.0)
     run.watch.add(Event("metric", "train", 1), run.now)
     assert run.until(18.0) == [] and len(run.until(20.0)) == 1
+
+
+def test_a_worker_that_advances_again_is_reported_once() -> None:
+    run = Run()
+    run.stand("train", 1)
+    assert len(run.until(12.0)) == 1 and run.watch.take_continued() == []
+    run.until(20.0)
+    run.watch.move("train", 1)
+    assert run.watch.take_continued() == [(("train", 1), 20.0)] and run.watch.take_continued() == []
 
 
 def test_a_jump_of_the_clock_starts_all_limits_anew() -> None:
