@@ -189,3 +189,11 @@ def test_a_worker_that_continues_is_not_ended(launch: Launch) -> None:
     steps = len(run.events("step"))
     os.kill(pid, signal.SIGCONT)
     run.until(lambda: len(run.events("step")) > steps + 4, "more steps")
+
+
+def test_a_stopped_fork_server_does_not_outlive_a_killed_launcher(launch: Launch) -> None:
+    run = launch()
+    pid = run.stop("meshctl-fork")
+    processes = family(run.process.pid)
+    run.process.kill()
+    wait(lambda: not any(alive(one) for one in processes), f"the end of all processes; {pid} was stopped")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import sys
 import time
@@ -65,6 +66,8 @@ class AgentJob:
     group: str
     node: int
     stores: Stores
+    starter: int = 0
+    """The pid of the process that has started the node process: on one machine, the launcher."""
 
     @property
     def log(self) -> Path:
@@ -124,6 +127,7 @@ class GroupAgent(SimpleElasticAgent):
         super().__init__(spec, exit_barrier_timeout=60)
         self._job, self._requests, self._server = job, requests, server
         self._journal, self._stop = journal, stop
+        self._starter = _open_process(job.starter)
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         self._sent: set[int] = set()
@@ -172,6 +176,8 @@ class GroupAgent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._running:
             self._receive(POLL_S)
+        if self._starter is not None and select.select([self._starter], [], [], 0)[0]:
+            os.kill(os.getppid(), signal.SIGCONT)  # a stopped node process has not seen that it must end
         if self._stop is not None and not self._sent and self._stop.check([STOP_KEY]):
             self._signal(signal.SIGTERM)
         if any(self._codes.values()) and not self._sent:
@@ -272,6 +278,14 @@ def _agent(job: AgentJob, server: Client, journal: Journal) -> GroupAgent:
     prefix = f"run/{job.start.attempt}/"
     stop = StoreClient(job.stores.control, job.stores.token, prefix) if is_asked else None
     return GroupAgent(spec, job, requests, server, journal, stop)
+
+
+def _open_process(pid: int) -> int | None:
+    """Returns a descriptor that is readable once a process has ended; None if it is unknown or has ended."""
+    try:
+        return os.pidfd_open(pid) if pid else None
+    except OSError:
+        return None
 
 
 def _raise_once(number: int, _: object) -> None:

@@ -177,7 +177,7 @@ class NodeProcess:
         stores = Stores(str(message["store"]), str(message["control"]), self._job.token)
         run, node = self._job.run, self._job.node
         self._attempt = _Attempt(
-            number, [AgentJob(plan, run, start, group, node, stores) for group in groups]
+            number, [AgentJob(plan, run, start, group, node, stores, os.getppid()) for group in groups]
         )
         self._records.begin(plan, self._job.node)
         try:
