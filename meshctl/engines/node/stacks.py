@@ -135,7 +135,7 @@ def _is_complete(request: _Request, now: float) -> bool:
         if text != request.seen:
             request.seen, request.changed = text, now
     has_written = bool(request.seen) and now - request.changed >= SETTLE_S
-    is_silent = request.number is None or now - request.began >= STACK_S
+    is_silent = request.number is None or now - request.began >= STACK_S or is_stopped(request.pid)
     is_spied = request.spy is None or request.spy.poll() is not None or now - request.began >= SPY_S
     return (has_written or is_silent) and is_spied
 

@@ -34,6 +34,9 @@ GB = 1e9
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
 _RUNTIME = f"{PACKAGE_DIR}/runtime/"
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/")
+_OUTER = re.compile(r"\(meshctl/runtime/(call|worker)\.py")
+"""A line of py-spy whose frame calls a component."""
 _CALLER = (f"{PACKAGE_DIR}/runtime/call.py", f"{PACKAGE_DIR}/runtime/worker.py")
 """The files that call a component: frames outside of them are not the user's."""
 
@@ -58,7 +61,8 @@ def report_of(plan: Plan, stall: Stall) -> list[str]:
         lines += [f"  {name_of(worker)}: {doing_of(plan, stall.known, worker)}" for worker in stall.workers]
     for worker in stall.workers[:STACKS_MAX]:
         state = stall.states.get(worker, ProcessState())
-        lines += [f"  {line}" for line in _state_lines(worker, state)]
+        if worker == stall.workers[0] or not is_circle(stall):
+            lines += [f"  {line}" for line in _state_lines(worker, state)]
     return lines
 
 
@@ -106,21 +110,28 @@ def _state_lines(worker: Worker, state: ProcessState) -> Iterator[str]:
 
 
 def frames_of(state: ProcessState) -> Sequence[str]:
-    """Returns the frames of the main thread that are the user's, innermost first. If there are none, those
-    of meshctl."""
+    """Returns the frames of the main thread that are the user's, innermost first, then the innermost one of a
+    library. If there are none, those of meshctl."""
     if not state.stack:
         return native_frames(state.native)
     found = [Frame(**match.groupdict()) for line in main_thread(state.stack) if (match := _FRAME.match(line))]
     end = next((number for number, frame in enumerate(found) if frame.file in _CALLER), len(found))
     own = [frame for frame in found[:end] if not frame.file.startswith(_RUNTIME)]
-    return [str(frame) for frame in own or found[: FRAMES_MAX // 2]]
+    users = [frame for frame in own if not _LIBRARY.search(frame.file)]
+    if not users:
+        return [str(frame) for frame in own or found[: FRAMES_MAX // 2]]
+    inner = [f"(inside, {own[0]})"] if own[0] not in users else []
+    return [str(frame) for frame in users[: FRAMES_MAX - 1]] + inner
 
 
 def native_frames(text: str) -> Sequence[str]:
     """Returns the frames of the main thread in py-spy's report, innermost first."""
     _, found, rest = text.partition('"MainThread"\n')
     lines = rest.splitlines() if found else []
-    end = next((number for number, line in enumerate(lines) if not line.startswith("    ")), len(lines))
+    outer = (
+        number for number, line in enumerate(lines) if _OUTER.search(line) or not line.startswith("    ")
+    )
+    end = next(outer, len(lines))
     return [line.strip() for line in lines[:end]]
 
 
@@ -132,9 +143,12 @@ def cause_of(plan: Plan, stall: Stall, log: str) -> Cause:
     stage = stage_of(plan, record)
     is_own = stage is not None and stage.patience is not None
     key = f"pipeline.{stage.name}.patience" if stage is not None and is_own else "run.patience"
+    error = f"it has not advanced for {stall.seconds:.0f} s (`{key}`)"
+    if is_circle(stall):
+        error = f"{names_of(stall.workers)} have waited for each other for {stall.seconds:.0f} s (`{key}`)"
     return Cause(
         Priority.OWN,
-        f"it has not advanced for {stall.seconds:.0f} s (`{key}`)",
+        error,
         group,
         rank,
         stage.name if stage else "",

@@ -229,3 +229,18 @@ def test_frames_of_the_runtime_are_left_out() -> None:
         "/home/me/parts.py:20 in update",
     ]
     assert frames_of(ProcessState()) == []
+
+
+def test_frames_of_libraries_come_last() -> None:
+    library = '  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3 in all_reduce\n'
+    found = frames_of(ProcessState(stack=STACK.replace('  File "/home', library + '  File "/home', 1)))
+    assert found[:2] == ["/home/me/parts.py:14 in helper", "/home/me/parts.py:20 in update"]
+    assert "all_reduce" in found[2] and len(found) == 3
+
+
+def test_frames_of_py_spy_end_where_the_users_code_is_called() -> None:
+    text = (
+        'Thread 7 (idle): "MainThread"\n    update (parts.py:18)\n    Call._call (meshctl/runtime/call.py:211)\n'
+        "    Loop.run (meshctl/runtime/loop.py:1)\n"
+    )
+    assert frames_of(ProcessState(state="T", native=text)) == ["update (parts.py:18)"]
