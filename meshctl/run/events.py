@@ -41,17 +41,18 @@ written. Readers follow all files of the folder and fold the events.
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 MAX_UNWRITTEN = 4 << 20
-"""Bytes of events that wait for space on a full disk, at most; later events are lost."""
+"""Bytes of events that wait for space on a full disk, at most. Beyond it the writer fails."""
 _LINE = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -137,7 +138,7 @@ class Journal(EventLog):
     def __init__(self, path: Path, group: str = "", rank: int | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._group, self._rank = group, rank
+        self._path, self._group, self._rank = path, group, rank
         self._unwritten = b""
         """What a full disk did not take yet."""
         if os.fstat(self._file).st_size and not _ends_with_line(path):
@@ -173,13 +174,16 @@ class Journal(EventLog):
         self._append(b"".join([*lines, template % (*numbers, more, now)]))
 
     def _append(self, text: bytes) -> None:
-        """Appends whole lines. What the disk does not take is written with a later event, up to a limit."""
-        if self._unwritten:
-            text = self._unwritten + (text if len(self._unwritten) < MAX_UNWRITTEN else b"")
+        """Appends whole lines. What a full disk does not take is written with a later event. Raises `OSError`
+        beyond `MAX_UNWRITTEN`, because an event must not be lost."""
+        text = self._unwritten + text
         try:
             written = os.write(self._file, text)
-        except OSError:
-            written = 0
+        except OSError as error:
+            self._unwritten = text
+            if len(text) > MAX_UNWRITTEN:
+                raise OSError(error.errno, error.strerror, str(self._path)) from None
+            return
         self._unwritten = text[written:]
 
     def _line(
@@ -234,20 +238,31 @@ class Follower:
         self._folder = folder
         self._read: dict[Path, int] = {}
 
-    def new(self) -> Iterator[Event]:
-        """Yields the events since the last call. A line that is still being written waits for the next
-        call."""
-        for path in sorted(self._folder.glob("*.jsonl")):
-            start = self._read.get(path, 0)
-            if path.stat().st_size <= start:
-                continue
-            with path.open("rb") as file:
-                file.seek(start)
-                text = file.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            self._read[path] = start + len(whole)
-            for line in whole.splitlines():
-                if (event := _parsed(line)) is not None:
+    def new(self, names: Collection[str] = ()) -> Iterator[Event]:
+        """Yields the events since the last call, file by file; of these `names` only, if there are any. A
+        line that is still being written waits for the next call."""
+        for path in self._files():
+            yield from self._events(path, names)
+
+    def in_order(self) -> Iterator[Event]:
+        """Yields the events since the last call, of all files in the order of their times. It needs memory
+        for one event of each file, because a file is in order."""
+        files = [self._events(path) for path in self._files()]
+        return heapq.merge(*files, key=lambda event: event.time)
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("*.jsonl"))
+
+    def _events(self, path: Path, names: Collection[str] = ()) -> Iterator[Event]:
+        starts = tuple(f'{{"name":"{name}"'.encode() for name in names)
+        position, end = self._read.get(path, 0), path.stat().st_size
+        if position >= end:
+            return
+        with path.open("rb") as file:
+            file.seek(position)
+            while position < end and (line := file.readline()).endswith(b"\n"):
+                self._read[path] = position = position + len(line)
+                if (not starts or line.startswith(starts)) and (event := _parsed(line)):
                     yield event
 
 

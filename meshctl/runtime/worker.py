@@ -97,7 +97,8 @@ def main(environ: Mapping[str, str] | None = None) -> int:
     try:
         worker.work()
     except (Exception, SystemExit) as error:  # any error of a component becomes an event
-        worker.report_fault(error)
+        with suppress(OSError):  # the disk is full, which the launcher finds out by itself
+            worker.report_fault(error)
         return 1
     return 0
 

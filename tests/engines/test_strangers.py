@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import stat
 from datetime import timedelta
@@ -51,3 +52,12 @@ def test_a_run_directory_is_its_owners(launch: Launch, tmp_path: Path) -> None:
     run = launch(plan_of(tmp_path, ("one", 1)))
     assert run.end() == 0, run.output()
     assert stat.S_IMODE(run.run.path.stat().st_mode) == 0o700
+
+
+def test_a_run_directory_that_is_deleted_ends_the_run(launch: Launch, tmp_path: Path) -> None:
+    run = launch(plan_of(tmp_path, ("one", 2), steps=0), "forever").ready(2)
+    path = run.run.path
+    moved = path.rename(path.with_name("moved"))  # its workers may make a folder of this name again
+    shutil.rmtree(moved)
+    assert run.end() == 5
+    assert f"error: the run directory {path} was deleted" in run.output()

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import resource
+import time
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,23 @@ def test_a_cut_line_is_skipped_and_the_next_writer_begins_a_new_one(tmp_path: Pa
     journal.write("saved", step=3)
     journal.close()
     assert [event.step for event in Follower(tmp_path).new()] == [2, 3]
+
+
+def test_only_the_named_events_are_read(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "train-0.jsonl", "train", 0)
+    for name in ("ready", "step", "stepping", "done"):
+        journal.write(name)
+    journal.close()
+    follower = Follower(tmp_path)
+    assert [event.name for event in follower.new(("step", "done"))] == ["step", "done"]
+    assert not list(follower.new())
+
+
+def test_all_files_are_read_in_the_order_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = [(0, 1.0), (1, 2.0), (0, 3.0), (2, 2.5), (1, 4.0), (2, 3.5)]
+    journals = [Journal(tmp_path / f"train-{rank}.jsonl", "train", rank) for rank in range(3)]
+    for rank, now in written:
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        journals[rank].write("step")
+    found = [(event.rank, event.time) for event in Follower(tmp_path).in_order()]
+    assert found == sorted(written, key=lambda one: one[1])

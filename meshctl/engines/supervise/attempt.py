@@ -99,7 +99,7 @@ def _reading(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
     follower = Follower(run.events)
     step = step_of(start)
     attempts, published = PastAttempts(), set[int]()
-    for event in follower.new():  # this also skips the events of earlier attempts
+    for event in follower.new(("launched", "resumed", "checkpoint")):  # all others are skipped
         attempts.add(event)
         if event.name == "checkpoint" and event.step is not None:
             published.add(event.step)

@@ -28,7 +28,7 @@ class Following:
         """The value of the `over` event."""
 
     def read(self) -> None:
-        for event in sorted(self._attempt.follower.new(), key=lambda event: event.time):
+        for event in self._attempt.follower.in_order():
             if event.name == "launched":
                 self._begin(event)
             self._observers.on_event(event)

@@ -59,13 +59,14 @@ from meshctl.engines.supervise.nodes import (
 )
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.progress_watch import ProgressWatch
+from meshctl.engines.supervise.run_files import RunFiles
 from meshctl.engines.supervise.saved_files import SavedFiles
 from meshctl.engines.supervise.signals import Signals
-from meshctl.plan.model import Plan
+from meshctl.engines.supervise.stores import proposer
 from meshctl.run.bounds import end_of_data
 from meshctl.run.control_store import StoreClient
 from meshctl.run.events import Event, Journal
-from meshctl.run.shutdown import PREFIX, Proposer, StopRequest
+from meshctl.run.shutdown import StopRequest
 from meshctl.text.english import in_units
 
 FAILED, UNFIT = 5, 4
@@ -101,6 +102,7 @@ class Session:
     control: StoreClient
     """The supervisor's connection to the control store."""
     journal: Journal
+    files: RunFiles
     observers: Observers
     signals: Signals
     is_over: Callable[[], bool]
@@ -184,7 +186,7 @@ class Head:
     def _poll(self) -> None:
         now = time.monotonic()
         self._poll_processes()
-        for event in sorted(self._attempt.follower.new(), key=lambda event: event.time):
+        for event in self._attempt.follower.in_order():
             self._session.observers.on_event(event)
             self._causes.add(event)
             self._note(event)
@@ -197,6 +199,8 @@ class Head:
                     self._judge.add(row, self._attempt.fold.not_finite())
                     if row["step"] in self._published:  # with the metrics of stages that ran at the end
                         self._write_best()
+        if not self._forced.has_begun and (problem := self._session.files.poll()):
+            self._causes.record(problem, Priority.OWN)
         self._causes.end_poll(now)
         if not self._forced.has_begun:
             self._progress.poll(now, self._is_asked and self._agreed is None)
@@ -384,7 +388,8 @@ class Head:
 
     def _end_by_force(self) -> None:
         now = time.monotonic()
-        if self._cause is None and not self._forced.has_begun and (cause := self._settled(now)):
+        explain = self._session.files.explain
+        if self._cause is None and not self._forced.has_begun and (cause := explain(self._settled(now))):
             self._cause = cause
             self._write("stopping", reason=cause.line)
             self._forced.begin_at(now)
@@ -405,7 +410,8 @@ class Head:
 
     def _outcome(self) -> Outcome:
         first = self._signals.first
-        cause = self._cause or (None if self._forced.has_begun else self._causes.best)
+        explain = self._session.files.explain
+        cause = self._cause or (None if self._forced.has_begun else explain(self._causes.best))
         if found := self._after_wrong_metric(cause):
             can_succeed = found is cause and not self._is_unfit and not self._has_disagreed
             has_begun = self._is_ready or not self._workers
@@ -449,17 +455,6 @@ class Head:
     def _write(self, name: str, *, step: int | None = None, **value: Any) -> None:
         """Writes an event. Observers receive it at the next reading of the events."""
         self._session.journal.write(name, step=step, **value)
-
-
-def proposer(plan: Plan, store: StoreClient) -> Proposer:
-    """Returns the supervisor's side of the agreement on the last step, for all workers of components."""
-    job_ranks = [
-        group.first_job_rank + rank
-        for group in plan.groups
-        if not group.program
-        for rank in range(group.workers)
-    ]
-    return Proposer(store.under(PREFIX), job_ranks)
 
 
 def wait(files: Iterable[int], seconds: float) -> None:

@@ -24,10 +24,11 @@ from meshctl.engines.supervise.head import FAILED, Head, Outcome, Session
 from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.restarts import Restarts
+from meshctl.engines.supervise.run_files import RunFiles
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.stores import Stores
 from meshctl.run.authentication import new_token
-from meshctl.run.events import Journal
+from meshctl.run.events import Event, Journal
 from meshctl.run.observer import Observer
 from meshctl.run.saved_checkpoints import NoneWhole
 
@@ -71,6 +72,7 @@ class Supervisor:
                 stores.torch_address,
                 control,
                 journal,
+                RunFiles(job.run, lambda text: views.on_event(Event("warning", value={"text": text}))),
                 views,
                 self._signals,
                 lambda: self._clock() >= ends_at,

@@ -68,7 +68,7 @@ class Record:
 
 def recorded(plan: Plan, run: RunDir) -> Record:
     state, over, began, seconds = RunState(plan), None, None, 0.0
-    for event in sorted(Follower(run.events).new(), key=lambda event: event.time):
+    for event in Follower(run.events).in_order():
         state.on_event(event)
         if began is None or event.name == "launched":
             over, began = None, event.time

@@ -1,0 +1,76 @@
+"""Whether the files of a run can still be written. A run whose directory was deleted ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from meshctl.engines.supervise.cause import Cause, Priority
+from meshctl.run.directory import RunDir
+
+POLL_S = 1.0
+"""Seconds between two checks of the run directory."""
+PROBE, PROBE_BYTES = ".probe", 1 << 18
+"""A file that is written to find out whether the disk is full. A full disk may have room for a few bytes."""
+
+
+class RunFiles:
+    """Finds out why the files of a run cannot be written."""
+
+    def __init__(
+        self, run: RunDir, warn: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`warn` shows a line to the user. An event would not do: a full disk does not take it."""
+        self._run, self._warn, self._clock = run, warn, clock
+        self._folder = _identity(run.path)
+        """The device and inode of the run directory: a worker may make a folder of its name again."""
+        self._next = 0.0
+        self._is_full = False
+
+    def poll(self) -> str:
+        """Returns why the run cannot go on, which is that its directory was deleted; empty if it can."""
+        now = self._clock()
+        if now < self._next:
+            return ""
+        self._next = now + POLL_S
+        self._warn_if_full()
+        was_deleted = _identity(self._run.path) != self._folder
+        return f"the run directory {self._run.path} was deleted" if was_deleted else ""
+
+    def _warn_if_full(self) -> None:
+        """Warns once each time that the disk becomes full."""
+        with suppress(OSError):
+            is_full = os.statvfs(self._run.path).f_bavail == 0
+            if is_full and not self._is_full:
+                self._warn(f"the disk of {self._run.path} is full; events wait until there is space")
+            self._is_full = is_full
+
+    def explain(self, cause: Cause | None) -> Cause | None:
+        """Returns the cause of a failure. Where no worker has reported one, and the run directory cannot be
+        written, that is the reason."""
+        if cause is None or cause.priority is Priority.OWN or not (problem := self.problem()):
+            return cause
+        return Cause(Priority.OWN, f"{problem}; then {cause.line}", log=cause.log)
+
+    def problem(self) -> str:
+        """Returns why a file of the run cannot be written now; empty if one can."""
+        probe = self._run.path / PROBE
+        try:
+            probe.write_bytes(bytes(PROBE_BYTES))
+        except OSError as error:
+            return f"the run directory {self._run.path} cannot be written: {error.strerror}"
+        finally:
+            with suppress(OSError):
+                os.unlink(probe)
+        return ""
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

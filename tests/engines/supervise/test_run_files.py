@@ -1,0 +1,60 @@
+"""A run whose files cannot be written ends, and says which directory and why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from meshctl.engines.supervise.run_files import POLL_S, RunFiles
+from meshctl.run.directory import RunDir
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir.create(tmp_path, "test", "now")
+
+
+def test_a_directory_that_is_there_can_be_written(run: RunDir) -> None:
+    files = RunFiles(run, print)
+    before = sorted(run.path.iterdir())
+    assert (files.poll(), files.problem()) == ("", "")
+    assert sorted(run.path.iterdir()) == before
+
+
+def test_a_deleted_directory_is_noticed_at_the_next_check(run: RunDir) -> None:
+    clock = Clock()
+    files = RunFiles(run, print, clock)
+    assert not files.poll()
+    shutil.rmtree(run.path)
+    assert not files.poll()
+    clock.now = POLL_S
+    assert files.poll() == f"the run directory {run.path} was deleted"
+    assert files.problem() == f"the run directory {run.path} cannot be written: No such file or directory"
+
+
+def test_a_full_disk_is_found_by_writing(run: RunDir) -> None:
+    (run.path / ".probe").symlink_to("/dev/full")
+    problem = RunFiles(run, print).problem()
+    assert problem == f"the run directory {run.path} cannot be written: No space left on device"
+    assert not (run.path / ".probe").exists()
+
+
+def test_a_disk_that_becomes_full_is_a_warning(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, warnings, free = Clock(), list[str](), [9, 0, 0, 5, 0]
+    files = RunFiles(run, warnings.append, clock)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=free.pop(0)))
+    while free:
+        clock.now += POLL_S
+        assert not files.poll()
+    assert warnings == [f"the disk of {run.path} is full; events wait until there is space"] * 2
