@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from meshctl.data.encoders import IGNORED
+from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import Column, Ragged
 
 

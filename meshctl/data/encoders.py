@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 from meshctl.data.errors import DataError
 from meshctl.data.rows import Row
 from meshctl.data.tokenizer import Tokenizer
+from meshctl.labels import IGNORED
 
-IGNORED = -100
-"""The label of a token that is not learned, the same as in torch and transformers."""
 Example = dict[str, list[int]]
 MAX_SHOWN = 8
 """The maximum number of keys of a row that a message lists."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshctl.data.encoders import IGNORED, Encoder, Example
+from meshctl.data.encoders import Encoder, Example
 from meshctl.data.errors import DataError
+from meshctl.labels import IGNORED
 
 OVER_LENGTH = ("error", "truncate", "drop", "split")
 """The values of `over_length` for a row that is longer than `max_length`. `error` raises an error with the

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from meshctl.hf.errors import ModelError
-from meshctl.hf.texts import IGNORED, Texts
+from meshctl.hf.texts import Texts
+from meshctl.labels import IGNORED
 from meshctl.losses.logprobs import token_logprobs
 
 REF = "ref_"

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from meshctl.hf.errors import ModelError
 from meshctl.hf.outputs import Outputs
-from meshctl.hf.texts import IGNORED
 from meshctl.hf.token_columns import aligned
+from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import MARK, Batch
 from meshctl.runtime.collective import Collective
 

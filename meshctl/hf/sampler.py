@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from meshctl.data.prompt_limits import PromptLimits
 from meshctl.data.tokenizer import Tokenizer
 from meshctl.hf import transformers_api, weights
 from meshctl.hf.building import Build, build
 from meshctl.hf.decoding import Decoder, Stop
 from meshctl.hf.dtypes import dtype_of
 from meshctl.hf.errors import ModelError
-from meshctl.hf.prompts import PromptLimits
 from meshctl.hf.rollouts import Rollouts
 from meshctl.hf.sampling import Sampling, stream_keys, uniforms
 from meshctl.hf.stored_weights import load_stored, stored_weights
@@ -180,7 +180,7 @@ class Sampler(Component):
     def limits(self) -> PromptLimits:
         embedding = self.module.get_input_embeddings()  # type: ignore[operator]
         positions = transformers_api.positions_of(self.module.config)
-        return PromptLimits(embedding.weight.shape[0], positions, self.max_new_tokens)
+        return PromptLimits(embedding.weight.shape[0], positions, self.max_new_tokens, ModelError)
 
     def _generated_together(self, prompt_lengths: Sequence[int]) -> Iterator[list[int]]:
         """Yields the numbers of the answers that are generated together. Prompts of similar length are

@@ -21,7 +21,8 @@ from meshctl.hf import transformers_api
 from meshctl.hf.decoding import padded_left
 from meshctl.hf.errors import ModelError
 from meshctl.hf.outputs import Outputs
-from meshctl.hf.texts import IGNORED, Texts
+from meshctl.hf.texts import Texts
+from meshctl.labels import IGNORED
 from meshctl.losses.logprobs import token_logprobs
 
 

@@ -17,11 +17,9 @@ import torch
 from torch import Tensor
 
 from meshctl.hf.errors import ModelError
+from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.batch.ids import shown_ids
-
-IGNORED = -100
-"""The label of a token that does not count in any loss."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-IGNORED = -100
-"""The label of a token that no loss uses, as in torch and transformers."""
+from meshctl.labels import IGNORED
+
 VOCAB_CHUNK = 8192
 """The number of vocabulary entries whose logits are in memory at the same time."""
 

@@ -15,6 +15,7 @@ from meshctl.rewards.messages import MessageError
 from meshctl.rewards.processes import Processes
 from meshctl.rewards.scoring import Score, Scorer
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
+from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.component import Component, ComponentError, endpoint
 
 DROP = "drop"
@@ -150,18 +151,18 @@ class Function(Component):
     def _warn(self, scores: Sequence[Score], batch: Batch) -> None:
         """Writes which samples have no reward to the log, the first ones with the reason."""
         failed = [row for row, one in enumerate(scores) if one.failure]
-        ids = {row: _id(batch.ids[row].tolist()) for row in failed}
+        ids = batch.ids.tolist()
         for row in failed[:MAX_WARNINGS]:
-            _log.warning("step %d, sample %s: %s", self.step, ids[row], scores[row].failure)
+            _log.warning("step %d, sample %s: %s", self.step, shown_ids([ids[row]]), scores[row].failure)
         if further := failed[MAX_WARNINGS:]:
-            shown = ", ".join(ids[row] for row in further)
+            shown = shown_ids([ids[row] for row in further])
             _log.warning("step %d: %d further samples failed: %s", self.step, len(further), shown)
 
     def _log_metrics(self, scores: Sequence[Score], batch: Batch) -> None:
         """Logs the metrics of all data ranks. Raises `RewardError` if every sample of the step failed."""
         succeeded = [one for one in scores if not one.failure]
         failed = [(row, one.failure) for row, one in enumerate(scores) if one.failure]
-        first = f"sample {_id(batch.ids[failed[0][0]].tolist())}: {failed[0][1]}" if failed else ""
+        first = f"sample {shown_ids([batch.ids[failed[0][0]].tolist()])}: {failed[0][1]}" if failed else ""
         own = [[one.reward for one in succeeded], len(failed), first]
         everywhere = self.collective("dp", "fsdp").all_gather_object(own)
         rewards = [reward for one in everywhere for reward in one[0]]
@@ -181,8 +182,3 @@ def _values(column: Column) -> list[Any]:
     if isinstance(column, Ragged):
         return [row.tolist() for row in column.rows()]
     return column.tolist() if isinstance(column, torch.Tensor) else column
-
-
-def _id(numbers: Sequence[int]) -> str:
-    """Returns the id of a sample as text, `17.3`."""
-    return ".".join(map(str, numbers))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-IGNORED = -100
-"""The label of a token that is not part of the answer."""
+from meshctl.labels import IGNORED
 
 
 def length(labels: Sequence[int], *, max_tokens: int, min_tokens: int = 0, buffer_tokens: int = 0) -> float:

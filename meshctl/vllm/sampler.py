@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from meshctl.data.prompt_limits import PromptLimits
 from meshctl.data.tokenizer import Tokenizer
-from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.extras import extra
@@ -179,7 +180,7 @@ class Sampler(Component):
         An answer depends on the weights, the prompt, the recipe's seed, the step and the id of its sample.
         Raises `SamplerError` for prompts that do not fit, with the ids of their samples.
         """
-        self._check_prompts(batch)
+        self._limits.prompts_of(batch)
         repeated = batch.repeat(self.group_size)
         prompts = [row.tolist() for row in repeated["prompt_ids"].rows()]
         seeds = [self._seed_of(one) for one in repeated.ids.tolist()]
@@ -207,28 +208,12 @@ class Sampler(Component):
         words = repr((self.seed, self.place.name, self.step, *sample)).encode()
         return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "big") >> 1
 
-    def _check_prompts(self, batch: Batch) -> None:
-        column = batch.columns.get("prompt_ids")
-        if not isinstance(column, Ragged):
-            raise SamplerError("a sampler needs prompts in a ragged column `prompt_ids`")
-        prompts, new = column.rows(), self.sampling.max_new_tokens
-        limit, vocabulary = self.engine.max_length, self.engine.vocabulary_size
-        too_long = (
-            f"have more than the {limit - new} tokens that the {limit} positions of the engine leave for a "
-            f"prompt, with {new} for the answer; set `max_prompt_tokens: {limit - new}` and `over_length: "
-            "drop` at their source"
+    @cached_property
+    def _limits(self) -> PromptLimits:
+        engine = self.engine
+        return PromptLimits(
+            engine.vocabulary_size, engine.max_length, self.sampling.max_new_tokens, SamplerError
         )
-        for problem, is_wrong in (
-            ("have no token", [not len(one) for one in prompts]),
-            (too_long, [len(one) > limit - new for one in prompts]),
-            (
-                f"have tokens outside the model's vocabulary of {vocabulary}",
-                [bool(((one < 0) | (one >= vocabulary)).any()) for one in prompts],
-            ),
-        ):
-            if any(is_wrong):
-                ids = batch.where(is_wrong).ids.tolist()
-                raise SamplerError(f"`prompt_ids`: samples {shown_ids(ids)} {problem}")
 
     def _check_answers(self, answers: Sequence[Answer], batch: Batch) -> None:
         """Raises `SamplerError` if an answer has no end, or if other weights than those of the last sync have

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshctl.losses.logprobs import IGNORED, chunked_token_logprobs, sequence_sums, token_logprobs
+from meshctl.labels import IGNORED
+from meshctl.losses.logprobs import chunked_token_logprobs, sequence_sums, token_logprobs
 
 TOKENS, WIDTH, VOCABULARY = 6, 5, 11
 

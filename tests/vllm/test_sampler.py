@@ -153,9 +153,12 @@ def test_only_stop_texts_need_the_tokenizer_in_the_engine() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (([1], [1] * 30, [1] * 31), "samples 11, 12 have more than the 29 tokens that the 32 positions"),
-        (([1], []), "samples 11 have no token"),
-        (([1], [300]), "samples 11 have tokens outside the model's vocabulary of 259"),
+        (
+            ([1], [1] * 30, [1] * 31),
+            r"samples 11, 12 \(up to 31 tokens\) and answers of 3 tokens exceed the model's 32 positions",
+        ),
+        (([1], []), r"samples 11 \(up to 0 tokens\) have no token"),
+        (([1], [300]), r"samples 11 \(up to 1 tokens\) have tokens outside the model's vocabulary of 259"),
     ],
 )
 def test_prompts_that_do_not_fit(rows: tuple[list[int], ...], message: str) -> None:
@@ -164,7 +167,7 @@ def test_prompts_that_do_not_fit(rows: tuple[list[int], ...], message: str) -> N
 
 
 def test_a_batch_without_prompts() -> None:
-    with pytest.raises(SamplerError, match="a ragged column `prompt_ids`"):
+    with pytest.raises(SamplerError, match="a row of tokens for each sample in `prompt_ids`"):
         sampler().sample(Batch({"prompt_ids": torch.ones(2, 3)}))
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from meshctl.hf.errors import ModelError
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.batch.ids import shown_ids
+from meshctl.runtime.component import ComponentError
 
 COLUMN = "prompt_ids"
 
@@ -20,15 +20,17 @@ class PromptLimits:
 
     vocabulary: int
     positions: int | None
-    """The positions of the model for a prompt and its answer; None if its config states none."""
+    """The positions of the model for a prompt and its answer; None if there is no limit."""
     max_new_tokens: int
+    error: type[ComponentError]
+    """The class of the errors about prompts."""
 
     def prompts_of(self, batch: Batch) -> list[Tensor]:
-        """Returns the tokens of each prompt, int64 `[tokens]` in CPU memory. Raises `ModelError` without
-        prompts, and for prompts that do not fit, with the ids of their samples."""
+        """Returns the tokens of each prompt, int64 `[tokens]` in CPU memory. Raises `error` without prompts,
+        and for prompts that do not fit, with the ids of their samples."""
         column = batch[COLUMN] if COLUMN in batch else None  # noqa: SIM401 - a batch has no `get`
         if not isinstance(column, Ragged):
-            raise ModelError(f"a sampler needs prompts, a row of tokens for each sample in `{COLUMN}`")
+            raise self.error(f"a sampler needs prompts, a row of tokens for each sample in `{COLUMN}`")
         prompts = [row.cpu() for row in column.rows()]
         self._check(batch, prompts, self._is_too_long, self._too_long)
         self._check(batch, prompts, lambda prompt: not len(prompt), "have no token")
@@ -42,7 +44,7 @@ class PromptLimits:
         if rows := [row for row, prompt in enumerate(prompts) if is_wrong(prompt)]:
             longest = max(len(prompts[row]) for row in rows)
             shown = shown_ids(batch.ids[rows].tolist())
-            raise ModelError(f"`{COLUMN}`: samples {shown} (up to {longest} tokens) {problem}")
+            raise self.error(f"`{COLUMN}`: samples {shown} (up to {longest} tokens) {problem}")
 
     def _is_too_long(self, prompt: Tensor) -> bool:
         return self.positions is not None and len(prompt) + self.max_new_tokens > self.positions
