@@ -5,7 +5,8 @@ to a file opened for appending, so lines never mix, and a process that is killed
 written. Readers follow all files of the folder and fold the events.
 
     name                written by      value
-    started, exited     agent           {"pid": n}; {"pid": n, "code": n}, negative for a signal
+    started, exited     agent           {"pid": n}; {"pid": n, "code": n}, negative for a signal,
+                                        and "out_of_memory" where the kernel killed it for that
     phase               worker          {"phase": name} of what it begins before its first step: connection,
                                         imports and setup of a component, resume, first sync
     ready               worker          {"last": n, "source": STAGE}: the planned last step, null where only a

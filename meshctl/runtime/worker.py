@@ -49,6 +49,7 @@ from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import ConnectError, PeerLost
 from meshctl.runtime.user_modes import ModeError
 from meshctl.runtime.world import Control, connect_all, connect_torch, devices_of, join, ranks_by_node
+from meshctl.text.bounded import MAX_LINE, MAX_TEXT, bounded
 from meshctl.text.env_refs import names
 from meshctl.text.redaction import is_distinctive, literals, redact, redact_traceback, secret_places
 
@@ -281,7 +282,8 @@ class Worker:
         if not sys.stderr.isatty():  # on a terminal the launcher shows it
             sys.stderr.write(redact_traceback("".join(traceback.format_exception(error)), known))
         line, text = _described(error)
-        line, text = redact(line, known), redact_traceback(text, known)
+        line = bounded(redact(line, known), MAX_LINE)
+        text = bounded(redact_traceback(text, known), MAX_TEXT)
         doing = "" if stage else self._doing
         lost = error.job_rank if isinstance(error, PeerLost) else None
         peer: dict[str, Any] = (

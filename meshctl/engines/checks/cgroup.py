@@ -62,11 +62,21 @@ def value(new: str, old: str) -> int:
 def entry(file: str, key: str) -> int:
     """Returns the number of a line `key number` in a file of this process's own control group; 0 if it is
     unknown."""
-    for folder in folders():
-        with suppress(OSError, ValueError):
-            return int(dict(line.split() for line in (folder / file).read_text().splitlines())[key])
-        break
+    return _entry(next(folders()) / file, key)
+
+
+def _entry(file: Path, key: str) -> int:
+    with suppress(OSError, ValueError, KeyError):
+        return int(dict(line.split() for line in file.read_text().splitlines())[key])
     return 0
+
+
+def kills_for_memory() -> int:
+    """Returns how many processes of this control group the kernel has killed because memory ran out; 0 if it
+    is unknown."""
+    files = [folder / "memory.events" for folder in folders()][:1]
+    files += [folder / "memory.oom_control" for folder in folders("memory")][:1]
+    return max((_entry(file, "oom_kill") for file in files), default=0)
 
 
 def cpus() -> float:

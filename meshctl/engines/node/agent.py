@@ -40,6 +40,7 @@ from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
 
+from meshctl.engines.checks.cgroup import kills_for_memory
 from meshctl.engines.engine import STOP_KEY, CannotStart
 from meshctl.engines.node.forkserver import Client, Ended, ServerGone, SpawnRequest, Started
 from meshctl.engines.node.interpreter import server_python
@@ -130,6 +131,8 @@ class GroupAgent(SimpleElasticAgent):
         self._starter = _open_process(job.starter)
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
+        self._kills = kills_for_memory()
+        """How many processes the kernel has killed because memory ran out."""
         self._sent: set[int] = set()
         """The signals that this agent has sent to its workers."""
 
@@ -228,7 +231,17 @@ class GroupAgent(SimpleElasticAgent):
                         pid=pid,
                         code=code,
                         stopped=self._was_stopped(code),
+                        **self._memory(code),
                     )
+
+    def _memory(self, code: int) -> dict[str, Any]:
+        """Returns `out_of_memory` for a worker that the kernel has killed because memory ran out."""
+        if code != -signal.SIGKILL or self._was_stopped(code):
+            return {}
+        if (kills := kills_for_memory()) <= self._kills:
+            return {}
+        self._kills = kills
+        return {"out_of_memory": True}
 
     def _was_stopped(self, code: int) -> bool:
         """Whether this agent has ended the worker. A worker that died of a signal that the agent did not send

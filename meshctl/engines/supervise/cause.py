@@ -34,6 +34,7 @@ from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
 from meshctl.run.progress import Activity, Record
+from meshctl.text.bounded import MAX_LINE, MAX_TEXT, bounded, plain
 
 TAIL_BYTES = 64 * 1024
 """Size of the end of a log that is searched for a traceback if the worker reported nothing."""
@@ -251,13 +252,13 @@ class Causes:
         value, peer = event.value, event.value.get("peer")
         return Cause(
             Priority.LOST if value.get("lost") else Priority.OWN,
-            str(value.get("error", "")),
+            bounded(str(value.get("error", "")), MAX_LINE),
             event.group,
             event.rank,
             event.stage,
             event.step,
             doing=str(value.get("doing", "")),
-            traceback=str(value.get("traceback", "")),
+            traceback=bounded(str(value.get("traceback", "")), MAX_TEXT),
             log=self._log(event),
             poll=self._poll,
             time=event.time,
@@ -269,7 +270,9 @@ class Causes:
         if self._is_expected(who, code):
             return None
         line, text = last_words(log)
-        priority, error = self._classified(who, code, line)
+        priority, error = self._classified(who, code, bounded(line, MAX_LINE))
+        if event.value.get("out_of_memory"):
+            error = f"{error} because memory ran out"
         return Cause(
             priority,
             error,
@@ -312,8 +315,6 @@ class Causes:
 
 def _hint(code: int, position: Position) -> str:
     """Returns the usual reason of an exit with this code or signal, for the error line."""
-    if code == -signal.SIGKILL:
-        return ", which the kernel often sends when memory runs out"
     if code == -signal.SIGBUS:
         return ", which often means that shared memory is full"
     return READ_ONLY if code == -signal.SIGSEGV and position.has_batch else ""
@@ -331,7 +332,7 @@ def last_words(log: str) -> tuple[str, str]:
     start = max(text.rfind("Traceback (most recent call last):"), text.rfind("Fatal Python error:"))
     if start < 0:
         return "", ""
-    lines = text[start:].splitlines()
+    lines = plain(text[start:]).splitlines()
     if lines[0].startswith("Fatal"):
         return lines[0], "\n".join([lines[0], *_user_stack(lines[1:])])
     unindented = (number for number, line in enumerate(lines[1:], 1) if line and not line[0].isspace())

@@ -7,14 +7,12 @@ not affected.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
+from meshctl.text.bounded import ESCAPE
 from meshctl.view.pictures.text.styled import visible
 
 MAX_LINE_LETTERS = 200
-ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
-"""An escape sequence of a terminal: colors, cursor movements, titles."""
 
 
 class LogTail:

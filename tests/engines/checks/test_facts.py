@@ -133,6 +133,9 @@ def test_the_least_limit_above_counts(mount: Path, monkeypatch: pytest.MonkeyPat
     assert cgroup.smallest_limit("memory.max", "memory/memory.limit_in_bytes") == 8 * GIB
     assert cgroup.value("memory.current", "memory/memory.usage_in_bytes") == 4096
     assert cgroup.entry("memory.stat", "inactive_file") == 96
+    assert cgroup.kills_for_memory() == 0
+    (job / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
+    assert cgroup.kills_for_memory() == 2
     assert cgroup.cpus() == 1.5
 
 
@@ -148,6 +151,8 @@ def test_version_1_writes_no_limit_as_a_large_number(mount: Path, monkeypatch: p
         (mount / folder / name).write_text(text)
     assert cgroup.smallest_limit("memory.max", "memory/memory.limit_in_bytes") == 0
     assert cgroup.smallest_limit("pids.max", "pids/pids.max") == 1024
+    (mount / "memory" / "memory.oom_control").write_text("under_oom 0\noom_kill 4\n")
+    assert cgroup.kills_for_memory() == 4
     assert cgroup.cpus() == 2.0
 
 

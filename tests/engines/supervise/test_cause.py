@@ -45,6 +45,9 @@ def exited(rank: int, code: int, stopped: bool = False, group: str = "train") ->
     return Event("exited", group, rank, value={"pid": 1, "code": code, "stopped": stopped})
 
 
+OUT_OF_MEMORY = Event("exited", "train", 1, value={"pid": 1, "code": -9, "out_of_memory": True})
+
+
 def head(path: Path) -> Causes:
     return Causes(frozenset({"train", "rollout"}), lambda group, rank: path)
 
@@ -67,8 +70,9 @@ def verdict(tmp_path: Path, *arrivals: tuple[int, Event], log: str = "", poll: i
         ([(1, LOST), (30, RAISED)], "train:1 failed in stage metrics, step 3: ValueError: boom"),
         (
             [(1, LOST), (30, exited(1, -9))],
-            "train:1 failed: killed by SIGKILL, which the kernel often sends when memory runs out",
+            "train:1 failed: killed by SIGKILL",
         ),
+        ([(1, OUT_OF_MEMORY)], "train:1 failed: killed by SIGKILL because memory ran out"),
         ([(1, exited(0, 3)), (2, exited(1, -11))], "train:1 failed: killed by SIGSEGV"),
         ([(1, exited(0, -6)), (2, exited(1, -11))], "train:1 failed: killed by SIGSEGV"),
         ([(1, exited(1, -11)), (2, RAISED)], "train:1 failed: killed by SIGSEGV"),

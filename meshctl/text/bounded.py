@@ -1,0 +1,39 @@
+"""Texts of users' code, such as error messages, in a bounded length and without what a terminal would obey.
+
+plain("a\\x1b[31mb\\x00")        "ab"
+bounded(text, 2000)             the beginning and the end of a long text
+"""
+
+from __future__ import annotations
+
+import re
+
+ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+"""An escape sequence of a terminal: colors, cursor movements, titles."""
+MAX_LINE = 2_000
+"""Maximum length of an error line, in characters."""
+MAX_TEXT = 32_000
+"""Maximum length of a traceback, in characters."""
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters except tabs and line feeds."""
+
+
+def plain(text: str) -> str:
+    """Returns a text without escape sequences and control characters."""
+    return _CONTROL.sub("", ESCAPE.sub("", text))
+
+
+def bounded(text: str, length: int) -> str:
+    """Returns a plain text of about `length` characters at most: of a longer one the beginning and the
+    end."""
+    if len(text) > 2 * length:  # escape sequences may be cut, whose rest is harmless
+        text = _shortened(text, 2 * length)
+    return _shortened(plain(text), length)
+
+
+def _shortened(text: str, length: int) -> str:
+    left_out = len(text) - length
+    if left_out <= 0:
+        return text
+    half = length // 2
+    return f"{text[:half]} ... ({left_out} characters are left out) ... {text[-half:]}"
