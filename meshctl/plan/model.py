@@ -195,6 +195,8 @@ class Checkpoint:
     """The number of newest checkpoints that stay on disk."""
     best: Best | None = field(default=None, metadata=SPARSE)
     """The checkpoints that stay on disk beside them; None for none."""
+    seconds: float = field(default=0.0, metadata=SPARSE)
+    """Seconds between two checkpoints, in place of `every`; 0 for no such time."""
 
 
 @dataclass(frozen=True)

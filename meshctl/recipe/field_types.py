@@ -116,6 +116,22 @@ class Whole(Type):
         return whole(self.min, self.max)
 
 
+class StepsOrTime(Whole):
+    """A number of steps, an integer, or a time with units, 90s, 10m, 1h30m, which is read as a float."""
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        if isinstance(node.value, str) and node.value and node.value[-1].isalpha():
+            if (seconds := seconds_in(node.value)) and not node.value.isdigit():
+                return seconds
+            reader.expected("a number of steps, or a time such as 10m", node, path, seconds_hint(node))
+            return None
+        return super().read(reader, node, path)
+
+    def schema(self) -> Schema:
+        time = {"type": "string", "pattern": f"{SECONDS_SCHEMA}|{OPEN}"}
+        return {"anyOf": [whole(self.min, self.max), time]}
+
+
 class OptionalWhole(Whole):
     """An integer for which 0 and "left out" have different meanings."""
 

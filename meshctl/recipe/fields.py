@@ -24,6 +24,7 @@ from meshctl.recipe.field_types import (
     OptionalWhole,
     Seconds,
     Size,
+    StepsOrTime,
     Text,
     Texts,
     Whole,
@@ -462,7 +463,8 @@ RESTARTS = Section("restarts", "`run.restarts`", (
 ))
 
 CHECKPOINT = Section("checkpoint", "`run.checkpoint`", (
-    Field("every", Whole(), doc="Steps between two checkpoints; 0: only at the end."),
+    Field("every", StepsOrTime(),
+        doc="Steps between two checkpoints, or a time such as 10m; 0: only at the end."),
     Field("keep", Whole(1), default=3,
         doc="Number of checkpoints to keep, the newest.",
         aliases="keep_last keep_top_k max_to_keep max_ckpt_to_keep max_actor_ckpt_to_keep "

@@ -270,4 +270,6 @@ def _checkpoint(values: Mapping[str, Any] | None) -> model.Checkpoint | None:
     if not values:
         return None
     best = values["best"] and model.Best(**values["best"])
-    return model.Checkpoint(**{**values, "best": best})
+    every = values["every"]
+    times = {"every": 0, "seconds": every} if isinstance(every, float) else {"every": every}
+    return model.Checkpoint(**{**values, **times, "best": best})

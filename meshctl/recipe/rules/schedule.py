@@ -72,6 +72,8 @@ def _why_not_within(times: Times, run: Run) -> str:
         return ""
     if "end" in times.at:
         return f"the end is step {steps}, and it runs every {period} steps"
+    if run.checkpoint and run.checkpoint.seconds:
+        return ""  # its steps are not known
     if "checkpoint" in times.at and not 0 < lcm(period, saves_every) <= steps:
         return f"it runs every {period} steps, and none of these is a checkpoint"
     return ""
