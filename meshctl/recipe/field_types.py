@@ -361,7 +361,8 @@ class Words(Type):
         return found
 
     def schema(self) -> Schema:
-        return texts()
+        word = words(self.words)
+        return {"anyOf": [*word["anyOf"], {"type": "array", "items": word}]}
 
 
 class Arguments(Type):

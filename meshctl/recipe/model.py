@@ -246,11 +246,10 @@ class Stop:
 @dataclass(frozen=True)
 class Checkpoint:
     every: int = 0
-    """0 where `seconds` is set."""
-    seconds: float = 0.0
-    """`every` where it is a time."""
     keep: int = CHECKPOINT.default("keep")
     best: Best | None = None
+    seconds: float = 0.0
+    """`every` where it is a time; `every` is 0 then."""
 
 
 @dataclass(frozen=True)

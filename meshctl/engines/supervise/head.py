@@ -147,6 +147,8 @@ class Head:
         component."""
         self._first_end = math.inf
         """The earliest step in which a stream ended. Groups that run ahead may report a later one first."""
+        self._save_at = math.inf
+        """Time of the next checkpoint, with a time in `run.checkpoint.every`."""
         self._forced = ForcedEnd(session.nodes, session.handle)
 
     def follow(self) -> Outcome:
@@ -329,14 +331,21 @@ class Head:
             self._agreed = self._proposer.poll()
 
     def _save_on_request(self) -> None:
-        """Begins the agreement on the step of a checkpoint that SIGUSR1 requests, once all workers have ended
-        a step."""
-        if not self._signals.saves or self._attempt.fold.last <= (self._attempt.step or 0):
+        """Begins the agreement on the step of a checkpoint that SIGUSR1 requests, or for which it is time,
+        once all workers have ended a step."""
+        if self._attempt.fold.last <= (self._attempt.step or 0):
             return
+        checkpoint, now, is_asked = self._plan.run.checkpoint, time.monotonic(), bool(self._signals.saves)
         self._signals.saves = 0
-        if self._plan.run.checkpoint is None:
-            self._warn(["SIGUSR1 requests a checkpoint, and the recipe has no `run.checkpoint`"])
-        else:
+        if checkpoint is None:
+            if is_asked:
+                self._warn(["SIGUSR1 requests a checkpoint, and the recipe has no `run.checkpoint`"])
+            return
+        if checkpoint.seconds:
+            is_asked = is_asked or now >= self._save_at
+            later = now + checkpoint.seconds
+            self._save_at = later if is_asked else min(self._save_at, later)
+        if is_asked:
             self._proposer.save()
 
     def _stop_within_grace(self, reason: str) -> None:
