@@ -8,6 +8,8 @@ READY := .venv/ready
 TOOLS := .venv/tools
 REWARDS := .venv/rewards
 VLLM := .venv-vllm
+TORCH := .venv-torch
+OTHER_TORCH := 2.14.1
 BROWSER := .venv/browser
 CHROMIUM = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
@@ -21,12 +23,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo smollm2 vllm test suite test-all nightly lint style types format bench fuzz wheel clean
+.PHONY: help demo smollm2 vllm torch test suite test-all nightly lint style types format bench fuzz wheel clean
 
 help:
 	@echo "make demo      train a small transformer by GRPO, on CPU, in two minutes"
 	@echo "make smollm2   the small language model of sft_lora.yaml model=smollm2, once"
 	@echo "make vllm      an interpreter with vLLM for CPUs in .venv-vllm, for groups of meshctl.vllm.Sampler"
+	@echo "make torch     an interpreter with another version of torch in .venv-torch, for one of the tests"
 	@echo "make test      lint, types and the tests"
 	@echo "make test-all  the tests of make test, and those that take minutes each"
 	@echo "make nightly   thousands of generated cases"
@@ -35,7 +38,7 @@ help:
 	@echo "make bench     the measured promises"
 	@echo "make fuzz      100,000 malformed recipes"
 	@echo "make wheel     build dist/meshctl-VERSION-py3-none-any.whl"
-	@echo "make clean     remove .venv, .venv-vllm and caches; runs/ stays"
+	@echo "make clean     remove .venv, .venv-vllm, .venv-torch and caches; runs/ stays"
 
 demo: $(READY)
 	@$(BIN)/meshctl launch recipes/grpo_arithmetic.yaml
@@ -55,6 +58,14 @@ $(VLLM)/ready: pyproject.toml constraints-vllm.txt | $(READY)
 	$(VLLM)/bin/python -m pip install -q --no-deps -r constraints-vllm.txt
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(VLLM)/bin/python -m pip install -q --no-deps -e .
 	@touch $(VLLM)/ready
+
+torch: $(TORCH)/ready
+
+$(TORCH)/ready: pyproject.toml constraints.txt | $(READY)
+	@test -x $(TORCH)/bin/python || $(BIN)/python -m venv $(TORCH)
+	@grep -v "^torch==" constraints.txt > $(TORCH)/constraints.txt
+	PIP_CONSTRAINT=$(CURDIR)/$(TORCH)/constraints.txt $(TORCH)/bin/python -m pip install -q torch==$(OTHER_TORCH) -e .
+	@touch $(TORCH)/ready
 
 # The types are checked beside the tests: those of real processes wait most of the time.
 test: style $(BROWSER)
@@ -125,4 +136,4 @@ $(BROWSER): $(TOOLS)
 	@touch $(BROWSER)
 
 clean:
-	rm -rf .venv $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv $(VLLM) $(TORCH) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

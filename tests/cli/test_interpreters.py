@@ -13,7 +13,9 @@ import pytest
 from tests.cli.commands import meshctl
 from tests.cli.small_launch import run_of, started, steps
 from tests.environments import OURS, environment, site_packages
+from tests.paths import ROOT
 
+OTHER_TORCH = ROOT / ".venv-torch" / "bin" / "python"
 PARTS = """
 import os
 import sys
@@ -121,6 +123,88 @@ def test_two_groups_with_two_interpreters(folder: Path) -> None:
     assert [row["metrics.version"] for row in rows] == [0, 1, 2]
     assert [row["metrics.samples"] for row in rows] == [12, 12, 12]
     assert not processes_in(folder)
+
+
+VERSIONS = """
+import torch
+from meshctl import Batch, Component, endpoint
+
+COLUMNS = {
+    "brain": torch.tensor([0.1, -2.5, 3.0]).to(torch.bfloat16),
+    "small": torch.tensor([0.5, -2.0, 448.0]).half(),
+    "flags": torch.tensor([True, False, True]),
+    "waves": torch.tensor([1 + 2j, -1j, 3.0]),
+}
+
+
+def check(batch):
+    for name, column in COLUMNS.items():
+        expected = column[batch["x"]]
+        assert batch[name].dtype == expected.dtype, (name, batch[name].dtype)
+        assert batch[name].tolist() == expected.tolist(), name
+    assert {*batch["torch"]}.isdisjoint({torch.__version__}), "the other group has another version"
+
+
+class Maker(Component):
+    def __init__(self):
+        self.weight = torch.zeros(3)
+
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        x = torch.tensor([number % 3 for number in samples])
+        return Batch({**{k: v[x] for k, v in COLUMNS.items()}, "x": x, "torch": [torch.__version__] * len(x)})
+
+    def weights(self):
+        return {"weight": self.weight.bfloat16()}
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        check(batch)
+        self.weight += 1
+        return {"version": float(batch["version"].mean())}
+
+
+class Sampler(Component):
+    def load_weights(self, stream):
+        [(_, tensor)] = stream
+        assert tensor.dtype == torch.bfloat16
+        self.version = float(tensor[0])
+
+    @endpoint
+    def sample(self, batch: Batch) -> Batch:
+        check(batch)
+        columns = {name: batch[name] for name in ("x", *COLUMNS)}
+        version = torch.full((len(batch),), self.version)
+        return Batch({**columns, "torch": [torch.__version__] * len(batch), "version": version}, ids=batch.ids)
+"""
+VERSIONS_RECIPE = f"""
+name: small
+groups:
+  rollout: {{ranks: 2, device_type: cpu, python: {OTHER_TORCH}}}
+  train: {{ranks: 1, device_type: cpu}}
+components:
+  maker: {{_target_: parts.Maker, group: train}}
+  sampler: {{_target_: parts.Sampler, group: rollout}}
+pipeline:
+  batch: {{call: maker.next, samples: 6}}
+  answers: {{call: sampler.sample, in: batch, samples: 6}}
+  metrics: {{call: maker.update, in: answers}}
+  publish: {{sync: maker, to: sampler}}
+run: {{steps: 3, dir: runs}}
+"""
+
+
+@pytest.mark.slow_suite
+@pytest.mark.skipif(not OTHER_TORCH.exists(), reason="`make torch` sets up the other version of torch")
+def test_two_groups_with_two_versions_of_torch(tmp_path: Path) -> None:
+    """Batches of many dtypes go both ways, and weights one way."""
+    (tmp_path / "parts.py").write_text(VERSIONS)
+    (tmp_path / "recipe.yaml").write_text(VERSIONS_RECIPE)
+    done = meshctl(tmp_path, "launch", "recipe.yaml")
+    assert done.returncode == 0, done.stderr + done.stdout
+    rows = [json.loads(line) for line in (run_of(tmp_path) / "metrics.jsonl").read_text().splitlines()]
+    assert [row["metrics.version"] for row in rows] == [0, 1, 2]
+    assert not processes_in(tmp_path)
 
 
 @pytest.mark.slow_suite
