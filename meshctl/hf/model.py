@@ -32,10 +32,11 @@ from meshctl.hf.sharding import in_blocks
 from meshctl.hf.shared_prompts import Division, SharedOutputs
 from meshctl.hf.stored_model import StoredModel
 from meshctl.hf.texts import Texts, check_positions, joined, texts_of
+from meshctl.hf.token_columns import as_column
 from meshctl.hf.training import Sums, Trainer, not_finite
 from meshctl.hf.transformers_api import HEADS, Sizes
 from meshctl.losses import Loss, LossSum, advantages, find
-from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.collective import Collective
 from meshctl.runtime.component import endpoint
 
@@ -426,6 +427,11 @@ class Model(StoredModel):
                 made = {f"{side}{name}": column for side, one in named for name, column in of(one, side)}
                 found.append(Batch(made, ids=part.known_ids, group_depth=part.group_depth))
         return Batch.concat(found)
+
+    def _label_logprobs(self, texts: Batch) -> Ragged:
+        with self._inference():
+            [outputs] = self._outputs([self._texts(texts, "")])
+            return as_column(outputs.token_logprobs, outputs.texts)
 
     @contextmanager
     def _inference(self) -> Iterator[None]:

@@ -5,8 +5,9 @@ sent the sampler its weights.
     sampler.sample             --@version 7-->  actor.update
 
 If no update has changed the weights since then, the first forward pass of the update computes the same
-log-probabilities as the sampler, up to rounding. A larger difference means that the sampler is not the actor:
-other weights, another temperature, another template, or a kernel that is wrong.
+log-probabilities as the sampler, up to rounding. Otherwise, `held_answers` compares a few answers. A larger
+difference means that the sampler is not the actor: other weights, another temperature, another template, or a
+kernel that is wrong.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from meshctl.hf.errors import ModelError
+from meshctl.hf.held_answers import HeldByActor, Score
 from meshctl.hf.outputs import Outputs
 from meshctl.hf.token_columns import aligned
 from meshctl.labels import IGNORED
@@ -67,8 +69,8 @@ class SentWeights:
 class Differences:
     """The differences of all micro-batches of an update."""
 
-    def __init__(self, sent: SentWeights) -> None:
-        self._sent = sent
+    def __init__(self, sent: SentWeights, held: HeldByActor) -> None:
+        self._sent, self._held = sent, held
         self._sums: Tensor = torch.zeros(4, dtype=torch.float64)
         """The sum of the differences, the number of tokens, the sum of the lags, and the number of samples
         with a known lag."""
@@ -90,12 +92,21 @@ class Differences:
         if difference.numel():
             self._max = torch.maximum(self._max.to(device), difference.max())
 
+    def add_held(self, batch: Batch) -> None:
+        """Adds the differences of the held answers that the samples of a batch bring along."""
+        versions = batch.columns.get(VERSION)
+        if isinstance(versions, Tensor):
+            found = self._held.differences(batch, versions)
+            self._sums[:2] += torch.tensor([float(found.sum()), float(len(found))], dtype=torch.float64)
+            if len(found):
+                self._max = torch.maximum(self._max, found.max())
+
     def metrics(self, data: Collective) -> dict[str, float]:
         """Returns the metrics over all ranks of `data`, which call this together.
 
         `parity_mean` and `parity_max` are in nats, over the tokens that were sampled from the weights which
-        the update is about to change. `lag` is the mean number of updates since the weights of a sample were
-        sent. A metric without such tokens or samples is left out.
+        the update is about to change, and over those of held answers. `lag` is the mean number of updates
+        since the weights of a sample were sent. A metric without such tokens or samples is left out.
         """
         own = torch.cat([self._sums.to(data.device), self._max.to(data.device)[None]])
         rows = torch.stack(data.all_gather(own)).cpu()
@@ -115,9 +126,16 @@ class ParityCheck:
         """`mode` is one of `MODES`; otherwise `ModelError` is raised."""
         if mode not in MODES:
             raise ModelError(f"`parity` is {' or '.join(MODES)}, not `{mode}`")
-        self._mode, self.weights = mode, SentWeights()
+        self._mode, self.weights, self._held = mode, SentWeights(), HeldByActor()
         self._differences: Differences | None = None
         self._is_reported = False
+
+    def sent(self, step: int, score: Score) -> None:
+        """Notes that the weights are sent in `step`. `score` computes log-probabilities with them. All ranks
+        call this together."""
+        self.weights.sent(step)
+        if self._mode != "off":
+            self._held.sent(step, score)
 
     def add(self, outputs: Outputs, batch: Batch) -> None:
         """Adds a micro-batch, if an update is measured."""
@@ -136,7 +154,8 @@ class ParityCheck:
         if self._mode == "off" or "sampled_logprobs" not in batch:
             yield found
             return
-        self._differences = differences = Differences(self.weights)
+        self._differences = differences = Differences(self.weights, self._held)
+        differences.add_held(batch)
         try:
             yield found
         finally:

@@ -23,11 +23,15 @@ from meshctl.hf.building import Build, build
 from meshctl.hf.decoding import Decoder, Stop
 from meshctl.hf.dtypes import dtype_of
 from meshctl.hf.errors import ModelError
+from meshctl.hf.held_answers import HeldBySampler
 from meshctl.hf.rollouts import Rollouts
 from meshctl.hf.sampling import Sampling, stream_keys, uniforms
 from meshctl.hf.stored_weights import load_stored, stored_weights
+from meshctl.hf.texts import texts_of
+from meshctl.hf.token_columns import as_column
 from meshctl.hf.transformers_api import DiskFormat
-from meshctl.runtime.batch.batch import Batch
+from meshctl.labels import IGNORED
+from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.component import Component, endpoint
 
 
@@ -99,6 +103,7 @@ class Sampler(Component):
         if "" in self.stop_texts:
             raise ModelError("a text of `stop` is empty")
         self.batch_size, self.max_batch_tokens = batch_size, max_batch_tokens
+        self._held = HeldBySampler()
 
     def setup(self) -> None:
         self.decoder  # noqa: B018
@@ -174,7 +179,19 @@ class Sampler(Component):
         added = {**found.columns(), "response": texts}
         # The tokens come first, because the first ragged column determines the lengths of samples.
         names = [*added, *(name for name in repeated.names if name not in added)]
-        return repeated.with_columns(**added).select(*names)
+        result = repeated.with_columns(**added).select(*names)
+        held = self._held.marks(result, self.place.version, self.step, self._scores)
+        return result.with_columns(**held)
+
+    @torch.no_grad()
+    def _scores(self, texts: Batch) -> Ragged:
+        """Returns the log-probabilities of the labels of whole texts after temperature. `top_k` and `top_p`
+        are ignored, because other weights may exclude a token that was drawn."""
+        found = texts_of(texts, "", self.device)
+        labels = found.targets.clamp(min=0)
+        logprobs = Sampling(self.sampling.temperature).logprobs(self.module(**found.inputs).logits[:, :-1])
+        own = logprobs.gather(-1, labels[..., None])[..., 0]
+        return as_column(torch.where(found.targets == IGNORED, 0.0, own), found)
 
     @cached_property
     def limits(self) -> PromptLimits:

@@ -16,6 +16,7 @@ from meshctl.hf.export import FILE_BYTES, export
 from meshctl.hf.parity import ParityCheck
 from meshctl.hf.stored_weights import load_stored, stored_weights
 from meshctl.hf.transformers_api import DiskFormat
+from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.component import Component, endpoint
 
 
@@ -31,6 +32,10 @@ class StoredModel(Component):
     def module(self) -> nn.Module:
         """The model with the shards of this rank."""
 
+    @abstractmethod
+    def _label_logprobs(self, texts: Batch) -> Ragged:
+        """Returns the log-probability of each label of `texts`. All ranks call this together."""
+
     @cached_property
     def _disk(self) -> DiskFormat:
         return DiskFormat(self.module.config, self.head, self.dtype)
@@ -39,7 +44,7 @@ class StoredModel(Component):
         """Yields the names and the shards of the weights, as the files of the model have them: one weight for
         each expert, where transformers fuses experts in memory. The adapter, if there is one, is merged into
         the weights. All ranks iterate together."""
-        self._parity.weights.sent(self.step)
+        self._parity.sent(self.step, self._label_logprobs)
         return stored_weights(self._disk, weights.merged_weights(self.module))
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
@@ -51,7 +56,7 @@ class StoredModel(Component):
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
         """Yields the names and the shards of the adapter's parameters. The names are those in the files of
         peft."""
-        self._parity.weights.sent(self.step)
+        self._parity.sent(self.step, self._label_logprobs)
         return weights.adapter_of(self.module)
 
     def load_adapter(self, stream: Iterable[tuple[str, Tensor]]) -> None:

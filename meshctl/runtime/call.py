@@ -204,6 +204,7 @@ class Call:
     def _call(self, step: int, arguments: Arguments) -> Any:
         """Calls the endpoint, with seeded generators; a TensorDict that it returns becomes a batch."""
         self._context.step, self._context.log = step, self._metrics.log
+        self._context.version = self._state.versions.get(self.stage.component)
         self._metrics.begin_call()
         self._seeds.seed_all(step, self._state.pass_number)
         self._state.is_in_user_code = True

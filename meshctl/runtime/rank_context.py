@@ -45,6 +45,8 @@ class RankContext:
     device: torch.device = torch.device("cpu")
     devices: tuple[torch.device, ...] = (torch.device("cpu"),)
     step: int = 0
+    version: int | None = None
+    """The step in which the weights of the last sync were sent; None without a sync to the component."""
     run_dir: Path = Path()
     """The folder of the run; the working directory without a launcher."""
     seed: int = 0

@@ -4,6 +4,7 @@ one and on two ranks."""
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ JUDGE = """
 import json
 import torch
 from meshctl import Batch, Component, endpoint
+from meshctl.hf import Sampler
 
 class Judge(Component):
     @endpoint
@@ -29,6 +31,12 @@ class Judge(Component):
                         "logprobs": batch["sampled_logprobs"][row].tolist(), "columns": batch.names}
                 file.write(json.dumps(seen) + "\\n")
         return batch.with_columns(rewards=rewards)
+
+class Drifting(Sampler):
+    def load_weights(self, stream):
+        super().load_weights(stream)
+        if self.step > 1:
+            self.module.lm_head.weight.mul_(3)
 """
 RECIPE = """
 name: rollouts
@@ -78,18 +86,22 @@ COLUMNS = [
 ]
 
 
-def launch(folder: Path, *overrides: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns what the judge has seen, ordered by step and id, and the metrics of the steps."""
+def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir()
     (folder / "judge.py").write_text(JUDGE)
     (folder / "recipe.yaml").write_text(RECIPE)
     rows = [{"prompt": "ab" * (1 + number % 3) + "=", "answer": str(number)} for number in range(18)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = meshctl(folder, "launch", "recipe.yaml", *overrides)
+    return meshctl(folder, "launch", "recipe.yaml", *overrides)
+
+
+def launch(folder: Path, *overrides: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns what the judge has seen, ordered by step and id, and the metrics of the steps."""
+    done = run(folder, *overrides)
     assert done.returncode == 0, done.stdout + done.stderr
-    [run] = (folder / "runs" / "rollouts").iterdir()
+    [made] = (folder / "runs" / "rollouts").iterdir()
     seen = [json.loads(line) for line in (folder / "seen.jsonl").read_text().splitlines()]
-    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    metrics = [json.loads(line) for line in (made / "metrics.jsonl").read_text().splitlines()]
     return sorted(seen, key=lambda row: (row["step"], row["id"])), metrics
 
 
@@ -107,3 +119,30 @@ def test_rollouts_train_an_actor_and_do_not_depend_on_the_ranks(tmp_path: Path) 
     for one, two in zip(alone, seen, strict=True):
         assert one["ids"] == two["ids"]
         assert one["logprobs"] == pytest.approx(two["logprobs"], abs=1e-9)
+
+
+LAG = ("pipeline.publish.max_staleness=1", "run.steps=6", "pipeline.batch.samples=3", "groups.train.ranks=2")
+
+
+def test_a_sync_with_lag_is_compared_on_held_answers(tmp_path: Path) -> None:
+    seen, metrics = launch(tmp_path / "lag", *LAG)
+    assert all(row["version"] == max(0, row["step"] - 2) for row in seen)
+    assert {row["step"] for row in metrics if "metrics.parity_max" in row} == {1, 4, 5, 6}
+    assert all(row["metrics.parity_max"] < 1e-9 for row in metrics if "metrics.parity_max" in row)
+    assert all(set(row["columns"]) == set(COLUMNS) for row in seen)
+
+
+def test_held_answers_have_tokens_that_other_weights_exclude(tmp_path: Path) -> None:
+    drawn = ("+components.sampler.args.top_k=2", "+components.sampler.args.temperature=0.7")
+    _, metrics = launch(tmp_path / "top", *LAG, *drawn, "+components.actor.args.temperature=0.7")
+    with_lag = [
+        row["metrics.parity_max"] for row in metrics if row["metrics.lag"] and "metrics.parity_max" in row
+    ]
+    assert len(with_lag) == 3 and max(with_lag) < 1e-9
+
+
+def test_a_sampler_that_differs_after_a_sync_with_lag_ends_the_run(tmp_path: Path) -> None:
+    other = ("components.sampler._target_=judge.Drifting", "+components.actor.args.parity=error")
+    done = run(tmp_path / "other", *LAG, *other)
+    assert done.returncode == 5
+    assert "step 4: the log-probabilities of the sampled tokens differ" in done.stderr, done.stderr
