@@ -48,9 +48,15 @@ from tests.contract.observed import (
     run_directory,
 )
 from tests.contract.pinned import CONTRACT, CONTRACT_FILE, DATA, MISTAKES, Json, extended, missing
+from tests.paths import ROOT
 
 UNFINISHED = ("MC104",)
 """MC104 reports keys that are not supported yet. Its example becomes correct once the key is supported."""
+
+RESUMES = ROOT / "tests" / "cli" / "golden" / "resume_differences.txt"
+OF_RESUMES = {f"MC72{number}" for number in range(6)}
+"""These compare a recipe with a checkpoint. The golden file has an example of each but MC724, which
+tests/runtime/test_resume.py has, since it needs state of several ranks."""
 
 SECTIONS: dict[str, Callable[[Found], Json]] = {
     "benchmarks": benchmarks,
@@ -115,7 +121,11 @@ def test_each_code_is_reported_for_its_example(found: Found) -> None:
             (report,) = json.loads(found.answers[f"mistake {code}"].stdout)["recipes"]
             reported[code] = {one["code"] for one in report["diagnostics"]}
     assert {code: sorted(reported[code]) for code in MISTAKES if code not in reported[code]} == {}
-    assert CONTRACT["codes"].keys() - MISTAKES.keys() == {"MC002", "MC900", *UNFINISHED}
+    assert CONTRACT["codes"].keys() - MISTAKES.keys() == {"MC002", "MC900", *UNFINISHED, *OF_RESUMES}
+
+
+def test_each_code_of_a_resume_is_in_the_golden_file() -> None:
+    assert set(re.findall(r"\[(MC72\d)\]", RESUMES.read_text(encoding="utf-8"))) == OF_RESUMES - {"MC724"}
 
 
 def test_a_recipe_with_all_keys_is_correct(found: Found) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.plan.model import Plan
+from meshctl.run import manifest
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Follower
 from meshctl.run.metrics import read as read_rows
@@ -86,7 +87,8 @@ def checkpoints_of(run: RunDir, published: Set[int | None]) -> list[Saved]:
     """The checkpoints that were kept. Their states are not read here."""
     found = []
     for path in run.path.glob("checkpoints/step-*"):
-        given = [json.loads(file.read_text())["given"] for file in path.glob("*.json")]
+        files = [file for file in path.glob("*.json") if file.name != manifest.FILE]
+        given = [json.loads(file.read_text())["given"] for file in files]
         positions = {source: count for one in given for source, count in one.items()}
         found.append(Saved(int(path.name.removeprefix("step-")), positions))
     return sorted((saved for saved in found if saved.step in published), key=lambda saved: saved.step)

@@ -211,12 +211,12 @@ def test_a_resume_on_another_mesh_goes_on_with_the_same_samples(where: Path, who
     assert resumed.curve("learnt.first")[5:] == [8.0 * step for step in range(5, 9)]
 
 
-def test_a_checkpoint_that_is_not_there_or_does_not_fit_names_itself(where: Path, whole: Ran) -> None:
-    for part in (whole.folder / "checkpoints" / "latest" / "actor").glob("*.distcp"):
+def test_a_damaged_checkpoint_names_itself_and_no_worker_starts(where: Path, whole: Ran) -> None:
+    for part in (whole.folder / "checkpoints").glob("step-*/actor/*.distcp"):
         part.write_bytes(b"")
     again = launch(where, str(whole.folder), "run.steps=12")
-    assert again.code == 5
-    assert "checkpoints/step-9/actor" in again.err
+    assert again.code == 4
+    assert "checkpoints/step-9/actor" in again.err and "was written with" in again.err
 
 
 def test_an_endpoint_that_raises_is_named_once_with_its_traceback(where: Path) -> None:

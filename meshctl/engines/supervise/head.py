@@ -62,11 +62,11 @@ from meshctl.engines.supervise.progress_watch import ProgressWatch
 from meshctl.engines.supervise.run_files import RunFiles
 from meshctl.engines.supervise.saved_files import SavedFiles
 from meshctl.engines.supervise.signals import Signals
-from meshctl.engines.supervise.stores import proposer
+from meshctl.plan.model import Plan
 from meshctl.run.bounds import end_of_data
 from meshctl.run.control_store import StoreClient
 from meshctl.run.events import Event, Journal
-from meshctl.run.shutdown import StopRequest
+from meshctl.run.shutdown import PREFIX, Proposer, StopRequest
 from meshctl.text.english import in_units
 
 FAILED, UNFIT = 5, 4
@@ -115,7 +115,7 @@ class Head:
         self._session, self._attempt, self._plan = session, attempt, plan
         self._nodes, self._signals = session.nodes, session.signals
         self._store = session.control.under(f"run/{attempt.start.attempt}/")
-        self._proposer = proposer(plan, self._store)
+        self._proposer = Proposer(self._store.under(PREFIX), _component_ranks(plan))
         components = {group.name: group.workers for group in plan.groups if group.program is None}
         services = {group.name for group in plan.groups if group.program and group.program.service}
         self._services = frozenset(services) if len(services) < len(plan.groups) else frozenset[str]()
@@ -472,3 +472,13 @@ def wait(files: Iterable[int], seconds: float) -> None:
     for number in files:
         poller.register(number, select.POLLIN)
     poller.poll(1000 * seconds)
+
+
+def _component_ranks(plan: Plan) -> list[int]:
+    """Returns the job ranks of the workers of components. They agree on the last step; programs do not."""
+    return [
+        group.first_job_rank + rank
+        for group in plan.groups
+        if not group.program
+        for rank in range(group.workers)
+    ]

@@ -11,9 +11,7 @@ import socket
 from torch.distributed import TCPStore
 
 from meshctl.engines.node.rendezvous import serve
-from meshctl.plan.model import Plan
 from meshctl.run.control_store import StoreClient
-from meshctl.run.shutdown import PREFIX, Proposer
 from meshctl.run.store_server import StoreServer
 
 
@@ -40,14 +38,3 @@ class Stores:
             self._client.close()
         if self._server:
             self._server.close()
-
-
-def proposer(plan: Plan, store: StoreClient) -> Proposer:
-    """Returns the supervisor's side of the agreement on the last step, for all workers of components."""
-    job_ranks = [
-        group.first_job_rank + rank
-        for group in plan.groups
-        if not group.program
-        for rank in range(group.workers)
-    ]
-    return Proposer(store.under(PREFIX), job_ranks)
