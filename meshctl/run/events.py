@@ -42,6 +42,7 @@ written. Readers follow all files of the folder and fold the events.
 
 from __future__ import annotations
 
+import errno
 import heapq
 import json
 import os
@@ -215,6 +216,13 @@ class Journal(EventLog):
         routes = _template_of(report.routes, "%d")
         value = f'{{"seconds":%.7f,"stages":{stages},"waits":{waits},"routes":{routes}%b}}'
         return f'{head[:-1]},"step":%d,"stage":"","value":{value},"time":%.6f}}\n'.encode()
+
+    def flush(self) -> None:
+        """Raises `OSError` if a full disk still does not take the events that wait for space."""
+        if self._unwritten:
+            self._append(b"")
+        if self._unwritten:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def close(self) -> None:
         os.close(self._file)

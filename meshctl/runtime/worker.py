@@ -140,6 +140,7 @@ class Worker:
         for name, component in components.items():
             self._close(plan, name, component, last)
         self._journal.write("done", step=last)
+        self._journal.flush()
         data_plane.close()
         dist.destroy_process_group()
 

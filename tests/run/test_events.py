@@ -78,10 +78,13 @@ def test_a_full_disk_loses_no_event(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (250, hard))
         for step in range(5):
             journal.write("saved", step=step)
+        with pytest.raises(OSError, match=r"No space left on device: .*one\.jsonl"):
+            journal.flush()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.stat().st_size == 250
     journal.write("saved", step=5)
+    journal.flush()
     journal.close()
     assert [event.step for event in Follower(tmp_path).new()] == [0, 1, 2, 3, 4, 5]
 
