@@ -39,6 +39,8 @@ RETRY = "retry"
 """The parameters of the `endpoint` decorator."""
 OF_METHODS = ("ROLLOUT", "RETURNS")
 """The declarations that describe methods, and not only arguments."""
+PLACES = ("step", "rank", "world_size", "mesh", "torch_mesh", "device", "devices", "seed", "run_dir")
+"""Attributes of `Component` that are values."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class Class:
     foreign_base: str = ""
     """The first base class from a library; empty if there is none."""
     declares: Declarations = Declarations()
+    hidden_values: frozenset[str] = frozenset()
+    """Values of `Component`, such as `step`, that a method uses although a method of this name hides them."""
     overridden: frozenset[str] = frozenset()
     """The declarations of base classes, `RETURNS` for example, from which the class overrides methods."""
 
@@ -205,6 +209,7 @@ class Code(Sources):
             logs=any(one.may_log for one in metrics.values()),
             foreign_base=libraries[0].removeprefix("builtins.") if libraries else "",
             declares=declarations_of(_values(members)),
+            hidden_values=_hidden_values(functions),
             overridden=frozenset(name for name in OF_METHODS if _is_overridden(classes, name)),
         )
 
@@ -314,6 +319,27 @@ def _is_method(item: ast.stmt) -> bool:
 def _is_abstract(method: ast.FunctionDef) -> bool:
     names = [dotted_name(decorator) or "" for decorator in method.decorator_list]
     return any(name.rpartition(".")[2] == "abstractmethod" for name in names)
+
+
+def _hidden_values(functions: Mapping[str, tuple[Module, ast.FunctionDef]]) -> frozenset[str]:
+    """Returns the values of `Component` that a method uses although a method of this name hides them."""
+    hidden = [name for name in PLACES if name in functions]
+    methods = [item for _, item in functions.values()]
+    return frozenset(name for name in hidden if any(_uses_value(item, name) for item in methods))
+
+
+def _uses_value(method: ast.FunctionDef, name: str) -> bool:
+    """Whether a method compares `self.name`, computes with it or formats it."""
+    used: list[ast.expr] = []
+    for node in ast.walk(method):
+        match node:
+            case ast.Compare():
+                used += [node.left, *node.comparators]
+            case ast.BinOp():
+                used += [node.left, node.right]
+            case ast.FormattedValue():
+                used.append(node.value)
+    return any(dotted_name(one) == f"self.{name}" for one in used)
 
 
 # Metrics

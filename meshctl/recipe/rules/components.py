@@ -178,4 +178,18 @@ def state_is_loaded(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC529", message, span, help=help)
 
 
-RULES = (module_exists, class_is_component, state_is_loaded)
+def values_are_not_hidden(facts: Facts) -> Iterator[Diagnostic]:
+    """No endpoint has the name of a value of `Component`, such as `step`, that its class uses."""
+    reported: set[str] = set()
+    for name, found in facts.classes.items():
+        if not isinstance(found, Class) or not found.is_component or found.target in reported:
+            continue
+        reported.add(found.target)
+        for value in sorted(found.hidden_values & found.endpoints.keys()):
+            message = f"`{found.target}` uses the value `self.{value}`, which its endpoint `{value}` hides"
+            help = "give the endpoint another name"
+            span = facts.value("components", name, "_target_")
+            yield Diagnostic("MC578", message, span, help=help, severity="warning")
+
+
+RULES = (module_exists, class_is_component, state_is_loaded, values_are_not_hidden)

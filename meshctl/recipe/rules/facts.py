@@ -150,8 +150,9 @@ class Facts:
         }
 
     def code_of(self, component: str) -> Code:
-        """Returns the code that the workers of a component import."""
-        return self.group_code.of(self.recipe.components[component].group)
+        """Returns the code that the workers of a component import; the launcher's if it does not exist."""
+        found = self.recipe.components.get(component)
+        return self.group_code.of(found.group) if found else self.group_code.launcher
 
     def class_of(self, component: str) -> Class | None:
         found = self.classes.get(component)

@@ -201,3 +201,14 @@ def test_a_ready_function_needs_the_extra_of_rewards(tmp_path: Path, monkeypatch
     monkeypatch.setattr(extras, "missing_libraries", lambda extra, path: ("math-verify",))
     (one,) = judged(tmp_path, "function: math")
     assert (one.code, one.severity, one.help) == ("MC442", "note", "pip install 'meshctl[rewards]'")
+
+
+@pytest.mark.parametrize("recipe", ["grpo.yaml", "ppo.yaml", "distill_on_policy.yaml", "reward_model.yaml"])
+def test_a_component_that_does_not_exist_is_the_only_error(recipe: str) -> None:
+    folder = Path(__file__).parents[3] / "recipes"
+    stages = load(recipe, [], folder, environ={}, detect=lambda: "cpu").recipe.pipeline
+    calls = {name: stage.method for name, stage in stages.items() if stage.kind == "call" and not stage.block}
+    for name, method in calls.items():
+        override = f"pipeline.{name}.call=no_component.{method}"
+        report = load(recipe, [override], folder, environ={}, detect=lambda: "cpu").report
+        assert [one.code for one in report.errors] == ["MC512"], override
