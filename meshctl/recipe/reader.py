@@ -94,9 +94,9 @@ class _RecipeReader(FieldReader):
         values = self.section(node, path, GROUP, without=() if node.get("program") else PROGRAM_KEYS)
         program = values.pop("program")
         arguments = {key: values.pop(key) for key in PROGRAM_KEYS if key in values}
-        if node.get("program") is None:
+        if node.get("program") is None and (*path, "program") not in self.wrong:
             self.check_no_program_keys(node, path)
-        elif program is not None:
+        if program is not None:
             program = model.Program(**program, **arguments)
         return model.DeviceGroup(name=name, program=program, **values)
 
@@ -104,7 +104,7 @@ class _RecipeReader(FieldReader):
         for key in PROGRAM_KEYS:
             if (item := node.get(key)) is not None:
                 message = f"`{key}` is for a program, and this group has no `program`"
-                help = "add `program:`, or move `args` to a component"
+                help = "add `program:`, or move `args` to a component" if key == "args" else "add `program:`"
                 self.report((*path, key), "MC101", message, item.key or item.span, help=help)
 
     # Components

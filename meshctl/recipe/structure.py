@@ -73,8 +73,8 @@ class _Walk:
     found: list[Diagnostic] = field(default_factory=list)
     wrong: set[KeyPath] = field(default_factory=set)
     misplaced: set[KeyPath] = field(default_factory=set)
-    """Key paths of groups, components and stages that were found in a wrong place. Others inside them are not
-    reported."""
+    """Key paths of mappings that were found in a wrong place. Groups, components and stages inside them, and
+    keys that belong beside them, are not reported."""
     empty: set[str] = field(default_factory=set)
     """Names of groups, components or stages without a value, whose keys are not indented below them."""
     moves: list[tuple[KeyPath, Node]] = field(default_factory=list)
@@ -102,11 +102,14 @@ class _Walk:
         meant = keys_meant(node, section.keys)
         items: dict[str, Node] = {}
         children: dict[str, dict[str, Node]] = {}
+        above = ""
         for key, item in node.items():
             here = (*path, key)
-            if key in section.by_key and not _is_named_item(item, section.by_key[key].type):
+            is_own = key in section.by_key and not _is_named_item(item, section.by_key[key].type)
+            above = _empty_above(item, node, section) or ("" if is_own else above)
+            if is_own and not (above and _is_foreign(item, section.by_key[key].type)):
                 items[key] = self.value(item, here, section.by_key[key].type)
-            elif above := _empty_above(item, node, section):
+            elif above:
                 children.setdefault(above, {})[key] = item
             else:
                 self.unknown(key, item, path, section, node, meant, items)
@@ -145,7 +148,7 @@ class _Walk:
     def adopted(self, parent: Node, path: KeyPath, items: dict[str, Node]) -> Node:
         """Returns `parent`, which has no value, with the keys `items`, which follow it without indentation.
         Reports the mistake."""
-        self.misplaced |= {(*path, name) for name in items if path[-1] in NAMED}
+        self.misplaced |= {(*path, name) for name, item in items.items() if item.is_mapping}
         message = f"`{path[-1]}` must be a mapping, but it has no value"
         self.report("MC102", message, parent.span, "indent the keys below it")
         return replace(parent, value=items)
@@ -206,7 +209,7 @@ class _Walk:
         help = odd or self.help_for(key, item, path, section, node, near, location)
         message = f"{section.title} has no key `{abbreviated(key)}`"
         fixes = meant.get(key, ()) if near else ()
-        if not (path in self.misplaced and location and location.is_named_item):
+        if not (path in self.misplaced and location and _is_sibling(location, path)):
             self.report("MC101", message, item.key or item.span, help, fixes)
         if location:
             self.move(item, location)
@@ -343,7 +346,7 @@ class _Walk:
         if owner:
             items = _with_neighbours(key, item, section)
             found[owner] = replace(found[owner], value={**found[owner].value, **items})
-        else:
+        if len(lacking) > 1:
             self.wrong |= {(*path, name, key) for name in lacking}
 
     def named_item(self, path: KeyPath, item: Node, section: Section) -> Node:
@@ -364,6 +367,17 @@ def _with_neighbours(key: str, item: Node, section: Section) -> dict[str, Node]:
     }
 
 
+def _is_foreign(item: Node, type_: Type) -> bool:
+    """Whether a mapping begins with a key that a section of this type does not have."""
+    first = next((key for key, _ in item.items()), "")
+    return isinstance(type_, Nested) and first != "" and first not in type_.section.by_key
+
+
+def _is_sibling(location: Location, path: KeyPath) -> bool:
+    """Whether a key that was found in the mapping at `path` belongs beside it."""
+    return location.is_named_item or (location.path != () and location.path[:-1] == path[:-1])
+
+
 def _is_stray(key: str, item: Node, section: Section) -> bool:
     """Whether a key in the place of a name is a key of the section."""
     if key not in section.by_key or item.value is None or kind_of(item):
@@ -371,6 +385,8 @@ def _is_stray(key: str, item: Node, section: Section) -> bool:
     type_, keys = section.by_key[key].type, [inner for inner, _ in item.items()]
     of_section = [inner for inner in keys if inner in section.by_key]
     is_of_value = isinstance(type_, Nested) and keys[:1] and keys[0] in type_.section.by_key
+    if isinstance(type_, PlainData):
+        is_of_value = not any(section.by_key[inner].required for inner in of_section)
     return bool(is_of_value or not of_section or (of_section[0] != keys[0] and len(of_section) == 1))
 
 

@@ -7,6 +7,34 @@ import pytest
 from meshctl.recipe.load import load
 from tests.recipe.mutations.correct_recipes import FOLDER
 
+TRAINER_ARGS = """    args:
+      model:
+        model_type: qwen3
+        vocab_size: 260
+        hidden_size: 128
+        num_hidden_layers: 2
+        num_attention_heads: 4
+        num_key_value_heads: 2
+        head_dim: 32
+      loss: dpo
+      loss_options: {beta: 0.1}
+      lr: 0.0001
+      schedule: {name: cosine, warmup: 10, steps: "${run.steps}"}
+"""
+PROGRAM = """    ranks: 6
+    device_type: cuda
+    program: {module: json.tool}
+    args:
+      - --job.config_file
+      - train.toml
+    env: {HF_HOME: /cache, LEVEL: info}
+    visible_devices: "2,3,4,5,6,7"
+
+run:
+  dir: runs
+  grace: 20
+"""
+
 CASES = {
     "ranks of two components": (
         "blocks.yaml",
@@ -109,6 +137,58 @@ CASES = {
         ("critic.parallel: fsdp_tp", "critic.parallel:\u00a0fsdp_tp"),
         "config `layout` does not exist",
         "it contains the character U+00A0",
+    ),
+    "arguments that are not indented below `args`": (
+        "models.yaml",
+        (TRAINER_ARGS, TRAINER_ARGS.replace("\n  ", "\n")),
+        "`args` must be a mapping, but it has no value",
+        "indent the keys below it",
+    ),
+    "arguments in the place of a component": (
+        "models.yaml",
+        (TRAINER_ARGS, TRAINER_ARGS[2:].replace("\n  ", "\n")),
+        "`args` is a key of a component, not a name",
+        "it goes under `components.trainer`: indent it as the keys there",
+    ),
+    "a first stage that is not indented below `stages`": (
+        "blocks.yaml",
+        (
+            "      values:\n        call: actor.values\n        in: rollouts\n",
+            "    values:\n      call: actor.values\n      in: rollouts\n",
+        ),
+        "`stages` must be a mapping, but it has no value",
+        "indent the keys below it",
+    ),
+    "arguments of a component in its group": (
+        "blocks.yaml",
+        (
+            "    device_type: cuda\ncomponents:\n  prompts: {_target_: parts.Prompts, group: train, args: {path: train.jsonl}}",
+            "    device_type: cuda\n    args: {path: train.jsonl}\ncomponents:\n  prompts: {_target_: parts.Prompts, group: train}",
+        ),
+        "`args` is for a program, and this group has no `program`",
+        "add `program:`, or move `args` to a component",
+    ),
+    "a device type in the run": (
+        "programs.yaml",
+        (
+            PROGRAM,
+            PROGRAM.replace("    device_type: cuda\n", "").replace(
+                "grace: 20\n", "grace: 20\n  device_type: cuda\n"
+            ),
+        ),
+        "`run` has no key `device_type`",
+        "it is a key of a group",
+    ),
+    "a program in the run": (
+        "programs.yaml",
+        (
+            PROGRAM,
+            PROGRAM.replace("    program: {module: json.tool}\n", "").replace(
+                "grace: 20\n", "grace: 20\n  program: {module: json.tool}\n"
+            ),
+        ),
+        "`run` has no key `program`",
+        "it ",
     ),
     "a key of a program": (
         "programs.yaml",

@@ -43,13 +43,19 @@ def arguments_exist(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "MC505", message, span, help=_known_parameters(key, constructor, free), fixes=fixes
             )
-        if missing and not unknown:
+        if missing and not unknown and (given or not _has_args_in_group(facts, name)):
             span = facts.key("components", name, "args")
             help = "add it under `args`" if len(missing) == 1 else "add them under `args`"
             nameless = [one for one in missing if one not in constructor.keywords]
             if nameless:
                 help = f"`args` are given by name: {listed(nameless)} must not stand before a `/`"
             yield Diagnostic("MC506", f"`{found.target}` needs {listed(missing)}", span, help=help)
+
+
+def _has_args_in_group(facts: Facts, component: str) -> bool:
+    """Whether the component's group has an `args` that was reported, which may be the component's."""
+    group = facts.recipe.components[component].group
+    return not facts.read.is_known("groups", group, "args") and facts.read.is_known("groups", group)
 
 
 def _known_parameters(key: str, constructor: Signature, free: list[str]) -> str:

@@ -31,6 +31,8 @@ def cpu_ranks_are_count(facts: Facts) -> Iterator[Diagnostic]:
 def keys_fit_device_type(facts: Facts) -> Iterator[Diagnostic]:
     """Keys about accelerators are used only in groups on accelerators."""
     for name, group in facts.recipe.groups.items():
+        if not facts.is_valid("groups", name, "device_type"):
+            continue
         on_cpu, on_mps = group.device_type == "cpu", group.device_type == "mps"
         if on_cpu and group.gpus_per_worker > 1:
             yield _meaningless(facts, name, "gpus_per_worker", "is for devices", "cpu")

@@ -215,7 +215,7 @@ def key_moved_between_sections(recipe: Correct, chance: random.Random) -> Mutati
     targets = [one for one in mappings(recipe) if len(one.path) == 2 and one.path[0] in tops]
     targets += [one for one in recipe.items_at("run") if item.path[0] != "run"]
     target = pick(targets, chance)
-    remedies = rf"{quoted(item.path[-2])}|a key of|{quoted(item.path[0])}|called"
+    remedies = rf"{quoted(item.path[-2])}|a key of|{quoted(item.path[0])}|called|to a component"
     return _move(recipe, item, target, remedies)
 
 

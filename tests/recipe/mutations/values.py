@@ -214,7 +214,7 @@ def cluster_too_small(recipe: Correct, chance: random.Random) -> Mutation:
 def device_beyond_cluster(recipe: Correct, chance: random.Random) -> Mutation:
     """A device that does not exist, or that the group has twice."""
     item = pick(recipe.items_at("groups", "*", "ranks", "*"), chance)
-    made = retyped(recipe, item, chance.choice(("8", "99", "1")), r"\d")
+    made = retyped(recipe, item, chance.choice(("16", "99", "1")), r"\d")
     [ranks] = recipe.items_at(*item.path[:-1])
     return replace(made, places=((ranks.value[0], ranks.value[1] + 1),))
 
