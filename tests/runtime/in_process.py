@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -42,6 +42,8 @@ YIELD_S = 0.0005
 keep it."""
 JOIN_S = 0.05
 """How long each of them may then take to end its step, in seconds."""
+LISTENER_S = 5.0
+"""How long a listener may take to end once the launcher has, in seconds."""
 POLL_S = 0.005
 """Seconds between two reads of the requests of workers."""
 
@@ -143,6 +145,7 @@ def run(
             for data_plane in data_planes.values():
                 data_plane.fail(PeerLost(str(error)))
 
+    earlier = set(threading.enumerate())
     threads = [threading.Thread(target=work, args=(job_rank,), daemon=True) for job_rank in job_ranks]
     for thread in threads:
         thread.start()
@@ -151,7 +154,16 @@ def run(
         _attend(proposer, threads, outcome, ask, timeout)
     finally:
         proposer.close()
+        _join_listeners(earlier)
     return outcome
+
+
+def _join_listeners(earlier: Set[threading.Thread]) -> None:
+    """Waits for the threads in which workers listen to the launcher. One that returns from torch's store while
+    the interpreter ends would abort the process."""
+    for thread in threading.enumerate():
+        if thread not in earlier and thread.name == "ending":
+            thread.join(LISTENER_S)
 
 
 def _attend(

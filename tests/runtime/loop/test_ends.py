@@ -248,6 +248,9 @@ def test_ranks_with_sources_of_different_lengths_are_an_error(workers: int) -> N
 
     job = plan({"a": workers}, {"source": ("a", {})}, [call("batch", "source.next", samples=4)], steps=0)
     faults = in_process.run(job, lambda name, rank: OfRank()).faults
+    assert "ending" not in {
+        thread.name for thread in threading.enumerate()
+    }  # no listener outlives a failed run
     messages = {str(fault) for fault in faults.values() if isinstance(fault, StageError)}
     start = "the length of `source` is 10 on its first rank and"
     assert messages and all(message.startswith(start) for message in messages)
