@@ -232,4 +232,11 @@ def _checkpoint(checkpoint: recipes.Checkpoint) -> Checkpoint:
     best = None
     if given := checkpoint.best:
         best = Best(given.on, given.keep, cast(Mode, given.mode))
-    return Checkpoint(checkpoint.every, checkpoint.keep, best, checkpoint.seconds)
+    return Checkpoint(
+        checkpoint.every,
+        checkpoint.keep,
+        best,
+        checkpoint.seconds,
+        checkpoint.is_async,
+        checkpoint.local_dir,
+    )

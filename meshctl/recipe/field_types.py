@@ -9,6 +9,7 @@ mappings.
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -225,6 +226,24 @@ class OptionalBoolean(Boolean):
     """A boolean that is None if it is left out."""
 
     empty: ClassVar[Any] = None
+
+
+@dataclass(frozen=True)
+class AbsolutePath(Type):
+    """An absolute path, which means the same in every working directory. `~` is the home folder."""
+
+    empty: ClassVar[Any] = ""
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        written = node.value if isinstance(node.value, str) else ""
+        found = os.path.expanduser(written)
+        if os.path.isabs(found) and written != MISSING:
+            return found
+        reader.expected("an absolute path", node, path)
+        return None
+
+    def schema(self) -> Schema:
+        return text("^[~/]")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from meshctl.recipe.field_types import (
     MAX_BYTES,
     MAX_SEED,
     MAX_STEPS,
+    AbsolutePath,
     Boolean,
     Bytes,
     Metric,
@@ -473,6 +474,14 @@ CHECKPOINT = Section("checkpoint", "`run.checkpoint`", (
         doc="Checkpoints that are kept beside the newest: those with the best value of a metric at or before "
             "their step. It writes none.",
         aliases="save_best keep_best save_best_only load_best_model_at_end"),
+    Field("async", Boolean(),
+        doc="Whether workers copy their state at the step, and write it while the run goes on. A checkpoint "
+            "that is due before the last one is written waits for it.",
+        aliases="async_save async_mode async_checkpoint is_async"),
+    Field("local_dir", AbsolutePath(),
+        doc="Folder on a disk of each node, as an absolute path, to which workers write first. The files are "
+            "copied to the run directory while the run goes on.",
+        aliases="local_checkpoint_directory local_ckpt_dir non_persistent_local_ckpt_dir"),
 ))
 
 RUN = Section("run", "`run`", (

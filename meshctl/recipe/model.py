@@ -250,6 +250,8 @@ class Checkpoint:
     best: Best | None = None
     seconds: float = 0.0
     """`every` where it is a time; `every` is 0 then."""
+    is_async: bool = False
+    local_dir: str = ""
 
 
 @dataclass(frozen=True)

@@ -270,6 +270,7 @@ def _checkpoint(values: Mapping[str, Any] | None) -> model.Checkpoint | None:
     if not values:
         return None
     best = values["best"] and model.Best(**values["best"])
-    every = values["every"]
+    every, is_async = values["every"], values["async"]
     times = {"every": 0, "seconds": every} if isinstance(every, float) else {"every": every}
-    return model.Checkpoint(**{**values, **times, "best": best})
+    others = {key: value for key, value in values.items() if key != "async"}
+    return model.Checkpoint(**{**others, **times, "best": best, "is_async": is_async})

@@ -27,6 +27,8 @@ written. Readers follow all files of the folder and fold the events.
                                         where this rank logs another number than the rank that counts
     retried             worker          {"error": TYPE, "times": n}: the call of `stage` raised an exception
                                         and is repeated for the n-th time
+    saving              worker          {"seconds": s}: its part of the checkpoint of `step` is copied, and is
+                                        written beside training
     saved               worker          {"seconds": s, "files": {PATH: {"size": bytes, "sha256": digest}}}:
                                         its part of the checkpoint of `step` is on disk
     unsaved             worker          {"error": path and reason} where that part cannot be written
@@ -46,6 +48,7 @@ import errno
 import heapq
 import json
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
@@ -55,6 +58,8 @@ from typing import Any
 
 MAX_UNWRITTEN = 4 << 20
 """Bytes of events that wait for space on a full disk, at most. Beyond it the writer fails."""
+RETRY_S = 0.1
+"""Seconds between two attempts to write to a full disk."""
 _LINE = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -141,6 +146,7 @@ class Journal(EventLog):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._path, self._group, self._rank = path, group, rank
+        self._lock = threading.Lock()
         self._unwritten = b""
         """What a full disk did not take yet."""
         if os.fstat(self._file).st_size and not _ends_with_line(path):
@@ -178,15 +184,16 @@ class Journal(EventLog):
     def _append(self, text: bytes) -> None:
         """Appends whole lines. What a full disk does not take is written with a later event. Raises `OSError`
         beyond `MAX_UNWRITTEN`, because an event must not be lost."""
-        text = self._unwritten + text
-        try:
-            written = os.write(self._file, text)
-        except OSError as error:
-            self._unwritten = text
-            if len(text) > MAX_UNWRITTEN:
-                raise OSError(error.errno, error.strerror, str(self._path)) from None
-            return
-        self._unwritten = text[written:]
+        with self._lock:  # a checkpoint that is written beside training is reported by its thread
+            text = self._unwritten + text
+            try:
+                written = os.write(self._file, text)
+            except OSError as error:
+                self._unwritten = text
+                if len(text) > MAX_UNWRITTEN:
+                    raise OSError(error.errno, error.strerror, str(self._path)) from None
+                return
+            self._unwritten = text[written:]
 
     def _line(
         self,
@@ -217,12 +224,16 @@ class Journal(EventLog):
         value = f'{{"seconds":%.7f,"stages":{stages},"waits":{waits},"routes":{routes}%b}}'
         return f'{head[:-1]},"step":%d,"stage":"","value":{value},"time":%.6f}}\n'.encode()
 
-    def flush(self) -> None:
-        """Raises `OSError` if a full disk still does not take the events that wait for space."""
-        if self._unwritten:
+    def flush(self, seconds: float = 0.0) -> None:
+        """Writes the events that a full disk did not take, and waits for space, at most this long. Raises
+        `OSError` if the disk still does not take them."""
+        end = time.monotonic() + seconds
+        while self._unwritten:
             self._append(b"")
-        if self._unwritten:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+            if self._unwritten and time.monotonic() >= end:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+            if self._unwritten:
+                time.sleep(RETRY_S)
 
     def close(self) -> None:
         os.close(self._file)

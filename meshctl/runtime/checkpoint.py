@@ -31,6 +31,7 @@ from meshctl.run.directory import write_whole
 from meshctl.run.manifest import FILE as MANIFEST
 from meshctl.run.varying_state import FILE as BY_RANK
 from meshctl.run.varying_state import VaryingState
+from meshctl.runtime.collective import Collective
 from meshctl.runtime.errors import CheckpointError as CheckpointError
 from meshctl.runtime.state import dcp
 from meshctl.runtime.state.differences import differences, world_of
@@ -63,15 +64,23 @@ def save(folder: Path, name: str, state: object, mesh: DeviceMesh) -> list[Path]
     Raises `CheckpointError` with the path and the type of a value that cannot be stored; `OSError`, or
     `CheckpointException` of torch on all ranks, if a file cannot be written.
     """
-    path, tree = folder / name, StateTree.of(name, state)
-    found = differences(tree, mesh)
+    return save_tree(folder, name, StateTree.of(name, state), mesh)
+
+
+def save_tree(
+    folder: Path, name: str, tree: StateTree, mesh: DeviceMesh, world: Collective | None = None
+) -> list[Path]:
+    """As `save`, for a state that was taken apart. All communication is over `world`, the collective of all
+    ranks of the group; None for that of torch's WORLD."""
+    path = folder / name
+    found = differences(tree, mesh, world)
     varying = VaryingState.of(mesh, found.document, found.values)
     stored = _StoredNames(varying, mesh)
     failure: OSError | None = None
     entries = {stored.tensor(key): tensor for key, tensor in (tree.tensors | tree.sharded).items()}
     if mesh.own_rank == min(mesh.ranks()):
         failure = _failure_of(partial(varying.write, path))
-    written = dcp.write(path, {**entries, stored.document(): tree.text})
+    written = dcp.write(path, {**entries, stored.document(): tree.text}, world.group if world else None)
     if failure:
         raise failure
     if mesh.own_rank == min(mesh.ranks()) and (path / BY_RANK).exists():

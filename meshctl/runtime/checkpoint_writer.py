@@ -1,5 +1,17 @@
 """Writes this rank's part of each checkpoint, and reports it to the supervisor.
 
+    save(step)      the state is copied, or written
+    beside          what of this `run.checkpoint` lets run beside training, in a thread:
+
+                    left out        nothing
+                    async           writing the copy to the run directory
+                    local_dir       copying the files from the node's disk to the run directory
+                    both            writing the copy to the node's disk, then copying the files
+
+At most one checkpoint is in flight: the next one waits for it, and so does the end of the run. The thread of
+an asynchronous checkpoint communicates over a process group of its own, because training uses the others at
+the same time.
+
 A checkpoint that cannot be written, for example on a full disk, does not end the run: the rank reports
 `unsaved` with the path and the reason in place of `saved`, and goes on.
 """
@@ -8,20 +20,52 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from meshctl.plan.model import Checkpoint
 from meshctl.run.directory import RunDir
 from meshctl.run.events import EventLog
+from meshctl.run.local_checkpoints import LocalFolder
 from meshctl.run.manifest import describe
 from meshctl.runtime import checkpoint
+from meshctl.runtime.background import Background
+from meshctl.runtime.collective import Collective
+from meshctl.runtime.process_group import RUNNING
+from meshctl.runtime.state.staging import Staging
+from meshctl.runtime.state.tree import StateTree
 from meshctl.topology.mesh import DeviceMesh
 
 StateOf = Callable[[], object]
 """Returns the state of a component."""
+State = tuple[str, StateTree, DeviceMesh]
+"""A component's name, its state taken apart, and its mesh."""
+
+
+@dataclass
+class _Part:
+    """This rank's part of the checkpoint of one step."""
+
+    step: int
+    given: Mapping[str, int]
+    """Source -> the number of samples that it has produced."""
+    folder: Path
+    """The folder to which it is written first."""
+    begin: float = field(default_factory=time.perf_counter)
+    files: list[Path] = field(default_factory=list)
+    """The files that this rank has written."""
+    failure: str = ""
+    """The first path that could not be written, and why."""
+
+    def fail(self, error: BaseException, path: Path) -> None:
+        self.failure = self.failure or reason_of(error, path)
 
 
 class CheckpointWriter:
@@ -32,34 +76,101 @@ class CheckpointWriter:
         rank: int,
         states: Mapping[str, tuple[StateOf, DeviceMesh]],
         events: EventLog,
+        options: Checkpoint = Checkpoint(),
     ) -> None:
-        """`states` maps each component with state to its state and its mesh, which knows this rank."""
+        """`states` maps each component with state to its state and its mesh, which knows this rank. With
+        `options.is_async` it is a collective call of all ranks of the group."""
         self._run, self._group, self._rank, self._states, self._events = run, group, rank, states, events
+        self._staging = Staging() if options.is_async else None
+        self._world = _background_world(rank) if options.is_async else None
+        local_dir = options.local_dir
+        self._local = LocalFolder.of(local_dir, run, group, rank) if local_dir else None
+        self._background = Background()
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a checkpoint is being written beside training."""
+        return self._background.is_running
+
+    def wait(self) -> None:
+        """Waits until no checkpoint is in flight."""
+        self._background.wait()
 
     def save(self, step: int, given: Mapping[str, int]) -> None:
-        """Writes this rank's part of the checkpoint of a step. `given` is source -> the number of samples
-        that it has produced, for the sources of this group. It is a collective call of all ranks of the
-        group."""
-        begin, folder = time.perf_counter(), self._run.checkpoint(step)
-        written: list[Path] = []
-        failure = ""
-        for name, (state_of, mesh) in self._states.items():
-            state = state_of()
+        """Saves this rank's part of the checkpoint of a step, or begins to. `given` is source -> the number
+        of samples that it has produced, for the sources of this group. It is a collective call of all ranks
+        of the group."""
+        self.wait()
+        part = _Part(step, given, self._local.begin(step) if self._local else self._run.checkpoint(step))
+        states = (
+            (name, StateTree.of(name, state_of()), mesh) for name, (state_of, mesh) in self._states.items()
+        )
+        if self._staging:
+            copies = [(name, self._staging.copy(name, tree), mesh) for name, tree, mesh in states]
+            self._run_in_background(part, partial(self._write_and_report, part, copies))
+        elif self._local:
+            self._write(part, states)
+            self._run_in_background(part, partial(self._report, part))
+        else:
+            self._write_and_report(part, states)
+
+    def _run_in_background(self, part: _Part, function: Callable[[], None]) -> None:
+        self._events.write("saving", step=part.step, seconds=time.perf_counter() - part.begin)
+        self._background.run(function, f"checkpoint of step {part.step}")
+
+    def _write_and_report(self, part: _Part, states: Iterable[State]) -> None:
+        self._write(part, states)
+        self._report(part)
+
+    def _write(self, part: _Part, states: Iterable[State]) -> None:
+        """Writes the files of this rank. It is a collective call of all ranks of the group."""
+        for name, tree, mesh in states:
             try:  # after a failure the rank still takes part in the collectives of the other components
-                written += checkpoint.save(folder, name, state, mesh)
+                part.files += checkpoint.save_tree(part.folder, name, tree, mesh, self._world)
             except (OSError, dcp.CheckpointException) as error:
-                failure = failure or reason_of(error, folder / name)
-        files: dict[str, Any] = {}
+                part.fail(error, part.folder / name)
         try:
             if not self._rank:
-                written += checkpoint.save_position(folder, self._group, dict(given))
-            files = describe(folder, written)
+                part.files += checkpoint.save_position(part.folder, self._group, dict(part.given))
         except OSError as error:
-            failure = failure or reason_of(error, folder)
-        if failure:
-            self._events.write("unsaved", step=step, error=failure)
+            part.fail(error, part.folder)
+
+    def _report(self, part: _Part) -> None:
+        """Describes the files of this rank for the manifest, after they are copied to the run directory."""
+        files: dict[str, Any] = {}
+        try:
+            if not part.failure:
+                files = describe(part.folder, part.files)
+            if self._local and not part.failure:
+                self._local.copy(part.step, files)
+        except OSError as error:
+            part.fail(error, part.folder)
+        if self._local:
+            self._local.end()
+        if part.failure:
+            self._delete(part)
+            self._events.write("unsaved", step=part.step, error=part.failure)
         else:
-            self._events.write("saved", step=step, seconds=time.perf_counter() - begin, files=files)
+            seconds = time.perf_counter() - part.begin
+            self._events.write("saved", step=part.step, seconds=seconds, files=files)
+
+    def _delete(self, part: _Part) -> None:
+        """Deletes the files of this rank. On a full disk the event about the failure needs their space."""
+        written = [path.relative_to(part.folder) for path in part.files]
+        for folder in {part.folder, self._run.checkpoint(part.step)}:
+            partly = [path for name in self._states for path in folder.glob(f"{name}/__{self._rank}_*")]
+            for path in (*(folder / name for name in written), *partly):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+
+def _background_world(rank: int) -> Collective | None:
+    """Returns the collective of all ranks of the group over a process group of its own; None for a group of
+    one worker. It is a collective call of all ranks."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    ranks = range(dist.get_world_size())
+    return Collective(ranks, rank, dist.new_group(backend="gloo", timeout=RUNNING))
 
 
 def reason_of(error: BaseException, path: Path) -> str:

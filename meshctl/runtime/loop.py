@@ -135,6 +135,7 @@ class Loop:
         step = self._run_steps(start)
         if self._is_open_ended and not self._agreement.has_failed:
             self._close(step, start)
+        self._wait_for_save(step)
         if self._context.recorder:
             self._context.recorder.forget(step)
         self._agreement.leave()
@@ -383,6 +384,13 @@ class Loop:
         self._state.at = ("checkpoint", step)
         self._context.progress.enter(Activity.SAVING, -1, perf_counter())
         self._context.save(step, self._sources.given_after(step))
+        self._state.at = ("", step)
+
+    def _wait_for_save(self, step: int) -> None:
+        """Waits for a checkpoint that is being written beside training."""
+        self._state.at = ("checkpoint", step)
+        self._context.progress.enter(Activity.SAVING, -1, perf_counter())
+        self._context.wait_for_save()
         self._state.at = ("", step)
 
     def _cut(self, stage: Stage, step: int, is_outdated: bool = False) -> None:

@@ -38,6 +38,8 @@ class LoopContext:
     recorded: Mapping[str, Recorded] = field(default_factory=dict)
     """Route -> its recording, for the routes that the plan replays."""
     progress: Progress = field(default_factory=Progress)
+    wait_for_save: Callable[[], None] = lambda: None
+    """Waits until no checkpoint is being written beside training."""
 
     def hosts(self, stage: Stage) -> bool:
         """Whether this worker's group runs a stage, or one of the two sides of a sync."""

@@ -14,7 +14,7 @@ import faulthandler
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -60,6 +60,10 @@ PEER_ERRORS = (
     *(ConnectionResetError, BrokenPipeError),
 )
 """Errors that a worker sees when a peer has failed. The cause is in another process."""
+
+
+SPACE_S = 10.0
+"""Seconds for which a worker that is done waits for space for its last events."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,7 @@ class Worker:
         for name, component in components.items():
             self._close(plan, name, component, last)
         self._journal.write("done", step=last)
-        self._journal.flush()
+        self._journal.flush(SPACE_S)
         data_plane.close()
         dist.destroy_process_group()
 
@@ -171,7 +175,7 @@ class Worker:
         agreement: StopAgreement,
         data_plane: DataPlane,
     ) -> LoopContext:
-        save = self._checkpoint_hook(plan, components)
+        save, wait = self._checkpoint_hooks(plan, components)
         recorder = Recorder(plan.run.record, self._run.recorded) if plan.run.record else None
         recorded = {route: Recorded(Path(folder)) for route, folder in start.replay.items()}
         return LoopContext(
@@ -186,6 +190,7 @@ class Worker:
             recorder,
             recorded,
             self._progress,
+            wait,
         )
 
     def _close(self, plan: Plan, name: str, component: Component, last: int) -> None:
@@ -257,10 +262,13 @@ class Worker:
             component.load_state_dict(state)
         return step_of(folder), checkpoint.load_positions(Path(folder))
 
-    def _checkpoint_hook(self, plan: Plan, components: Mapping[str, Component]) -> CheckpointHook:
-        """Returns the function that saves a checkpoint; it does nothing in a run without checkpoints."""
+    def _checkpoint_hooks(
+        self, plan: Plan, components: Mapping[str, Component]
+    ) -> tuple[CheckpointHook, Callable[[], None]]:
+        """Returns the functions that save a checkpoint, and that wait until none is in flight. They do
+        nothing in a run without checkpoints."""
         if plan.run.checkpoint is None:
-            return lambda step, produced: None
+            return lambda step, produced: None, lambda: None
         from meshctl.runtime.checkpoint_writer import CheckpointWriter  # its import takes half a second
 
         env = self._env
@@ -268,13 +276,14 @@ class Worker:
             name: (component.state_dict, plan.component(name).mesh.at(env.rank))
             for name, component in stateful(plan, components).items()
         }
-        writer = CheckpointWriter(self._run, env.group, env.rank, states, self._journal)
+        options = plan.run.checkpoint
+        writer = CheckpointWriter(self._run, env.group, env.rank, states, self._journal, options)
         sources = [stage.name for stage in plan.sources if stage.component in components]
 
         def save(step: int, produced: Mapping[str, int]) -> None:
             writer.save(step, {name: produced[name] for name in sources})
 
-        return save
+        return save, writer.wait
 
     def report_fault(self, error: Exception | SystemExit) -> None:
         """Writes the `fault` event with the stage and step, and the whole traceback to the log."""

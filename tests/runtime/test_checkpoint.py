@@ -6,16 +6,21 @@ import pickle
 import re
 from pathlib import Path
 from random import Random
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from meshctl.run.varying_state import VaryingState
-from meshctl.runtime.checkpoint import CheckpointError, load, save
+from meshctl.runtime.checkpoint import CheckpointError, load, save, save_tree
+from meshctl.runtime.collective import Collective
 from meshctl.runtime.state.dcp import write
+from meshctl.runtime.state.staging import Staging
+from meshctl.runtime.state.tree import StateTree
 from meshctl.topology.mesh import DeviceMesh
 from tests.examples import examples
 from tests.runtime import worlds
@@ -259,6 +264,29 @@ def sharded_tensors_are_resharded_with_state_that_differs(rank: int) -> None:
     assert torch.equal(load(folder("even"), "actor", own, moved)["w"].full_tensor(), whole)
     assert same(load(folder("even"), "actor", {"w": torch.zeros(8, 2)}, moved)["w"], whole)
     assert "`w` of component `actor` is sharded" in refusal("even", {}, moved)
+
+
+@check
+def a_copy_is_saved_over_another_process_group(rank: int) -> None:
+    """As a checkpoint that is written beside training, which changes the state meanwhile."""
+    mesh = FSDP_TP.at(rank)
+    background = Collective(range(SIZE), rank, dist.new_group(backend="gloo"))
+    whole = torch.arange(16.0).view(8, 2)
+    torch_mesh = mesh.to_torch()["fsdp", "tp"]
+    sharded = distribute_tensor(whole.clone(), torch_mesh, [Shard(0), Replicate()], src_data_rank=None)
+    state = {"w": torch.nn.Parameter(sharded), "noise": torch.full((2,), mesh.dim_rank("tp"))}
+    copy = Staging().copy("actor", StateTree.of("actor", state))
+    thread = Thread(target=lambda: save_tree(folder("copy"), "actor", copy, mesh, background))
+    thread.start()
+    for _ in range(20):
+        dist.all_reduce(state["noise"])
+    with torch.no_grad():
+        state["w"].zero_()
+    thread.join()
+    own = {"w": distribute_tensor(torch.zeros(8, 2), torch_mesh, [Shard(0), Replicate()], src_data_rank=None)}
+    found = load(folder("copy"), "actor", own, mesh)
+    assert torch.equal(own["w"].full_tensor(), whole) and varying("copy").values == {"noise": ("tp",)}
+    assert found["noise"].tolist() == [mesh.dim_rank("tp")] * 2
 
 
 @check

@@ -18,6 +18,7 @@ from meshctl.engines.supervise.cause import ATTEMPT
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.events import Follower
+from meshctl.run.local_checkpoints import warning_of_uncopied
 from meshctl.run.metrics import Fold, Line
 from meshctl.run.saved_checkpoints import Whole, clear_later, newest_whole
 from meshctl.run.surviving_rows import PastAttempts, continue_rows
@@ -43,8 +44,8 @@ class Attempt:
     """The rows of metrics before its first step, of earlier attempts."""
     published: frozenset[int] = frozenset()
     """The steps of the checkpoints that earlier attempts have published."""
-    warning: str = ""
-    """A warning about damaged checkpoints; empty for none."""
+    warnings: tuple[str, ...] = ()
+    """Warnings about newer checkpoints that are damaged, or that are only on the disk of this node."""
 
     @property
     def step(self) -> int | None:
@@ -68,7 +69,7 @@ def begin(
     private = holds_secret(plan, composed)
     write_whole(run.recipe, composed, private)
     write_whole(run.plan, plan.to_json(), private)
-    return replace(_begun(plan, run, start, descriptor), warning=whole.warning)
+    return replace(_begun(plan, run, start, descriptor), warnings=_warnings(plan, run, whole))
 
 
 def attached(plan: Plan, run: RunDir) -> Attempt:
@@ -86,7 +87,12 @@ def next_attempt(attempt: Attempt) -> Attempt:
     start = replace(start, replay=attempt.start.replay, after=attempt.start.after)
     begun = _begun(attempt.plan, attempt.run, start, attempt.lock)
     begun.run.forget_recorded(begun.step or 0)
-    return replace(begun, warning=whole.warning)
+    return replace(begun, warnings=_warnings(begun.plan, begun.run, whole))
+
+
+def _warnings(plan: Plan, run: RunDir, whole: Whole) -> tuple[str, ...]:
+    local_dir = plan.run.checkpoint.local_dir if plan.run.checkpoint else ""
+    return tuple(filter(None, [whole.warning, warning_of_uncopied(local_dir, run, whole.step)]))
 
 
 def _begun(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:

@@ -157,7 +157,7 @@ class Head:
         self._write("launched", attempt=start.attempt, digest=plan.digest)
         if self._attempt.step is not None:
             self._write("resumed", step=self._attempt.step, path=start.resume)
-        self._warn(filter(None, [self._attempt.warning]))
+        self._warn(self._attempt.warnings)
         self._session.observers.on_attempt(start.attempt, self._attempt.step)
         self._nodes.begin(self._message(), {node: groups_on(plan, node) for node in nodes_of(plan)})
         while self._nodes.running:

@@ -32,13 +32,13 @@ from torch.distributed.checkpoint.planner import ReadItem
 from meshctl.runtime.errors import CheckpointError
 
 
-def write(path: Path, state: dict[str, Any]) -> list[Path]:
+def write(path: Path, state: dict[str, Any], group: dist.ProcessGroup | None = None) -> list[Path]:
     """Writes tensors and texts to a folder, and returns the files that this rank has written. It is a
-    collective call of all ranks of the group."""
+    collective call of all ranks of `group`, by default torch's WORLD."""
     with suppress(OSError):  # torch meets the same error, and tells all ranks
         path.mkdir(parents=True, exist_ok=True)
     writer = dcp.FileSystemWriter(path, sync_files=True)
-    dcp.save(state, storage_writer=writer, no_dist=not dist.is_initialized())
+    dcp.save(state, storage_writer=writer, process_group=group, no_dist=not dist.is_initialized())
     rank = dist.get_rank() if dist.is_initialized() else 0
     metadata = [] if rank else [path / ".metadata"]
     return [*sorted(path.glob(f"__{rank}_*.distcp")), *metadata]

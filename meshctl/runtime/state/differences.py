@@ -37,13 +37,14 @@ class Differences:
     """Name -> dims, for the values that differ."""
 
 
-def differences(tree: StateTree, mesh: DeviceMesh) -> Differences:
-    """Compares the state of this rank with those of the others. It is a collective call of all ranks."""
+def differences(tree: StateTree, mesh: DeviceMesh, world: Collective | None = None) -> Differences:
+    """Compares the state of this rank with those of the others. It is a collective call of all ranks.
+    `world` is the collective of all ranks; None for that of torch's WORLD."""
     if mesh.world_size == 1:
         return Differences()
     digests, document = digests_of(tree), text_digest(tree.text)
     whole = text_digest(json.dumps([document, digests]))
-    world = world_of(mesh)
+    world = world or world_of(mesh)
     wholes = world.all_gather(torch.tensor(int(whole, 16) - (1 << 63)))
     if all(bool(other == wholes[0]) for other in wholes):
         return Differences()

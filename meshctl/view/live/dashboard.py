@@ -44,6 +44,7 @@ from meshctl.view.live.run_state import (
     State,
     download_line,
     restart_line,
+    saving_line,
 )
 
 REFRESH_HZ = 8
@@ -143,6 +144,8 @@ def notice_after(event: Event, notice: str) -> str:
             return f"stopping: {reason}" if reason else "stopping"
         case "restarted":
             return restart_line(event)
+        case "saving":
+            return saving_line(event)
         case "checkpoint":
             return f"checkpoint of step {event.step}"
         case "stall":

@@ -18,7 +18,7 @@ from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
 from meshctl.view.formatting import count, duration, number
 from meshctl.view.live.output import Output, OutputThread
-from meshctl.view.live.run_state import RunState, download_line, restart_line
+from meshctl.view.live.run_state import RunState, download_line, restart_line, saving_line
 
 INTERVAL_S = 1.0
 """Minimum time of the run between two lines of steps."""
@@ -38,6 +38,8 @@ class PlainOutput:
         self._printed_at: float | None = None
         self._downloaded_at = 0.0
         """The time of the last line about a download."""
+        self._saving_step = 0
+        """The step of the last checkpoint of which workers have said that they write it beside training."""
         self._pending: dict[str, Any] = {}
         """The newest value of each metric since the last line."""
         self._lock = threading.Lock()
@@ -46,7 +48,7 @@ class PlainOutput:
 
     def on_attempt(self, number: int, step: int | None) -> None:
         if self._has_begun:  # an event tells of the restart
-            self._printed_at, self._pending = None, {}
+            self._printed_at, self._saving_step, self._pending = None, 0, {}
             self._running.clear()
             return
         self._has_begun = True
@@ -65,6 +67,9 @@ class PlainOutput:
         match event.name:
             case "started" | "ready":
                 self._print_running(event.group)
+            case "saving" if (event.step or 0) > self._saving_step:
+                self._saving_step = event.step or 0
+                self._print(saving_line(event))
             case "checkpoint":
                 self._print(f"checkpoint of step {event.step}: {event.value.get('path', '')}".rstrip(": "))
             case "download":

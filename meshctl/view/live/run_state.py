@@ -127,6 +127,11 @@ def download_line(value: Mapping[str, Any]) -> str:
     return f"{DOWNLOADING} {value.get('model', '')}: {amount}"
 
 
+def saving_line(event: Event) -> str:
+    """Returns the line about a checkpoint that is written beside training."""
+    return f"checkpoint of step {event.step} is being written"
+
+
 def restart_line(event: Event) -> str:
     """Returns the line about a restart, `restarted after step 40: train:1 failed: killed by SIGKILL`."""
     where = f"after step {event.step}" if event.step else "from the beginning"

@@ -1,0 +1,271 @@
+"""Checkpoints that are written while the run goes on (`run.checkpoint.async` and `local_dir`), by real
+processes whose disk waits where a test wants it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import TIMEOUT, alive, wait
+
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Event, Follower
+from meshctl.run.manifest import Manifest
+from tests.command_server import Done, call
+
+PARTS = """
+import os
+import time
+from pathlib import Path
+
+import torch
+from meshctl import Batch, Component, endpoint
+
+
+class Source(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        return Batch({"x": torch.tensor(samples, dtype=torch.float64)})
+
+
+class Learner(Component):
+    def __init__(self, size: int = 3):
+        self.weight = torch.zeros(size, dtype=torch.float64)
+
+    def setup(self):
+        self.random = torch.Generator().manual_seed(self.mesh.data_rank())
+        os.fsync = disk_that_waits(os.fsync)
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        noise = torch.rand(len(self.weight), dtype=torch.float64, generator=self.random)
+        step = torch.sin(self.weight + batch["x"].sum()) * noise
+        self.weight += self.collective("dp").all_reduce(step)
+        return {"norm": float(self.weight.norm())}
+
+    def state_dict(self):
+        return {"weight": self.weight, "random": self.random.get_state()}
+
+    def load_state_dict(self, state):
+        self.weight = state["weight"]
+        self.random.set_state(state["random"])
+
+
+def disk_that_waits(fsync):
+    def waiting(descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        while any(f"checkpoints/{gate.name}/" in path for gate in Path("gates").glob("step-*")):
+            time.sleep(0.01)
+        fsync(descriptor)
+
+    return waiting
+"""
+
+RECIPE = """
+groups:
+  read: {ranks: 1, device_type: cpu}
+  learn: {ranks: 2, device_type: cpu}
+components:
+  source: {_target_: parts.Source, group: read}
+  learner: {_target_: parts.Learner, group: learn}
+pipeline:
+  batch: {call: source.next, samples: 4}
+  update: {call: learner.update, in: batch}
+run: {steps: 6, dir: runs, checkpoint: {every: 2}}
+"""
+ASYNC = "run.checkpoint.async=true"
+FOREVER = "run.steps=100000000"
+WORKERS = 3
+
+
+@dataclass
+class Launch:
+    """A launch that goes on in a thread."""
+
+    folder: Path
+    name: str
+    done: Done | None = None
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def begin(self, *words: str) -> Launch:
+        def launch() -> None:
+            self.done = call(self.folder, "launch", *words, env={"OMP_NUM_THREADS": "1"})
+
+        self.done = None
+        self.threads.append(threading.Thread(target=launch))
+        self.threads[-1].start()
+        return self
+
+    def end(self) -> Done:
+        self.threads[-1].join(TIMEOUT)
+        assert self.done is not None
+        return self.done
+
+    @property
+    def run(self) -> RunDir:
+        [folder] = (self.folder / "runs" / self.name).iterdir()
+        return RunDir(folder)
+
+    def events(self, name: str, step: int | None = None) -> list[Event]:
+        if not [*self.folder.glob(f"runs/{self.name}/*/events")]:
+            return []
+        found = Follower(self.run.events).in_order()
+        return [event for event in found if event.name == name and step in (None, event.step)]
+
+    def wait_for(self, name: str, step: int | None = None, count: int = WORKERS) -> None:
+        wait(lambda: len(self.events(name, step)) >= count or self.done is not None, f"{name} of step {step}")
+        assert len(self.events(name, step)) >= count, self.done
+
+    @property
+    def launcher(self) -> int:
+        return parent_of(parent_of(self.workers[0]))
+
+    @property
+    def workers(self) -> list[int]:
+        return [pid for event in self.events("started") if alive(pid := event.value["pid"])]
+
+    def rows(self) -> list[dict[str, Any]]:
+        rows = [json.loads(line) for line in self.run.metrics.read_text().splitlines()]
+        return [{key: value for key, value in row.items() if key != "time"} for row in rows]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@contextmanager
+def waiting_disk(folder: Path, step: int) -> Iterator[None]:
+    """Context manager in which no file of the checkpoint of a step in a run directory gets to the disk."""
+    gate = folder / "gates" / f"step-{step}"
+    gate.parent.mkdir(exist_ok=True)
+    gate.touch()
+    try:
+        yield
+    finally:
+        gate.unlink()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+@pytest.fixture
+def whole(folder: Path) -> Launch:
+    """An uninterrupted run whose checkpoints are written while it waits."""
+    launch = Launch(folder, "whole").begin("recipe.yaml", "name=whole")
+    assert launch.end().returncode == 0, launch.done
+    return launch
+
+
+@pytest.mark.slow
+def test_a_kill_in_flight_leaves_the_checkpoint_before(folder: Path, whole: Launch) -> None:
+    local = folder / "local"
+    launch = Launch(folder, "killed")
+    options = (ASYNC, f"run.checkpoint.local_dir={local}")
+    with waiting_disk(folder, 4):
+        launch.begin("recipe.yaml", "name=killed", *options)
+        launch.wait_for("saving", 4)
+        wait(lambda: (launch.run.checkpoint(4) / "learner").is_dir(), "a copy")
+        os.kill(launch.launcher, signal.SIGKILL)
+        launch.end()
+        wait(lambda: not launch.workers, "the end of all workers")
+    assert launch.run.saved() == 2
+    assert [event.group for event in launch.events("saved", 4)] == ["read"]  # whose disk does not wait
+    again = launch.begin(str(launch.run.path)).end()
+    assert again.returncode == 0, again
+    assert "the checkpoint of step 4 was not copied whole from " in again.stdout
+    assert "so the run continues from step 2" in again.stdout
+    assert launch.rows() == whole.rows() and launch.run.saved() == 6
+    manifest = Manifest.read(launch.run.checkpoint(6))
+    assert manifest.damage(launch.run.checkpoint(6)) == "" and len(manifest.files) == 6
+    assert list(local.iterdir()) == []
+
+
+@pytest.mark.nightly
+def test_the_next_checkpoint_and_the_end_wait_for_the_one_in_flight(folder: Path, whole: Launch) -> None:
+    launch = Launch(folder, "waits")
+    with waiting_disk(folder, 2):
+        launch.begin("recipe.yaml", "name=waits", ASYNC, "run.steps=5")
+        launch.wait_for("step", 3)
+        assert {event.group for event in launch.events("saving", 4)} <= {"read"}
+    assert launch.end().returncode == 0 and launch.rows() == whole.rows()[:5]
+    for rank in (0, 1):
+        order = [
+            (event.name, event.step)
+            for event in Follower(launch.run.events).in_order()
+            if event.name in ("saving", "saved", "done") and (event.group, event.rank) == ("learn", rank)
+        ]
+        writes = [(name, step) for step in (2, 4, 5) for name in ("saving", "saved")]
+        assert order == [*writes, ("done", 5)]
+
+
+@pytest.mark.nightly
+def test_a_requested_checkpoint_that_is_due_as_well_is_one(folder: Path) -> None:
+    launch = Launch(folder, "twice")
+    with waiting_disk(folder, 2):
+        launch.begin("recipe.yaml", "name=twice", ASYNC, FOREVER)
+        launch.wait_for("step", 3)
+        os.kill(launch.launcher, signal.SIGUSR1)
+    launch.wait_for("checkpoint", 6, count=1)
+    os.kill(launch.launcher, signal.SIGTERM)
+    assert launch.end().returncode == 143
+    steps = [event.step for event in launch.events("checkpoint")]
+    assert steps == sorted(set(steps)) and steps[0] == 2
+    assert len(launch.events("saved", 4)) == WORKERS
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("opens", [True, False])
+def test_sigterm_waits_within_the_grace(opens: bool, folder: Path) -> None:
+    launch = Launch(folder, "term")
+    with waiting_disk(folder, 4):
+        grace = "run.grace=40" if opens else "run.grace=1"
+        launch.begin("recipe.yaml", "name=term", ASYNC, FOREVER, grace)
+        launch.wait_for("saving", 4)
+        os.kill(launch.launcher, signal.SIGTERM)
+        launch.wait_for("stopping", count=1)
+        if not opens:
+            launch.end()
+    assert launch.end().returncode == 143
+    last = max(event.step or 0 for event in launch.events("step"))
+    assert launch.run.saved() == (last if opens else 2) and launch.workers == []
+
+
+@pytest.fixture
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A file system of 2 MiB, where this process may mount one."""
+    path = folder / "runs"
+    path.mkdir()
+    if os.system(f"mount -t tmpfs -o size=2m tmpfs {path} 2>/dev/null"):
+        pytest.skip("only root can mount a file system")
+    yield path
+    os.system(f"umount {path}")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_full_disk_is_a_warning_with_the_path(is_local: bool, small_disk: Path, folder: Path) -> None:
+    options = [f"run.checkpoint.local_dir={folder / 'local'}"] if is_local else []
+    size = "components.learner.args={size: 100000}"  # 800 kB: two checkpoints do not fit
+    keep = "run.checkpoint.keep=2"
+    done = Launch(folder, "full").begin("recipe.yaml", "name=full", ASYNC, size, keep, *options).end()
+    run = Launch(folder, "full").run
+    place = str(run.checkpoint(6))
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 5
+    assert line.startswith(f"error: the last checkpoint, of step 6, could not be written: {place}"), line
+    assert "No space left on device" in line or "bytes are free on its disk" in line
+    newest = run.checkpoint(run.saved())  # that of step 2, if 6 filled the disk before 4 had its manifest
+    assert run.saved() in (2, 4) and not run.checkpoint(6).exists()
+    assert Manifest.read(newest).damage(newest) == ""
