@@ -116,3 +116,19 @@ def test_a_stopped_node_process_does_not_prevent_the_end(launch: Launch, tmp_pat
     run.send(signal.SIGTERM)
     gone(pids)
     assert run.end() == 130
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "victim", [("one", 0), ("one", 31), ("two", 7), ("two", 16), ("two", 30), ("one", 12)]
+)
+def test_the_killed_one_of_64_workers_is_named(
+    launch: Launch, tmp_path: Path, victim: tuple[str, int]
+) -> None:
+    """Its peers report their losses while the launcher waits for a processor."""
+    run = launch(plan_of(tmp_path, ("one", 32), ("two", 32)), "forever").ready(64)
+    pids = family(run.pid)
+    os.kill(run.pid_of(*victim), signal.SIGKILL)
+    wait(lambda: not any(map(alive, pids)), "the end of all processes")
+    assert run.end() == 5
+    assert run.output().startswith(f"error: {victim[0]}:{victim[1]} failed: killed by SIGKILL")
