@@ -1,13 +1,14 @@
 """Output of all commands.
 
-A closed pipe and characters that the stream's encoding lacks are not errors. A full disk is: `main` reports
-it for all commands, with exit code 4.
+A closed pipe or terminal and characters that the stream's encoding lacks are not errors. A full disk is:
+`main` reports it for all commands, with exit code 4.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 from contextlib import suppress
 from io import TextIOWrapper
@@ -27,8 +28,16 @@ def write(text: str, out: TextIO) -> None:
             out.reconfigure(errors="replace")
         out.write(text)
         out.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if not is_closed(error, out):
+            raise
         silence(out)
+
+
+def is_closed(error: OSError, out: TextIO) -> bool:
+    """Whether nobody reads a stream any more: the reader of a pipe has ended, or a terminal was closed."""
+    is_device = stat.S_ISCHR(os.fstat(out.fileno()).st_mode)
+    return isinstance(error, BrokenPipeError) or (error.errno == errno.EIO and is_device)
 
 
 def silence(out: TextIO) -> None:

@@ -78,6 +78,14 @@ def test_a_closed_output_is_no_bug(words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (int("seed=x" in words), "")
 
 
+def test_a_closed_terminal_is_no_error() -> None:
+    ours, theirs = os.openpty()
+    os.close(ours)
+    done = subprocess.run([*CALL, "explain", "MC410"], cwd=ROOT, stdout=theirs, stderr=subprocess.PIPE)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_what_is_wrong_does_not_go_where_what_is_right_belongs() -> None:
     done = called("validate", "--format", "xml", RECIPE, around='"$@" 2>&-')
     assert (done.returncode, done.stdout) == (2, "")
