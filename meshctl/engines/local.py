@@ -25,6 +25,7 @@ from meshctl.engines.checks.interpreters import check_interpreters
 from meshctl.engines.checks.models import check_libraries, downloads
 from meshctl.engines.engine import CannotStart, Exited, Handle, Job, Rendered, agent_commands, nodes_of
 from meshctl.engines.node import termination
+from meshctl.engines.node.scratch import remove_scratch
 from meshctl.engines.node.worker_env import missing, resolve
 from meshctl.plan.model import Plan
 from meshctl.run.authentication import TOKEN_VARIABLE
@@ -153,6 +154,8 @@ class LocalHandle:
         termination.kill_children()
         for process in list(self._processes.values()):
             self._forget(process, -signal.SIGKILL)
+        for node in nodes_of(self._job.plan):
+            remove_scratch(self._job.token, node)
 
     def _forget(self, process: _Process, code: int) -> None:
         os.close(process.pidfd)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing.util
 import os
 import signal
 import subprocess
@@ -79,6 +80,7 @@ def worker(environ: Mapping[str, str]) -> int:
     if chosen and "stubborn" in mode:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "children" in mode:
+        multiprocessing.util.get_temp_dir()  # as data loaders do, for the sockets of shared tensors
         for own_session in (False, True):
             subprocess.Popen(["sleep", "1000"], start_new_session=own_session)
     planned = None if "forever" in mode else STEPS

@@ -46,6 +46,7 @@ from meshctl.engines.node.forkserver import Client, Ended, ServerGone, SpawnRequ
 from meshctl.engines.node.interpreter import server_python
 from meshctl.engines.node.progress import recorded_workers
 from meshctl.engines.node.rendezvous import Meeting, PlannedRendezvous, connect
+from meshctl.engines.node.scratch import scratch_folder
 from meshctl.engines.node.termination import GRACE_S
 from meshctl.engines.node.worker_env import Stores, WorkerEnv
 from meshctl.plan.model import Group, Plan, Worker
@@ -105,6 +106,7 @@ class AgentJob:
                 cwd,
                 self.start.terminal if self.start.debug == f"{self.group}:{member.rank}" else "",
                 -1 if self.placed.program else recorded.index((self.group, member.rank)),
+                str(scratch_folder(self.stores.token, self.node)),
             )
             for member in self.members
         )

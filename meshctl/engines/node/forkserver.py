@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 
 from meshctl.engines.engine import WorkerMain
 from meshctl.engines.node import process_setup, termination
+from meshctl.engines.node.scratch import use_scratch
 from meshctl.run import stack_dump
 from meshctl.run.progress import VARIABLE
 
@@ -63,6 +64,8 @@ class SpawnRequest:
     """The terminal of a worker that is debugged; empty for a worker without standard input."""
     record: int = -1
     """The number of its progress record; -1 for a worker without one."""
+    scratch: str = ""
+    """The folder for the sockets of `multiprocessing`."""
 
 
 @dataclass(frozen=True)
@@ -313,6 +316,7 @@ def _become(request: SpawnRequest, worker: WorkerMain, server: int, records: int
             os.chdir(request.cwd)
         if request.argv is not None:
             _execute(request.argv)
+        use_scratch(request.scratch)
         code = _call(worker)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

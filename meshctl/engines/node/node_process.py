@@ -38,6 +38,7 @@ from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_so
 from meshctl.engines.node.hub_download import Downloading
 from meshctl.engines.node.interpreter import groups_of
 from meshctl.engines.node.progress import POLL_S, Records
+from meshctl.engines.node.scratch import make_scratch, remove_scratch
 from meshctl.engines.node.stacks import StackRequests
 from meshctl.engines.node.worker_env import Stores
 from meshctl.plan.model import Plan
@@ -120,6 +121,7 @@ class NodeProcess:
             self._report_progress()
             self._end_attempt()
         termination.kill_children()
+        remove_scratch(self._job.token, self._job.node)
         return self._code if self._is_leaving else FAILED
 
     @property
@@ -180,6 +182,7 @@ class NodeProcess:
             number, [AgentJob(plan, run, start, group, node, stores, os.getppid()) for group in groups]
         )
         self._records.begin(plan, self._job.node)
+        make_scratch(self._job.token, self._job.node)
         try:
             wanted = downloads(plan, start.path, os.environ, groups)
         except CannotStart as error:

@@ -21,15 +21,18 @@ class ForcedEnd:
         """0 not begun, 1 SIGTERM sent, 2 SIGKILL sent, 3 node processes killed."""
         self._deadline = math.inf
         """Time at which the next phase begins."""
+        self._notice_s = GRACE_S
+        """Seconds between SIGTERM and SIGKILL."""
 
     @property
     def has_begun(self) -> bool:
         return self._phase > 0
 
-    def begin_at(self, moment: float) -> None:
-        """Begins at a time, in seconds of the monotonic clock, unless it has begun."""
+    def begin_at(self, moment: float, notice_s: float = GRACE_S) -> None:
+        """Begins at a time, in seconds of the monotonic clock, unless it has begun. `notice_s` is the time
+        between SIGTERM and SIGKILL: 0 if all workers have been asked to end before."""
         if not self._phase:
-            self._deadline = moment
+            self._deadline, self._notice_s = moment, notice_s
 
     def kill(self, now: float) -> None:
         """Begins with SIGKILL, or goes on to it."""
@@ -44,7 +47,7 @@ class ForcedEnd:
         self._deadline = now + GRACE_S
         if self._phase == 1:
             self._nodes.signal(signal.SIGTERM)
-            self._deadline += AGENT_S
+            self._deadline = now + self._notice_s + AGENT_S
         elif self._phase == 2:
             self._nodes.signal(signal.SIGKILL)
         else:

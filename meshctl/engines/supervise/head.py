@@ -351,8 +351,10 @@ class Head:
     def _stop_within_grace(self, reason: str) -> None:
         """Requests an orderly end, which is forced at the end of `run.grace`; at once before step 1."""
         self._stop(StopRequest(reason))
-        has_grace = self._is_ready or not self._workers
-        self._forced.begin_at(time.monotonic() + self._plan.run.grace if has_grace else 0.0)
+        if self._is_ready or not self._workers:
+            self._forced.begin_at(time.monotonic() + self._plan.run.grace, notice_s=0.0)
+        else:
+            self._forced.begin_at(0.0)
 
     def _fault_line(self, text: str) -> str:
         """Returns the text about a metric that is not finite, and what can be continued from."""
