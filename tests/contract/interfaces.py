@@ -97,6 +97,7 @@ BENCHMARKS: dict[str, str] = {
     "checks_cost": "goal name ok others value what",
     "collect_ranks": "goal name ok value",
     "data_plane": "goal load name ok others value what",
+    "faults": "goal name ok value",
     "empty_step": "cpu goal load name ok others value what",
     "grpo_end_to_end": "goal load name ok others time value what",
     "hf_gpu_step": "device goal name ok skipped value",

@@ -1,0 +1,95 @@
+"""Processes that are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+
+from benchmarks.fault_cases.case import FORK_SERVER, Case, Measured, Place
+from tests.environments import OURS, environment
+
+BAR = "all gone in 3 s, GROUP:RANK and SIGKILL"
+
+
+def killed_at(place: Place, where: str, fault: str = "two:1 {} hold", steps: int = 1000000) -> Measured:
+    """Kills two:1 while it is at a place."""
+    run = place.launch(f"run.steps={steps}", fault=fault.format(where))
+    run.wait_for("two:1", where)
+    moment = time.monotonic()
+    run.kill("two:1")
+    return place.died(run, moment, "two:1 failed", "SIGKILL")
+
+
+def killed_while_it_waits(place: Place, fault: str, group: str) -> Measured:
+    """Kills two:1 while it waits for a worker that `fault` holds up."""
+    run = place.launch(fault=f"two:1 import wait;{fault}")
+    run.wait_for("two:1", "import")
+    run.wait_for(f"{group}:0", fault.split()[1])
+    time.sleep(2.5)  # two:1 goes on to its handshake, and waits there
+    moment = time.monotonic()
+    run.kill("two:1")
+    return place.died(run, moment, "two:1 failed", "SIGKILL")
+
+
+def killed_in_a_step(place: Place) -> Measured:
+    run = place.running(23)
+    moment = time.monotonic()
+    run.kill("two:1")
+    return place.died(run, moment, "two:1 failed", "SIGKILL")
+
+
+def killed(place: Place, title: str, *texts: str) -> Measured:
+    run = place.running()
+    moment = time.monotonic()
+    run.kill(title)
+    return place.died(run, moment, *texts)
+
+
+def killed_fork_server(place: Place) -> Measured:
+    """Kills the fork server of a group with an interpreter of its own."""
+    run = place.launch(f"+groups.two.python={environment(place.folder / 'other', *OURS)}")
+    run.wait_for_step(3)
+    pid = run.pid_of("two:1")
+    parent = int(_stat(pid)[1])
+    moment = time.monotonic()
+    os.kill(parent, signal.SIGKILL)
+    return place.died(run, moment, "fork server", "SIGKILL")
+
+
+def _stat(pid: int) -> list[str]:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()
+
+
+def killed_launcher(place: Place, is_early: bool) -> Measured:
+    run = place.launch(fault="two:1 setup hold" if is_early else "")
+    if is_early:
+        run.wait_for("two:1", "setup")
+    else:
+        run.wait_for_step(5)
+    moment = time.monotonic()
+    run.process.kill()
+    return place.died(run, moment, code=None)
+
+
+CASES = [
+    Case(1, "kill -9 a worker: at import", BAR, partial(killed_at, where="import")),
+    Case(1, "before rendezvous", BAR, partial(killed_while_it_waits, fault="two:0 import hold", group="two")),
+    Case(1, "in setup", BAR, partial(killed_at, where="setup")),
+    Case(
+        1,
+        "while routes are connected",
+        BAR,
+        partial(killed_while_it_waits, fault="one:0 setup hold", group="one"),
+    ),
+    Case(1, "in a step", BAR, killed_in_a_step),
+    Case(1, "in a checkpoint", BAR, partial(killed_at, where="save")),
+    Case(1, "at the end", BAR, partial(killed_at, where="close", steps=5)),
+    Case(2, "kill -9 an agent", BAR, partial(killed, title="mesh two/0")),
+    Case(2, "kill -9 the node process", BAR, partial(killed, title=FORK_SERVER)),
+    Case(2, "kill -9 the fork server of another interpreter", BAR, killed_fork_server),
+    Case(3, "kill -9 meshctl: in setup", "all gone in 3 s", partial(killed_launcher, is_early=True)),
+    Case(3, "in a step", "all gone in 3 s", partial(killed_launcher, is_early=False)),
+]
