@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from meshctl.runtime.errors import CollectiveError
 from meshctl.topology.mesh import shown
 
 RUNNING = timedelta(days=30)
 """The timeout of torch's operations, which no job reaches: the launcher ends a job that hangs."""
+
+
+def lift_timeouts() -> None:
+    """Gives process groups that torch or a component makes without a timeout, as those of a mesh, the timeout
+    `RUNNING`. torch's own is 30 minutes, and 10 for NCCL, after which it ends the process."""
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        if getattr(distributed_c10d, name, None) is not None:  # None in a torch without NCCL
+            setattr(distributed_c10d, name, RUNNING)
 
 
 def process_group(ranks: Sequence[int], rank: int) -> dist.ProcessGroup | None:

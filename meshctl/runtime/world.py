@@ -38,7 +38,7 @@ from meshctl.runtime.devices.backend import (
     transfers_of,
 )
 from meshctl.runtime.peers import first_tag
-from meshctl.runtime.process_group import RUNNING
+from meshctl.runtime.process_group import RUNNING, lift_timeouts
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.transports.context import Context
@@ -101,6 +101,7 @@ def join(store: TorchStore, group: Group, rank: int) -> None:
     """
     backend = {"cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}.get(group.device_type, "gloo")
     prefixed = PrefixStore(f"world/{group.name}", store)
+    lift_timeouts()
     dist.init_process_group(backend, store=prefixed, rank=rank, world_size=group.workers, timeout=RUNNING)
     if prefixed.add("joined", 1) == group.workers:
         prefixed.set("complete", "")
