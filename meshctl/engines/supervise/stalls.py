@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from meshctl.engines.node.stacks import ProcessState
 from meshctl.engines.supervise.wait_graph import Worker, chain_to, ends_of
-from meshctl.engines.supervise.waits import Known, Wait, stage_of, waits_of
+from meshctl.engines.supervise.waits import Known, Wait, stage_of, waits_of, workers_of
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
 from meshctl.run.progress import Activity, Record
@@ -142,6 +142,8 @@ class StallWatch:
                 self._note_time(worker, "", float(event.value.get("seconds", 0.0)))
             case "done":
                 self._done.add(worker)
+                if self._are_all_done:
+                    self._restarted = now  # until then, those that are done have waited for the others
             case "exited":
                 self._exited.add(worker)
                 self._positions.pop(worker, None)
@@ -227,6 +229,10 @@ class StallWatch:
         since = self._positions[worker].since
         return self._now - max(since, self._restarted, self._advanced.get(worker, -math.inf))
 
+    @property
+    def _are_all_done(self) -> bool:
+        return self._done.issuperset(workers_of(self._plan))
+
     def _situation(self, is_stopping: bool) -> tuple[Known, dict[Worker, Wait]]:
         records = {worker: position.record for worker, position in self._positions.items()}
         done = frozenset(self._done | self._exited)
@@ -238,11 +244,10 @@ class StallWatch:
         known = Known(
             records, dict(self._phases), frozenset(self._begun), done, frozenset(in_torch), is_stopping
         )
-        is_over = all(worker in done for worker in records)
         waits = {
             worker: waits_of(self._plan, known, worker)
             for worker in records
-            if is_over or worker not in self._done
+            if self._are_all_done or worker not in self._done
         }
         return known, waits
 

@@ -130,7 +130,7 @@ def _in_phase(plan: Plan, known: Known, worker: Worker) -> Wait:
         return NOBODY
     earlier = [
         other
-        for other in _all_workers(plan)
+        for other in workers_of(plan)
         if other not in known.begun and _phase_number(known, other) < _phase_number(known, worker)
     ]
     return Wait(tuple(earlier), "connection" if phase == "connection" else "setup")
@@ -166,14 +166,15 @@ def _behind(plan: Plan, known: Known, worker: Worker, others: Iterable[Worker], 
 def _for_last_step(plan: Plan, known: Known, worker: Worker) -> Wait:
     """While a last step is agreed, a worker between two steps waits for those that are inside of one."""
     others = []
-    for other in _all_workers(plan):
+    for other in workers_of(plan):
         record = known.records.get(other)
         if other not in known.done and (record is None or record.activity != Activity.BETWEEN_STEPS):
             others.append(other)
     return Wait(tuple(others), "agreement on the last step")
 
 
-def _all_workers(plan: Plan) -> list[Worker]:
+def workers_of(plan: Plan) -> list[Worker]:
+    """Returns all workers of components."""
     return [
         (group.name, rank) for group in plan.groups if group.program is None for rank in range(group.workers)
     ]

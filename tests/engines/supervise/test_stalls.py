@@ -186,6 +186,19 @@ def test_a_jump_of_the_clock_starts_all_limits_anew() -> None:
     assert len(run.until(run.now + 3.0)) == 1
 
 
+def test_workers_that_are_done_wait_for_the_others() -> None:
+    run = Run()
+    run.watch.add(Event("done", "other", 0), 0.0)
+    run.stand("other", 0, activity=Activity.BETWEEN_STEPS, stage=-1)
+    assert run.until(1000.0) == [] and run.watch.take_expired() is None
+    for rank in range(2):
+        run.watch.add(Event("done", "train", rank), run.now)
+    assert run.until(1009.0) == []
+    [stall] = run.until(1012.0)
+    assert stall.workers == (("other", 0),), "all others have ended"
+    assert "the end, after its last step" in report_of(PLAN, stall)[0]
+
+
 def test_a_debugged_run_has_no_limits() -> None:
     run = Run(is_suspended=True)
     run.stand("train", 1)
