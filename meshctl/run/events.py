@@ -178,8 +178,7 @@ class Journal(EventLog):
         for metric in report.metrics:
             value = dict(metric)
             lines.append(self._line("metric", self._rank, report.step, value.pop("stage"), value, now))
-        more = b',"collectives":' + _LINE.encode(report.collectives).encode() if report.collectives else b""
-        self._append(b"".join([*lines, template % (*numbers, more, now)]))
+        self._append(b"".join([*lines, template % (*numbers, _collectives_of(report), now)]))
 
     def _append(self, text: bytes) -> None:
         """Appends whole lines. What a full disk does not take is written with a later event. Raises `OSError`
@@ -237,6 +236,16 @@ class Journal(EventLog):
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def _collectives_of(report: StepReport) -> bytes:
+    """Returns the end of the value of a `step` event."""
+    if not report.collectives:
+        return b""
+    more = {"collectives": report.collectives}
+    if report.in_collectives:
+        more["in_collectives"] = report.in_collectives
+    return b"," + _LINE.encode(more)[1:-1].encode()
 
 
 def _ends_with_line(path: Path) -> bool:

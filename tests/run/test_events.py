@@ -44,6 +44,15 @@ def test_a_step_is_reported_as_the_same_events_one_by_one(tmp_path: Path) -> Non
     }
 
 
+def test_collectives_and_their_times_are_part_of_the_step(tmp_path: Path) -> None:
+    made = report()
+    made.collectives, made.in_collectives = {"actor:dp": {"count": 2, "digest": 7}}, {"loss": 0.1}
+    Journal(tmp_path / "train-3.jsonl", "train", 3).write_step(made)
+    *_, step = events(tmp_path / "train-3.jsonl")
+    found = (step.value["collectives"], step.value["in_collectives"])
+    assert found == (made.collectives, made.in_collectives)
+
+
 def test_reports_with_other_stages_and_routes_are_sent_with_theirs(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "train-0.jsonl", "train", 0)
     journal.write_step(StepReport(1, stages={"a": 1.0, "b": 2.0}, waits={"a": 0.5}))
