@@ -70,14 +70,18 @@ def _end_text(plan: Plan, stall: Stall) -> str:
     first = stall.workers[0]
     names, where = names_of(stall.workers), doing_of(plan, stall.known, first)
     verb = "is" if len(stall.workers) == 1 else "are"
+    if is_stopped(stall):
+        return f"{name_of(first)} is stopped (SIGSTOP) in {where}"
     if is_circle(stall):
         return f"{names} wait for each other"
-    state = stall.states.get(first, ProcessState())
-    if state.is_stopped:
-        return f"{first[0]}:{first[1]} is stopped (SIGSTOP) in {where}"
     others = [wait for worker, wait in stall.waits.items() if worker not in stall.workers and wait.workers]
     waits = " and waits for nobody" if others and verb == "is" else ""
     return f"{names} {verb} in {where}{waits}"
+
+
+def is_stopped(stall: Stall) -> bool:
+    """Whether the first worker of a stall is stopped, whatever its record says."""
+    return stall.states.get(stall.workers[0], ProcessState()).is_stopped
 
 
 def name_of(worker: Worker) -> str:
@@ -144,7 +148,9 @@ def cause_of(plan: Plan, stall: Stall, log: str) -> Cause:
     is_own = stage is not None and stage.patience is not None
     key = f"pipeline.{stage.name}.patience" if stage is not None and is_own else "run.patience"
     error = f"it has not advanced for {stall.seconds:.0f} s (`{key}`)"
-    if is_circle(stall):
+    if is_stopped(stall):
+        error = f"it is stopped (SIGSTOP) and has not advanced for {stall.seconds:.0f} s (`{key}`)"
+    elif is_circle(stall):
         error = f"{names_of(stall.workers)} have waited for each other for {stall.seconds:.0f} s (`{key}`)"
     return Cause(
         Priority.OWN,

@@ -43,8 +43,9 @@ ROUND_S = 1.0
 
 @dataclass(frozen=True)
 class Limits:
-    report_s: float = 9.5
-    """Seconds after which a stall is reported. The stacks take up to half a second more."""
+    report_s: float = 9.0
+    """Seconds after which a stall is reported. The stacks, or the poll that finds a stopped process, take up
+    to a second more."""
     first_step_s: float = 60.0
     """The same before the first step of a worker is over."""
 

@@ -236,6 +236,20 @@ def test_a_circle_is_one_stall() -> None:
     assert "wait for each other" in report_of(PLAN, stall)[0]
 
 
+def test_a_stopped_worker_in_a_circle_is_the_cause() -> None:
+    run = Run()
+    run.states["train", 0] = ProcessState(state="T")
+    run.stand("train", 0, **collective(3))
+    run.stand("train", 1, **collective(3))
+    [stall] = run.until(12.0)
+    assert report_of(PLAN, stall)[0] == "stalled for 10 s: train:0 is stopped (SIGSTOP) in stage loss, step 2"
+    run.until(200.0)
+    expired = run.watch.take_expired()
+    assert expired is not None
+    error = "it is stopped (SIGSTOP) and has not advanced for 100 s (`run.patience`)"
+    assert cause_of(PLAN, expired, "log").line == f"train:0 failed in stage loss, step 2: {error}"
+
+
 def test_frames_of_the_runtime_are_left_out() -> None:
     assert frames_of(ProcessState(stack=STACK)) == [
         "/home/me/parts.py:14 in helper",
