@@ -27,8 +27,8 @@ from meshctl.engines.supervise.signals import Signals
 from meshctl.plan.model import Group, Plan
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.early_stopping import EarlyStopping
-from meshctl.run.metrics import read
 from meshctl.run.observer import Observer
+from meshctl.run.row_file import rows_of
 from meshctl.run.saved_checkpoints import Whole
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line
@@ -93,7 +93,7 @@ def reason_of_end(plan: Plan, run: RunDir, saved: int) -> str:
     if stop is None:
         return ""
     stopping = EarlyStopping(stop.on, stop.mode, stop.patience)
-    for row in read(run.metrics):
+    for row in rows_of(run.metrics):
         if row["step"] <= saved:
             stopping.add(row)
     return f"{stopping.reason} (`run.stop=false` goes on)" if stopping.reason else ""

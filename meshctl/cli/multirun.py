@@ -30,8 +30,8 @@ from meshctl.engines.supervise.signals import Signals
 from meshctl.recipe.compose.folders import config_folders, is_dir, list_options
 from meshctl.recipe.compose.sweeps import CannotSweep, Job, expand
 from meshctl.recipe.compose.yaml_reader import MAX_BYTES
-from meshctl.run import metrics
 from meshctl.run.directory import RunDir
+from meshctl.run.row_file import last_row
 from meshctl.text.redaction import redact
 from meshctl.view import formatting
 from meshctl.view.live.summary import table
@@ -67,9 +67,8 @@ class Result:
 
     def metrics(self) -> dict[str, float | None]:
         """Returns STAGE.NAME -> value of the last step."""
-        lines = metrics.read(self.run.metrics) if self.run else []
-        last = lines[-1] if lines else {}
-        return {name: value for name, value in last.items() if "." in name}
+        last = last_row(self.run.metrics) if self.run else None
+        return {name: value for name, value in (last or {}).items() if "." in name}
 
 
 def multirun(recipe: str, overrides: Sequence[str], options: launch.Options) -> int:

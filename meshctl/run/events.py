@@ -2,7 +2,8 @@
 
 Each process has a file of its own under `events/`. An event, and all events of a step together, are one write
 to a file opened for appending, so lines never mix, and a process that is killed loses no event that it has
-written. Readers follow all files of the folder and fold the events.
+written. Readers follow all files of the folder and fold the events. The events of a worker continue in
+further files (`event_files.py`), so that those of old steps can be folded into one (`event_folding.py`).
 
     name                written by      value
     started, exited     agent           {"pid": n}; {"pid": n, "code": n}, negative for a signal,
@@ -19,6 +20,10 @@ written. Readers follow all files of the folder and fold the events.
                                         rank's calls since its last `step`, `sites` where they changed,
                                         and "operations" with all calls for `run.checks: all`;
                                         "in_collectives": {STAGE: s} is the part of `stages` in these
+    steps               launcher        {"first": step, "count": n, "seconds": s, "stages": {STAGE: s},
+                                        "times": {STAGE: n}, "waits": {STAGE: s}, "routes": {ROUTE:
+                                        bytes}}: the sums of the `step` events up to `step` that it
+                                        replaces, and how many of them have each stage
     metric              worker          {"values": {NAME: number}, "weight": w,
                                         "collect": "mean" | "sum" | "first"} of the stage in `stage`
     uncounted           worker          {"names": [NAME], "counted": rank} of numbers that this rank logs for
@@ -47,15 +52,24 @@ from __future__ import annotations
 import errno
 import heapq
 import json
+import math
 import os
+import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meshctl.run.event_files import EventFiles, event_files, newest_segment, segment_after, segment_name
+
+SEGMENT_BYTES = 1 << 20
+"""Size of a worker's event file after which its events are continued in another file."""
+LISTING_S = 1.0
+"""Maximum number of seconds between two listings of the event files."""
 MAX_UNWRITTEN = 4 << 20
 """Bytes of events that wait for space on a full disk, at most. Beyond it the writer fails."""
 RETRY_S = 0.1
@@ -143,13 +157,16 @@ class Journal(EventLog):
     """One process's event file, for appending."""
 
     def __init__(self, path: Path, group: str = "", rank: int | None = None) -> None:
+        """`path` is that of the first segment. The events are appended to the newest one."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._path, self._group, self._rank = path, group, rank
+        self._path, self._group, self._rank = newest_segment(path), group, rank
+        self._file = _opened(self._path)
+        self._size = os.fstat(self._file).st_size
+        """The size of the segment in bytes."""
         self._lock = threading.Lock()
         self._unwritten = b""
         """What a full disk did not take yet."""
-        if os.fstat(self._file).st_size and not _ends_with_line(path):
+        if self._size and not _ends_with_line(self._path):
             self._append(b"\n")  # a writer before this one was killed, or the disk was full
         self._templates: dict[tuple[str, ...], bytes] = {}
         """The names in a `step` line (stages, waits, routes) -> the line, with formats for numbers."""
@@ -170,6 +187,8 @@ class Journal(EventLog):
             template = self._templates[key] = self._template(report)
         numbers = (report.step, report.seconds, *stages.values(), *waits.values(), *routes.values())
         now = time.time()
+        if self._size >= SEGMENT_BYTES:
+            self._begin_segment()
         if not report.metrics and not report.collectives:
             self._append(template % (*numbers, b"", now))
             return
@@ -193,6 +212,18 @@ class Journal(EventLog):
                     raise OSError(error.errno, error.strerror, str(self._path)) from None
                 return
             self._unwritten = text[written:]
+            self._size += written
+
+    def _begin_segment(self) -> None:
+        """Continues in another file, so that this one can be folded. Where it cannot be made, or the disk is
+        full, the present one is continued."""
+        with self._lock, suppress(OSError):
+            self._size = 0
+            if not self._unwritten:
+                path = segment_after(self._path)
+                file = _opened(path)
+                os.close(self._file)
+                self._file, self._path = file, path
 
     def _line(
         self,
@@ -248,6 +279,10 @@ def _collectives_of(report: StepReport) -> bytes:
     return b"," + _LINE.encode(more)[1:-1].encode()
 
 
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
 def _ends_with_line(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
@@ -266,36 +301,100 @@ class Follower:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: dict[Path, int] = {}
+        """File -> the number of bytes that were read, for files that may grow."""
+        self._segment: dict[str, int] = {}
+        """Process -> the segment that is read next. What was folded since then was read before."""
+        self._processes: list[EventFiles] = []
+        self._listed = (0, -math.inf)
+        """The last change of the folder, and when its files were listed."""
 
-    def new(self, names: Collection[str] = ()) -> Iterator[Event]:
-        """Yields the events since the last call, file by file; of these `names` only, if there are any. A
-        line that is still being written waits for the next call."""
-        for path in self._files():
-            yield from self._events(path, names)
+    def new(self) -> Iterator[Event]:
+        """Yields the events since the last call, file by file. A line that is still being written waits for
+        the next call."""
+        for process in self._files():
+            yield from self._events(process)
 
     def in_order(self) -> Iterator[Event]:
         """Yields the events since the last call, of all files in the order of their times. It needs memory
-        for one event of each file, because a file is in order."""
-        files = [self._events(path) for path in self._files()]
-        return heapq.merge(*files, key=lambda event: event.time)
+        for one event of each process, because its events are in order."""
+        return heapq.merge(*map(self._events, self._files()), key=lambda event: event.time)
 
-    def _files(self) -> list[Path]:
-        return sorted(self._folder.glob("*.jsonl"))
+    def of_steps(self, steps: Container[int]) -> Iterator[Event]:
+        """Yields the events since the last call that are metrics or ends of `steps`, or belong to the time
+        before a worker's first step. All others are skipped without decoding them."""
+        for process in self._files():
+            yield from self._events(process, steps)
 
-    def _events(self, path: Path, names: Collection[str] = ()) -> Iterator[Event]:
-        starts = tuple(f'{{"name":"{name}"'.encode() for name in names)
-        position, end = self._read.get(path, 0), path.stat().st_size
-        if position >= end:
-            return
-        with path.open("rb") as file:
-            file.seek(position)
-            while position < end and (line := file.readline()).endswith(b"\n"):
+    def skip(self) -> None:
+        """Skips all events so far."""
+        for process in self._files():
+            paths = self._paths(process)
+            self._read.update((path, path.stat().st_size) for path in paths[-1:])
+
+    def has_read(self, who: str, segment: int) -> bool:
+        """Whether all events of a segment, which another one follows, were yielded."""
+        return segment < self._segment.get(who, 0)
+
+    def _files(self) -> list[EventFiles]:
+        """Returns the files of all processes. They are listed where the folder has changed, and every second,
+        because the clock of a file system may be coarse."""
+        try:
+            change, now = os.stat(self._folder).st_mtime_ns, time.monotonic()
+        except FileNotFoundError:
+            return []
+        if change != self._listed[0] or now - self._listed[1] > LISTING_S:
+            self._processes, self._listed = event_files(self._folder), (change, now)
+        return self._processes
+
+    def _paths(self, process: EventFiles) -> list[Path]:
+        """Returns the files of a process that have not been read to their end, and notes that all but the
+        last one now are."""
+        who, next_one = process.who, self._segment.get(process.who)
+        names = process.names
+        if next_one is not None:
+            names = [segment_name(who, number) for number in process.segments if number >= next_one]
+        self._segment[who] = max(next_one or 0, process.folded + 1, *process.segments[-1:], 0)
+        return [self._folder / name for name in names]
+
+    def _events(self, process: EventFiles, steps: Container[int] | None = None) -> Iterator[Event]:
+        for path in self._paths(process):
+            position = self._read.pop(path, 0)
+            for line in lines_of(path, position):
                 self._read[path] = position = position + len(line)
-                if (not starts or line.startswith(starts)) and (event := _parsed(line)):
+                if (steps is None or _is_of(line, steps)) and (event := parsed(line)):
                     yield event
+            self._read[path] = position
 
 
-def _parsed(line: bytes) -> Event | None:
+def events_of(path: Path) -> Iterator[Event]:
+    """Yields the events of one file."""
+    return filter(None, map(parsed, lines_of(path)))
+
+
+def lines_of(path: Path, position: int = 0) -> Iterator[bytes]:
+    """Yields the whole lines of a file from a position to its present end; none if the file was deleted."""
+    try:
+        end = os.stat(path).st_size
+    except FileNotFoundError:
+        return
+    if position >= end:
+        return
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(position)
+        while position < end and (line := file.readline()).endswith(b"\n"):
+            position += len(line)
+            yield line
+
+
+_STEP = re.compile(rb'{"name":"(?:metric|step)","group":"[^"]*","rank":\d+,"step":(\d+),')
+
+
+def _is_of(line: bytes, steps: Container[int]) -> bool:
+    found = _STEP.match(line)
+    return int(found[1]) in steps if found else line.startswith((b'{"name":"phase"', b'{"name":"ready"'))
+
+
+def parsed(line: bytes) -> Event | None:
     """Returns the event of a line; None for one that was cut, by a kill or a full disk."""
     try:
         return Event(**json.loads(line))

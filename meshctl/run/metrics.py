@@ -28,18 +28,12 @@ elapsed=elapsed`. Then every step occurs exactly once.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from meshctl.run.directory import write_whole
 from meshctl.run.events import Event
-
-Line = dict[str, Any]
-"""`step`, `time`, and a number or None per metric, by `STAGE.NAME`."""
+from meshctl.run.row_file import Row
 
 Worker = tuple[str, int]
 """Group and rank."""
@@ -131,7 +125,7 @@ class Fold:
                 return found
         return []
 
-    def add(self, event: Event) -> list[Line]:
+    def add(self, event: Event) -> list[Row]:
         """Returns the lines of the steps that this event completes, in order; for most events there are
         none."""
         worker = (event.group, event.rank if event.rank is not None else -1)
@@ -160,7 +154,7 @@ class Fold:
         state.ended = max(state.ended, time)
         self._through[worker] = max(self._through[worker], step)
 
-    def _complete(self) -> Iterator[Line]:
+    def _complete(self) -> Iterator[Row]:
         last = min(self._through.values())
         for step in sorted(step for step in self._steps if step <= last):
             state = self._steps[step]
@@ -171,7 +165,7 @@ class Fold:
         self._given = max(self._given, last)
         self._known = max(self._known, last - 1)
 
-    def _line(self, step: int, state: _Step) -> Line:
+    def _line(self, step: int, state: _Step) -> Row:
         state.fresh = False
         values: dict[str, float | None] = {}
         for key, parts, value in self._joined(state):
@@ -204,35 +198,3 @@ def _not_finite(metric: str, step: int, value: float, parts: Sequence[_Part]) ->
     wrong = [part for part in parts if not math.isfinite(part.value)] or parts
     workers = tuple(dict.fromkeys(part.worker for part in wrong))
     return NotFinite(metric, step, value, wrong[0].stage, workers)
-
-
-def as_json(line: Line) -> str:
-    return json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n"
-
-
-def read(path: Path) -> list[Line]:
-    """Returns the complete lines of a `metrics.jsonl`; none if there is no file. A text that is no such
-    line, for example after a kill, is skipped."""
-    if not path.exists():
-        return []
-    return [
-        line
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines()
-        if (line := _parsed(text))
-    ]
-
-
-def _parsed(text: str) -> Line | None:
-    try:
-        line = json.loads(text)
-    except json.JSONDecodeError:
-        return None
-    return line if isinstance(line, dict) and "step" in line and "time" in line else None
-
-
-def cut(path: Path, after: int) -> float:
-    """Removes the lines of the steps after `after` from a `metrics.jsonl`. Returns the `time` of the last
-    line that stays, in seconds; 0 if none does."""
-    kept = [line for line in read(path) if line["step"] <= after]
-    write_whole(path, "".join(map(as_json, kept)))
-    return float(kept[-1]["time"]) if kept else 0.0

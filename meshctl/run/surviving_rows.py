@@ -2,7 +2,7 @@
 
     attempts = PastAttempts()
     for event in follower.new(): attempts.add(event)
-    rows = continue_rows(run, step, attempts)
+    elapsed = continue_rows(run, step, attempts)
 
 The rows up to the step survive. The others were of steps that are lost: they run again, and their rows move
 to `metrics.lost.jsonl`, each with the attempt that made it. A row that is missing, because the launcher died
@@ -11,12 +11,14 @@ before it wrote the row of a step that a checkpoint covers, is folded again from
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import Event, Follower
-from meshctl.run.metrics import Fold, Line, Worker, as_json, read
+from meshctl.run.metrics import Fold, Worker
+from meshctl.run.row_file import Row, as_json, cut, end_of, has_all, last_row, rows_of
 
 
 class PastAttempts:
@@ -37,40 +39,58 @@ class PastAttempts:
         return next((number for number, begun in reversed(self._begun) if begun < step or not step), 0)
 
 
-def continue_rows(run: RunDir, step: int | None, attempts: PastAttempts) -> tuple[Line, ...]:
-    """Returns the rows that survive where a run continues after `step`, or starts again where it is None, and
-    writes them. Raises `OSError` if a file cannot be written."""
+def continue_rows(run: RunDir, step: int | None, attempts: PastAttempts) -> float:
+    """Removes the rows that are lost where a run continues after `step`, or starts again where it is None,
+    and adds those that are missing. Returns the `time` of the last row, in seconds; 0 without one. Raises
+    `OSError` if a file cannot be written."""
     if not run.metrics.exists() and step is None:
-        return ()
+        return 0.0
     last = -1 if step is None else step
-    rows = {row["step"]: row for row in read(run.metrics)}
-    lost = [row for number, row in rows.items() if number > last]
-    if lost:
-        _append_lost(run, [{**row, "attempt": attempts.last_of(row["step"])} for row in lost])
-    kept = {number: row for number, row in rows.items() if number <= last}
-    missing = set(range(1, last + 1)) - kept.keys()
-    if missing:
-        _restore(kept, folded_again(run, missing | ({0} - kept.keys())))
-    surviving = tuple(kept[number] for number in sorted(kept))
-    write_whole(run.metrics, "".join(map(as_json, surviving)))
-    return surviving
+    _move_lost(run, last, attempts)
+    cut(run.metrics, last)
+    if last > 0:
+        _add_missing(run, last)
+    row = last_row(run.metrics)
+    return float(row["time"]) if row else 0.0
 
 
-def _append_lost(run: RunDir, rows: Sequence[Line]) -> None:
-    with run.lost_metrics.open("a", encoding="utf-8") as file:
-        file.write("".join(map(as_json, rows)))
+def _move_lost(run: RunDir, last: int, attempts: PastAttempts) -> None:
+    """Copies the rows of later steps to the file of lost rows."""
+    end, _ = end_of(run.metrics, last)
+    lost = (row for row in rows_of(run.metrics, end) if row["step"] > last)
+    if first := next(lost, None):
+        with run.lost_metrics.open("a", encoding="utf-8") as file:
+            for row in chain([first], lost):
+                file.write(as_json({**row, "attempt": attempts.last_of(row["step"])}))
 
 
-def _restore(rows: dict[int, Line], found: Iterable[tuple[Line, float]]) -> None:
-    """Adds rows that were missing. `found` has each with the time at which its step ended. The time of the
-    run goes on from the row before."""
-    before_time, before_ended = 0.0, 0.0
+def _add_missing(run: RunDir, last: int) -> None:
+    """Adds the rows up to `last` that are missing: nearly always those after the last row, otherwise some in
+    a file of an earlier version or after a full disk, which is then written again."""
+    newest = last_row(run.metrics)
+    if newest and has_all(run.metrics, newest):
+        found = _continued(folded_again(run, range(newest["step"] + 1, last + 1)), {newest["step"]: newest})
+        if found:
+            with run.metrics.open("a", encoding="utf-8") as file:
+                file.write("".join(map(as_json, found)))
+        return
+    rows = {row["step"]: row for row in rows_of(run.metrics)}
+    missing = set(range(last + 1)) - rows.keys()
+    rows |= {row["step"]: row for row in _continued(folded_again(run, missing), rows)}
+    write_whole(run.metrics, "".join(as_json(rows[number]) for number in sorted(rows)))
+
+
+def _continued(found: Iterable[tuple[Row, float]], known: Mapping[int, Row]) -> list[Row]:
+    """Returns rows that were missing, with the time of the run, which goes on from the row before. `found`
+    has each with the time at which its step ended; `known` are rows that are there."""
+    rows, before_time, before_ended = list[Row](), 0.0, 0.0
     for row, ended in found:
         passed = max(0.0, ended - before_ended) if before_ended else 0.0
-        known = rows.get(row["step"] - 1)
-        time = known["time"] if known else before_time
-        rows[row["step"]] = {**row, "time": round(time + passed, 6)}
+        before = known.get(row["step"] - 1)
+        time = before["time"] if before else before_time
+        rows.append({**row, "time": round(time + passed, 6)})
         before_time, before_ended = time + passed, ended
+    return rows
 
 
 @dataclass
@@ -83,14 +103,14 @@ class _Steps:
     _is_starting: bool = False
     """Whether the worker prepares its first step. A metric of this time is one of step 0, or none."""
 
-    def add(self, event: Event, steps: Collection[int]) -> None:
+    def add(self, event: Event) -> None:
         if event.name in ("phase", "ready"):
             if not self._is_starting:
                 self._of_attempt.clear()
             self._is_starting = event.name == "phase"
             return
         step = event.step or 0
-        if step not in steps or event.name not in ("metric", "step") or (self._is_starting and step):
+        if self._is_starting and step:
             return
         if step not in self._of_attempt:
             self._of_attempt.add(step)
@@ -98,13 +118,13 @@ class _Steps:
         self.events[step].append(event)
 
 
-def folded_again(run: RunDir, steps: Collection[int]) -> list[tuple[Line, float]]:
+def folded_again(run: RunDir, steps: Collection[int]) -> list[tuple[Row, float]]:
     """Returns the rows of some steps, which all workers have ended, folded from the events, and the time at
     which each ended, in seconds since the epoch. A step without events is left out."""
     workers: dict[Worker, _Steps] = {}
-    for event in Follower(run.events).new():
+    for event in Follower(run.events).of_steps(steps):
         if event.rank is not None:
-            workers.setdefault((event.group, event.rank), _Steps()).add(event, steps)
+            workers.setdefault((event.group, event.rank), _Steps()).add(event)
     found = []
     for step in sorted(steps):
         reports = {worker: kept.events[step] for worker, kept in workers.items() if step in kept.events}
@@ -113,12 +133,12 @@ def folded_again(run: RunDir, steps: Collection[int]) -> list[tuple[Line, float]
     return found
 
 
-def _row(step: int, reports: dict[Worker, list[Event]]) -> Line:
+def _row(step: int, reports: dict[Worker, list[Event]]) -> Row:
     """Returns the row of a step, without the time of the run."""
     groups = {group for group, _ in reports}
     sizes = {group: 1 + max(rank for name, rank in reports if name == group) for group in groups}
     fold = Fold(sizes, since=0.0, after=step - 1)
-    lines: list[Line] = []
+    lines: list[Row] = []
     for group, rank in sorted(reports):
         for event in reports[group, rank]:
             lines += fold.add(event)

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
-from meshctl.run.metrics import as_json, cut
+from meshctl.run.row_file import as_json, cut
 
 
 class JsonLines:

@@ -11,7 +11,7 @@ from meshctl.plan.model import Plan
 from meshctl.run import manifest
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Follower
-from meshctl.run.metrics import read as read_rows
+from meshctl.run.row_file import read as read_rows
 from tests.command_server import call
 from tests.paths import ROOT
 from tests.pipelines.calls import Called, Worker

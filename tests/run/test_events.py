@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from meshctl.run import events as events_module
 from meshctl.run.events import Event, Follower, Journal, StepReport
 
 
@@ -65,7 +66,7 @@ def test_reports_with_other_stages_and_routes_are_sent_with_theirs(tmp_path: Pat
 
 def test_the_events_of_a_step_are_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal, writes = Journal(tmp_path / "train-0.jsonl", "train", 0), list[bytes]()
-    monkeypatch.setattr(os, "write", lambda file, data: writes.append(data))
+    monkeypatch.setattr(os, "write", lambda file, data: writes.append(data) or len(data))
     journal.write_step(report())
     [data] = writes
     assert [json.loads(line)["name"] for line in data.splitlines()] == ["metric", "metric", "step"]
@@ -111,14 +112,43 @@ def test_a_cut_line_is_skipped_and_the_next_writer_begins_a_new_one(tmp_path: Pa
     assert [event.step for event in Follower(tmp_path).new()] == [2, 3]
 
 
-def test_only_the_named_events_are_read(tmp_path: Path) -> None:
+def test_only_the_events_of_some_steps_are_read(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "train-0.jsonl", "train", 0)
-    for name in ("ready", "step", "stepping", "done"):
-        journal.write(name)
-    journal.close()
+    journal.write("phase", phase="connection")
+    journal.write("ready", step=0)
+    for step in (1, 2, 21):
+        journal.write("metric", step=step, values={})
+        journal.write("step", step=step)
+    journal.write("saved", step=2)
     follower = Follower(tmp_path)
-    assert [event.name for event in follower.new(("step", "done"))] == ["step", "done"]
+    found = [(event.name, event.step) for event in follower.of_steps(range(2, 3))]
+    assert found == [("phase", None), ("ready", 0), ("metric", 2), ("step", 2)]
     assert not list(follower.new())
+
+
+def test_events_are_skipped_as_a_whole(tmp_path: Path) -> None:
+    journal, follower = Journal(tmp_path / "train-0.jsonl", "train", 0), Follower(tmp_path)
+    journal.write("ready")
+    follower.skip()
+    journal.write("step")
+    assert [event.name for event in follower.new()] == ["step"]
+
+
+def test_events_continue_in_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events_module, "SEGMENT_BYTES", 250)
+    journal, follower = Journal(tmp_path / "train-0.jsonl", "train", 0), Follower(tmp_path)
+    found = list[Event]()
+    for step in range(1, 12):
+        journal.write_step(StepReport(step))
+        found += follower.in_order() if step % 3 else ()
+    journal.close()
+    Journal(tmp_path / "train-0.jsonl", "train", 0).write("done", step=12)
+    found += follower.new()
+    assert [event.step for event in found] == list(range(1, 13))
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"train-0.jsonl", *(f"train-0.{number}.jsonl" for number in range(1, len(names)))}
+    assert len(names) > 2
+    assert [event.step for event in Follower(tmp_path).in_order()] == list(range(1, 13))
 
 
 def test_all_files_are_read_in_the_order_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
-from meshctl.run.metrics import Fold, Line, NotFinite, as_json, cut, read
+from meshctl.run.metrics import Fold, NotFinite
+from meshctl.run.row_file import Row, as_json, cut, read
 from meshctl.trackers.jsonl import JsonLines
 
 
@@ -37,7 +38,7 @@ def metric(
     )
 
 
-def fold(events: list[Event], workers: dict[str, int], since: float = 0.0) -> list[Line]:
+def fold(events: list[Event], workers: dict[str, int], since: float = 0.0) -> list[Row]:
     folding = Fold(workers, since=since)
     return [line for event in events for line in folding.add(event)]
 
@@ -88,7 +89,7 @@ def test_what_is_no_finite_number_is_null() -> None:
     )
 
 
-def judged(events: list[Event], ranks: int = 2) -> tuple[Line, list[NotFinite]]:
+def judged(events: list[Event], ranks: int = 2) -> tuple[Row, list[NotFinite]]:
     """The line of step 1, and its metrics that are not finite."""
     folding = Fold({"train": ranks}, since=0.0)
     ends = [step("train", rank, 1) for rank in range(ranks)]

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import Event, Journal
-from meshctl.run.metrics import Fold, as_json
+from meshctl.run.metrics import Fold
+from meshctl.run.row_file import as_json
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Route
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from meshctl.engines.supervise.cause import ATTEMPT
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start, write_whole
-from meshctl.run.events import Follower
+from meshctl.run.events import Follower, events_of
 from meshctl.run.local_checkpoints import warning_of_uncopied
-from meshctl.run.metrics import Fold, Line
+from meshctl.run.metrics import Fold
 from meshctl.run.saved_checkpoints import Whole, clear_later, newest_whole
 from meshctl.run.surviving_rows import PastAttempts, continue_rows
 from meshctl.text.redaction import holds_literal, referred_names, stretches
@@ -40,8 +40,6 @@ class Attempt:
     """Reads the events of this attempt. It has skipped those of earlier attempts."""
     fold: Fold
     """Folds the events of this attempt into rows of metrics."""
-    rows: tuple[Line, ...] = ()
-    """The rows of metrics before its first step, of earlier attempts."""
     published: frozenset[int] = frozenset()
     """The steps of the checkpoints that earlier attempts have published."""
     warnings: tuple[str, ...] = ()
@@ -103,18 +101,18 @@ def _begun(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
 
 def _reading(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
     follower = Follower(run.events)
+    follower.skip()
     step = step_of(start)
     attempts, published = PastAttempts(), set[int]()
-    for event in follower.new(("launched", "resumed", "checkpoint")):  # all others are skipped
+    for event in events_of(run.journal("launcher")):
         attempts.add(event)
         if event.name == "checkpoint" and event.step is not None:
             published.add(event.step)
     published = {one for one in published if one <= (step or 0)}  # later ones are damaged
     workers = {group.name: group.workers for group in plan.groups if group.program is None}
-    rows = continue_rows(run, step, attempts)
-    elapsed = float(rows[-1]["time"]) if rows else 0.0
+    elapsed = continue_rows(run, step, attempts)
     fold = Fold(workers, since=time.time(), after=step, elapsed=elapsed)
-    return Attempt(plan, run, start, descriptor, follower, fold, rows, frozenset(published))
+    return Attempt(plan, run, start, descriptor, follower, fold, frozenset(published))
 
 
 def step_of(start: Start) -> int | None:

@@ -65,7 +65,9 @@ from meshctl.engines.supervise.signals import Signals
 from meshctl.plan.model import Plan
 from meshctl.run.bounds import end_of_data
 from meshctl.run.control_store import StoreClient
+from meshctl.run.event_folding import EventFolding
 from meshctl.run.events import Event, Journal
+from meshctl.run.row_file import rows_of
 from meshctl.run.shutdown import PREFIX, Proposer, StopRequest
 from meshctl.text.english import in_units
 
@@ -129,7 +131,8 @@ class Head:
             group.name: group.workers for group in plan.groups if group.name not in self._services
         }
         """Group -> number of its workers that have not exited. Without services."""
-        self._judge = Judge(plan.run, attempt.rows)
+        self._folding = EventFolding(attempt.run)
+        self._judge = Judge(plan.run, rows_of(attempt.run.metrics))
         self._saving = SavedFiles(plan, attempt.run, attempt.start.path)
         self._published = set(attempt.published)
         self._newest = attempt.step
@@ -201,6 +204,7 @@ class Head:
                     self._judge.add(row, self._attempt.fold.not_finite())
                     if row["step"] in self._published:  # with the metrics of stages that ran at the end
                         self._write_best()
+        self._folding.poll(now, self._attempt.follower)
         if not self._forced.has_begun and (problem := self._session.files.poll()):
             self._causes.record(problem, Priority.OWN)
         self._causes.end_poll(now)

@@ -47,8 +47,9 @@ class Judge:
         """The reason why the run fails, a metric that is not finite, in one line; empty if the run goes
         on."""
         self._wrong_step = ENDLESS
-        for row in rows:
-            self.add(row, ())
+        if self._stopping or self._best or any(self._unseen.values()):
+            for row in rows:
+                self.add(row, ())
 
     @property
     def stop(self) -> str:

@@ -34,10 +34,11 @@ class Timing:
     recent: float = 0.0
     """A moving average over about the last ten times."""
 
-    def add(self, seconds: float) -> None:
-        self.recent += (seconds - self.recent) / min(self.times + 1, 10)
+    def add(self, seconds: float, times: int = 1) -> None:
+        """Adds the seconds of one time, or the sum of several."""
+        self.recent += (seconds / times - self.recent) / min(self.times + 1, 10)
         self.total += seconds
-        self.times += 1
+        self.times += times
 
     @property
     def mean(self) -> float:
@@ -186,7 +187,7 @@ class RunState:
         state = self._state_after(event, group.states.get(event.rank, "waiting"))
         if state:
             group.states[event.rank] = state
-        elif event.name == "step":
+        elif event.name in ("step", "steps"):
             self._worked(group, event.value)
 
     def _state_after(self, event: Event, before: State) -> State | None:
@@ -208,9 +209,10 @@ class RunState:
         return None
 
     def _worked(self, group: GroupState, value: Mapping[str, Any]) -> None:
-        group.step.add(value.get("seconds", 0.0))
+        group.step.add(value.get("seconds", 0.0), value.get("count", 1))
+        times = value.get("times", {})
         for stage, seconds in value.get("stages", {}).items():
-            group.stages.setdefault(stage, Timing()).add(seconds)
+            group.stages.setdefault(stage, Timing()).add(seconds, times.get(stage, 1))
         for route, sent in value.get("routes", {}).items():
             self.routes[route] = self.routes.get(route, 0) + sent
 

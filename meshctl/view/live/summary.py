@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, Follower
-from meshctl.run.metrics import read
+from meshctl.run.row_file import rows_of
 from meshctl.view.formatting import count, duration, milliseconds, number, rate, size
 from meshctl.view.live.run_state import GroupState, RunState
 
@@ -74,8 +74,8 @@ def recorded(plan: Plan, run: RunDir) -> Record:
             over, began = None, event.time
         over = event if event.name == "over" else over
         seconds = event.time - began
-    for line in read(run.metrics):
-        state.on_row(line)
+    for row in rows_of(run.metrics):
+        state.on_row(row)
     return Record(state, over, seconds)
 
 

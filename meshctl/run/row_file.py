@@ -1,0 +1,101 @@
+"""The file `metrics.jsonl`: a row for each step, in the order of the steps.
+
+The file of a long run has millions of rows. Its end is found from the end, and its rows are read one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+"""`step`, `time`, and a number or None per metric, by `STAGE.NAME`."""
+
+BLOCK_BYTES = 1 << 16
+
+
+def as_json(row: Row) -> str:
+    return json.dumps(row, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def rows_of(path: Path, start: int = 0) -> Iterator[Row]:
+    """Yields the rows from a position in bytes on; none if there is no file. A text that is no whole row, for
+    example after a kill, is skipped."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(start)
+        for text in file:
+            if row := _parsed(text):
+                yield row
+
+
+def read(path: Path) -> list[Row]:
+    return list(rows_of(path))
+
+
+def last_row(path: Path) -> Row | None:
+    """Returns the last row; None if there is none."""
+    return next((row for _, row in _from_end(path)), None)
+
+
+def end_of(path: Path, after: int) -> tuple[int, Row | None]:
+    """Returns the size in bytes of a file without the rows of the steps after `after`, and its last row
+    then."""
+    return next(((end, row) for end, row in _from_end(path) if row["step"] <= after), (0, None))
+
+
+def cut(path: Path, after: int) -> float:
+    """Removes the rows of the steps after `after`. Returns the `time` of the last row that stays, in seconds;
+    0 if none does."""
+    end, row = end_of(path, after)
+    if path.exists() and path.stat().st_size > end:
+        os.truncate(path, end)
+    return float(row["time"]) if row else 0.0
+
+
+def has_all(path: Path, last: Row) -> bool:
+    """Whether a file that ends with the row `last` has a row for each step up to it. A line that is no row
+    makes this false."""
+    first = next(rows_of(path), last)
+    rows = int(last["step"]) - int(first["step"]) + 1
+    return int(first["step"]) <= 1 and _count_lines(path) == rows
+
+
+def _count_lines(path: Path) -> int:
+    with path.open("rb", buffering=0) as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(16 * BLOCK_BYTES), b""))
+
+
+def _from_end(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yields the rows, the last one first, each with the position of its end."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        start = file.seek(0, os.SEEK_END)
+        rest = b""
+        """The bytes from `start` on that were not yielded."""
+        while start:
+            size = min(start, BLOCK_BYTES)
+            start -= size
+            file.seek(start)
+            first, *lines = (file.read(size) + rest).splitlines(keepends=True)
+            yield from _rows_at(start + len(first), lines)
+            rest = first
+        yield from _rows_at(0, [rest])
+
+
+def _rows_at(start: int, lines: list[bytes]) -> Iterator[tuple[int, Row]]:
+    end = start + sum(map(len, lines))
+    for line in reversed(lines):
+        if row := _parsed(line):
+            yield end, row
+        end -= len(line)
+
+
+def _parsed(text: bytes) -> Row | None:
+    try:
+        row = json.loads(text) if text.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and "step" in row and "time" in row else None

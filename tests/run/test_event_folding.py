@@ -1,0 +1,160 @@
+"""Old step events are folded into their sums, and nothing is lost or counted twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from meshctl.run import event_folding
+from meshctl.run import events as events_module
+from meshctl.run.directory import RunDir
+from meshctl.run.event_files import event_files
+from meshctl.run.event_folding import EventFolding, StepSums
+from meshctl.run.events import Event, Follower, Journal, StepReport
+from meshctl.run.row_file import as_json
+
+STEPS = 40
+
+
+class Run:
+    """A run whose segments have four steps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dir = RunDir(folder)
+        self.follower, self.folding = Follower(self.dir.events), EventFolding(self.dir)
+        self.journal = Journal(self.dir.journal("train-0"), "train", 0)
+        self.now = 0.0
+
+    def steps(self, first: int, last: int, has_rows: bool = True) -> None:
+        for step in range(first, last + 1):
+            report = StepReport(
+                step, seconds=0.5, stages={"loss": 0.25} if step % 2 else {}, routes={"a -> b": 10}
+            )
+            report.add_metric("loss", {"value": 1.0}, 1.0, "mean")
+            self.journal.write_step(report)
+        if has_rows:
+            self.rows(last)
+
+    def rows(self, last: int) -> None:
+        with self.dir.metrics.open("a") as file:
+            file.write(as_json({"step": last, "time": 1.0}))
+
+    def fold(self) -> None:
+        list(self.follower.new())
+        for _ in range(500):
+            self.now += 2.0
+            self.folding.poll(self.now, self.follower)
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.dir.events.iterdir())
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr(events_module, "SEGMENT_BYTES", 1000)
+    monkeypatch.setattr(event_folding, "LINES_PER_POLL", 3)
+    return Run(tmp_path)
+
+
+def sums_of(folder: Path) -> tuple[dict[str, object], list[Event]]:
+    """Returns the sums over all step events, folded or not, and the other events."""
+    sums, others = StepSums(), list[Event]()
+    for event in Follower(folder).in_order():
+        if event.name in ("step", "steps"):
+            sums.add(event)
+        elif event.name != "metric":
+            others.append(event)
+    return sums.event().value, others
+
+
+def test_old_steps_become_their_sums_and_other_events_stay(run: Run) -> None:
+    run.journal.write("phase", phase="connection")
+    run.steps(1, STEPS // 2)
+    run.journal.write("retried", step=STEPS // 2, error="ValueError", times=1)
+    run.journal.write("saved", step=STEPS // 2, files={})
+    run.steps(STEPS // 2 + 1, STEPS)
+    before = sums_of(run.dir.events)
+    segments = len(run.names)
+    run.fold()
+    assert len(run.names) == 1 + event_folding.KEPT_SEGMENTS + 1 < segments
+    sums, others = sums_of(run.dir.events)
+    assert sums == before[0]
+    assert (sums["first"], sums["count"], sums["seconds"]) == (1, STEPS, 0.5 * STEPS)
+    assert (sums["times"], sums["routes"]) == ({"loss": STEPS // 2}, {"a -> b": 10 * STEPS})
+    assert [event.name for event in others] == ["phase", "retried"]
+    run.steps(STEPS + 1, 3 * STEPS)
+    run.fold()
+    assert len(run.names) == 1 + event_folding.KEPT_SEGMENTS + 1
+    assert sums_of(run.dir.events)[0]["count"] == 3 * STEPS
+
+
+def test_steps_without_a_row_are_not_folded(run: Run) -> None:
+    run.steps(1, STEPS, has_rows=False)
+    names = run.names
+    run.fold()
+    assert run.names == names
+    run.rows(STEPS)
+    run.fold()
+    assert len(run.names) < len(names)
+
+
+def test_events_that_the_supervisor_has_not_read_are_not_folded(run: Run) -> None:
+    run.steps(1, STEPS)
+    names = run.names
+    for now in range(100):
+        run.folding.poll(2.0 * now, run.follower)
+    assert run.names == names
+
+
+def test_the_reader_and_the_writer_go_on_while_events_are_folded(run: Run) -> None:
+    found = list[Event]()
+    for begin in range(1, 200, 20):
+        run.steps(begin, begin + 19)
+        found += run.follower.in_order()
+        run.fold()
+        if begin % 3 == 1:
+            run.journal.close()
+            run.journal = Journal(run.dir.journal("train-0"), "train", 0)
+    assert [event.step for event in found if event.name == "step"] == list(range(1, 201))
+    assert sums_of(run.dir.events)[0]["count"] == 200
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("call", ["rename", "unlink"])
+def test_a_kill_while_events_are_folded_loses_nothing(
+    run: Run, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.steps(1, STEPS)
+    real: Callable[..., None] = getattr(Path, call)
+
+    def kill(self: Path, *words: object, **named: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, call, kill)
+        with pytest.raises(Killed):
+            run.fold()
+    assert getattr(Path, call) is real
+    assert sums_of(run.dir.events)[0]["count"] == STEPS
+    after = Run(run.dir.path)
+    after.fold()
+    assert sums_of(run.dir.events)[0]["count"] == STEPS
+    [files] = event_files(run.dir.events)
+    assert {name for name in run.names if not name.startswith(".")} == {*files.names}
+
+
+def test_a_segment_may_be_folded_while_another_process_reads(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.steps(1, STEPS)
+    reader = Follower(run.dir.events)
+    first = next(events := reader.new())
+    os.unlink(run.dir.events / "train-0.2.jsonl")
+    assert first.step == 1 and len([event for event in events if event.name == "step"]) < STEPS
