@@ -77,7 +77,12 @@ def init(
         ),
     ] = "",
     kind: Annotated[
-        str, option("Kind: train, grpo, distill, script, sft, sft_lora, dpo or reward_model.", sources.kinds)
+        str,
+        option(
+            "Kind: train, grpo, distill or script; for Hugging Face models sft, sft_lora, dpo, reward_model, "
+            "grpo_hf, grpo_vllm, ppo or distill_on_policy.",
+            sources.kinds,
+        ),
     ] = "",
     device: Annotated[
         str,

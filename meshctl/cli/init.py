@@ -107,11 +107,12 @@ def machine() -> Machine:
     return (kind, count) if count else ("cpu", 0)
 
 
-def default_ranks(here: Machine, device: str) -> int:
-    kind, count = here
-    if kind == device and count:
+def default_ranks(here: Machine, device: str, kind: str) -> int:
+    detected, count = here
+    if detected == device and count:
         return count
-    return {"cpu": DEFAULT_PROCESSES, "mps": 1}.get(device, DEFAULT_DEVICES)
+    groups = len(Choice(kind).shares)
+    return {"cpu": max(DEFAULT_PROCESSES, groups), "mps": 1}.get(device, DEFAULT_DEVICES)
 
 
 def choice_of(options: Options, here: Machine) -> Choice:
@@ -119,7 +120,7 @@ def choice_of(options: Options, here: Machine) -> Choice:
     kind = options.kind or ("script" if options.script else next(iter(KINDS)))
     device = options.device.lower() or here[0]
     device = DEVICE_ALIASES.get(device, device)
-    ranks = default_ranks(here, device) if options.ranks is None else options.ranks
+    ranks = default_ranks(here, device, kind) if options.ranks is None else options.ranks
     choice = Choice(kind, device, ranks, options.layout, options.script)
     templates.check(choice)
     return choice
@@ -151,7 +152,7 @@ def questions(name: str, here: Machine, force: bool, ask: Ask) -> tuple[Choice, 
     found = f"this machine has {counted(here[1], 'device')}" if here[1] else "this machine has no accelerator"
     about = {device: f"{text}; {found}" if device == here[0] else text for device, text in DEVICES.items()}
     device = ask_option("On what?", about, here[0], ask)
-    choice = Choice(kind, device, default_ranks(here, device), "", script)
+    choice = Choice(kind, device, default_ranks(here, device, kind), "", script)
     if device != "mps":
         choice = replace(choice, ranks=ask_ranks(_how_many(choice), choice, ask))
     if kind != "script" and len(layouts(choice)) > 1:
@@ -203,8 +204,9 @@ def ask_option(question: str, words: Mapping[str, str], default: str, ask: Ask) 
 
 def _how_many(choice: Choice) -> str:
     what = "processes" if choice.device == "cpu" else f"{choice.device} devices"
-    groups = f" for {' and '.join(choice.shares)} together" if len(choice.shares) > 1 else ""
-    return f"How many {what}{groups}?{' The judge is one more.' if choice.kind == 'grpo' else ''}"
+    *others, last = choice.shares
+    groups = f" for {', '.join(others)} and {last}" if others else ""
+    return f"How many {what}{groups}?{' The judge is one more.' if choice.has_judge else ''}"
 
 
 def ask_ranks(question: str, choice: Choice, ask: Ask) -> int:

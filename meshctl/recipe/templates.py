@@ -32,23 +32,29 @@ KINDS = {
     "dpo": "a Hugging Face model learns preferences (DPO)",
     "reward_model": "a Hugging Face model learns to score answers",
     "grpo_hf": "a Hugging Face model learns from rewards (GRPO)",
+    "grpo_vllm": "the same with vLLM as the sampler",
     "ppo": "the same with a critic (PPO)",
+    "distill_on_policy": "a student learns from a teacher on its own answers",
 }
 RECIPES = {
     "sft": ("rot13/chats.jsonl",),
     "sft_lora": ("rot13/chats.jsonl",),
     "dpo": ("rot13/pairs.jsonl",),
     "reward_model": ("rot13/pairs.jsonl",),
-    "grpo_hf": ("alphabet/prompts.jsonl", "alphabet/reward.py"),
-    "ppo": ("alphabet/prompts.jsonl", "alphabet/reward.py"),
+    **dict.fromkeys(("grpo_hf", "grpo_vllm", "ppo"), ("alphabet/prompts.jsonl", "alphabet/reward.py")),
+    "distill_on_policy": ("rot13/pairs.jsonl", "rot13/chats.jsonl", "rot13/reward.py"),
 }
 """Kind with a recipe of the folder `recipes/` -> its data."""
-ROLLOUTS = ("grpo_hf", "ppo")
-"""The kinds of `RECIPES` with the groups `rollout` and `judge` beside `train`."""
-NAMES = {"grpo_hf": "grpo"}
+ROLLOUTS = {"grpo_hf": "rollouts", "grpo_vllm": "rollouts", "ppo": "rollouts", "distill_on_policy": "distill"}
+"""Kind of `RECIPES` with the groups `rollout` and `judge` beside `train` -> the config group with these."""
+NAMES = {"grpo_hf": "grpo", "grpo_vllm": "grpo"}
 """Kind -> name of its recipe in the folder `recipes/`, where it differs."""
+VLLM_PYTHON = ".venv-vllm/bin/python"
+"""The interpreter of the group `rollout` of the kind `grpo_vllm`, beside the recipe."""
 RECIPE_DEVICE, RECIPE_RANKS, RECIPE_SAMPLES = "cpu", 2, 32
 """The devices and the samples of a batch in `conf/scale/laptop.yaml`."""
+TEACHER_SAMPLES = 6
+"""The samples of a batch of the teacher in `conf/distill/laptop.yaml`."""
 MAX_RECIPE_RANKS = 100
 """Maximum number of ranks of these recipes: the batches of held-out data have 100 samples."""
 RECIPE_EXTRA = "hf"
@@ -87,6 +93,9 @@ class Choice:
     def shares(self) -> dict[str, int]:
         """The number of ranks of each group."""
         half = max(1, self.ranks // 2)
+        if self.kind == "distill_on_policy":
+            quarter = max(1, self.ranks // 4)
+            return {"rollout": quarter, "teacher": quarter, "train": max(1, self.ranks - 2 * quarter)}
         if self.has_judge:
             return {"rollout": half, "train": max(1, self.ranks - half)}
         if self.kind == "distill":
@@ -119,7 +128,8 @@ def check(choice: Choice) -> None:
         raise WrongChoice(f"a machine has one mps device, not {choice.ranks}")
     if choice.device == "cpu" and choice.ranks < len(choice.shares):
         raise WrongChoice(
-            f"{choice.kind} has the groups {listed(choice.shares)}: on cpu it needs at least 2 ranks"
+            f"{choice.kind} has the groups {listed(choice.shares)}: on cpu it needs at least "
+            f"{len(choice.shares)} ranks"
         )
     if choice.layout and choice.kind == "script":
         raise WrongChoice("a script has a layout of its own: do not give one")
@@ -209,7 +219,9 @@ def _recipe_files(choice: Choice, stem: str, module: str, shown: str, heading: s
         words[r"(?<=^  - scale: )laptop *"] = f"{module}_devices  "
         scale = {f"conf/scale/{module}_devices.yaml": _scale(choice)}
     if choice.kind in ROLLOUTS:
-        scale[f"conf/rollouts/{module}_devices.yaml"] = _rollouts(choice)
+        scale[f"conf/{ROLLOUTS[choice.kind]}/{module}_devices.yaml"] = _rollouts(choice)
+    if choice.kind == "grpo_vllm":
+        words[r"(?<=^  - sampler: )hf  "] = "vllm"
     text = _shipped_recipe(f"{recipe}.yaml").replace(f"recipes/{recipe}.yaml", shown)
     for pattern, word in words.items():
         text = re.sub(pattern, word, text, flags=re.MULTILINE)
@@ -229,12 +241,19 @@ def _scale(choice: Choice) -> str:
 
 
 def _rollouts(choice: Choice) -> str:
-    group = _group(choice, "rollout", choice.shares["rollout"])
+    python = VLLM_PYTHON if choice.kind == "grpo_vllm" else ""
+    groups = [f"  rollout: {_group(choice, 'rollout', choice.shares['rollout'], python)}\n"]
+    stages, teachers = "", choice.shares.get("teacher", 0)
+    if teachers:
+        groups.append(f"  teacher: {_group(choice, 'teacher', teachers)}\n")
+    if teachers > TEACHER_SAMPLES:
+        stages = f"pipeline: {{learn: {{stages: {{chats: {{samples: {teachers}}}}}}}}}\n"
+    others = "groups that sample and teach" if teachers else "group that samples"
     return (
         "# @package _global_\n"
-        "# The group that samples, on other devices than those of `laptop`.\n"
+        f"# The {others}, on other devices than those of `laptop`.\n"
         "defaults:\n  - laptop\n  - _self_\n\n"
-        f"groups:\n  rollout: {group}\n"
+        f"groups:\n{''.join(groups)}{stages}"
     )
 
 
@@ -273,12 +292,13 @@ def _words(choice: Choice, stem: str, module: str, shown: str) -> dict[str, str]
     }
 
 
-def _group(choice: Choice, name: str, ranks: int) -> str:
+def _group(choice: Choice, name: str, ranks: int, python: str = "") -> str:
     """Returns a group as a YAML mapping. If two groups use one device, the second is colocated with the
     first."""
     first = next(iter(choice.shares))
     shared = f", colocate: {first}" if name != first and sum(choice.shares.values()) > choice.ranks else ""
-    return f"{{ranks: {ranks}, device_type: {choice.device}{shared}}}"
+    interpreter = f", python: {python}" if python else ""
+    return f"{{ranks: {ranks}, device_type: {choice.device}{shared}{interpreter}}}"
 
 
 def _samples(choice: Choice) -> int:

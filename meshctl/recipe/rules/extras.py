@@ -17,11 +17,13 @@ from meshctl.text.english import listed
 
 def extras_are_installed(facts: Facts) -> Iterator[Diagnostic]:
     """The libraries of each extra are installed. Each extra is reported once, with all components that need
-    it."""
+    it. Nothing is known of an interpreter that is on another machine."""
     users: dict[tuple[str, str], list[str]] = {}
     for name, component in facts.recipe.components.items():
         interpreter = facts.group_code.interpreters.get(component.group)
-        path = interpreter.path if interpreter and interpreter.folders else ""
+        if interpreter and not interpreter.folders:
+            continue  # MC322 reports an interpreter whose packages are not known
+        path = interpreter.path if interpreter else ""
         for extra in extras_of(facts.code_of(name), facts.declares(name), component.args):
             users.setdefault((extra, path), []).append(name)
     for (extra, path), names in users.items():

@@ -112,7 +112,7 @@ def test_text_stays_text_in_yaml(text: str) -> None:
     [
         (
             Options("grop"),
-            "kind `grop` does not exist; available: `train`, `grpo`, `distill`, `script`, `sft`, `sft_lora`, `dpo`, `reward_model`, `grpo_hf` and `ppo`",
+            "kind `grop` does not exist; available: `train`, `grpo`, `distill`, `script`, `sft`, `sft_lora`, `dpo`, `reward_model`, `grpo_hf`, `grpo_vllm`, `ppo` and `distill_on_policy`",
         ),
         (Options("sft", ranks=101), "sft has held-out data for at most 100 ranks"),
         (Options(device="tpu"), "device `tpu` does not exist; available: `cpu`, `cuda`, `npu` and `mps`"),
@@ -121,6 +121,10 @@ def test_text_stays_text_in_yaml(text: str) -> None:
         (
             Options("grpo", ranks=1),
             "grpo has the groups `rollout` and `train`: on cpu it needs at least 2 ranks",
+        ),
+        (
+            Options("distill_on_policy", ranks=2),
+            "distill_on_policy has the groups `rollout`, `teacher` and `train`: on cpu it needs at least 3 ranks",
         ),
         (
             Options("grpo", ranks=2, layout="fsdp"),

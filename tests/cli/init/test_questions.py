@@ -61,7 +61,7 @@ def test_a_wrong_answer_is_asked_again(here: Path, capsys: pytest.CaptureFixture
     output = capsys.readouterr().out
     assert (
         output.count(
-            "  a number from 1 to 10, or a word: train, grpo, distill, script, sft, sft_lora, dpo, reward_model, grpo_hf, ppo\n"
+            "  a number from 1 to 12, or a word: train, grpo, distill, script, sft, sft_lora, dpo, reward_model, grpo_hf, grpo_vllm, ppo, distill_on_policy\n"
         )
         == 2
     )
