@@ -347,7 +347,7 @@ class Model(StoredModel):
             culprits = [part for part, is_finite in zip(parts, finite, strict=True) if not is_finite]
             cause = not_finite(culprits, batch, self._data_ranks)
             raise ModelError(
-                f"step {self.step}: the loss is {found['loss']:.4g} and the norm of its gradient "
+                f"the loss is {found['loss']:.4g} and the norm of its gradient "
                 f"{found['grad_norm']:.4g}; {cause}; the weights were not changed"
             )
         return {name: found[name] for name in ("lr", "units", "skipped")}  # a metric that is NaN ends a run

@@ -169,7 +169,7 @@ class Function(Component):
         failures = sum(one[1] for one in everywhere)
         if failures and not rewards:
             first = next(one[2] for one in everywhere if one[2])
-            raise RewardError(f"step {self.step}: all {failures} samples failed: {first}")
+            raise RewardError(f"all {failures} samples failed: {first}")
         if rewards:
             self.log({"reward": fmean(rewards), "reward_std": pstdev(rewards), "failed": failures})
         for name in dict.fromkeys(name for one in succeeded for name in one.metrics):

@@ -129,7 +129,7 @@ def test_a_reward_that_fails_for_every_sample_is_an_error(tmp_path: Path, on_err
     given = batch_of("raise", "nan", folder=[str(tmp_path)] * 2)
     with (
         judge(function=f"{MODULE}.obedient", workers=0, on_error=on_error) as one,
-        pytest.raises(RewardError, match=r"^step 0: all 2 samples failed: sample 0\.0: `.*` raised KeyError"),
+        pytest.raises(RewardError, match=r"^all 2 samples failed: sample 0\.0: `.*` raised KeyError"),
     ):
         one.score(given)
 

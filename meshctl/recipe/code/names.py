@@ -11,10 +11,12 @@ The table at a dotted path is one of these:
 from __future__ import annotations
 
 import ast
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from meshctl.recipe.code.declarations import literal
 from meshctl.recipe.code.modules import Module, Sources
+from meshctl.recipe.compose.folders import files
 
 
 def names_in(sources: Sources, table: str) -> tuple[str, ...]:
@@ -54,15 +56,37 @@ def literal_in(sources: Sources, table: str) -> Any:
     return literal(value)
 
 
-def wrong_path(sources: Sources, dotted: str) -> tuple[str, tuple[str, ...]]:
-    """Returns (the reason why nothing can be imported from a dotted path, the names of its module). The
-    reason is empty if something can, or may, be imported."""
+class WrongPath(NamedTuple):
+    """The reason why nothing can be imported from a dotted path."""
+
+    reason: str
+    word: str
+    """The wrong word of the path."""
+    options: tuple[str, ...]
+    """Words that can be in its place."""
+
+
+def wrong_path(sources: Sources, dotted: str) -> WrongPath | None:
+    """Returns what is wrong with a dotted path; None if something can, or may, be imported from it."""
     owner, _, name = dotted.rpartition(".")
     module = sources.module(owner)
-    if not isinstance(module, Module):
-        return "", ()
-    names = _names_of_module(module)
-    return ("", ()) if not names or _has_name(module, name) else (f"module `{owner}` has no `{name}`", names)
+    if module is None:
+        return _missing_module(sources, owner)
+    names = _names_of_module(module) if isinstance(module, Module) else ()
+    if not isinstance(module, Module) or not names or _has_name(module, name):
+        return None
+    return WrongPath(f"module `{owner}` has no `{name}`", name, names)
+
+
+def _missing_module(sources: Sources, owner: str) -> WrongPath | None:
+    """Returns None if the first part of a path exists, because the next one may be a class, and for a library
+    that may be installed elsewhere."""
+    first = owner.partition(".")[0]
+    is_path = all(part.isidentifier() for part in owner.split("."))
+    if not is_path or sources.is_library(owner) or sources.first_missing(owner) != first:
+        return None
+    own = tuple(file.stem for folder in sources.own for file in files(Path(folder), ".py"))
+    return WrongPath(f"module `{first}` does not exist", first, own)
 
 
 def _names_of_module(module: Module) -> tuple[str, ...]:

@@ -39,10 +39,9 @@ def _names(facts: Facts, component: str, path: KeyPath) -> Iterator[tuple[str, S
 
 def _checked(code: Code, argument: str, name: str, span: Span, table: str) -> Iterator[Diagnostic]:
     if "." in name:
-        wrong, names = wrong_path(code, name)
-        if wrong:
-            help = did_you_mean(name.rpartition(".")[2], names)
-            yield Diagnostic("MC453", f"`{argument}` is `{name}`, and {wrong}", span, help=help)
+        if wrong := wrong_path(code, name):
+            message = f"`{argument}` is `{name}`, and {wrong.reason}"
+            yield Diagnostic("MC453", message, span, help=did_you_mean(wrong.word, wrong.options))
         return
     names = names_in(code, table)
     if names and name not in names:
