@@ -15,32 +15,23 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.peers.grpo_setup import (
+    CLIP,
+    GROUP,
+    LR,
+    MODEL,
+    PROMPTS,
+    ROWS,
+    SHAPE,
+    TOKENS,
+    WARMUP,
+    arguments,
+    letters,
+)
 from meshctl.data import Prompts
 from meshctl.hf import Model, Sampler
 from meshctl.package import SHIPPED_TOKENIZERS
 from meshctl.rewards import Function
-
-SHAPE = {
-    "vocab_size": 264,
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "tie_word_embeddings": False,
-}
-PROMPTS, GROUP, TOKENS = 8, 8, 32
-"""The prompts of a step, the answers to each of them, and the most tokens of an answer."""
-LR, CLIP = 3e-3, 1.0
-WARMUP = 3
-"""The rounds that are not counted."""
-LETTERS = "aeiou "
-
-
-def letters(response: str) -> float:
-    """Returns the fraction of the characters of an answer that are vowels or spaces."""
-    return sum(one in LETTERS for one in response) / max(1, len(response))
 
 
 def rewards_of_trl(completions: list[str], **_: Any) -> list[float]:
@@ -68,9 +59,9 @@ def main() -> None:
     folder, steps = Path(wanted["folder"]), wanted["rounds"] + WARMUP
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **SHAPE))
-    model.save_pretrained(folder / "model")
+    model.save_pretrained(folder / MODEL)
     rows = [{"prompt": f"Write the word number {number}: "} for number in range(PROMPTS * steps)]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / ROWS).write_text("".join(json.dumps(row) + "\n" for row in rows))
     rounds = Rounds()
     trainer = trl_side(folder, model, rows, steps)
     trainer.add_callback(Alternation(trainer, meshctl_side(folder), rounds))
@@ -81,23 +72,9 @@ def main() -> None:
 
 def meshctl_side(folder: Path) -> Callable[[int], float]:
     """Returns a function that runs a step of the components of a recipe, and returns the mean reward."""
-    prompts = Prompts(str(folder / "prompts.jsonl"), "byte", shuffle=False)
-    sampler = Sampler(
-        str(folder / "model"),
-        tokenizer="byte",
-        max_new_tokens=TOKENS,
-        group_size=GROUP,
-        batch_size=GROUP * PROMPTS,
-    )
-    judge = Function("benchmarks.peers.grpo_sides.letters", workers=0)
-    actor = Model(
-        str(folder / "model"),
-        loss="grpo",
-        lr=LR,
-        clip=CLIP,
-        share_prompts=True,
-        optimizer_options={"fused": True, "weight_decay": 0.0},
-    )
+    given = arguments(folder)
+    prompts, sampler = Prompts(**given["prompts"]), Sampler(**given["sampler"])
+    judge, actor = Function(**given["judge"]), Model(**given["actor"])
     for one in (sampler, judge, actor):
         one.setup()
 
