@@ -167,13 +167,13 @@ class ParityCheck:
         if mean <= MAX_MEAN_NATS:
             return
         message = (
-            f"step {step}: the log-probabilities of the sampled tokens differ by {mean:.3g} nats in the mean "
-            f"between the sampler and this model, which have the same weights; more than {MAX_MEAN_NATS} "
+            f"the log-probabilities of the sampled tokens differ by {mean:.3g} nats in the mean between the "
+            f"sampler and this model, which have the same weights; more than {MAX_MEAN_NATS} "
             "means that they compute different distributions; compare `temperature`, `top_p`, `top_k` and "
             "`dtype` of both"
         )
         if self._mode == "error":
             raise ModelError(f"{message}; the weights were not changed")
         if not self._is_reported:
-            log.warning(message)
+            log.warning("step %d: %s", step, message)
         self._is_reported = True

@@ -146,6 +146,11 @@ def test_other_embeddings_are_not_reported(tmp_path: Path, args: str, parallel: 
             "did you mean `own`?",
         ),
         (
+            "loss: mylosse.own",
+            "`loss` is `mylosse.own`, and module `mylosse` does not exist",
+            "did you mean `mylosses`?",
+        ),
+        (
             "schedule: {name: cosin}",
             "`schedule.name` is `cosin`, which does not exist",
             "did you mean `cosine`?",
@@ -164,7 +169,7 @@ def test_a_misspelt_name_is_an_error(tmp_path: Path, args: str, message: str, he
         ("loss: mylosses.own", "Trainer"),
         ("loss: mylosses.second", "Trainer"),
         ("loss: mylosses.imported", "Trainer"),
-        ("loss: elsewhere.own", "Trainer"),
+        ("loss: trl.losses.own", "Trainer"),
         ("loss: dop", "Unknown"),
         ("loss: dop", "Free"),
         ("loss: dop", "Other"),
