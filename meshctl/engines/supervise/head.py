@@ -39,10 +39,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from meshctl.engines.engine import STOP_KEY, Exited, Handle, Job, groups_on, nodes_of
+from meshctl.engines.engine import Exited, Handle, Job, groups_on, nodes_of
 from meshctl.engines.node.termination import name_of
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.cause import POLL_S, Cause, Causes, Priority, position_of
+from meshctl.engines.supervise.checkpoints import Checkpoints
 from meshctl.engines.supervise.collective_check import CollectiveCheck
 from meshctl.engines.supervise.forced_end import ForcedEnd
 from meshctl.engines.supervise.judge import Judge
@@ -58,17 +59,15 @@ from meshctl.engines.supervise.nodes import (
     Stopped,
 )
 from meshctl.engines.supervise.observers import Observers
+from meshctl.engines.supervise.orderly_end import OrderlyEnd
 from meshctl.engines.supervise.progress_watch import ProgressWatch
 from meshctl.engines.supervise.run_files import RunFiles
-from meshctl.engines.supervise.saved_files import SavedFiles
 from meshctl.engines.supervise.signals import Signals
-from meshctl.plan.model import Plan
-from meshctl.run.bounds import end_of_data
 from meshctl.run.control_store import StoreClient
 from meshctl.run.event_folding import EventFolding
 from meshctl.run.events import Event, Journal
 from meshctl.run.row_file import rows_of
-from meshctl.run.shutdown import PREFIX, Proposer, StopRequest
+from meshctl.run.shutdown import StopRequest
 from meshctl.text.english import in_units
 
 FAILED, UNFIT = 5, 4
@@ -116,8 +115,8 @@ class Head:
         plan = attempt.plan
         self._session, self._attempt, self._plan = session, attempt, plan
         self._nodes, self._signals = session.nodes, session.signals
-        self._store = session.control.under(f"run/{attempt.start.attempt}/")
-        self._proposer = Proposer(self._store.under(PREFIX), _component_ranks(plan))
+        store = session.control.under(f"run/{attempt.start.attempt}/")
+        self._ending = OrderlyEnd(plan, store, session.journal)
         components = {group.name: group.workers for group in plan.groups if group.program is None}
         services = {group.name for group in plan.groups if group.program and group.program.service}
         self._services = frozenset(services) if len(services) < len(plan.groups) else frozenset[str]()
@@ -133,25 +132,11 @@ class Head:
         """Group -> number of its workers that have not exited. Without services."""
         self._folding = EventFolding(attempt.run)
         self._judge = Judge(plan.run, rows_of(attempt.run.metrics))
-        self._saving = SavedFiles(plan, attempt.run, attempt.start.path)
-        self._published = set(attempt.published)
-        self._newest = attempt.step
-        """The step of the newest checkpoint; None without one."""
-        self._planned: int | None = None
-        """The planned last step, where there is one."""
-        self._is_ready = self._is_asked = self._is_signalled = self._is_released = self._is_unfit = False
+        self._checkpoints = Checkpoints(attempt, self._judge, session.journal)
+        self._is_ready = self._is_signalled = self._is_released = self._is_unfit = False
         self._cause: Cause | None = None
         self._has_failed = self._has_disagreed = self._is_timed_out = False
         """Whether a metric that is not finite, different collectives of ranks, or the time limit end it."""
-        self._agreed: int | None = None
-        """The agreed last step."""
-        self._ended_by = ""
-        """The reason why the run ends before its `steps`: a source that has ended, or the request of a
-        component."""
-        self._first_end = math.inf
-        """The earliest step in which a stream ended. Groups that run ahead may report a later one first."""
-        self._save_at = math.inf
-        """Time of the next checkpoint, with a time in `run.checkpoint.every`."""
         self._forced = ForcedEnd(session.nodes, session.handle)
 
     def follow(self) -> Outcome:
@@ -202,16 +187,15 @@ class Head:
                 if self._collectives.allows(row["step"]):
                     self._session.observers.on_row(row)
                     self._judge.add(row, self._attempt.fold.not_finite())
-                    if row["step"] in self._published:  # with the metrics of stages that ran at the end
-                        self._write_best()
+                    self._checkpoints.on_row(row["step"])
         self._folding.poll(now, self._attempt.follower)
         if not self._forced.has_begun and (problem := self._session.files.poll()):
             self._causes.record(problem, Priority.OWN)
         self._causes.end_poll(now)
         if not self._forced.has_begun:
-            self._progress.poll(now, self._is_asked and self._agreed is None)
+            self._progress.poll(now, self._ending.is_agreeing)
         self._warn(self._judge.warnings())
-        self._publish_saved()
+        self._checkpoints.publish(self._is_right)
 
     def _check_collectives(self) -> None:
         """Reports ranks that called different collectives, once, as the cause of the end."""
@@ -267,11 +251,9 @@ class Head:
     def _note(self, event: Event) -> None:
         if event.name == "ready":
             self._is_ready = True
-            self._planned = event.value.get("last")
-            if (source := event.value.get("source")) and not self._ended_by:
-                self._ended_by = end_of_data(source)
+            self._ending.on_ready(event)
         elif event.name in ("saved", "unsaved"):
-            self._saving.add(event)
+            self._checkpoints.add(event)
         elif event.name == "uncounted":
             self._judge.note_uncounted(event)
         elif event.name == "differs":
@@ -281,36 +263,10 @@ class Head:
             if not any(self._serving.values()):
                 self._causes.release_services()
 
-    def _publish_saved(self) -> None:
-        """Publishes the checkpoints that all workers have saved, once the metrics of their steps are judged.
-        To be called when all events of a poll are read: those of a worker arrive in order."""
-        for step in self._saving.complete:
-            is_right = self._judge.is_right(step) and self._collectives.allows(step)
-            if step <= self._attempt.fold.last and is_right:
-                self._publish(step)
-        self._warn(self._saving.failures())
-
-    def _publish(self, step: int) -> None:
-        checkpoint, run = self._plan.run.checkpoint, self._attempt.run
-        if checkpoint is None:
-            return
-        if not self._saving.publish(step):
-            return
-        self._newest = step
-        self._published.add(step)
-        self._published = {one for one in self._published if run.checkpoint(one).is_dir()}
-        try:
-            run.prune_checkpoints(step, checkpoint.keep, self._write_best())
-        except OSError as error:
-            self._warn([f"{error.filename} cannot be written: {error.strerror}"])
-        self._write("checkpoint", step=step, path=str(run.checkpoint(step)))
-
-    def _write_best(self) -> set[int]:
-        """Writes which of the published checkpoints are the best, and returns their steps."""
-        checkpoint, best = self._plan.run.checkpoint, self._judge.best(self._published)
-        if checkpoint and checkpoint.best:
-            self._attempt.run.write_best(checkpoint.best.on, checkpoint.best.mode, best)
-        return {one.step for one in best}
+    def _is_right(self, step: int) -> bool:
+        """Whether the metrics of a step are complete and make no failure of it."""
+        is_right = self._judge.is_right(step) and self._collectives.allows(step)
+        return step <= self._attempt.fold.last and is_right
 
     # Ending the attempt
 
@@ -323,38 +279,19 @@ class Head:
         elif not (self._is_signalled or self._is_timed_out) and self._session.is_over():
             self._is_timed_out = True
             self._stop_within_grace(f"`run.time_limit` of {in_units(self._plan.run.time_limit)} is over")
-        while asked := self._proposer.asked() if self._workers else None:
-            self._stop(asked)
+        self._ending.poll()
         if self._judge.fault and not self._has_failed:
             self._has_failed = True
-            self._stop(StopRequest(self._fault_line(self._judge.fault), has_failed=True))
-        elif self._judge.stop and not self._is_asked:
-            self._stop(StopRequest(self._judge.stop))
-        self._save_on_request()
-        if self._workers:
-            self._agreed = self._proposer.poll()
-
-    def _save_on_request(self) -> None:
-        """Begins the agreement on the step of a checkpoint that SIGUSR1 requests, or for which it is time,
-        once all workers have ended a step."""
-        if self._attempt.fold.last <= (self._attempt.step or 0):
-            return
-        checkpoint, now, is_asked = self._plan.run.checkpoint, time.monotonic(), bool(self._signals.saves)
-        self._signals.saves = 0
-        if checkpoint is None:
-            if is_asked:
-                self._warn(["SIGUSR1 requests a checkpoint, and the recipe has no `run.checkpoint`"])
-            return
-        if checkpoint.seconds:
-            is_asked = is_asked or now >= self._save_at
-            later = now + checkpoint.seconds
-            self._save_at = later if is_asked else min(self._save_at, later)
-        if is_asked:
-            self._proposer.save()
+            self._ending.stop(StopRequest(self._fault_line(self._judge.fault), has_failed=True))
+        elif self._judge.stop and not self._ending.is_asked:
+            self._ending.stop(StopRequest(self._judge.stop), is_reason=False)
+        has_ended_step = self._attempt.fold.last > (self._attempt.step or 0)
+        if has_ended_step and self._checkpoints.is_due(time.monotonic(), self._signals.take_save_request()):
+            self._ending.save()
 
     def _stop_within_grace(self, reason: str) -> None:
         """Requests an orderly end, which is forced at the end of `run.grace`; at once before step 1."""
-        self._stop(StopRequest(reason))
+        self._ending.stop(StopRequest(reason))
         if self._is_ready or not self._workers:
             self._forced.begin_at(time.monotonic() + self._plan.run.grace, notice_s=0.0)
         else:
@@ -364,8 +301,9 @@ class Head:
         """Returns the text about a metric that is not finite, and what can be continued from."""
         if self._plan.run.checkpoint is None:
             return text
-        saved = f"the newest checkpoint is of step {self._newest}"
-        return f"{text}; {saved if self._newest else 'there is no checkpoint'}"
+        newest = self._checkpoints.newest
+        saved = f"the newest checkpoint is of step {newest}" if newest else "there is no checkpoint"
+        return f"{text}; {saved}"
 
     def _after_wrong_metric(self, cause: Cause | None) -> Cause | None:
         """Returns the cause of a failure. A metric that is not finite comes before the failure of a worker in
@@ -378,20 +316,6 @@ class Head:
             return Cause(Priority.OWN, self._fault_line(wrong))
         line = self._fault_line(f"{wrong}; then {cause.line}")
         return Cause(Priority.OWN, line, traceback=cause.traceback, log=cause.log)
-
-    def _stop(self, asked: StopRequest) -> None:
-        is_first = not self._is_asked and asked.reason != self._judge.stop
-        if asked.ended is not None:
-            is_first = asked.ended < self._first_end
-            self._first_end = min(asked.ended, self._first_end)
-        if is_first:
-            self._ended_by = asked.reason
-        if asked.ended is None:
-            self._write("stopping", reason=asked.reason)
-            self._store.set(STOP_KEY, asked.reason)
-        self._is_asked = True
-        if self._workers:
-            self._proposer.propose(asked)
 
     def _end_services(self) -> None:
         """Sends SIGTERM to services once the agents of all other groups have ended."""
@@ -433,13 +357,13 @@ class Head:
             return Outcome(
                 UNFIT if self._is_unfit else FAILED, found, found.line, has_begun, is_restartable=can_succeed
             )
-        if lost := self._saving.lost_end:
+        if lost := self._checkpoints.lost_end:
             return Outcome(FAILED, Cause(Priority.OWN, lost), lost)
         if first:
             return Outcome(self._signals.code, None, first.name)
         if late := self._late_end():
             return Outcome(FAILED, late, late.line)
-        return Outcome(0, None, self._reason)
+        return Outcome(0, None, self._ending.reason(self._judge.stop))
 
     def _late_end(self) -> Cause | None:
         """Returns the cause of the failure if `run.time_limit` was over and the end had to be forced: steps
@@ -447,21 +371,13 @@ class Head:
         if (
             not self._is_timed_out
             or not self._forced.has_begun
-            or (self._newest is not None and not self._is_ready)
+            or (self._checkpoints.newest is not None and not self._is_ready)
         ):
             return None
         limit, grace = in_units(self._plan.run.time_limit), in_units(self._plan.run.grace)
         if not self._is_ready and self._workers:
             return Cause(Priority.OWN, f"`run.time_limit` of {limit} was over before step 1")
         return Cause(Priority.OWN, f"the run did not end within {grace} (`run.grace`) after its `time_limit`")
-
-    @property
-    def _reason(self) -> str:
-        """The reason for the end of a successful run. It is a metric if the agreed last step is earlier than
-        the planned one and than the end of every stream."""
-        planned = math.inf if self._planned is None else self._planned
-        is_early = self._agreed is not None and self._agreed < min(planned, self._first_end - 1)
-        return self._judge.stop if self._judge.stop and is_early else self._ended_by
 
     def _warn(self, texts: Iterable[str]) -> None:
         for text in texts:
@@ -478,13 +394,3 @@ def wait(files: Iterable[int], seconds: float) -> None:
     for number in files:
         poller.register(number, select.POLLIN)
     poller.poll(1000 * seconds)
-
-
-def _component_ranks(plan: Plan) -> list[int]:
-    """Returns the job ranks of the workers of components. They agree on the last step; programs do not."""
-    return [
-        group.first_job_rank + rank
-        for group in plan.groups
-        if not group.program
-        for rank in range(group.workers)
-    ]

@@ -27,8 +27,8 @@ class Signals:
         self.count = 0
         self.first: signal.Signals | None = None
         self._last = 0, -math.inf
-        self.saves = 0
-        """How often SIGUSR1 was received."""
+        self._has_save_request = False
+        """Whether SIGUSR1 was received and nobody has taken the request."""
 
     @contextmanager
     def handled(self) -> Iterator[Signals]:
@@ -51,7 +51,7 @@ class Signals:
 
     def receive(self, number: int, _: FrameType | None = None) -> None:
         if number == signal.SIGUSR1:
-            self.saves += 1
+            self._has_save_request = True
             return
         now = time.monotonic()
         last, when = self._last
@@ -59,3 +59,8 @@ class Signals:
             self.count += 1
         self._last = number, now
         self.first = self.first or signal.Signals(number)
+
+    def take_save_request(self) -> bool:
+        """Returns whether SIGUSR1 was received since the last call."""
+        was_requested, self._has_save_request = self._has_save_request, False
+        return was_requested

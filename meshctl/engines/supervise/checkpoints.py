@@ -1,0 +1,90 @@
+"""Publishes the checkpoints of an attempt: once all workers have saved a step and its metrics are judged, it
+becomes `latest`, and older checkpoints are deleted.
+
+    checkpoints = Checkpoints(attempt, judge, journal)
+    checkpoints.add(event)                  # `saved` and `unsaved` events of workers
+    checkpoints.publish(is_right)           # the saved steps that are right
+    checkpoints.is_due(now, requests)       # whether to ask for a checkpoint between those of `every`
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from meshctl.engines.supervise.attempt import Attempt
+from meshctl.engines.supervise.judge import Judge
+from meshctl.engines.supervise.saved_files import SavedFiles
+from meshctl.run.events import Event, Journal
+
+
+class Checkpoints:
+    def __init__(self, attempt: Attempt, judge: Judge, journal: Journal) -> None:
+        self._recipe, self._run = attempt.plan.run.checkpoint, attempt.run
+        self._judge, self._journal = judge, journal
+        self._saving = SavedFiles(attempt.plan, attempt.run, attempt.start.path)
+        self._published = set(attempt.published)
+        self.newest = attempt.step
+        """The step of the newest checkpoint; None without one."""
+        self._next = math.inf
+        """Time of the next checkpoint, with a time in `run.checkpoint.every`."""
+
+    def add(self, event: Event) -> None:
+        """Notes a `saved` or `unsaved` event of a worker."""
+        self._saving.add(event)
+
+    @property
+    def lost_end(self) -> str:
+        """Why the last checkpoint could not be written; empty if it could, or if there was none."""
+        return self._saving.lost_end
+
+    def is_due(self, now: float, is_requested: bool) -> bool:
+        """Returns whether the workers are to save a checkpoint that the number of steps does not ask for:
+        SIGUSR1 has requested it, or it is time."""
+        if self._recipe is None:
+            if is_requested:
+                self._warn("SIGUSR1 requests a checkpoint, and the recipe has no `run.checkpoint`")
+            return False
+        if self._recipe.seconds:
+            is_requested = is_requested or now >= self._next
+            later = now + self._recipe.seconds
+            self._next = later if is_requested else min(self._next, later)
+        return is_requested
+
+    def publish(self, is_right: Callable[[int], bool]) -> None:
+        """Publishes the steps that all workers have saved and that are right, and warns of those that could
+        not be written. To be called when all events of a poll are read: those of a worker arrive in
+        order."""
+        for step in self._saving.complete:
+            if is_right(step):
+                self._publish(step)
+        for text in self._saving.failures():
+            self._warn(text)
+
+    def _publish(self, step: int) -> None:
+        if self._recipe is None or not self._saving.publish(step):
+            return
+        self.newest = step
+        self._published.add(step)
+        self._published = {one for one in self._published if self._run.checkpoint(one).is_dir()}
+        try:
+            self._run.prune_checkpoints(step, self._recipe.keep, self._write_best())
+        except OSError as error:
+            self._warn(f"{error.filename} cannot be written: {error.strerror}")
+        self._journal.write("checkpoint", step=step, path=str(self._run.checkpoint(step)))
+
+    def on_row(self, step: int) -> None:
+        """Judges a published checkpoint again, whose row has got the metrics of stages that ran at the
+        end."""
+        if step in self._published:
+            self._write_best()
+
+    def _write_best(self) -> set[int]:
+        """Writes which of the published checkpoints are the best, and returns their steps."""
+        best = self._judge.best(self._published)
+        if self._recipe and self._recipe.best:
+            self._run.write_best(self._recipe.best.on, self._recipe.best.mode, best)
+        return {one.step for one in best}
+
+    def _warn(self, text: str) -> None:
+        self._journal.write("warning", text=text)
