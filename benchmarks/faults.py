@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -58,6 +59,8 @@ def measured(case: Case, slack: float) -> Measured | None:
             found, state, text = None, "skipped", str(reason)
         except Failed as reason:
             found = Measured(str(reason).replace("\n", " "), False)
+        except (OSError, LookupError, ValueError, subprocess.SubprocessError) as error:
+            found = Measured(f"the case is broken: {type(error).__name__}: {error}", False)
         finally:
             place.close()
     if found is not None:

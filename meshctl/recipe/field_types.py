@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from meshctl.diagnostics import Span
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
 from meshctl.recipe.editor_schema_parts import (
     AUTO,
@@ -254,7 +253,7 @@ class Text(Type):
     empty: ClassVar[Any] = ""
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        if not isinstance(node.value, str) or node.value in ("", MISSING):
+        if not isinstance(node.value, str) or node.value == MISSING:
             reader.expected("text", node, path)
             return None
         return node.value
@@ -418,34 +417,24 @@ class Environment(Type):
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if node.is_list:
-            names = [item for item in node.value if isinstance(item.value, str)]
-            if all(self.is_name(reader, item.value, item.span, path) for item in names):
-                return tuple((name, None) for name in Texts().read(reader, node, path) or ())
-            return None
+            return tuple((name, None) for name in Texts().read(reader, node, path) or ())
         if reader.mapping(node, path) is None:
             return None
         values: list[tuple[str, str | None]] = []
         for key, item in node.items():
             here = (*path, key)
-            if not self.is_name(reader, key, item.key or item.span, here):
-                continue
-            if isinstance(item.value, bool):
+            if not key or "=" in key or "\0" in key:
+                message = f"`{abbreviated(key)}` is not a valid name of an environment variable"
+                if not key:
+                    message = "the name of an environment variable is empty"
+                reader.report(here, "MC106", message, item.key or item.span)
+            elif isinstance(item.value, bool):
                 reader.expected("text or a number", item, here, f'quote it: "{item.written}"')
             elif is_scalar(item):
                 values.append((key, text_of(item)))
             else:
                 reader.expected("text or a number", item, here)
         return tuple(values)
-
-    def is_name(self, reader: FieldReader, name: str, span: Span, path: KeyPath) -> bool:
-        """Whether a text can be the name of a variable. Reports another one."""
-        if name and "=" not in name and "\0" not in name:
-            return True
-        message = f"`{abbreviated(name)}` is not a valid name of an environment variable"
-        reader.report(
-            path, "MC106", message if name else "the name of an environment variable is empty", span
-        )
-        return False
 
     def schema(self) -> Schema:
         return {

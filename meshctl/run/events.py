@@ -64,6 +64,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meshctl.run import clock
 from meshctl.run.event_files import EventFiles, event_files, newest_segment, segment_after, segment_name
 
 SEGMENT_BYTES = 1 << 20
@@ -175,7 +176,7 @@ class Journal(EventLog):
         self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any
     ) -> None:
         who = self._rank if rank is None else rank
-        self._append(self._line(name, who, step, stage, value, time.time()))
+        self._append(self._line(name, who, step, stage, value, clock.now()))
 
     def write_step(self, report: StepReport) -> None:
         """Appends the events of a step in one write. The `step` line is a template filled with numbers,
@@ -186,7 +187,7 @@ class Journal(EventLog):
         if template is None:
             template = self._templates[key] = self._template(report)
         numbers = (report.step, report.seconds, *stages.values(), *waits.values(), *routes.values())
-        now = time.time()
+        now = clock.now()
         if self._size >= SEGMENT_BYTES:
             self._begin_segment()
         if not report.metrics and not report.collectives:

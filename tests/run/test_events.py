@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from meshctl.run import clock
 from meshctl.run import events as events_module
 from meshctl.run.events import Event, Follower, Journal, StepReport
 
@@ -155,7 +156,17 @@ def test_all_files_are_read_in_the_order_of_time(tmp_path: Path, monkeypatch: py
     written = [(0, 1.0), (1, 2.0), (0, 3.0), (2, 2.5), (1, 4.0), (2, 3.5)]
     journals = [Journal(tmp_path / f"train-{rank}.jsonl", "train", rank) for rank in range(3)]
     for rank, now in written:
-        monkeypatch.setattr(time, "time", lambda now=now: now)
+        monkeypatch.setattr(clock, "now", lambda now=now: now)
         journals[rank].write("step")
     found = [(event.rank, event.time) for event in Follower(tmp_path).in_order()]
     assert found == sorted(written, key=lambda one: one[1])
+
+
+def test_a_clock_that_steps_does_not_change_the_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = clock.now()
+    monkeypatch.setattr(time, "time", lambda: before + 3600.0)
+    Journal(tmp_path / "one.jsonl").write("over", code=0)
+    [event] = Follower(tmp_path).new()
+    assert before <= event.time < before + 3600.0

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from meshctl.engines.supervise.cause import ATTEMPT
 from meshctl.plan.model import Plan
+from meshctl.run import clock
 from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.events import Follower, events_of
 from meshctl.run.local_checkpoints import warning_of_uncopied
@@ -111,7 +112,7 @@ def _reading(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
     published = {one for one in published if one <= (step or 0)}  # later ones are damaged
     workers = {group.name: group.workers for group in plan.groups if group.program is None}
     elapsed = continue_rows(run, step, attempts)
-    fold = Fold(workers, since=time.time(), after=step, elapsed=elapsed)
+    fold = Fold(workers, since=clock.now(), after=step, elapsed=elapsed)
     return Attempt(plan, run, start, descriptor, follower, fold, frozenset(published))
 
 

@@ -6,19 +6,33 @@ torch      torch's TCPStore, for the process groups of each group of workers onl
 
 from __future__ import annotations
 
+import os
 import socket
 
 from torch.distributed import TCPStore
 
+from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.rendezvous import serve
 from meshctl.run.control_store import StoreClient
 from meshctl.run.store_server import StoreServer
 
+BACKLOG = 1024
+"""Connections that may wait on a socket."""
+
+
+def listen(host: str) -> socket.socket:
+    """Opens a socket on a port that the system chooses. Raises `CannotStart` if it has none."""
+    try:
+        return socket.create_server((host, 0), backlog=BACKLOG)
+    except OSError as error:
+        raise CannotStart(f"no port can be opened on {host}: {os.strerror(error.errno or 0)}") from error
+
 
 class Stores:
     def __init__(self, host: str) -> None:
-        """Opens the sockets. Clients may connect before `serve`, because the backlog holds them."""
-        self._control, self._torch = (socket.create_server((host, 0), backlog=1024) for _ in range(2))
+        """Opens the sockets. Clients may connect before `serve`, because the backlog holds them. Raises
+        `CannotStart`."""
+        self._control, self._torch = listen(host), listen(host)
         self.torch_address = f"{host}:{self._torch.getsockname()[1]}"
         self._control_address = f"{host}:{self._control.getsockname()[1]}"
         self._torch_store: TCPStore | None = None

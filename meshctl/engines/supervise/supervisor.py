@@ -12,21 +12,20 @@ and later forks happen in the node processes.
 from __future__ import annotations
 
 import math
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from meshctl.engines.engine import Engine, Handle, Job
+from meshctl.engines.engine import CannotStart, Engine, Handle, Job
 from meshctl.engines.supervise.attempt import Attempt, next_attempt
 from meshctl.engines.supervise.cause import Cause, Priority
-from meshctl.engines.supervise.head import FAILED, Head, Outcome, Session
+from meshctl.engines.supervise.head import FAILED, UNFIT, Head, Outcome, Session
 from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.restarts import Restarts
 from meshctl.engines.supervise.run_files import RunFiles
 from meshctl.engines.supervise.signals import Signals
-from meshctl.engines.supervise.stores import Stores
+from meshctl.engines.supervise.stores import Stores, listen
 from meshctl.run.authentication import new_token
 from meshctl.run.events import Event, Journal
 from meshctl.run.observer import Observer
@@ -53,8 +52,10 @@ class Supervisor:
         processes the job starts; None otherwise. To be called from the main thread, before any other thread
         exists."""
         ends_at, host = self._clock() + (job.plan.run.time_limit or math.inf), self._engine.host
-        nodes_listener = socket.create_server((host, 0), backlog=1024)
-        stores = Stores(host)
+        try:
+            nodes_listener, stores = listen(host), Stores(host)
+        except CannotStart as error:
+            return Outcome(UNFIT, Cause(Priority.OWN, str(error)), str(error))
         head = f"{host}:{nodes_listener.getsockname()[1]}"
         job = replace(job, head=head, token=job.token or new_token())
         handle = self._engine.start(job) if environ is None else self._engine.attach(job, environ)
