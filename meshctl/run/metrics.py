@@ -135,8 +135,9 @@ class Fold:
         if event.name == "metric":
             self._join(worker, step, event)
         elif event.name == "step":
+            was_behind = self._through[worker] <= self._given
             self._end(worker, step, event.time)
-            return list(self._complete())
+            return list(self._complete()) if was_behind else []
         elif event.name == "done":
             return list(self._complete())  # `close` may have logged numbers
         return []
@@ -156,6 +157,8 @@ class Fold:
 
     def _complete(self) -> Iterator[Row]:
         last = min(self._through.values())
+        if last < self._given:
+            return
         for step in sorted(step for step in self._steps if step <= last):
             state = self._steps[step]
             if step > self._given or state.fresh:

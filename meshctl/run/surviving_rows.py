@@ -69,6 +69,8 @@ def _add_missing(run: RunDir, last: int) -> None:
     a file of an earlier version or after a full disk, which is then written again."""
     newest = last_row(run.metrics)
     if newest and has_all(run.metrics, newest):
+        if newest["step"] == last:
+            return
         found = _continued(folded_again(run, range(newest["step"] + 1, last + 1)), {newest["step"]: newest})
         if found:
             with run.metrics.open("a", encoding="utf-8") as file:

@@ -105,6 +105,7 @@ BENCHMARKS: dict[str, str] = {
     "hf_step": "goal load name ok others time value what",
     "launch_time": "goal name ok others value workers",
     "long_run": "files goal name ok steps value what",
+    "overhead": "goal microseconds name ok others value what",
     "overlap": "goal load name ok value",
     "restart": "goal killed name ok others value",
     "topology_scale": "goal name ok others value what",
