@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -35,9 +36,11 @@ from transformers.distributed import DistributedConfig
 from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from transformers.distributed.utils import TransformersDeviceMesh
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from meshctl.hf.errors import ModelError
+from meshctl.text.english import nearest
 
 HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}
 """Value of `args.head` -> class of transformers that selects the class of a model. `lm` returns logits of the
@@ -92,8 +95,22 @@ def read_config(model: str | Mapping[str, Any], head: str, changes: Mapping[str,
             return AutoConfig.for_model(**{**options, **model, **changes})
         return AutoConfig.from_pretrained(model, **{**options, **changes})
     except Exception as error:  # of any kind: each config checks its own values
-        shown = model if isinstance(model, str) else "the config"
-        raise ModelError(f"model `{shown}` cannot be read: {_first_line(error)}") from error
+        shown = f"model `{model}`" if isinstance(model, str) else "the config of the model"
+        raise ModelError(f"{shown} cannot be read: {_unknown_type(model) or _first_line(error)}") from error
+
+
+def _unknown_type(model: str | Mapping[str, Any]) -> str:
+    """Returns a text if a config has no model type, or one that does not exist in transformers."""
+    if isinstance(model, str):
+        return ""
+    kind = str(model.get("model_type", ""))
+    if not kind:
+        return "it has no `model_type`"
+    if kind in CONFIG_MAPPING:
+        return ""
+    help = nearest(kind, CONFIG_MAPPING.keys())
+    asked = f"; did you mean `{help}`?" if help else ""
+    return f"transformers {transformers.__version__} has no model type `{kind}`{asked}"
 
 
 def class_of(config: Any, head: str) -> Any:

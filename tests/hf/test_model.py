@@ -284,7 +284,9 @@ def test_weights_with_an_unknown_name_or_shape_are_refused() -> None:
     ("arguments", "message"),
     [
         ({"model": "/nowhere"}, "model `/nowhere` cannot be read"),
-        ({"model": {"model_type": "nothing"}}, "the config` cannot be read"),
+        ({"model": {"model_type": "qwen33"}}, "no model type `qwen33`; did you mean `qwen3`"),
+        ({"model": {"hidden_size": 8}}, "the config of the model cannot be read: it has no `model_type`"),
+        ({"model": {"model_type": "qwen3", "hidden_size": "x"}}, "the config of the model cannot be read"),
         ({"head": "tail"}, "`head` is lm or score"),
         ({"dtype": "int64"}, "`int64` is no floating-point dtype"),
         ({"compute_dtype": "float16"}, "`compute_dtype` is bfloat16"),

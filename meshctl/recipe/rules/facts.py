@@ -248,7 +248,7 @@ class Facts:
             for size, (number, span) in found.items():
                 sizes.setdefault(size, number)
                 spans.setdefault(size, span)
-        return ModelSizes(sizes, spans)
+        return ModelSizes(sizes, spans, bool(self.declares(component).layouts.tp_plan))
 
     def sequence_length(self, component: str) -> tuple[int, Span] | None:
         """Returns (number, span) of the argument that `SEQUENCE_LENGTH` of a component's class names; None if

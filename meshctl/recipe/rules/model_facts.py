@@ -16,6 +16,9 @@ class ModelSizes:
 
     sizes: Mapping[str, int]
     spans: Mapping[str, Span]
+    has_tp_plan: bool = False
+    """Whether a plan of a library splits it over tp ranks. Such a plan does not replicate kv heads, and the
+    shards of a vocabulary may differ in size."""
 
     def get(self, size: str) -> int:
         """Returns a size; 0 if it is unknown."""
@@ -32,11 +35,12 @@ class ModelSizes:
         return 0 < kv_heads < tp and tp % kv_heads == 0
 
     def undivided_by_tp(self, tp: int) -> list[str]:
-        """Returns the sizes that tp does not divide. If there are fewer kv heads than ranks, their number
-        must divide tp instead."""
+        """Returns the sizes that tp does not divide. If there are fewer kv heads than ranks, and they can be
+        replicated, their number must divide tp instead."""
         kv_heads = self.get("num_kv_heads")
         undivided = [size for size in ("num_heads", "num_kv_heads", "hidden_size") if self.get(size) % tp]
-        if kv_heads and tp % kv_heads == 0 and "num_kv_heads" in undivided:
+        can_repeat = kv_heads and tp % kv_heads == 0 and not self.has_tp_plan
+        if can_repeat and "num_kv_heads" in undivided:
             undivided.remove("num_kv_heads")
         return undivided
 

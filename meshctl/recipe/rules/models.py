@@ -99,7 +99,7 @@ def _nearest_to(size: int, others: Iterable[int]) -> list[int]:
 
 
 def tp_divides_model(facts: Facts) -> Iterator[Diagnostic]:
-    """Tp divides the heads and the hidden size. The vocabulary is not checked, because it may be padded."""
+    """Tp divides the heads and the hidden size. A vocabulary may be padded."""
     for one in _fitted(facts):
         tp, model, name = one.mesh.size("tp"), one.model, one.component.name
         span, vocabulary = one.span(facts, "tp_size"), model.get("vocab_size")
@@ -114,7 +114,7 @@ def tp_divides_model(facts: Facts) -> Iterator[Diagnostic]:
             message = f"`tp_size` {tp} exceeds the {counted(kv_heads, 'kv head')} of `{name}`"
             help = f"the component must replicate each on {tp // kv_heads} ranks; to avoid it: tp {kv_heads}"
             yield Diagnostic("MC431", message, span, model.stated("num_kv_heads"), help, "warning")
-        elif vocabulary % tp and not (name in facts.tied_rows and one.mesh.size("fsdp") > 1):
+        elif vocabulary % tp and not model.has_tp_plan:
             padded = -(-vocabulary // tp) * tp
             undivided_text = f"`tp_size` {tp} does not divide the vocabulary of `{name}`"
             message = f"{undivided_text}: it must be padded to {padded}"

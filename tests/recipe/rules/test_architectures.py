@@ -84,3 +84,19 @@ def test_layouts_that_other_rules_propose_have_no_tp_either(tmp_path: Path) -> N
     found = reported(tmp_path, "{model_type: gravel, n_head: 9}")
     assert [one.code for one in found] == ["MC431", "MC439"]
     assert all(" tp " not in one.help for one in found)
+
+
+def test_a_plan_does_not_replicate_kv_heads(tmp_path: Path) -> None:
+    heads = "{model_type: river, num_attention_heads: 8, num_key_value_heads: 2}"
+    (own,) = reported(tmp_path, heads, "Own", "fsdp_size: 2, tp_size: 4")
+    assert (own.code, own.severity) == ("MC431", "warning")
+    (planned,) = reported(tmp_path, heads, "Planned", "fsdp_size: 2, tp_size: 4")
+    assert (planned.code, planned.severity) == ("MC431", "error")
+    assert planned.message == "`tp_size` 4 does not divide the kv heads (2) of `trainer`"
+    assert planned.help == "nearest that fit: dp 2 x fsdp 2 x tp 2; dp 4 x fsdp 2"
+
+
+def test_a_plan_splits_a_vocabulary_into_shards_of_two_sizes(tmp_path: Path) -> None:
+    odd = "{model_type: river, vocab_size: 259}"
+    assert [one.code for one in reported(tmp_path, odd, "Own")] == ["MC433"]
+    assert reported(tmp_path, odd) == []
