@@ -94,6 +94,7 @@ def variables(found: Found) -> Json:
 
 BENCHMARKS: dict[str, str] = {
     "busiest_process": "bytes goal name ok others total value what",
+    "checkpoint_async": "goal load name ok others value what workers",
     "checks_cost": "goal name ok others value what",
     "collect_ranks": "goal name ok value",
     "data_plane": "goal load name ok others value what",

@@ -1,0 +1,163 @@
+"""How much asynchronous checkpoints lengthen training: two of 1 GiB within a minute.
+
+    python benchmarks/checkpoint_async.py [--rounds 3] [--workers 1] [--mib 1024] [--local]
+
+A group of workers trains without a pause, on one core each, and holds a state of `--mib` in all. The steps
+of a run are divided into pairs of equal stretches: a checkpoint is cut before the first one, and is on the
+disk before its end, which is checked; the second one is without. The difference of their times is what a
+checkpoint costs, and it is compared with half a minute. The first pair warms up, because it allocates the
+memory of the copy.
+
+With one worker on two cores a core is free for writing, as it is beside training on a GPU. With `--workers 2`
+no core is free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+GOAL = 1.05
+"""The mean step with two checkpoints in a minute, against that without."""
+INTERVAL_S = 30.0
+STEP_S = 0.02
+STRETCH_S = 9.0
+
+COMPONENTS = """
+from time import perf_counter
+
+import torch
+from meshctl import Batch, Component, endpoint
+
+
+class Source(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        return Batch({"n": torch.tensor(samples)})
+
+
+class Learner(Component):
+    def __init__(self, mib: int, step_seconds: float) -> None:
+        self._count, self._seconds = mib << 18, step_seconds
+
+    def setup(self):
+        own = self._count // self.mesh.world_size
+        self.parts = {f"{self.rank}.{n}": torch.ones(own // 16) for n in range(16)}
+        self.x = torch.randn(256, 256)
+        begin = perf_counter()
+        for _ in range(50):
+            self.x = torch.tanh(self.x @ self.x)
+        self.repeats = max(1, round(self._seconds / ((perf_counter() - begin) / 50)))
+        self.times = (self.run_dir / f"times-{self.rank}").open("w")
+
+    @endpoint(collect="first")
+    def update(self, batch: Batch) -> dict[str, float]:
+        print(perf_counter(), file=self.times, flush=True)
+        for _ in range(self.repeats):
+            self.x = torch.tanh(self.x @ self.x)
+        return {"x": float(self.x[0, 0])}
+
+    def state_dict(self):
+        return dict(self.parts)
+
+    def load_state_dict(self, state):
+        self.parts = state
+"""
+
+RECIPE = """
+name: async
+groups:
+  train: {{ranks: {workers}, device_type: cpu}}
+components:
+  source: {{_target_: parts.Source, group: train}}
+  learner: {{_target_: parts.Learner, group: train, args: {{mib: {mib}, step_seconds: {step}}}}}
+pipeline:
+  batch: {{call: source.next, samples: {workers}}}
+  update: {{call: learner.update, in: batch}}
+run: {{steps: {steps}, dir: runs, checkpoint: {{every: {every}, keep: 1, async: true{local}}}}}
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--local", action="store_true", help="write to a local folder first")
+    args = parser.parse_args()
+    stretch = round(STRETCH_S / STEP_S)
+    with tempfile.TemporaryDirectory() as name:
+        run = launched(Path(name), args, stretch)
+        times = [seconds_of(run / f"times-{rank}") for rank in range(args.workers)]
+        events = events_of(run)
+    pairs = [pair_of(times, 2 * stretch * number, stretch) for number in range(1, args.rounds + 2)]
+    print(f"{'pair':<8} {'with s':>8} {'without s':>10} {'cost s':>8} {'copied s':>9} {'written s':>10}")
+    for number, (with_it, without) in enumerate(pairs, 1):
+        step = 2 * stretch * number
+        copied, written = (longest(events, kind, step) for kind in ("saving", "saved"))
+        assert written < with_it, f"the checkpoint of step {step} took longer than the steps beside it"
+        label = "warm-up" if number == 1 else str(number)
+        print(
+            f"{label:<8} {with_it:>8.2f} {without:>10.2f} {with_it - without:>8.2f} "
+            f"{copied:>9.2f} {written:>10.2f}"
+        )
+    costs = [(with_it - without) / (without / STRETCH_S) for with_it, without in pairs[1:]]
+    value = 1 + statistics.median(costs) / INTERVAL_S
+    rounds = [{"what": "cost s", "value": round(cost, 3)} for cost in costs]
+    result = {"value": round(value, 4), "goal": GOAL, "ok": value <= GOAL, "workers": args.workers}
+    print(json.dumps({"name": "checkpoint_async", **result, "load": os.getloadavg()[0], "others": rounds}))
+
+
+def launched(folder: Path, args: argparse.Namespace, stretch: int) -> Path:
+    """Runs the recipe and returns the run directory. A checkpoint is cut every two stretches."""
+    steps = 2 * stretch * (args.rounds + 2)
+    local = f", local_dir: {folder / 'local'}" if args.local else ""
+    numbers = {"workers": args.workers, "mib": args.mib, "step": STEP_S, "steps": steps, "every": 2 * stretch}
+    (folder / "parts.py").write_text(COMPONENTS)
+    (folder / "recipe.yaml").write_text(RECIPE.format(**numbers, local=local))
+    command = [sys.executable, "-m", "meshctl", "launch", "recipe.yaml"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    [run] = (folder / "runs" / "async").iterdir()
+    return run
+
+
+def seconds_of(path: Path) -> list[float]:
+    return [float(line) for line in path.read_text().splitlines()]
+
+
+def events_of(run: Path) -> list[dict[str, Any]]:
+    lines = [line for file in (run / "events").iterdir() for line in file.read_text().splitlines()]
+    return [event for event in map(json.loads, lines) if event["name"] in ("saving", "saved")]
+
+
+def pair_of(times: list[list[float]], step: int, stretch: int) -> tuple[float, float]:
+    """Returns the seconds of the stretch after the checkpoint of a step, and of the one after that, on the
+    slowest worker. The cut lies before the start of the next step."""
+    cut = step - 1  # the index of the start of the step with the cut
+    found = [
+        (begins[cut + stretch] - begins[cut], begins[cut + 2 * stretch] - begins[cut + stretch])
+        for begins in times
+    ]
+    return max(first for first, _ in found), max(second for _, second in found)
+
+
+def longest(events: list[dict[str, Any]], name: str, step: int) -> float:
+    return max(
+        float(event["value"]["seconds"])
+        for event in events
+        if event["name"] == name and event["step"] == step
+    )
+
+
+if __name__ == "__main__":
+    main()
