@@ -57,7 +57,8 @@ def differences(
     for name in sorted((old.keys() ^ new.keys()) - {*saved, *stateful}):
         yield Difference(("components",), f"the component `{name}` is {'new' if name in new else 'gone'}")
     yield from _of_sources(_sources(was), _sources(now))
-    yield from _of_stages(_by_name(was, "stages"), _by_name(now, "stages"))
+    for kind in ("stage", "block"):
+        yield from _of_stages(kind, _by_name(was, f"{kind}s"), _by_name(now, f"{kind}s"))
 
 
 def _of_component(name: str, was: Facts, now: Facts, is_bound: bool) -> Iterator[Difference]:
@@ -103,16 +104,17 @@ def _of_sources(was: Mapping[str, Facts], now: Mapping[str, Facts]) -> Iterator[
         yield Difference(path, f"the source `{name}` {message}", "MC723", "pipeline")
 
 
-def _of_stages(was: Mapping[str, Facts], now: Mapping[str, Facts]) -> Iterator[Difference]:
+def _of_stages(kind: str, was: Mapping[str, Facts], now: Mapping[str, Facts]) -> Iterator[Difference]:
+    """Yields the differences of stages, or of blocks. `kind` is the word for one of them."""
     for name in sorted(was.keys() ^ now.keys()):
         if not _is_source(now.get(name) or was[name]):
-            yield Difference(("pipeline",), f"the stage `{name}` is {'new' if name in now else 'gone'}")
+            yield Difference(("pipeline",), f"the {kind} `{name}` is {'new' if name in now else 'gone'}")
     for name, stage in now.items():
         if name not in was:
             continue
         for key in (key for key in stage if stage[key] != was[name].get(key, stage[key])):
             change = f"{_shown(was[name], key)} -> {_shown(stage, key)}"
-            yield Difference(("pipeline", name), f"`{key}` of the stage `{name}` changed: {change}")
+            yield Difference(("pipeline", name), f"`{key}` of the {kind} `{name}` changed: {change}")
 
 
 def _called(stage: Facts) -> str:

@@ -18,6 +18,7 @@ A checkpoint that cannot be written, for example on a full disk, does not end th
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -79,12 +80,12 @@ class CheckpointWriter:
         options: Checkpoint = Checkpoint(),
     ) -> None:
         """`states` maps each component with state to its state and its mesh, which knows this rank. With
-        `options.is_async` it is a collective call of all ranks of the group."""
+        `options.is_async` it is a collective call of all ranks of the group. Raises `CheckpointError` if
+        `options.local_dir` cannot be written."""
         self._run, self._group, self._rank, self._states, self._events = run, group, rank, states, events
         self._staging = Staging() if options.is_async else None
         self._world = _background_world(rank) if options.is_async else None
-        local_dir = options.local_dir
-        self._local = LocalFolder.of(local_dir, run, group, rank) if local_dir else None
+        self._local = _local_folder(options.local_dir, run, group, rank) if options.local_dir else None
         self._background = Background()
 
     @property
@@ -171,6 +172,17 @@ def _background_world(rank: int) -> Collective | None:
         return None
     ranks = range(dist.get_world_size())
     return Collective(ranks, rank, dist.new_group(backend="gloo", timeout=RUNNING))
+
+
+def _local_folder(local_dir: str, run: RunDir, group: str, rank: int) -> LocalFolder:
+    try:
+        Path(local_dir).mkdir(parents=True, exist_ok=True)
+        problem = "" if os.access(local_dir, os.W_OK | os.X_OK) else f"{local_dir}: Permission denied"
+    except OSError as error:
+        problem = reason_of(error, Path(local_dir))
+    if problem:
+        raise checkpoint.CheckpointError(f"`run.checkpoint.local_dir` cannot be written: {problem}")
+    return LocalFolder.of(local_dir, run, group, rank)
 
 
 def reason_of(error: BaseException, path: Path) -> str:

@@ -135,6 +135,7 @@ class Worker:
             step, produced = self._resume(plan, components, start.resume)
         else:
             step, produced = start.after, samples_after(plan, start.after)
+        self._doing = "the preparation of checkpoints"
         context = self._loop_context(plan, start, components, agreement, data_plane)
         self._loop = Loop(context)
         phase = "first sync" if self._loop.has_syncs else "agreement on the last step"

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
 from torch.distributed.checkpoint._nested_dict import set_element
 from torch.distributed.checkpoint.metadata import (
     _MEM_FORMAT_ENCODING,
@@ -37,7 +38,10 @@ def write(path: Path, state: dict[str, Any], group: dist.ProcessGroup | None = N
     collective call of all ranks of `group`, by default torch's WORLD."""
     with suppress(OSError):  # torch meets the same error, and tells all ranks
         path.mkdir(parents=True, exist_ok=True)
+    has_device = any(value.device.type != "cpu" for value in state.values() if isinstance(value, Tensor))
     writer = dcp.FileSystemWriter(path, sync_files=True)
+    if not has_device:  # else torch waits for the device's stream, which may be that of training
+        writer.per_thread_copy_ahead = 0
     dcp.save(state, storage_writer=writer, process_group=group, no_dist=not dist.is_initialized())
     rank = dist.get_rank() if dist.is_initialized() else 0
     metadata = [] if rank else [path / ".metadata"]
