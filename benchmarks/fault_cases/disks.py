@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.fault_cases.case import Case, Measured, Place, Skipped, error_line
+from benchmarks.fault_cases.case import Case, Measured, Place, Running, Skipped, error_line
 
 END_S = 15.0
 
@@ -96,22 +96,22 @@ def mount(*words: str) -> None:
 
 
 def full_for_checkpoints(place: Place) -> Measured:
-    """A checkpoint that does not fit is a warning with its path, and the run goes on."""
+    """A checkpoint that does not fit is a warning with its path, and the run goes on. Without the last one,
+    it has failed."""
     with small_disk(place.folder / "runs", 24) as disk:
-        words = ["components.learner.args.mebibytes=4", "run.checkpoint.every=5", "+run.checkpoint.keep=1"]
-        run = place.launch(*words)
-        run.wait_for_step(12)
-        filler = fill(disk)
-        os.truncate(filler, filler.stat().st_size - (3 << 20))  # room for events
-        run.until(lambda: any("cannot" in str(e["value"]) for e in run.events("warning")), "a warning", 30.0)
+        run = place.launch("components.learner.args.mebibytes=4", "run.checkpoint.every=5")
+        run.until(lambda: bool(warnings_of(run)), "a warning", 60.0)
         step = max(event["step"] for event in run.events("step"))
         run.wait_for_step(step + 10)
-        filler.unlink()
         run.process.send_signal(signal.SIGTERM)
-        code = run.end()
-        warning = next(e["value"]["text"] for e in run.events("warning") if "cannot" in str(e["value"]))
-        ok = code == 143 and str(disk) in warning and run.saved == max(run.rows)
-        return Measured(f"exit {code}, checkpoint of step {run.saved} of {max(run.rows)}: {warning}", ok)
+        code, warning = run.end(), warnings_of(run)[0]
+        ok = code == 5 and str(disk) in warning and str(disk) in error_line(run.output)
+        return Measured(f"exit {code}: {warning}", ok)
+
+
+def warnings_of(run: Running) -> list[str]:
+    texts = [str(event["value"]["text"]) for event in run.events("warning")]
+    return [text for text in texts if "could not be written" in text]
 
 
 def bad_from_the_start(place: Place, spoil: Spoil) -> Measured:
@@ -122,7 +122,7 @@ def bad_from_the_start(place: Place, spoil: Spoil) -> Measured:
         code = run.end()
         seconds, line = time.monotonic() - moment, error_line(run.output)
         mend()
-        return Measured(f"{seconds:.1f} s, exit {code}: {line}", code == 4 and str(disk) in run.output)
+        return Measured(f"{seconds:.1f} s, exit {code}: {line}", code == 4 and "runs/fault" in line)
 
 
 def deleted(place: Place) -> Measured:
@@ -141,7 +141,12 @@ BAR = "ends with path and reason, or goes on; never 70; resumes"
 CASES = [
     Case(17, "the disk fills up (logs, events, metrics, checkpoints)", BAR, partial(spoiled, spoil=fill_all)),
     Case(17, "the disk becomes read-only", BAR, partial(spoiled, spoil=make_read_only)),
-    Case(17, "no room for a checkpoint", "a warning with its path, the run goes on", full_for_checkpoints),
+    Case(
+        17,
+        "no room for a checkpoint",
+        "a warning with its path, the run goes on; 5 at its end",
+        full_for_checkpoints,
+    ),
     Case(
         17, "the disk is full at launch", "exit 4 with the path", partial(bad_from_the_start, spoil=fill_all)
     ),

@@ -230,12 +230,15 @@ def write_whole(path: Path, text: str, private: bool = False) -> None:
     """Writes a temporary file and renames it, so that a reader sees the old file or the new one, never a
     part.
 
-    With `private` only the owner may read the file, from its first byte on.
+    With `private` only the owner may read the file, from its first byte on. An `OSError` has the path.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     if private:
         part.unlink(missing_ok=True)
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    part.write_text(text, encoding="utf-8")
+    try:
+        part.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     part.rename(path)

@@ -26,6 +26,7 @@ from torch.distributed import Store as TorchStore
 
 from meshctl.plan.model import Group, Plan
 from meshctl.run.control_store import CONNECT_S, Store, StoreClient, StoreLost, StoreTimeout
+from meshctl.run.name_lookups import with_short_lookups
 from meshctl.run.shutdown import PREFIX, has_left
 from meshctl.runtime.devices.backend import (
     CHOICE,
@@ -65,7 +66,8 @@ def connect_torch(head: str, attempt: int) -> PrefixStore:
     """Returns a connection to the store of torch's process groups at HOST:PORT, under the attempt's
     prefix."""
     host, port = head.rsplit(":", 1)
-    return PrefixStore(f"run/{attempt}", TCPStore(host, int(port), is_master=False, timeout=JOIN))
+    store = with_short_lookups(lambda: TCPStore(host, int(port), is_master=False, timeout=JOIN))
+    return PrefixStore(f"run/{attempt}", store)
 
 
 @dataclass(frozen=True)

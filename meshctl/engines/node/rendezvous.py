@@ -26,6 +26,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from meshctl.run.name_lookups import with_short_lookups
+
 JOIN_S = 60.0
 """Time limit for all nodes of a group to join."""
 STORE_LIMIT = timedelta(seconds=60)
@@ -34,21 +36,25 @@ STORE_LIMIT = timedelta(seconds=60)
 def connect(head: str) -> TCPStore:
     """Returns a client of the head's store at HOST:PORT."""
     host, _, port = head.rpartition(":")
-    return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=STORE_LIMIT)
+    return with_short_lookups(
+        lambda: TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=STORE_LIMIT)
+    )
 
 
 def serve(listener: socket.socket) -> TCPStore:
     """Returns a store that accepts connections on `listener`, which is bound to one address. By itself, torch
     would listen on every interface."""
     host, port = listener.getsockname()
-    return TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=STORE_LIMIT,
-        master_listen_fd=listener.detach(),
-        use_libuv=True,
+    return with_short_lookups(
+        lambda: TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=STORE_LIMIT,
+            master_listen_fd=listener.detach(),
+            use_libuv=True,
+        )
     )
 
 
