@@ -27,10 +27,16 @@ class EventFiles:
     """The numbers of the segments that are not folded, in rising order."""
 
     @property
-    def names(self) -> list[str]:
-        """The names of all files, in the order of their events."""
-        names = [segment_name(self.who, number) for number in self.segments]
-        return [folded_name(self.who, self.folded), *names] if self.folded >= 0 else names
+    def last(self) -> int:
+        """The number of the newest segment."""
+        return self.segments[-1] if self.segments else self.folded
+
+    def names_from(self, number: int) -> list[tuple[int, str]]:
+        """Returns the names of all files from a segment on, or of all with the folded one if it is negative,
+        in the order of their events, each with the number of its last segment."""
+        names = [(each, segment_name(self.who, each)) for each in self.segments if each >= number]
+        has_folded = self.folded >= 0 and number < 0
+        return [(self.folded, folded_name(self.who, self.folded)), *names] if has_folded else names
 
 
 def segment_name(who: str, number: int) -> str:

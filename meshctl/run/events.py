@@ -61,6 +61,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,8 @@ class Journal(EventLog):
             self._append(b"\n")  # a writer before this one was killed, or the disk was full
         self._templates: dict[tuple[str, ...], bytes] = {}
         """The names in a `step` line (stages, waits, routes) -> the line, with formats for numbers."""
+        self._metrics: dict[tuple[str, ...], bytes] = {}
+        """The same for the lines of metrics, by their stage, `collect` and names."""
 
     def write(
         self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any
@@ -198,9 +201,21 @@ class Journal(EventLog):
         now = round(now, 6)  # all have the same time: readers sort by it and keep their order
         lines = []
         for metric in report.metrics:
-            value = dict(metric)
-            lines.append(self._line("metric", self._rank, report.step, value.pop("stage"), value, now))
+            lines.append(self._metric(metric, report.step, now))
         self._append(b"".join([*lines, template % (*numbers, _collectives_of(report), now)]))
+
+    def _metric(self, metric: Mapping[str, Any], step: int, now: float) -> bytes:
+        """Returns the line of a metric: a template as well, where its numbers are finite."""
+        values, weight = metric["values"], metric["weight"]
+        numbers = (*values.values(), weight)
+        if not all(type(number) in (float, int) and math.isfinite(number) for number in numbers):
+            value = {key: value for key, value in metric.items() if key != "stage"}
+            return self._line("metric", self._rank, step, metric["stage"], value, now)
+        key = (metric["stage"], metric["collect"], *values)
+        template = self._metrics.get(key)
+        if template is None:
+            template = self._metrics[key] = self._metric_template(metric)
+        return template % (step, *numbers, now)
 
     def _append(self, text: bytes) -> None:
         """Appends whole lines. What a full disk does not take is written with a later event. Raises `OSError`
@@ -251,11 +266,20 @@ class Journal(EventLog):
     def _template(self, report: StepReport) -> bytes:
         """Returns the line of a `step` event with the keys of this report, and formats in place of the
         numbers."""
-        head = _LINE.encode({"name": "step", "group": self._group, "rank": self._rank}).replace("%", "%%")
         stages, waits = _template_of(report.stages, "%.7f"), _template_of(report.waits, "%.7f")
         routes = _template_of(report.routes, "%d")
         value = f'{{"seconds":%.7f,"stages":{stages},"waits":{waits},"routes":{routes}%b}}'
-        return f'{head[:-1]},"step":%d,"stage":"","value":{value},"time":%.6f}}\n'.encode()
+        return f'{self._head("step")},"step":%d,"stage":"","value":{value},"time":%.6f}}\n'.encode()
+
+    def _metric_template(self, metric: Mapping[str, Any]) -> bytes:
+        stage, collect = (_LINE.encode(metric[key]).replace("%", "%%") for key in ("stage", "collect"))
+        values = _template_of(metric["values"], "%a")
+        value = f'{{"values":{values},"weight":%a,"collect":{collect}}}'
+        return f'{self._head("metric")},"step":%d,"stage":{stage},"value":{value},"time":%.6f}}\n'.encode()
+
+    def _head(self, name: str) -> str:
+        event = {"name": name, "group": self._group, "rank": self._rank}
+        return _LINE.encode(event).replace("%", "%%")[:-1]
 
     def flush(self, seconds: float = 0.0) -> None:
         """Writes the events that a full disk did not take, and waits for space, at most this long. Raises
@@ -276,10 +300,20 @@ def _collectives_of(report: StepReport) -> bytes:
     """Returns the end of the value of a `step` event."""
     if not report.collectives:
         return b""
-    more = {"collectives": report.collectives}
-    if report.in_collectives:
-        more["in_collectives"] = report.in_collectives
-    return b"," + _LINE.encode(more)[1:-1].encode()
+    calls = b",".join(b"%b:%b" % (_text(key), _calls(value)) for key, value in report.collectives.items())
+    times = b",".join(b"%b:%.7f" % (_text(stage), n) for stage, n in report.in_collectives.items())
+    return b',"collectives":{%b}%b' % (calls, b',"in_collectives":{%b}' % times if times else b"")
+
+
+def _calls(value: Mapping[str, Any]) -> bytes:
+    if len(value) == 2:
+        return b'{"count":%d,"digest":%d}' % (value["count"], value["digest"])
+    return _LINE.encode(value).encode()
+
+
+@cache
+def _text(name: str) -> bytes:
+    return _LINE.encode(name).encode()
 
 
 def _opened(path: Path) -> int:
@@ -298,15 +332,23 @@ def _template_of(values: Mapping[str, float], number: str) -> str:
     return "{" + ",".join(f"{name}:{number}" for name in names) + "}"
 
 
+@dataclass(slots=True)
+class _Tail:
+    """How far the events of a process were read."""
+
+    segment: int = 0
+    path: str = ""
+    position: int = 0
+    """The number of bytes of `path` that were read."""
+
+
 class Follower:
     """All event files of a folder, read as they grow."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._read: dict[Path, int] = {}
-        """File -> the number of bytes that were read, for files that may grow."""
-        self._segment: dict[str, int] = {}
-        """Process -> the segment that is read next. What was folded since then was read before."""
+        self._tails: dict[str, _Tail] = {}
+        """Process -> its tail. What is folded after it was read is not read again."""
         self._processes: list[EventFiles] = []
         self._listed = (0, -math.inf)
         """The last change of the folder, and when its files were listed."""
@@ -314,29 +356,30 @@ class Follower:
     def new(self) -> Iterator[Event]:
         """Yields the events since the last call, file by file. A line that is still being written waits for
         the next call."""
-        for process in self._files():
+        for process in self._grown():
             yield from self._events(process)
 
     def in_order(self) -> Iterator[Event]:
         """Yields the events since the last call, of all files in the order of their times. It needs memory
         for one event of each process, because its events are in order."""
-        return heapq.merge(*map(self._events, self._files()), key=lambda event: event.time)
+        return heapq.merge(*map(self._events, self._grown()), key=lambda event: event.time)
 
     def of_steps(self, steps: Container[int]) -> Iterator[Event]:
         """Yields the events since the last call that are metrics or ends of `steps`, or belong to the time
         before a worker's first step. All others are skipped without decoding them."""
-        for process in self._files():
+        for process in self._grown():
             yield from self._events(process, steps)
 
     def skip(self) -> None:
         """Skips all events so far."""
         for process in self._files():
-            paths = self._paths(process)
-            self._read.update((path, path.stat().st_size) for path in paths[-1:])
+            if process.segments:
+                path = self._folder / segment_name(process.who, process.segments[-1])
+                self._tails[process.who] = _Tail(process.segments[-1], str(path), path.stat().st_size)
 
     def has_read(self, who: str, segment: int) -> bool:
         """Whether all events of a segment, which another one follows, were yielded."""
-        return segment < self._segment.get(who, 0)
+        return who in self._tails and segment < self._tails[who].segment
 
     def _files(self) -> list[EventFiles]:
         """Returns the files of all processes. They are listed where the folder has changed, and every second,
@@ -349,24 +392,36 @@ class Follower:
             self._processes, self._listed = event_files(self._folder), (change, now)
         return self._processes
 
-    def _paths(self, process: EventFiles) -> list[Path]:
-        """Returns the files of a process that have not been read to their end, and notes that all but the
-        last one now are."""
-        who, next_one = process.who, self._segment.get(process.who)
-        names = process.names
-        if next_one is not None:
-            names = [segment_name(who, number) for number in process.segments if number >= next_one]
-        self._segment[who] = max(next_one or 0, process.folded + 1, *process.segments[-1:], 0)
-        return [self._folder / name for name in names]
+    def _grown(self) -> list[EventFiles]:
+        """Returns the files of the processes that have written events."""
+        tails = self._tails
+        return [
+            process
+            for process in self._files()
+            if (tail := tails.get(process.who)) is None
+            or tail.segment < process.last
+            or _size_of(tail.path) > tail.position
+        ]
 
     def _events(self, process: EventFiles, steps: Container[int] | None = None) -> Iterator[Event]:
-        for path in self._paths(process):
-            position = self._read.pop(path, 0)
-            for line in lines_of(path, position):
-                self._read[path] = position = position + len(line)
+        names = process.names_from(self._tails[process.who].segment if process.who in self._tails else -1)
+        tail = self._tails.setdefault(process.who, _Tail())
+        for number, name in names:
+            path = self._folder / name
+            if str(path) != tail.path:
+                tail.path, tail.position = str(path), 0
+            tail.segment = number
+            for line in lines_of(path, tail.position):
+                tail.position += len(line)
                 if (steps is None or _is_of(line, steps)) and (event := parsed(line)):
                     yield event
-            self._read[path] = position
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
 
 
 def events_of(path: Path) -> Iterator[Event]:
@@ -376,10 +431,7 @@ def events_of(path: Path) -> Iterator[Event]:
 
 def lines_of(path: Path, position: int = 0) -> Iterator[bytes]:
     """Yields the whole lines of a file from a position to its present end; none if the file was deleted."""
-    try:
-        end = os.stat(path).st_size
-    except FileNotFoundError:
-        return
+    end = _size_of(str(path))
     if position >= end:
         return
     with suppress(FileNotFoundError), path.open("rb") as file:
