@@ -5,7 +5,8 @@
     requests.poll(now)            # the `ProcessState` of each of them, once, as soon as it is known
 
 No method waits. A process writes its stacks itself (`run.stack_dump`). py-spy, if it is installed, adds the
-native frames, and is the only source for a process that is stopped.
+native frames, and is the only source for a process that is stopped. nvidia-smi, if it is installed, reports
+the GPUs that a process uses.
 """
 
 from __future__ import annotations
@@ -15,20 +16,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from meshctl.engines.node import device_state
 from meshctl.run import stack_dump
 
 STACK_S = 1.0
 """Time limit for a process to write its stacks."""
 SETTLE_S = 0.05
 """Seconds after the last growth of the stacks after which they are complete."""
-SPY_S = 3.0
-"""Time limit for py-spy."""
+COMMAND_S = 3.0
+"""Time limit for py-spy and nvidia-smi."""
+KILL_S = 0.2
+"""Time limit for their end after SIGKILL."""
 STOPPED = ("T", "t")
 """The letters of the kernel for a process that is stopped or traced."""
 POLL_S = 0.02
@@ -46,10 +50,17 @@ class ProcessState:
     waits_in: str = ""
     """The function of the kernel in which the process waits, where the kernel tells."""
     swapped_bytes: int = 0
+    memory_pressure: float = 0.0
+    """Percentage of the last ten seconds in which all tasks of the machine waited for memory, because it was
+    swapping; 0 where the kernel does not tell."""
+    disk_pressure: float = 0.0
+    """The same for disks and network file systems."""
     stack: str = ""
     """faulthandler's stacks of all threads; empty if the process has written none."""
     native: str = ""
     """py-spy's stacks of all threads, with native frames; empty where py-spy is not installed."""
+    devices: Sequence[str] = ()
+    """A line for each GPU that the process uses."""
 
     @property
     def is_stopped(self) -> bool:
@@ -81,7 +92,42 @@ def state_of(pid: int) -> ProcessState:
         status = Path(f"/proc/{pid}/status").read_text().splitlines()
         swap = next((line for line in status if line.startswith("VmSwap:")), "VmSwap: 0")
         found = replace(found, swapped_bytes=1024 * int(swap.split()[1]))
-    return found
+    return replace(found, memory_pressure=_pressure("memory"), disk_pressure=_pressure("io"))
+
+
+def _pressure(what: str) -> float:
+    """Returns the percentage of the last ten seconds in which no task could run for want of something."""
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/pressure/{what}").read_text().splitlines():
+            if line.startswith("full avg10="):
+                return float(line.split()[1].removeprefix("avg10="))
+    return 0.0
+
+
+class _Command:
+    """A command that describes a process. It is killed at the end of its time."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `text`)
+        self._process: subprocess.Popen[bytes] | None = None
+        with suppress(OSError):
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.DEVNULL
+            )
+
+    def is_over(self, seconds: float) -> bool:
+        """Whether it has ended, or its time is over after `seconds`."""
+        return self._process is None or self._process.poll() is not None or seconds >= COMMAND_S
+
+    def text(self) -> str:
+        """Returns what it has written until now, and ends it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            with suppress(subprocess.TimeoutExpired):  # it may itself wait for a device
+                self._process.wait(KILL_S)
+        self._output.seek(0)
+        with self._output:
+            return self._output.read(stack_dump.STACK_BYTES_MAX).decode(errors="replace")
 
 
 @dataclass
@@ -95,8 +141,9 @@ class _Request:
     start: int = 0
     seen: str = ""
     changed: float = 0.0
-    spy: subprocess.Popen[bytes] | None = None
-    output: IO[bytes] | None = None
+    gpus: set[int] = field(default_factory=set)
+    spy: _Command | None = None
+    smi: _Command | None = None
 
 
 class StackRequests:
@@ -114,7 +161,7 @@ class StackRequests:
             if request.number is not None:
                 with suppress(OSError):
                     request.start = stack_dump.request(pid, request.number)
-            _start_spy(request)
+            _start_commands(request)
             self._open.append(request)
 
     def poll(self, now: float) -> list[list[Any]]:
@@ -125,7 +172,7 @@ class StackRequests:
 
     def close(self) -> None:
         for request in self._open:
-            _spied(request)
+            _result(request)
         self._open = []
 
 
@@ -136,37 +183,27 @@ def _is_complete(request: _Request, now: float) -> bool:
             request.seen, request.changed = text, now
     has_written = bool(request.seen) and now - request.changed >= SETTLE_S
     is_silent = request.number is None or now - request.began >= STACK_S or is_stopped(request.pid)
-    is_spied = request.spy is None or request.spy.poll() is not None or now - request.began >= SPY_S
-    return (has_written or is_silent) and is_spied
+    commands = filter(None, (request.spy, request.smi))
+    return (has_written or is_silent) and all(one.is_over(now - request.began) for one in commands)
 
 
 def _result(request: _Request) -> ProcessState:
-    return replace(state_of(request.pid), stack=request.seen, native=_spied(request))
+    native = request.spy.text() if request.spy else ""
+    devices = device_state.lines_of(request.smi.text(), request.gpus) if request.smi else []
+    return replace(state_of(request.pid), stack=request.seen, native=native, devices=devices)
 
 
-def _start_spy(request: _Request) -> None:
-    """Starts py-spy, if it is installed: without stopping a process that is stopped anyway."""
-    path = shutil.which("py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.defpath]))
-    path = path or shutil.which("py-spy")
-    if path is None:
-        return
-    kind = "--nonblocking" if state_of(request.pid).is_stopped else "--native"
-    request.output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `_spied`)
-    with suppress(OSError):
-        request.spy = subprocess.Popen(
-            [path, "dump", kind, "--pid", str(request.pid)],
-            stdin=subprocess.DEVNULL,
-            stdout=request.output,
-            stderr=subprocess.DEVNULL,
-        )
+def _start_commands(request: _Request) -> None:
+    """Starts py-spy and nvidia-smi, where they are installed. py-spy does not stop a process that is stopped
+    anyway."""
+    if path := _py_spy():
+        kind = "--nonblocking" if state_of(request.pid).is_stopped else "--native"
+        request.spy = _Command([path, "dump", kind, "--pid", str(request.pid)])
+    request.gpus = device_state.gpus_of(request.pid)
+    if request.gpus and (words := device_state.command()):
+        request.smi = _Command(words)
 
 
-def _spied(request: _Request) -> str:
-    if request.output is None:
-        return ""
-    if request.spy is not None and request.spy.poll() is None:
-        request.spy.kill()
-        request.spy.wait()
-    request.output.seek(0)
-    with request.output:
-        return request.output.read(stack_dump.STACK_BYTES_MAX).decode(errors="replace")
+def _py_spy() -> str | None:
+    folders = os.pathsep.join([str(Path(sys.executable).parent), os.defpath])
+    return shutil.which("py-spy", path=folders) or shutil.which("py-spy")

@@ -30,6 +30,8 @@ CHAIN_MAX = 6
 """Maximum number of waits that a report shows."""
 STACKS_MAX = 2
 """Maximum number of workers whose stacks a report shows."""
+PRESSURE_MIN = 10.0
+"""Percentage of the time from which on a report mentions that a machine waits for memory or disks."""
 GB = 1e9
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
@@ -104,9 +106,14 @@ def _state_lines(worker: Worker, state: ProcessState) -> Iterator[str]:
     if state.is_stopped:
         yield f"{name} is stopped; `kill -CONT {state.pid}` continues it"
     elif state.state == "D":
-        yield f"{name} waits for a device{f' in `{state.waits_in}`' if state.waits_in else ''} (state D)"
+        waits_in = f" in `{state.waits_in}`" if state.waits_in else ""
+        yield f"{name} waits for a disk or a device{waits_in} (state D)"
     if state.swapped_bytes:
         yield f"{name} has {state.swapped_bytes / GB:.1f} GB in swap"
+    for what, percent in (("memory (swapping)", state.memory_pressure), ("disks", state.disk_pressure)):
+        if percent >= PRESSURE_MIN:
+            yield f"all tasks of its machine waited for {what} in {percent:.0f} % of the last 10 s"
+    yield from state.devices
     frames = frames_of(state)
     if frames:
         yield f"{name}, innermost frame first:"

@@ -250,6 +250,25 @@ def test_a_stopped_worker_in_a_circle_is_the_cause() -> None:
     assert cause_of(PLAN, expired, "log").line == f"train:0 failed in stage loss, step 2: {error}"
 
 
+def test_a_stuck_disk_and_swapping_are_distinguished() -> None:
+    run = Run()
+    run.states["train", 1] = ProcessState(
+        state="D", waits_in="nfs_wait_bit", disk_pressure=80.0, memory_pressure=9.0, devices=("GPU 3: idle",)
+    )
+    run.states["train", 0] = ProcessState(state="S", swapped_bytes=2 * 10**9, memory_pressure=55.0)
+    run.stand("train", 0)
+    run.stand("train", 1)
+    [stall] = run.until(12.0)
+    assert stall.workers[0] == ("train", 1), "the one that waits for a disk is first"
+    assert [line.strip() for line in report_of(PLAN, stall)[1:]] == [
+        "train:1 waits for a disk or a device in `nfs_wait_bit` (state D)",
+        "all tasks of its machine waited for disks in 80 % of the last 10 s",
+        "GPU 3: idle",
+        "train:0 has 2.0 GB in swap",
+        "all tasks of its machine waited for memory (swapping) in 55 % of the last 10 s",
+    ]
+
+
 def test_frames_of_the_runtime_are_left_out() -> None:
     assert frames_of(ProcessState(stack=STACK)) == [
         "/home/me/parts.py:14 in helper",
