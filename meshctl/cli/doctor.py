@@ -10,6 +10,7 @@ import sys
 from meshctl.cli.color import has_color
 from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.cli.output import refuse, write
+from meshctl.cli.requirements import requirements_of
 from meshctl.cli.stdin_source import resolve_source
 from meshctl.diagnostics import RecipeError
 from meshctl.diagnostics.health import Check, as_data, tally
@@ -35,22 +36,12 @@ def doctor(recipe: str, overrides: list[str], format: str) -> int:
         return refuse(f"format `{format}` does not exist; available: {listed(FORMATS)}")
     code, ready, checks = (0, None, ()) if not recipe else prepared(recipe, overrides)
     try:
-        checks = (*examine(requirements(ready)), *checks)
+        checks = (*examine(requirements_of(ready) if ready else Requirements()), *checks)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
     show(checks, format)
     return code or (REFUSED if tally(checks)["failure"] else 0)
-
-
-def requirements(ready: Launchable | None) -> Requirements:
-    """Returns the requirements of a recipe on the machine, or without one those of every run."""
-    if ready is None:
-        return Requirements()
-    plan = ready.plan
-    runs = ready.resume.path if ready.resume else plan.run.dir
-    device_types = sorted({group.device_type for group in plan.groups})
-    return Requirements(str(runs), ready.path, device_types, plan.job_size)
 
 
 def prepared(recipe: str, overrides: list[str]) -> tuple[int, Launchable | None, tuple[Check, ...]]:

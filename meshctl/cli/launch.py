@@ -16,10 +16,12 @@ from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.cli.output import REFUSED, refuse, silence, why, write
 from meshctl.cli.parallel_start import run_in_fork
 from meshctl.cli.replay import Misused, narrow_to_group, refuse_alone
+from meshctl.cli.requirements import requirements_of
 from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.validate import draw
 from meshctl.cli.worker_options import DebuggedWorker, check_workers, with_debugging
 from meshctl.diagnostics import RecipeError, Report
+from meshctl.diagnostics.health import Check
 from meshctl.engines.engine import DEFAULT_ENGINE, CannotStart, Engine, Job, engine_named
 from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin
 from meshctl.engines.supervise.head import Outcome
@@ -31,8 +33,9 @@ from meshctl.run.observer import Observer
 from meshctl.run.row_file import rows_of
 from meshctl.run.saved_checkpoints import Whole
 from meshctl.text.english import counted
-from meshctl.text.redaction import command_line
+from meshctl.text.redaction import command_line, redact
 from meshctl.trackers import tracker_named
+from meshctl.view.reports.text import shown
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,9 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
         check_workers(ready.plan, "--follow", options.follow)
         if options.debug:
             ready = with_debugging(ready, options.debug)
-        engine_named(options.engine).preflight(ready.plan, Start(ready.path))
+        engine = engine_named(options.engine)
+        engine.preflight(ready.plan, Start(ready.path))
+        checks = engine.examine(requirements_of(ready))
         if ready.resume:
             ready = with_checkpoint(ready, ready.resume)
     except (RecipeError, Unreadable) as error:
@@ -124,11 +129,20 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
         return refuse(error, REFUSED), None
     if ready.report.diagnostics:
         draw(ready.report, sys.stderr)
-    if ready.report.errors:
+    for check in checks:
+        print_check(check)
+    if ready.report.errors or any(check.state == "failure" for check in checks):
         return REFUSED, None
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     return 0, ready
+
+
+def print_check(check: Check) -> None:
+    """Prints a failure or a warning about this machine, and its remedy."""
+    severity = "error" if check.state == "failure" else "warning"
+    print(shown(redact(f"{severity}: {check.name}: {check.found}")), file=sys.stderr)
+    print(shown(redact(f"  = help: {check.remedy}")), file=sys.stderr)
 
 
 def with_checkpoint(ready: Launchable, run: RunDir) -> Launchable:

@@ -2,6 +2,7 @@
 
     engine = engine_named("local")
     engine.preflight(plan, start)             # raises `CannotStart` if the environment lacks something
+    engine.examine(requirements)              # what the machine lacks, as checks of `doctor`
     engine.render(plan, run, "HOST:PORT")     # pure: the files and commands that `--dry-run` prints
     handle = engine.start(job)                # one node process per node; the supervisor never sees a pid
 
@@ -21,6 +22,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal, Protocol, cast
 
+from meshctl.diagnostics.health import Check
+from meshctl.engines.checks.requirements import Requirements
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start
 
@@ -128,6 +131,10 @@ class Engine(Protocol):
 
     def preflight(self, plan: Plan, start: Start) -> None:
         """Checks that the engine can run the plan. Raises `CannotStart` otherwise."""
+
+    def examine(self, requirements: Requirements) -> tuple[Check, ...]:
+        """Returns the failures and warnings about the machine of the launcher, within milliseconds; none if
+        the job runs elsewhere."""
 
     def render(self, plan: Plan, run: RunDir, head: str) -> Rendered:
         """Returns the files and commands of `start`. Pure."""

@@ -20,9 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
+from meshctl.diagnostics.health import Check
 from meshctl.engines.checks.device_files import check_devices
 from meshctl.engines.checks.interpreters import check_interpreters
 from meshctl.engines.checks.models import check_libraries, downloads
+from meshctl.engines.checks.requirements import Requirements
+from meshctl.engines.checks.runner import preflight
 from meshctl.engines.engine import CannotStart, Exited, Handle, Job, Rendered, agent_commands, nodes_of
 from meshctl.engines.node import termination
 from meshctl.engines.node.scratch import remove_scratch
@@ -58,6 +61,9 @@ class LocalEngine:
             own = {name: resolve(value, os.environ) for name, value in group.env if value is not None}
             if refused := transport_error({**os.environ, **own}):
                 raise CannotStart(refused)
+
+    def examine(self, requirements: Requirements) -> tuple[Check, ...]:
+        return preflight(requirements)
 
     def render(self, plan: Plan, run: RunDir, head: str = f"{HOST}:PORT") -> Rendered:
         return Rendered(agent_commands(plan, run, head))

@@ -18,7 +18,7 @@ driver need (on CUDA typically 1 GB).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
@@ -167,11 +167,10 @@ def states_of(optimizer: str, options: Mapping[str, Any]) -> int | None:
 
 def rank_bytes(parameters: Iterable[Parameter], split: Split, training: Training) -> RankBytes:
     """Returns the bytes of a component without its syncs. The optimizer's are 0 if its state is unknown."""
-    own, trained = list(parameters), list(parameters)
+    own = list(parameters)
+    trained = trained_parameters(own, training)
     if training.adapter:
-        adapters = adapter_parameters(own, training.adapter)
-        trained = [*adapters, *(one for one in own if one.module in WHOLE_WITH_ADAPTER)]
-        own += adapters
+        own += adapter_parameters(own, training.adapter)
     weights = _bytes(own, split, training)
     if not training.is_trained:
         return RankBytes(weights)
@@ -183,6 +182,23 @@ def rank_bytes(parameters: Iterable[Parameter], split: Split, training: Training
         gradients += _bytes(whole, Split(), training) - _bytes(whole, split, training)
     states = states_of(training.optimizer, training.options) or 0
     return RankBytes(weights, gradients, _bytes(trained, split, training) * states)
+
+
+def trained_parameters(parameters: Sequence[Parameter], training: Training) -> list[Parameter]:
+    """Returns the parameters that training changes: all of them, or the adapter's and those beside it."""
+    if training.adapter is None:
+        return list(parameters)
+    whole = [one for one in parameters if one.module in WHOLE_WITH_ADAPTER]
+    return [*adapter_parameters(parameters, training.adapter), *whole]
+
+
+def checkpoint_bytes(parameters: Sequence[Parameter], training: Training) -> int:
+    """Returns the least bytes of a component's state in a checkpoint: the trained weights and, if it is
+    known, the state of the optimizer. All ranks together write each element once."""
+    if not training.is_trained:
+        return 0
+    states = states_of(training.optimizer, training.options) or 0
+    return _bytes(trained_parameters(parameters, training), Split(), training) * (1 + states)
 
 
 def adapter_bytes(parameters: Iterable[Parameter], split: Split, training: Training) -> int:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from meshctl.diagnostics.health import Check
+from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.connection import join
 from meshctl.engines.engine import Exited, Handle, Job, Rendered, agent_commands, groups_on, nodes_of
 from meshctl.engines.supervise.attempt import attached
@@ -71,6 +73,9 @@ class FakeEngine:
 
     def preflight(self, plan: Plan, start: Start) -> None:
         pass
+
+    def examine(self, requirements: Requirements) -> tuple[Check, ...]:
+        return ()
 
     def render(self, plan: Plan, run: RunDir, head: str) -> Rendered:
         return Rendered(agent_commands(plan, run, head), {run.path / "fake.sh": "#!/bin/sh\n"})

@@ -12,6 +12,7 @@ from meshctl.topology.memory import (
     Split,
     Training,
     adapter_bytes,
+    checkpoint_bytes,
     numbers,
     rank_bytes,
     sharing,
@@ -53,6 +54,16 @@ def test_dtype_optimizer_and_frozen() -> None:
     assert rank_bytes(own, Split(), Training("bfloat16", "SGD")) == RankBytes(372, 372)
     assert rank_bytes(own, Split(), Training(is_trained=False)) == RankBytes(744)
     assert rank_bytes(own, Split(), Training(optimizer="my.Own")) == RankBytes(744, 744)
+
+
+def test_a_checkpoint_has_each_trained_element_once() -> None:
+    own = [QUERY, NORM]
+    assert checkpoint_bytes(own, Training()) == 744 * 3
+    assert checkpoint_bytes(own, Training("bfloat16", "SGD")) == 372
+    assert checkpoint_bytes(own, Training(optimizer="my.Own")) == 744
+    assert checkpoint_bytes(own, Training(is_trained=False)) == 0
+    adapters = 3 * (2 * 6 + 10 * 2)
+    assert checkpoint_bytes([QUERY, SCORE], Training(adapter=Adapter(2))) == (adapters + 6) * 4 * 3
 
 
 def test_an_adapter_is_trained_alone_or_with_the_score() -> None:

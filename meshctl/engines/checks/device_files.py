@@ -3,14 +3,13 @@ driver, because CUDA does not survive a fork."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
+from meshctl.engines.checks import torch_build
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.visible_devices import (
     DeviceList,
@@ -31,20 +30,27 @@ ROCM_DEVICES = "sys/class/kfd/kfd/topology/nodes/*/gpu_id"
 def check_devices(plan: Plan) -> None:
     """Raises `CannotStart` if this machine, the only node of the plan, lacks a group's devices, or if two
     groups that are not colocated would use the same device."""
-    rocm = any(group.device_type == "cuda" for group in plan.groups) and is_rocm()
     owners: dict[str, Group] = {}
-    for group in plan.groups:
+    for group, names in devices_of_groups(plan):
         kind = group.device_type
-        if kind not in DEVICES:
-            continue
-        visible, count = device_list(kind, os.environ, rocm), count_devices(kind, rocm)
-        for name in required_names(group, numbers_on_node(plan, group, 0), visible, count):
+        for name in names:
             other = owners.setdefault(f"{kind} device {name}", group)
             if owner_of_devices(plan, other) != owner_of_devices(plan, group):
                 both = f"groups {other.name} and {group.name} would both have the {kind} device {name}"
                 raise CannotStart(
                     f"{both}: give them other visible_devices, or write `colocate: {other.name}`"
                 )
+
+
+def devices_of_groups(plan: Plan) -> Iterator[tuple[Group, list[str]]]:
+    """Yields the groups with devices of this machine, the only node of the plan, and the hardware names of
+    their devices. Raises `CannotStart` if the machine lacks some of them."""
+    rocm = any(group.device_type == "cuda" for group in plan.groups) and is_rocm()
+    for group in plan.groups:
+        kind = group.device_type
+        if kind in DEVICES:
+            visible, count = device_list(kind, os.environ, rocm), count_devices(kind, rocm)
+            yield group, required_names(group, numbers_on_node(plan, group, 0), visible, count)
 
 
 def owner_of_devices(plan: Plan, group: Group) -> str:
@@ -85,11 +91,5 @@ def count_devices(device_type: str, rocm: bool = False) -> int:
 
 
 def is_rocm() -> bool:
-    """Whether the installed torch is a ROCm build. Reads torch's `version.py` as text and imports nothing."""
-    found = importlib.util.find_spec("torch")
-    version = Path(found.origin).with_name("version.py") if found and found.origin else None
-    return (
-        version is not None
-        and version.is_file()
-        and re.search(r"^hip\b.*=\s*['\"]", version.read_text(), re.M) is not None
-    )
+    """Whether the installed torch is a ROCm build. Imports nothing."""
+    return bool(torch_build.read().get("hip"))

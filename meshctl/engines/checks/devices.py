@@ -17,12 +17,20 @@ from typing import Any
 from meshctl.diagnostics.health import STATES, State
 from meshctl.engines.checks import device_files, torch_build
 from meshctl.engines.checks.probe import Probe
-from meshctl.engines.checks.requirements import GIB, Finding, Requirements, amount, ok, warning
+from meshctl.engines.checks.requirements import (
+    GIB,
+    Finding,
+    Requirements,
+    amount,
+    failure,
+    ok,
+    warning,
+)
 from meshctl.engines.node.visible_devices import device_list
 
 SECONDS = 120.0
-SMI_S, DRIVER_S = 20.0, 90.0
-SMI_FIELDS = ("index", "name", "driver_version", "memory.used", "memory.total", "compute_mode")
+SMI_S, DRIVER_S, SMI_AT_LAUNCH_S = 20.0, 90.0, 5.0
+SMI_FIELDS = ("index", "name", "driver_version", "memory.used", "memory.total", "compute_mode", "uuid")
 MAX_USED_BYTES = 2 * GIB
 """Other processes may use this many bytes of a device's memory without a warning."""
 INSTALL = "https://pytorch.org/get-started/locally"
@@ -39,6 +47,17 @@ class Device:
     total: int
     mode: str
     """`Default`, or a mode that admits only one process."""
+    uuid: str = ""
+
+    @property
+    def free(self) -> int:
+        return self.total - self.used
+
+    def is_named(self, name: str) -> bool:
+        """Whether a hardware name is its number or the beginning of its UUID."""
+        return name == str(self.index) or (
+            bool(self.uuid) and not name.isdigit() and self.uuid.startswith(name)
+        )
 
 
 @dataclass(frozen=True)
@@ -103,6 +122,20 @@ def measure(requirements: dict[str, Any]) -> dict[str, Any]:
             smi.close()
 
 
+def measure_quickly(requirements: Requirements) -> dict[str, Any]:
+    """Returns the facts about the devices of a recipe for cuda, without an import of torch."""
+    if not requirements.device_bytes:
+        return {}
+    is_rocm = device_files.is_rocm()
+    count = device_files.count_devices("cuda", is_rocm)
+    found: dict[str, Any] = {"files": {"cuda": count} if count else {}, "is_rocm": is_rocm}
+    found |= {"closed": closed_file(), "torch": torch_build.read()}
+    if count and not is_rocm:
+        answer = Probe("meshctl.engines.checks.devices:nvidia_smi", [], SMI_AT_LAUNCH_S).answer()
+        found |= {"smi": answer.value or [], "smi_error": answer.error}
+    return found
+
+
 def nvidia_smi() -> list[list[str]]:
     """Returns a row of `SMI_FIELDS` for each device. To be called in a child process."""
     command = ["nvidia-smi", f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader,nounits"]
@@ -119,8 +152,10 @@ def read_rows(rows: Sequence[Sequence[str]]) -> tuple[Device, ...]:
         return int(text) if text.isdecimal() else 0
 
     return tuple(
-        Device(number(index), name, driver, number(used) << 20, number(total) << 20, mode)
-        for index, name, driver, used, total, mode in (row for row in rows if len(row) == len(SMI_FIELDS))
+        Device(number(index), name, driver, number(used) << 20, number(total) << 20, mode, uuid)
+        for index, name, driver, used, total, mode, uuid in (
+            row for row in rows if len(row) == len(SMI_FIELDS)
+        )
     )
 
 
@@ -181,7 +216,9 @@ def _cuda(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
             "it must answer on its own: where it hangs or fails, the driver or the device is at fault "
             "(dmesg | grep -i nvrm)"
         )
-        yield warning("nvidia-smi", facts.smi_error, remedy)
+        yield warning("nvidia-smi", facts.smi_error, remedy).of_recipe()
+    yield from _memory(facts, requirements)
+    yield from _compute_mode(facts, requirements)
     if not facts.has_torch:
         return
     if not (facts.torch.get("cuda") or facts.torch.get("hip")):
@@ -189,9 +226,9 @@ def _cuda(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
         remedy = f"install a build for CUDA: {INSTALL}"
         yield Finding("torch on cuda", requirements.missing("cuda"), found, remedy)
         return
-    if expected := _expected_devices(facts):
+    has_asked_driver = facts.seen or facts.seen_error
+    if has_asked_driver and (expected := _expected_devices(facts)):
         yield _driver(facts, requirements.broken("cuda"), expected)
-    yield from _other_users(facts)
 
 
 def _driver(facts: Facts, broken: State, expected: int) -> Finding:
@@ -259,21 +296,55 @@ def capability(arch: str) -> tuple[int, int]:
     return int(digits[:-1] or 0), int(digits[-1:] or 0)
 
 
-def _other_users(facts: Facts) -> Iterator[Finding]:
-    """Judges the memory that other processes use on the visible devices, and the compute mode of these
-    devices."""
+def _ours(facts: Facts, requirements: Requirements) -> list[Device]:
+    """Returns the devices of the recipe, or without one those that the environment leaves."""
+    if requirements.device_bytes:
+        return [one for one in facts.devices if any(map(one.is_named, requirements.device_bytes))]
     is_listed = facts.variable and all(map(str.isdecimal, facts.visible))
-    ours = [device for device in facts.devices if not is_listed or str(device.index) in facts.visible]
-    if busy := [device for device in ours if device.used > MAX_USED_BYTES]:
-        most = max(busy, key=lambda device: device.used)
-        used = f"device {most.index} has {amount(most.used)} of {amount(most.total)} taken"
-        found = f"{len(busy)} of {len(ours)} in use by others, {used}"
-        remedy = "find the processes with nvidia-smi, or leave the devices out: CUDA_VISIBLE_DEVICES"
-        yield warning("memory in use", found, remedy)
-    if exclusive := [device for device in ours if device.mode not in ("Default", "[N/A]", "")]:
-        index, mode = exclusive[0].index, exclusive[0].mode
-        found = f"device {index} is in compute mode {mode}: groups that share it with `colocate` cannot start"
-        yield warning("compute mode", found, f"nvidia-smi -i {index} -c DEFAULT, as root")
+    return [device for device in facts.devices if not is_listed or str(device.index) in facts.visible]
+
+
+def _memory(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
+    """Judges the free memory of the devices, against what the models of the recipe take."""
+    name, ours, needs = "device memory", _ours(facts, requirements), requirements.device_bytes
+    need_of = {one.index: max([0, *(needs[key] for key in needs if one.is_named(key))]) for one in ours}
+    if small := [one for one in ours if 0 < one.total < need_of[one.index]]:
+        found = f"{_count_of(small, ours)} too small: device {small[0].index} has {amount(small[0].total)}"
+        found += f", and its models take at least {amount(need_of[small[0].index])}"
+        remedy = "split the models over more devices (show-topology lists their bytes), or use smaller ones"
+        yield failure(name, found, remedy)
+        return
+    full = [one for one in ours if one.total and one.free < need_of[one.index]]
+    busy = full or [one for one in ours if one.used > MAX_USED_BYTES]
+    if not busy:
+        return
+    most = max(busy, key=lambda device: device.used)
+    used = f"device {most.index} has {amount(most.used)} of {amount(most.total)} taken"
+    found = f"{_count_of(busy, ours)} in use by others, {used}"
+    remedy = "find the processes with nvidia-smi, or leave the devices out: CUDA_VISIBLE_DEVICES"
+    if full:
+        found += f", and its models take at least {amount(need_of[most.index])}"
+        yield failure(name, found, remedy)
+    else:
+        yield warning(name, found, remedy).of_recipe()
+
+
+def _count_of(some: Sequence[Device], ours: Sequence[Device]) -> str:
+    return f"{len(some)} of {len(ours)} {'is' if len(some) == 1 else 'are'}"
+
+
+def _compute_mode(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
+    """Judges whether several processes may use the devices."""
+    ours, shared = _ours(facts, requirements), requirements.shared_devices
+    exclusive = [one for one in ours if one.mode not in ("Default", "[N/A]", "")]
+    if not exclusive:
+        return
+    blocked = [one for one in exclusive if any(map(one.is_named, shared))]
+    device = (blocked or exclusive)[0]
+    found = f"device {device.index} is in compute mode {device.mode}: groups that share it with `colocate`"
+    remedy = f"nvidia-smi -i {device.index} -c DEFAULT, as root"
+    state: State = "failure" if blocked else "warning"
+    yield Finding("compute mode", state, f"{found} cannot start", remedy)
 
 
 def _npu(facts: Facts, requirements: Requirements) -> Finding:

@@ -28,7 +28,7 @@ from meshctl.engines.checks.requirements import (
 )
 
 SECONDS, CLEAN_S = 20.0, 5.0
-FREE_BYTES = Bounds(5 * GIB, 100 * MIB)
+FREE_BYTES = Bounds(5 * GIB, MIB // 4)
 MIN_FREE_FILES = 10_000
 MAX_FLUSH_S, MAX_CLOCK_SKEW_S = 1.0, 2.0
 NETWORKS = (
@@ -93,7 +93,15 @@ def remove(runs: str, pid: int) -> None:
 
 
 def measure(requirements: dict[str, Any]) -> dict[str, Any]:
-    folder = scratch(requirements["runs"], os.getppid())
+    return _measured(scratch(requirements["runs"], os.getppid()), is_flushed=True)
+
+
+def measure_quickly(requirements: Requirements) -> dict[str, Any]:
+    """Returns the facts without the time of a flush, which may take long."""
+    return _measured(scratch(requirements.runs, os.getpid()), is_flushed=False)
+
+
+def _measured(folder: Path, is_flushed: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"folder": str(folder.parent), "kind": kind_of(folder.parent)}
     with suppress(OSError):
         stat = os.statvfs(folder.parent)
@@ -106,14 +114,14 @@ def measure(requirements: dict[str, Any]) -> dict[str, Any]:
         found["temporary_error"] = str(error.strerror or error)
     try:
         folder.mkdir()
-        return found | operations(folder)
+        return found | operations(folder, is_flushed)
     except OSError as error:
         return found | {"errors": {"write": str(error.strerror)}}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def operations(folder: Path) -> dict[str, Any]:
+def operations(folder: Path, is_flushed: bool = True) -> dict[str, Any]:
     """Tries the file operations of a run in a new folder below `folder`. Raises OSError if it cannot write
     there."""
     before = time.time()
@@ -123,7 +131,8 @@ def operations(folder: Path) -> dict[str, Any]:
     with open(folder / "flushed", "wb") as file:
         file.write(b"ping")
         file.flush()
-        os.fsync(file.fileno())
+        if is_flushed:
+            os.fsync(file.fileno())
     errors = dict[str, str]()
     seconds = time.monotonic() - begin
     for name, operation in OPERATIONS.items():
@@ -190,17 +199,24 @@ def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     if error := facts.errors.get("write"):
         yield failure("run directory", f"{facts.folder} cannot be written to: {error}", ELSEWHERE)
     else:
-        yield _space(facts)
+        yield _space(facts, requirements)
         yield _operations(facts)
         yield _speed(facts)
     if facts.temporary_error:
         yield failure("temporary files", facts.temporary_error, "set TMPDIR to a folder with space")
 
 
-def _space(facts: Facts) -> Finding:
+def _space(facts: Facts, requirements: Requirements) -> Finding:
     name, where = "run directory", f"{facts.folder}" + (f" ({facts.kind})" if facts.kind else "")
     found = f"{where}: {amount(facts.free)} free of {amount(facts.total)}"
     remedy = f"delete old runs, keep fewer checkpoints (run.checkpoint.keep), or {ELSEWHERE}"
+    each, count = requirements.checkpoint_bytes, requirements.checkpoints
+    if count and facts.free < each:
+        need = f"{found}, and a checkpoint takes at least {amount(each)}"
+        return failure(name, need, f"delete old runs, or {ELSEWHERE}").of_recipe()
+    if facts.free < each * count:
+        need = f"{found}, and {count} checkpoints take at least {amount(each * count)}"
+        return warning(name, need, remedy).of_recipe()
     if facts.free >= FREE_BYTES.recommended and 0 <= facts.free_files < MIN_FREE_FILES:
         return warning(name, f"{where}: only {facts.free_files:,} more files fit", remedy)
     return FREE_BYTES.judge(name, facts.free, found, remedy)

@@ -7,7 +7,7 @@ import os
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,40 @@ from meshctl.engines.checks.requirements import (
     ok,
     warning,
 )
+from meshctl.text.english import counted
 
 NO_LIMIT = resource.RLIM_INFINITY
-FILES, FILES_PER_WORKER = Bounds(1024, 128), 16
-"""The launcher and the fork server hold a few open files for each worker."""
-TASKS, TASKS_PER_WORKER = Bounds(512, 64), 48
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many of a limited resource a run uses."""
+
+    recommended: int
+    """A number that suffices for a few workers."""
+    per_worker: int
+    """A number that suffices for each of many workers."""
+    least: int
+    """A run uses at least this many,"""
+    least_per_worker: int
+    """and this many more for each worker."""
+
+    def judge(self, name: str, value: float, found: str, remedy: str, workers: int) -> Finding:
+        least, needed = self.least + self.least_per_worker * workers, self.per_worker * workers
+        users = counted(workers, "worker") if workers else "a run"
+        reason = ": may be too few for a run"
+        if value < needed:
+            reason = f": {users} may need {needed:,}"
+        if value < least:
+            reason = f": {users} need{'' if workers > 1 else 's'} at least {least:,}"
+        judged = Bounds(max(self.recommended, needed), least).judge(name, value, found, remedy, reason)
+        return judged._replace(is_of_recipe=value < needed)
+
+
+FILES = Budget(1024, 16, least=32, least_per_worker=3)
+"""Open files. The supervisor and the node process have a few for each worker. A run of 3, 9 and 18 workers of
+components fails with 42, 65 and 96."""
+TASKS = Budget(512, 48, least=4, least_per_worker=2)
 """Processes and threads. In each worker, gloo, NCCL, autograd and a DataLoader start some."""
 ADDRESS_BYTES = Bounds(64 * GIB, 4 * GIB)
 
@@ -94,38 +123,30 @@ def number(limit: int) -> str:
     return "no limit" if limit == NO_LIMIT else f"{limit:,}"
 
 
-def _need(workers: int, per_worker: int, bounds: Bounds) -> tuple[Bounds, str]:
-    """Returns the bounds for a number of workers, and the reason to report if a value is below them."""
-    if (needed := per_worker * workers) > bounds.recommended:
-        return replace(bounds, recommended=needed), f": {workers} workers may need {needed:,}"
-    return bounds, ": may be too few for a run"
-
-
 def _files(facts: Facts, workers: int) -> Finding:
     soft, hard = facts.files
-    bounds, reason = _need(workers, FILES_PER_WORKER, FILES)
     found = f"{number(soft)} per process" + (f" (can be raised to {number(hard)})" if hard != soft else "")
     remedy = "raise nofile in /etc/security/limits.conf"
-    if _unbounded(hard) >= bounds.recommended:
+    if _unbounded(hard) >= max(FILES.recommended, FILES.per_worker * workers):
         remedy = f"ulimit -n {min(65536, _unbounded(hard)):.0f}"
-    return bounds.judge("open files", _unbounded(soft), found, remedy, reason)
+    return FILES.judge("open files", _unbounded(soft), found, remedy, workers)
 
 
 def _tasks(facts: Facts, workers: int) -> Finding:
     """Judges how many processes and threads this user and this container may still start."""
-    bounds, reason = _need(workers, TASKS_PER_WORKER, TASKS)
+    enough = max(TASKS.recommended, TASKS.per_worker * workers)
     of_user = math.inf if facts.is_root else _unbounded(facts.tasks)
     of_container = facts.pids - facts.pids_used if facts.pids else math.inf
-    if of_user < bounds.recommended:
+    if of_user < enough:
         found = f"{of_user:,} processes and threads of this user"
-        remedy = f"ulimit -u {4 * bounds.recommended}, or raise nproc in /etc/security/limits.conf"
-        return bounds.judge("processes", of_user, found, remedy, reason)
+        remedy = f"ulimit -u {4 * enough}, or raise nproc in /etc/security/limits.conf"
+        return TASKS.judge("processes", of_user, found, remedy, workers)
     left = min(of_user, of_container)
-    if left >= bounds.recommended:
+    if left >= enough:
         return ok("processes", f"{left:,} and threads" if left < math.inf else "no limit")
     found = f"{max(0, left):,} processes and threads left in this container or session"
     remedy = "raise the limit of the container: docker run --pids-limit=-1, or TasksMax= of the session"
-    return bounds.judge("processes", left, found, remedy, reason)
+    return TASKS.judge("processes", left, found, remedy, workers)
 
 
 def _locked(facts: Facts) -> Finding:

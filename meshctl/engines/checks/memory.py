@@ -117,8 +117,8 @@ def socket_error() -> str:
 
 
 def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    yield _memory(facts)
-    yield _shared_memory(facts)
+    yield _memory(facts, requirements)
+    yield _shared_memory(facts, requirements)
     remedy = "Linux 3.17 or later has it; a sandbox may forbid memfd_create"
     yield failure_if(facts.memfd_error, "memfd", "anonymous shared memory works", remedy)
     remedy = "a sandbox may forbid AF_UNIX, SOCK_SEQPACKET or SCM_RIGHTS"
@@ -128,7 +128,7 @@ def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
         yield warning("overcommit", found, "sysctl -w vm.overcommit_memory=0")
 
 
-def _memory(facts: Facts) -> Finding:
+def _memory(facts: Facts, requirements: Requirements) -> Finding:
     left = facts.limit - facts.used if facts.limit else facts.available
     total = f"the limit of {amount(facts.limit)}" if facts.limit else amount(facts.total)
     machine = f"; the machine has {amount(facts.total)}" if facts.limit else ""
@@ -136,16 +136,21 @@ def _memory(facts: Facts) -> Finding:
     remedy = "end the processes that use it (ps aux --sort=-rss | head)"
     if facts.limit:
         remedy = "raise the limit of the container or session (memory.max)"
+    if left < requirements.model_bytes:
+        found += f", and the models on cpu take at least {amount(requirements.model_bytes)}"
+        return warning("memory", found, f"use smaller models or fewer workers, or {remedy}").of_recipe()
     return FREE_BYTES.judge("memory", left, found, remedy)
 
 
-def _shared_memory(facts: Facts) -> Finding:
+def _shared_memory(facts: Facts, requirements: Requirements) -> Finding:
+    has_nccl = len(requirements.device_bytes) > 1
     container = "in a container: docker run --shm-size=8g, or an emptyDir with `medium: Memory` at /dev/shm"
     if facts.shm_error:
         found = f"cannot be written to: {facts.shm_error}; DataLoader and NCCL need it"
-        return warning("/dev/shm", found, container)
+        return warning("/dev/shm", found, container)._replace(is_of_recipe=has_nccl)
     found = f"{amount(facts.shm_free)} free of {amount(facts.shm)}"
     is_small = facts.shm < SHM_BYTES.recommended
     remedy = container if is_small else "delete the files that dead processes left there (ls -l /dev/shm)"
     why = ": may be too little for DataLoader workers and NCCL"
-    return SHM_BYTES.judge("/dev/shm", facts.shm_free, found, remedy, why)
+    judged = SHM_BYTES.judge("/dev/shm", facts.shm_free, found, remedy, why)
+    return judged._replace(is_of_recipe=has_nccl)

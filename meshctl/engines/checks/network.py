@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
@@ -15,13 +17,16 @@ from meshctl.engines.node.worker_env import LOOPBACK
 
 SECONDS = 15.0
 CONNECT_S = 5.0
-PORTS = Bounds(2000, 50)
+PORTS = Bounds(2000)
+NO_PORT = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 
 
 @dataclass(frozen=True)
 class Facts:
     loopback_error: str = ""
     """The reason why a connection to 127.0.0.1 failed."""
+    port_error: str = ""
+    """The reason why the kernel assigned no port."""
     interfaces: Sequence[str] = (LOOPBACK,)
     ports: Sequence[int] = (32768, 60999)
     """The first and the last port of the range from which the kernel assigns free ports."""
@@ -29,7 +34,11 @@ class Facts:
 
 
 def measure(requirements: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"loopback_error": loopback_error()}
+    found: dict[str, Any] = {}
+    try:
+        found["loopback_error"] = loopback_error()
+    except OSError as error:
+        found["port_error"] = os.strerror(error.errno or 0)
     with suppress(OSError, ValueError):
         found["ports"] = list(map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()))
         found["ports_used"] = used_ports()
@@ -38,7 +47,8 @@ def measure(requirements: dict[str, Any]) -> dict[str, Any]:
 
 
 def loopback_error() -> str:
-    """Sends a message to this process over 127.0.0.1. Returns the reason of a failure, or an empty string."""
+    """Sends a message to this process over 127.0.0.1. Returns the reason of a failure, or an empty string.
+    Raises `OSError` if no port is free."""
     try:
         with closing(socket.create_server(("127.0.0.1", 0))) as server:
             server.settimeout(CONNECT_S)
@@ -50,6 +60,8 @@ def loopback_error() -> str:
                     received = accepted.recv(16)
         return "" if received == b"ping" else f"`ping` arrived as {received!r}"
     except OSError as error:
+        if error.errno in NO_PORT:
+            raise
         return in_one_line(error)
 
 
@@ -87,4 +99,6 @@ def _ports(facts: Facts) -> Finding:
     found = f"about {free:,} of {count:,} are free"
     end = "end the processes that hold so many connections (ss -s)"
     remedy = f"sysctl -w net.ipv4.ip_local_port_range='15000 64000', or {end}"
+    if facts.port_error:
+        return failure("ports", f"none of {count:,} is free ({first}-{last}): {facts.port_error}", remedy)
     return PORTS.judge("ports", free, found, remedy, f" ({first}-{last})")

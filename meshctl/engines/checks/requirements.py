@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from meshctl.diagnostics.health import State
+from meshctl.diagnostics.health import Check, State
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -19,6 +20,15 @@ class Finding(NamedTuple):
     state: State
     found: str
     remedy: str = ""
+    is_of_recipe: bool = False
+    """Whether it compares the machine with a need of the recipe. `launch` shows such warnings and all
+    failures."""
+
+    def of_recipe(self) -> Finding:
+        return self._replace(is_of_recipe=True)
+
+    def check(self, subject: str) -> Check:
+        return Check(subject, self.name, self.state, self.found, self.remedy)
 
 
 def ok(name: str, found: str) -> Finding:
@@ -65,6 +75,17 @@ class Requirements:
     """The device types of a recipe's groups; None without a recipe."""
     workers: int = 0
     """The number of workers of a recipe; 0 without a recipe."""
+    checkpoint_bytes: int = 0
+    """The least bytes of one checkpoint; 0 if they are unknown."""
+    checkpoints: int = 0
+    """The greatest number of further checkpoints that are on disk at a time."""
+    model_bytes: int = 0
+    """The least memory that the models of groups on cpu take, in bytes; 0 if it is unknown."""
+    device_bytes: Mapping[str, int] = field(default_factory=dict)
+    """CUDA device, by its hardware name -> the least memory that its models take, in bytes; 0 if it is
+    unknown."""
+    shared_devices: Sequence[str] = ()
+    """The CUDA devices that several workers use."""
 
     @property
     def runs_folder(self) -> Path:
@@ -84,7 +105,9 @@ class Requirements:
 
 
 def amount(size_bytes: float) -> str:
-    """Returns a size in words: `512 MiB`, `1.5 GiB`, `24 GiB`."""
+    """Returns a size in words: `20 KiB`, `512 MiB`, `1.5 GiB`, `24 GiB`."""
+    if 0 < size_bytes < MIB:
+        return f"{math.ceil(size_bytes / 1024)} KiB"
     if size_bytes < GIB:
         return f"{size_bytes / MIB:.0f} MiB"
     digits = 1 if size_bytes < 10 * GIB else 0

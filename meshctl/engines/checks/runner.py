@@ -1,6 +1,7 @@
 """Examines a machine. All topics are measured at the same time, each in a child process with a time limit.
 
 checks = examine(Requirements(runs="runs"))      # never raises, leaves no process and no file behind
+checks = preflight(requirements)                 # what `launch` checks: in this process, without waiting
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class Topic:
     judge: Callable[[Any, Requirements], Iterator[Finding]]
     seconds: float
     """The time limit of `measure`."""
+    quickly: Callable[[Requirements], dict[str, Any]] | None = None
+    """Returns facts within milliseconds, in this process; None for a topic that `launch` leaves out."""
     clean: Callable[[Requirements], None] = lambda requirements: None
     """Removes the files that `measure` leaves behind if it is killed."""
 
@@ -36,12 +39,12 @@ class Topic:
 
 
 TOPICS: Mapping[str, Topic] = {
-    "versions": Topic(versions.Facts, versions.judge, versions.SECONDS),
-    "devices": Topic(devices.Facts, devices.judge, devices.SECONDS),
-    "network": Topic(network.Facts, network.judge, network.SECONDS),
-    "memory": Topic(memory.Facts, memory.judge, 10.0),
-    "limits": Topic(limits.Facts, limits.judge, 10.0),
-    "disk": Topic(disk.Facts, disk.judge, disk.SECONDS, disk.clean),
+    "versions": Topic(versions.Facts, versions.judge, versions.SECONDS, versions.measure_quickly),
+    "devices": Topic(devices.Facts, devices.judge, devices.SECONDS, devices.measure_quickly),
+    "network": Topic(network.Facts, network.judge, network.SECONDS, lambda _: network.measure({})),
+    "memory": Topic(memory.Facts, memory.judge, 10.0, lambda _: memory.measure({})),
+    "limits": Topic(limits.Facts, limits.judge, 10.0, lambda _: limits.measure({})),
+    "disk": Topic(disk.Facts, disk.judge, disk.SECONDS, disk.measure_quickly, disk.clean),
     "clock": Topic(clock.Facts, clock.judge, 10.0),
 }
 """Subject -> topic, in the order of the report."""
@@ -66,6 +69,26 @@ def examine(requirements: Requirements) -> tuple[Check, ...]:
                 TOPICS[subject].clean(requirements)
 
 
+def preflight(requirements: Requirements) -> tuple[Check, ...]:
+    """Returns the checks of a recipe that fail, and its warnings, without waiting for a child or a disk. A
+    topic that cannot be examined hides nothing else."""
+    found = []
+    for subject, topic in TOPICS.items():
+        if topic.quickly is None:
+            continue
+        try:
+            findings = list(topic.judge(topic.facts(**topic.quickly(requirements)), requirements))
+        except Exception:  # `examine` reports it as a bug; a run may start nevertheless
+            continue
+        shown = [one for one in findings if one.state == "failure" or _is_shown(one)]
+        found += [one.check(subject) for one in shown]
+    return tuple(found)
+
+
+def _is_shown(finding: Finding) -> bool:
+    return finding.state == "warning" and finding.is_of_recipe
+
+
 def checks_of(subject: str, topic: Topic, answer: Answer, requirements: Requirements) -> tuple[Check, ...]:
     """Returns the checks of one topic. If `judge` fails on unexpected facts, the other topics are still
     reported."""
@@ -73,7 +96,7 @@ def checks_of(subject: str, topic: Topic, answer: Answer, requirements: Requirem
         return (Check(subject, "all of it", "warning", f"could not be examined: {answer.error}", UNKNOWN),)
     try:
         facts = topic.facts(error=answer.error) if answer.value is None else topic.facts(**answer.value)
-        return tuple(Check(subject, *finding) for finding in topic.judge(facts, requirements))
+        return tuple(finding.check(subject) for finding in topic.judge(facts, requirements))
     except Exception as error:
         found = f"could not be examined: {in_one_line(error)}"
         return (Check(subject, "all of it", "warning", found, BUG),)

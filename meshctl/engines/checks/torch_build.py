@@ -1,13 +1,19 @@
 """Facts that torch reports about its build and its visible devices, as plain data.
 
-Both functions run in the child process of a topic, because the import may be slow and a driver may hang or
-crash.
+`build` and `devices` run in the child process of a topic, because the import may be slow and a driver may
+hang or crash.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import time
+from pathlib import Path
 from typing import Any
+
+STATED = {"__version__": "version", "cuda": "cuda", "hip": "hip"}
+"""Name in torch's `version.py` -> key of the fact."""
 
 
 def build() -> dict[str, Any]:
@@ -24,6 +30,19 @@ def build() -> dict[str, Any]:
         "cuda": str(torch.version.cuda or ""),
         "hip": str(torch.version.hip or ""),
     }
+
+
+def read() -> dict[str, Any]:
+    """Returns facts about the build from torch's `version.py`, which is read as text, without an import.
+    Returns an empty dict if it is not found."""
+    found = importlib.util.find_spec("torch")
+    version = Path(found.origin).with_name("version.py") if found and found.origin else None
+    if version is None or not version.is_file():
+        return {}
+    text = version.read_text()
+    stated = {name: re.search(rf"^{name}\b.*=\s*['\"]([^'\"]*)", text, re.M) for name in STATED}
+    facts = {STATED[name]: match[1] if match else "" for name, match in stated.items()}
+    return {**facts, "file": str(found.origin) if found else ""}
 
 
 def devices() -> dict[str, Any]:

@@ -60,6 +60,21 @@ class Facts:
 
 
 def measure(requirements: dict[str, Any]) -> dict[str, Any]:
+    found = installation()
+    return found | {
+        "command": shutil.which("meshctl") or "",
+        "torch": torch_build.build(),
+        "hiding": hiding_files(requirements["path"] or (os.getcwd(),), set(found["ranges"])),
+    }
+
+
+def measure_quickly(requirements: Requirements) -> dict[str, Any]:
+    """Returns the facts about the installation, without an import of torch."""
+    return installation() | {"command": "meshctl"}
+
+
+def installation() -> dict[str, Any]:
+    """Returns the versions of meshctl and of its requirements, and its folders."""
     try:
         distribution = metadata.metadata("meshctl")
         version = distribution["Version"]
@@ -72,12 +87,9 @@ def measure(requirements: dict[str, Any]) -> dict[str, Any]:
         "version": version,
         "ranges": ranges,
         "installed": {name: installed_version(name) for name in ranges},
-        "command": shutil.which("meshctl") or "",
         "prefix": sys.prefix,
         "folder": str(PACKAGE_DIR),
         "lost": [file for file in DATA_FILES if not any((home / file).is_file() for home in homes)],
-        "torch": torch_build.build(),
-        "hiding": hiding_files(requirements["path"] or (os.getcwd(),), set(ranges)),
     }
 
 
@@ -152,8 +164,11 @@ def _library(name: str, version: str, required: str) -> Finding:
     if not version:
         return failure(name, f"not installed; meshctl requires {required or 'it'}", install)
     if not is_in_range(version, required):
+        found = f"{version}; meshctl requires {required}"
+        if is_newer(version, required):
+            return warning(name, f"{found}, and was not tested with it", install).of_recipe()
         remedy = f"use a Python {required}" if name == "python" else install
-        return failure(name, f"{version}; meshctl requires {required}", remedy)
+        return failure(name, found, remedy)
     return ok(name, version)
 
 
@@ -197,6 +212,12 @@ def is_in_range(version: str, required: str) -> bool:
         if not COMPARISONS[parts[1]](one, other):
             return False
     return True
+
+
+def is_newer(version: str, required: str) -> bool:
+    """Whether a version is outside of a range only because it is above it."""
+    lower = ",".join(clause for clause in required.split(",") if not clause.strip().startswith("<"))
+    return is_in_range(version, lower) and not is_in_range(version, required)
 
 
 def release_numbers(version: str) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from meshctl.recipe.code.declarations import TRAINED_BY
 from meshctl.recipe.code.safetensors_headers import shapes_of
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.model import Component, Stage
+from meshctl.recipe.rules.components import STATE_METHODS
 from meshctl.recipe.rules.facts import ALL_LINEAR, Facts
 from meshctl.topology.memory import (
     DTYPE_BYTES,
@@ -33,6 +34,7 @@ from meshctl.topology.memory import (
     Training,
     UnknownBytes,
     adapter_bytes,
+    checkpoint_bytes,
     rank_bytes,
     sharing,
     states_of,
@@ -115,6 +117,22 @@ class Model:
             sent = adapter if sync.method == "adapter" else found.weights - adapter
             found = with_sync(found, sent, sync.lag)
         return found
+
+
+def checkpoint_bytes_of(facts: Facts) -> int:
+    """Returns the least bytes of a checkpoint of the recipe: those of the components with a known model."""
+    return sum(_saved_bytes(facts, component) for component in facts.recipe.components.values())
+
+
+def _saved_bytes(facts: Facts, component: Component) -> int:
+    found = facts.class_of(component.name)
+    if component.frozen or found is None or not found.methods.issuperset(STATE_METHODS):
+        return 0
+    try:
+        model = model_of(facts, component)
+    except UnknownBytes:
+        return 0
+    return checkpoint_bytes(model.parameters, model.training) if model else 0
 
 
 def model_of(facts: Facts, component: Component) -> Model | None:

@@ -82,6 +82,12 @@ TRAINS = Requirements(device_types=("cuda",), workers=8)
 ONLY_CPU = Requirements(device_types=("cpu",))
 
 
+NEEDS_20_GIB = Requirements(device_types=("cuda",), workers=2, device_bytes={"0": 20 * GIB, "1": 20 * GIB})
+
+
+SAVES = Requirements(workers=2, checkpoint_bytes=3 * GIB, checkpoints=4)
+
+
 BIG = limits.Facts(cpus=256, allowed=256)
 
 
@@ -151,6 +157,20 @@ CASES: dict[str, tuple[Any, ...]] = {
     "a device is missing": (seen(count=1),),
     "a device is too new": (seen(capabilities=[[9, 0], [12, 0]], names=["H200", "RTX 5090"]),),
     "others are on a device": (replace(DEVICES, smi=[row(0), row(1, 60 << 10, "Exclusive_Process")]),),
+    "models beside others": (
+        replace(DEVICES, smi=[row(0), row(1, 126 << 10)]),
+        NEEDS_20_GIB,
+    ),
+    "models with others": (replace(DEVICES, smi=[row(0), row(1, 80 << 10)]), NEEDS_20_GIB),
+    "models that are too large": (DEVICES, replace(NEEDS_20_GIB, device_bytes={"0": 150 * GIB})),
+    "models on devices by UUID": (
+        replace(DEVICES, smi=[row(0, 126 << 10), row(1, 126 << 10)]),
+        replace(NEEDS_20_GIB, device_bytes={"GPU-1": 20 * GIB}),
+    ),
+    "a device for one process": (
+        replace(DEVICES, smi=[row(0), row(1, mode="Exclusive_Process")]),
+        replace(NEEDS_20_GIB, shared_devices=("1",)),
+    ),
     "ROCm": (replace(seen(driver=0), is_rocm=True, smi=(), torch={**TORCH, "cuda": "", "hip": "6.4"}),),
     "npu": (replace(NO_DEVICE, files={"npu": 8}),),
     "npu and its torch": (
@@ -162,12 +182,15 @@ CASES: dict[str, tuple[Any, ...]] = {
     "no loopback": (network.Facts("PermissionError: Operation not permitted"),),
     "another loopback": (network.Facts(interfaces=("loopback0", "eth0")),),
     "few ports": (network.Facts(ports_used=27_000),),
-    "no ports": (network.Facts(ports=(40_000, 40_030)),),
+    "hardly any ports": (network.Facts(ports=(40_000, 40_030)),),
+    "no ports": (network.Facts(port_error="Address already in use"),),
     "memory": (memory.Facts(),),
     "little memory": (memory.Facts(available=600 * MIB),),
+    "little memory for models": (memory.Facts(available=6 * GIB), Requirements(model_bytes=9 * GIB)),
     "a container's memory": (memory.Facts(limit=8 * GIB, used=3 * GIB),),
     "a container's memory is full": (memory.Facts(limit=8 * GIB, used=7 * GIB),),
     "a container's shm": (memory.Facts(shm=64 * MIB, shm_free=64 * MIB),),
+    "a container's shm, and NCCL": (memory.Facts(shm=64 * MIB, shm_free=64 * MIB), NEEDS_20_GIB),
     "a full shm": (memory.Facts(shm_free=3 * MIB),),
     "no shm": (memory.Facts(shm=0, shm_free=0, shm_error="No such file or directory"),),
     "no memfd": (memory.Facts(memfd_error="OSError: [Errno 38] Function not implemented"),),
@@ -177,11 +200,14 @@ CASES: dict[str, tuple[Any, ...]] = {
     "no overcommit": (memory.Facts(overcommit=2),),
     "limits": (limits.Facts(),),
     "few files": (limits.Facts((256, 4096)),),
-    "hardly any files": (limits.Facts((64, 64)),),
+    "hardly any files": (limits.Facts((30, 30)),),
+    "hardly any files for a recipe": (limits.Facts((64, 1024)), workers(12)),
+    "fewer files than some workers use": (limits.Facts((256, 4096)), workers(20)),
     "few files for many workers": (replace(BIG, files=(1024, limits.NO_LIMIT)), workers(128)),
     "few processes": (limits.Facts(tasks=200),),
     "few processes, but for root": (limits.Facts(tasks=200, is_root=True),),
     "few processes in a container": (limits.Facts(pids=1024, pids_used=1000),),
+    "too few processes in a container": (limits.Facts(pids=1024, pids_used=1000), workers(16)),
     "few processes for many workers": (replace(BIG, pids=4096, pids_used=100), workers(128)),
     "locked memory and InfiniBand": (limits.Facts(locked_bytes=8 * MIB, infiniband=("mlx5_0",)),),
     "little address space": (limits.Facts(address_bytes=32 * GIB),),
@@ -199,7 +225,10 @@ CASES: dict[str, tuple[Any, ...]] = {
     "a disk that hangs": (disk.Facts(error="no answer within 20 s"), Requirements("/shared/runs")),
     "a disk that is read only": (disk.Facts("/data", errors={"write": "Read-only file system"}),),
     "a disk with little space": (disk.Facts("/data", free=2 * GIB),),
-    "a disk that is full": (disk.Facts("/data", free=3 * MIB),),
+    "a disk that is full": (disk.Facts("/data", free=200 << 10),),
+    "a disk without space for a checkpoint": (disk.Facts("/data", free=2 * GIB), SAVES),
+    "a disk without space for the checkpoints": (disk.Facts("/data", free=10 * GIB), SAVES),
+    "a disk with space for the checkpoints": (disk.Facts("/data", free=12 * GIB), SAVES),
     "a disk with few files": (disk.Facts("/data", free_files=12),),
     "a disk without locks": (disk.Facts("/data", errors={"lock": "OSError: [Errno 37] No locks available"}),),
     "a disk with another clock": (disk.Facts("/data", skew_s=-90.0),),
@@ -212,7 +241,7 @@ CASES: dict[str, tuple[Any, ...]] = {
 def judged(facts: Any, requirements: Requirements = Requirements()) -> tuple[Check, ...]:
     [subject] = [name for name, topic in runner.TOPICS.items() if topic.facts is type(facts)]
     findings = runner.TOPICS[subject].judge(facts, requirements)
-    return tuple(Check(subject, *finding) for finding in findings)
+    return tuple(finding.check(subject) for finding in findings)
 
 
 FOUND = {name: judged(*case) for name, case in CASES.items()}
@@ -293,7 +322,7 @@ def test_memory_and_limits_are_numbers_of_this_machine() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, MIB, GIB - 1, GIB, 10 * GIB, 1 << 50])
 def test_amounts(size: int) -> None:
-    assert amount(size).endswith(("MiB", "GiB"))
+    assert amount(size).endswith(("KiB", "MiB", "GiB"))
 
 
 # The runner

@@ -81,13 +81,16 @@ def test_files_that_hide_modules(tmp_path: Path) -> None:
 
 
 def test_rows_of_nvidia_smi_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = ["0, NVIDIA H200, 570.86.15, 1024, 143771, Default", "1, GB10, 580.1, [N/A], [N/A], [N/A]"]
+    rows = [
+        "0, NVIDIA H200, 570.86.15, 1024, 143771, Default, GPU-5a1",
+        "1, GB10, 580.1, [N/A], [N/A], [N/A], GPU-7c2",
+    ]
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     found = devices.read_rows(devices.nvidia_smi())
-    assert found[0] == devices.Device(0, "NVIDIA H200", "570.86.15", GIB, 143771 * MIB, "Default")
-    assert found[1] == devices.Device(1, "GB10", "580.1", 0, 0, "[N/A]")
+    assert found[0] == devices.Device(0, "NVIDIA H200", "570.86.15", GIB, 143771 * MIB, "Default", "GPU-5a1")
+    assert found[1] == devices.Device(1, "GB10", "580.1", 0, 0, "[N/A]", "GPU-7c2")
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'Failed to initialize NVML'\nexit 9\n")
     with pytest.raises(OSError, match="Failed to initialize NVML"):
         devices.nvidia_smi()

@@ -1,0 +1,76 @@
+"""The requirements of a recipe on this machine, for `doctor` and for the preflight of `launch`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import chain
+
+from meshctl.cli.load import Launchable
+from meshctl.engines.checks.device_files import devices_of_groups
+from meshctl.engines.checks.requirements import Requirements
+from meshctl.engines.engine import CannotStart
+from meshctl.plan.model import Plan
+from meshctl.recipe.rules.rank_bytes import checkpoint_bytes_of, memory_of
+from meshctl.run.saved_checkpoints import steps_of
+
+
+def requirements_of(ready: Launchable) -> Requirements:
+    """Returns the requirements of a recipe. Bytes that are not known count as 0."""
+    plan, facts = ready.plan, ready.facts
+    bytes_of = bytes_by_group(ready)
+    devices = names_of_devices(plan)
+    device_bytes = Counter[str]()
+    for group, names in devices.items():
+        device_bytes.update(dict.fromkeys(names, bytes_of[group]))
+    uses = Counter(chain.from_iterable(devices.values()))
+    on_cpu = [group for group in plan.groups if group.device_type == "cpu"]
+    return Requirements(
+        str(ready.resume.path if ready.resume else plan.run.dir),
+        ready.path,
+        sorted({group.device_type for group in plan.groups}),
+        plan.job_size,
+        checkpoint_bytes=checkpoint_bytes_of(facts) if facts and plan.run.checkpoint else 0,
+        checkpoints=further_checkpoints(ready),
+        model_bytes=sum(bytes_of[group.name] * group.workers for group in on_cpu),
+        device_bytes=dict(device_bytes),
+        shared_devices=[name for name, count in uses.items() if count > 1],
+    )
+
+
+def bytes_by_group(ready: Launchable) -> Mapping[str, int]:
+    """Returns group -> the bytes of its models on the rank with the most."""
+    found = Counter[str]()
+    for one in memory_of(ready.facts).components if ready.facts else ():
+        if not one.unknown:
+            found[ready.plan.component(one.component).group] += one.total
+    return found
+
+
+def names_of_devices(plan: Plan) -> dict[str, list[str]]:
+    """Returns group -> the hardware names of its CUDA devices, if each of its workers has one device. The
+    bytes of a worker with several devices are not known for each of them."""
+    try:
+        found = list(devices_of_groups(plan))
+    except CannotStart:  # the engine reports it
+        return {}
+    return {
+        group.name: names
+        for group, names in found
+        if group.device_type == "cuda" and group.gpus_per_worker == 1
+    }
+
+
+def further_checkpoints(ready: Launchable) -> int:
+    """Returns the greatest number of checkpoints that the run adds to those on its disk. It includes the one
+    that is being written."""
+    run = ready.plan.run
+    if run.checkpoint is None:
+        return 0
+    keep = run.checkpoint.keep + (run.checkpoint.best.keep if run.checkpoint.best else 0)
+    is_single = not run.checkpoint.every and not run.checkpoint.seconds
+    most = 1 if is_single else keep + 1
+    if run.steps and run.checkpoint.every:
+        most = min(most, -(-run.steps // run.checkpoint.every))
+    saved = len(steps_of(ready.resume)) if ready.resume else 0
+    return max(1, most - saved)

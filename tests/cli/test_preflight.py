@@ -1,0 +1,284 @@
+"""What `launch` checks of this machine before it starts a process: each check is made to fail for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshctl.cli.launch import Options, prepare
+from meshctl.cli.load import plan_of
+from meshctl.cli.requirements import requirements_of
+from meshctl.engines.checks import memory, runner, torch_build, versions
+from meshctl.engines.checks.requirements import GIB, MIB, Requirements
+from tests.cli.commands import MAIN
+
+COMPONENT = """\
+from meshctl import Component, endpoint
+class Data(Component):
+    @endpoint
+    def next(self, samples): ...
+class Model(Component):
+    MODEL = "args.config"
+    MEMORY = {"dtype": "args.dtype", "optimizer": "AdamW", "trained_by": ("update",)}
+    def __init__(self, config, dtype="float32"): ...
+    @endpoint(collect="mean")
+    def update(self, batch): ...
+    def state_dict(self): ...
+    def load_state_dict(self, state): ...
+"""
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 20_000,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": True,
+}
+PARAMETERS = 20_000 * 64 + 4 * 64 * 64 + 3 * 64 * 64 + 3 * 64
+CHECKPOINT_BYTES = PARAMETERS * 4 * 3
+"""Weights and two tensors of AdamW, of 4 bytes an element: 15 MiB."""
+EXAM = "  exam: {_target_: parts.Model, group: held, args: {config: tiny}}"
+RECIPE = """\
+name: small
+groups: {train: {ranks: 2, device_type: cpu}}
+components:
+  data: {_target_: parts.Data, group: train}
+  model: {_target_: parts.Model, group: train, parallel: {fsdp_size: 2}, args: {config: tiny}}
+pipeline:
+  batch: {call: data.next, samples: 4}
+  loss: {call: model.update, in: batch}
+run: {steps: 100, checkpoint: {every: 10, keep: 2}}
+"""
+
+
+PREFLIGHT = """\
+import json, sys
+from dataclasses import asdict
+from meshctl.engines.checks.requirements import Requirements
+from meshctl.engines.checks.runner import preflight
+print(json.dumps([asdict(check) for check in preflight(Requirements(**json.loads(sys.argv[1])))]))
+"""
+HOLD = (
+    "import os, socket, sys; "
+    "held = [socket.create_server(('127.0.0.1', port)) for port in (40000, 40001)]; "
+    "[one.set_inheritable(True) for one in held]; "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+"""Takes two ports and becomes another program."""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "parts.py").write_text(COMPONENT)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(CONFIG))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def requirements(*overrides: str) -> Requirements:
+    return requirements_of(plan_of("recipe.yaml", list(overrides)))
+
+
+def workers(count: int) -> list[str]:
+    """Returns the overrides for a number of workers."""
+    sizes = f"components.model.parallel.fsdp_size={count}"
+    return [f"groups.train.ranks={count}", sizes, f"pipeline.batch.samples={count}"]
+
+
+def in_namespaces(set_up: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python in namespaces of its own, after a line of shell. Skips where this is forbidden."""
+    if subprocess.run(["unshare", "-mn", "true"], capture_output=True).returncode:
+        pytest.skip("this user may not make namespaces")
+    script = ["unshare", "-mn", "sh", "-c", f'ip link set lo up && {set_up} && exec "$@"', "sh"]
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [*script, sys.executable, "-c", *words]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+
+
+def launched(set_up: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return in_namespaces(set_up, MAIN, "launch", "recipe.yaml", *words)
+
+
+def examined(set_up: str, asked: Requirements) -> list[tuple[str, str, str]]:
+    """Returns the name, the state and the finding of each check that `launch` would show."""
+    done = in_namespaces(set_up, PREFLIGHT, json.dumps(asdict(asked)))
+    return [(check["name"], check["state"], check["found"]) for check in json.loads(done.stdout)]
+
+
+@contextmanager
+def limit(kind: int, soft: int) -> Iterator[None]:
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+# Requirements
+
+
+def test_a_checkpoint_has_the_trained_weights_and_the_state_of_the_optimizer() -> None:
+    assert requirements().checkpoint_bytes == CHECKPOINT_BYTES
+    assert requirements("+components.model.args.dtype=bfloat16").checkpoint_bytes == CHECKPOINT_BYTES // 2
+    assert requirements("+components.model.frozen=true").checkpoint_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "count"),
+    [
+        ("", 3),
+        ("run.steps=20", 2),
+        ("~run.checkpoint.every run.checkpoint.keep=5", 1),
+        ("run.checkpoint.every=10m run.checkpoint.keep=4", 5),
+        ("+run.checkpoint.best={on:loss.x,keep:3}", 6),
+        ("~run.checkpoint", 0),
+    ],
+)
+def test_the_checkpoints_on_the_disk_at_a_time(overrides: str, count: int) -> None:
+    assert requirements(*overrides.split()).checkpoints == count
+
+
+# Failures and warnings of `launch`
+
+
+def test_this_machine_starts_it(capsys: pytest.CaptureFixture[str]) -> None:
+    code, ready = prepare("recipe.yaml", [], Options())
+    assert (code, capsys.readouterr().err) == (0, "") and ready
+
+
+def test_few_open_files(capsys: pytest.CaptureFixture[str]) -> None:
+    with limit(resource.RLIMIT_NOFILE, 1000):
+        assert prepare("recipe.yaml", workers(64), Options())[0] == 0
+        warned = capsys.readouterr().err
+        assert prepare("recipe.yaml", workers(400), Options())[0] == 4
+    assert "warning: open files: 1,000 per process" in warned and "64 workers may need 1,024" in warned
+    error = capsys.readouterr().err
+    assert "error: open files: 1,000 per process" in error and "400 workers need at least 1,232\n" in error
+    assert "\n  = help: ulimit -n " in error
+
+
+@pytest.mark.slow
+def test_a_disk_that_no_checkpoint_fits(here: Path) -> None:
+    (here / "small").mkdir()
+    done = launched("mount -t tmpfs -o size=8m tmpfs small", "run.dir=small")
+    assert (done.returncode, done.stdout) == (4, "")
+    free = f"{here}/small (tmpfs): 8 MiB free of 8 MiB"
+    help = "  = help: delete old runs, or write elsewhere: run.dir=PATH\n"
+    assert done.stderr == f"error: run directory: {free}, and a checkpoint takes at least 15 MiB\n{help}"
+
+
+def test_disks_that_are_small_full_or_read_only(here: Path) -> None:
+    (here / "small").mkdir()
+    asked = Requirements("small", workers=2)
+    saves = replace(asked, checkpoint_bytes=10 * MIB, checkpoints=3)
+    where = f"{here}/small"
+    [check] = examined("mount -t tmpfs -o size=24m tmpfs small", saves)
+    found = f"{where} (tmpfs): 24 MiB free of 24 MiB, and 3 checkpoints take at least 30 MiB"
+    assert check == ("run directory", "warning", found)
+    fill = "mount -t tmpfs -o size=1m tmpfs small && head -c 1000000 /dev/zero > small/full"
+    [check] = examined(fill, asked)
+    assert check[:2] == ("run directory", "failure") and check[2].endswith("KiB free of 1 MiB")
+    [check] = examined("mount -t tmpfs -o ro tmpfs small", asked)
+    assert check == ("run directory", "failure", f"{where} cannot be written to: Read-only file system")
+
+
+def test_small_shared_memory_matters_to_nccl() -> None:
+    small = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
+    [check] = examined(small, Requirements(workers=2, device_bytes={"0": 0, "1": 0}))
+    assert check[:2] == ("/dev/shm", "warning") and check[2].startswith("64 MiB free of 64 MiB")
+    assert examined(small, Requirements(workers=2)) == []
+
+
+@pytest.mark.slow
+def test_no_port_is_free() -> None:
+    narrow = "echo 40000 40001 > /proc/sys/net/ipv4/ip_local_port_range"
+    done = launched(f'{narrow} && set -- "$1" -c "{HOLD}" "$@"')
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "error: ports: none of 2 is free (40000-40001): Address already in use\n  = help: " in done.stderr
+
+
+# Machines with devices, and other installations
+
+
+@pytest.fixture
+def two_gpus(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with two devices of 8 MiB, of which the second one is in use, and a recipe for both."""
+    monkeypatch.setattr("meshctl.engines.checks.device_files.ROOT", here)
+    (here / "dev").mkdir()
+    (here / "dev" / "nvidia0").touch()
+    (here / "dev" / "nvidia1").touch()
+    (here / "recipe.yaml").write_text(RECIPE.replace("device_type: cpu", "device_type: cuda"))
+    rows = "echo '0, H200, 570.1, 1, 14, Default, GPU-a'; echo '1, H200, 570.1, 9, 14, Default, GPU-b'"
+    (here / "nvidia-smi").write_text(f"#!/bin/sh\n{rows}\n")
+    (here / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+    return here
+
+
+def test_groups_that_share_a_device_add_up(two_gpus: Path) -> None:
+    text = RECIPE.replace("}}", "}, held: {ranks: 1, device_type: cuda, colocate: train}}", 1)
+    text = text.replace(": cpu", ": cuda").replace("pipeline:", f"{EXAM}\npipeline:")
+    (two_gpus / "recipe.yaml").write_text(
+        text.replace("run:", "  score: {call: exam.update, in: batch}\nrun:")
+    )
+    found = requirements()
+    alone, both = found.device_bytes["1"], found.device_bytes["0"]
+    assert alone >= PARAMETERS * 4 * 4 // 2 and both >= alone + PARAMETERS * 4 * 4
+    assert list(found.shared_devices) == ["0"] and found.model_bytes == 0
+
+
+def test_memory_of_devices(two_gpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prepare("recipe.yaml", [], Options())[0] == 4
+    error = capsys.readouterr().err
+    taken = "device 1 has 9 MiB of 14 MiB taken, and its models take at least 10 MiB"
+    assert f"error: device memory: 1 of 2 is in use by others, {taken}\n  = help: find the pro" in error
+    if "+cpu" in torch_build.read()["version"]:
+        assert "error: torch on cuda: 2 devices, but torch " in error
+
+
+def test_nvidia_smi_that_fails_is_a_warning(two_gpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (two_gpus / "nvidia-smi").write_text("#!/bin/sh\necho 'Failed to initialize NVML'\nexit 9\n")
+    prepare("recipe.yaml", [], Options())
+    assert "warning: nvidia-smi: OSError: Failed to initialize NVML\n" in capsys.readouterr().err
+
+
+def test_models_that_exceed_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "measure", lambda _: {"available": 2 * GIB})
+    [check] = runner.preflight(Requirements(workers=2, model_bytes=3 * GIB))
+    assert (check.name, check.state) == ("memory", "warning") and "take at least 3.0 GiB" in check.found
+
+
+@pytest.mark.parametrize(("version", "state"), [("", "failure"), ("1.0", "failure"), ("99.0", "warning")])
+def test_versions(monkeypatch: pytest.MonkeyPatch, version: str, state: str) -> None:
+    known = versions.installed_version
+    changed = "hydra-core"
+    monkeypatch.setattr(
+        versions, "installed_version", lambda name: version if name == changed else known(name)
+    )
+    [check] = runner.preflight(Requirements(workers=1))
+    assert (check.name, check.state) == (changed, state) and check.remedy.startswith("pip install")
+
+
+def test_a_topic_that_cannot_be_examined_stops_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> dict[str, Any]:
+        raise RuntimeError("odd")
+
+    broken_topics = {name: replace(topic, quickly=broken) for name, topic in runner.TOPICS.items()}
+    monkeypatch.setattr(runner, "TOPICS", broken_topics)
+    assert runner.preflight(Requirements(workers=1)) == ()
