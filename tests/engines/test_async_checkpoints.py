@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_exactly_once
 from processes import TIMEOUT, alive, wait
 
 from meshctl.run.directory import RunDir
@@ -240,6 +241,17 @@ def test_sigterm_waits_within_the_grace(opens: bool, folder: Path) -> None:
     assert launch.end().returncode == 143
     last = max(event.step or 0 for event in launch.events("step"))
     assert launch.run.saved() == (last if opens else 2) and launch.workers == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_processes_may_die_at_any_moment(folder: Path, seed: int) -> None:
+    options = f"async: true, local_dir: {folder / 'local'}"
+    (folder / "parts.py").write_text(test_exactly_once.PARTS)
+    (folder / "recipe.yaml").write_text(test_exactly_once.RECIPE.replace("keep: 2", f"keep: 2, {options}"))
+    kills = test_exactly_once.generated(seed, 5, 60)
+    assert test_exactly_once.check(folder, 60, kills, seed) >= 4
+    assert list((folder / "local").iterdir()) == []
 
 
 @pytest.fixture
