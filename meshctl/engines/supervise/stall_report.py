@@ -36,6 +36,8 @@ GB = 1e9
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
 _RUNTIME = f"{PACKAGE_DIR}/runtime/"
+_BACKGROUND = f"{_RUNTIME}background.py"
+"""The file that runs a thread beside training, and waits for it."""
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/")
 _OUTER = re.compile(r"\(meshctl/runtime/(call|worker)\.py")
 """A line of py-spy whose frame calls a component."""
@@ -121,11 +123,12 @@ def _state_lines(worker: Worker, state: ProcessState) -> Iterator[str]:
 
 
 def frames_of(state: ProcessState) -> Sequence[str]:
-    """Returns the frames of the main thread that are the user's, innermost first, then the innermost one of a
-    library. If there are none, those of meshctl."""
+    """Returns the frames of the main thread, or of the one for which it waits, that are the user's, innermost
+    first, then the innermost one of a library. If there are none, those of meshctl."""
     if not state.stack:
         return native_frames(state.native)
-    found = [Frame(**match.groupdict()) for line in main_thread(state.stack) if (match := _FRAME.match(line))]
+    lines = _shown_thread(state.stack)
+    found = [Frame(**match.groupdict()) for line in lines if (match := _FRAME.match(line))]
     end = next((number for number, frame in enumerate(found) if frame.file in _CALLER), len(found))
     own = [frame for frame in found[:end] if not frame.file.startswith(_RUNTIME)]
     users = [frame for frame in own if not _LIBRARY.search(frame.file)]
@@ -133,6 +136,16 @@ def frames_of(state: ProcessState) -> Sequence[str]:
         return [str(frame) for frame in own or found[: FRAMES_MAX // 2]]
     inner = [f"(inside, {own[0]})"] if own[0] not in users else []
     return [str(frame) for frame in users[: FRAMES_MAX - 1]] + inner
+
+
+def _shown_thread(stack: str) -> Sequence[str]:
+    """Returns the lines of the main thread. Where that waits for a checkpoint that is written beside
+    training, they are those of the thread that writes it."""
+    main = main_thread(stack)
+    if not any(_BACKGROUND in line for line in main):
+        return main
+    others = (text.splitlines()[1:] for text in stack.partition("Current thread")[0].split("Thread 0x"))
+    return next((lines for lines in others if any(_BACKGROUND in line for line in lines)), main)
 
 
 def native_frames(text: str) -> Sequence[str]:
