@@ -46,8 +46,13 @@ class Actor(Component):
         is_culprit = self.step == 4 and self.rank == 1
         if is_culprit:
             self.hang()
-        if self.how == "torch":
+        if self.how == "torch" or (self.how == "circle" and not (self.rank == 1 and self.step >= 4)):
             dist.all_reduce(torch.ones(1))
+        elif self.how == "circle":
+            pass
+        elif self.how == "slow":
+            time.sleep(0.1 * self.rank)
+            self.collective("dp").all_reduce(torch.ones(4))
         elif not (is_culprit and self.how == "skip"):
             self.collective("dp").all_reduce(torch.ones(4))
         time.sleep(0.01)
@@ -161,11 +166,33 @@ def test_a_skipped_collective_is_named(launch: Launch) -> None:
     assert "the collectives of dp of `actor` (ranks 0, 1) differ in step 4" in run.output
 
 
+def test_a_circle_of_two_groups_is_named(launch: Launch) -> None:
+    run = launch("components.actor.args.how=circle", "run.patience=4")
+    text = run.report()
+    assert "train:0, train:1 and rollout:0 wait for each other" in text
+    assert "train:0 waits for train:1: collective of torch" in text and " in update" in text
+    assert run.end() == 5 and "train:0 failed in stage metrics, step 4" in run.output
+
+
+def test_a_slow_rank_is_named_and_goes_on(launch: Launch) -> None:
+    run = launch("components.actor.args.how=slow", "run.patience=4")
+    run.until(lambda: bool(run.events("warning")), "a warning")
+    text = run.events("warning")[0]["value"]["text"]
+    assert re.fullmatch(
+        r"train:1 is slow: stage metrics takes 1\d\d ms without collectives, and \d+ ms on its peers", text
+    )
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130 and not run.events("stall")
+
+
 def test_a_stopped_worker_is_named_and_killed(launch: Launch) -> None:
     run = launch("run.patience=4")
     pid = run.stop("train:1")
     text = run.report()
-    assert "train:1 is stopped" in text and f"`kill -CONT {pid}` continues it" in text
+    assert (
+        "train:1 is stopped (SIGSTOP) in stage metrics, step" in text
+        and f"`kill -CONT {pid}` continues it" in text
+    )
     assert run.end() == 5 and not alive(pid)
     assert "error: train:1 failed in stage metrics, step" in run.output
 

@@ -90,6 +90,11 @@ class _Group:
     standing: dict[int, Record] = field(default_factory=dict)
     """Rank -> its record, while it stands."""
 
+    @property
+    def callers(self) -> list[int]:
+        """The ranks that stand and have called a collective since their last `step` event."""
+        return [rank for rank, record in self.standing.items() if record.calls]
+
 
 class CollectiveCheck:
     def __init__(self, plan: Plan, resumed_step: int = 0) -> None:
@@ -130,7 +135,7 @@ class CollectiveCheck:
         if group is None or self.found or group.visits.get(rank, _visit(record)) > _visit(record):
             return
         group.standing[rank] = record
-        for other in group.visits.keys() | group.standing.keys():
+        for other in group.visits.keys() | group.standing.keys() if record.calls else group.callers:
             if other != rank:
                 self._compare_standing(name, rank, other)
 
@@ -145,7 +150,7 @@ class CollectiveCheck:
             del group.standing[rank]
         reports = group.reports.setdefault(visit, {})
         reports[rank] = {key: _report(group, rank, key, value) for key, value in collectives.items()}
-        for other in group.standing:
+        for other in group.callers:
             self._compare_standing(name, other, rank)
         if len(reports) == group.workers:
             self._compare_reports(name, visit, group.reports.pop(visit))
@@ -170,7 +175,9 @@ class CollectiveCheck:
         reported = _reported(group, rank, other)
         if reported is not None:
             self._compare_passed(name, rank, record, other, reported, f"rank {other} has ended the step")
-        elif peer is not None and self._counted_in(record) == self._counted_in(peer):
+        elif peer is None or peer.calls == record.calls:
+            return  # as nearly always: they have called the same
+        elif self._counted_in(record) == self._counted_in(peer):
             behind, ahead = sorted(
                 ((record, rank), (peer, other)), key=lambda one: place_of(self._plan, one[0])
             )
