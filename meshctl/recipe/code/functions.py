@@ -26,6 +26,8 @@ class Parameters:
     """The positional parameters with a default."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword-only parameter -> its default, for those whose default is a literal."""
+    keywords: tuple[str, ...] = ()
+    """The names of all keyword-only parameters."""
 
 
 def parameters_of(sources: Sources, function: str) -> Parameters | None:
@@ -52,6 +54,7 @@ def _parameters(definition: ast.stmt) -> Parameters | None:
         tuple(positional[:required]),
         tuple(positional[required:]),
         {one.arg: default.value for one, default in options if isinstance(default, ast.Constant)},
+        tuple(one.arg for one in arguments.kwonlyargs),
     )
 
 
@@ -75,4 +78,5 @@ def _of_partial(sources: Sources, module: Module, value: ast.expr) -> Parameters
         whole,
         required=tuple(name for name in whole.required[len(bound) :] if name not in keywords),
         options={**options, **{str(name): one for name, one in literals.items()}},
+        keywords=tuple(dict.fromkeys((*whole.keywords, *map(str, keywords)))),
     )

@@ -30,6 +30,7 @@ from meshctl.recipe.rules import (
     interpreters,
     joins,
     loss_inputs,
+    loss_options,
     meshes,
     models,
     names,
@@ -49,7 +50,8 @@ SUBJECTS = (
     *(names, groups, devices, interpreters, meshes, models, architectures),
     *(sequence_lengths, device_memory),
     *(components, arguments, choices, extras, tokenizers, vocabularies, data_files),
-    *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, costs, rollouts, loss_inputs),
+    *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, costs, rollouts),
+    *(loss_inputs, loss_options),
 )
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)
 

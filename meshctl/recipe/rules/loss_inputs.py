@@ -21,7 +21,7 @@ from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.model import Stage
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.named_arguments import texts_listed_by
-from meshctl.recipe.rules.rollouts import advantage_of, value_of
+from meshctl.recipe.rules.rollouts import advantage_of, loss_of, value_of
 from meshctl.text.english import listed
 
 REFERENCE = "ref_"
@@ -144,13 +144,10 @@ def _is_given(facts: Facts, component: str, path: KeyPath) -> bool | None:
 def _needed(facts: Facts, component: str, columns: frozenset[str]) -> Iterator[Needed]:
     """Yields what the loss of a component and its advantage need and do not get from `columns`; nothing for a
     loss that is unknown."""
-    declared, code = facts.declares(component).rollout, facts.code_of(component)
-    chosen = value_of(facts, component, declared.loss)
-    if chosen is None or not isinstance(chosen[0], str):
+    declared, chosen = facts.declares(component).rollout, loss_of(facts, component)
+    if chosen is None:
         return
-    loss, span = str(chosen[0]), chosen[1]
-    table = facts.declares(component).choices.get(declared.loss, "")
-    path = entries_in(code, table).get(loss, loss) if table else loss
+    loss, path, span = chosen
     missing = _missing(facts, component, path, declared.loss_options, columns)
     estimated = tuple(name for name in missing if name in declared.estimates)
     if others := tuple(name for name in missing if name not in estimated):

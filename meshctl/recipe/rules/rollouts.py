@@ -129,6 +129,19 @@ def value_of(facts: Facts, component: str, path: KeyPath) -> tuple[object, Span]
     return (defaults[path[-1]], facts.key("components", component)) if path[-1] in defaults else None
 
 
+def loss_of(facts: Facts, component: str) -> tuple[str, str, Span] | None:
+    """Returns name, dotted path and place of the loss of a component; None if it is unknown."""
+    declared = facts.declares(component)
+    chosen, table = (
+        value_of(facts, component, declared.rollout.loss),
+        declared.choices.get(declared.rollout.loss, ""),
+    )
+    if chosen is None or not isinstance(chosen[0], str):
+        return None
+    entries = entries_in(facts.code_of(component), table) if table else {}
+    return chosen[0], entries.get(chosen[0], chosen[0]), chosen[1]
+
+
 def advantage_of(facts: Facts, component: str) -> tuple[str, str, Span] | None:
     """Returns name, dotted path and place of the advantage that a component uses; None if it is unknown."""
     declared, code = facts.declares(component).rollout, facts.code_of(component)

@@ -1,0 +1,93 @@
+"""The rule about the options of a loss and of its advantage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshctl.diagnostics import Diagnostic
+from meshctl.recipe.load import load
+from meshctl.text.english import listed
+
+RECIPE = """
+groups: {{train: {{ranks: 1, device_type: cpu}}}}
+components:
+  chats: {{_target_: meshctl.data.Chat, group: train, args: {{path: rows.jsonl, tokenizer: byte}}}}
+  actor: {{_target_: meshctl.hf.Model, group: train, args: {{model: {{model_type: llama}}, {args}}}}}
+pipeline:
+  batch: {{call: chats.next, samples: 4}}
+  metrics: {{call: actor.update, in: batch}}
+"""
+MINE = """
+from functools import partial
+def own(logprobs, mask, scale, *, weight=1.0, names=()): ...
+bound = partial(own, scale=2.0)
+def free(logprobs, **more): ...
+"""
+
+
+def reported(folder: Path, args: str) -> list[Diagnostic]:
+    (folder / "mine.py").write_text(MINE)
+    (folder / "rows.jsonl").write_text('{"messages": []}\n')
+    (folder / "recipe.yaml").write_text(RECIPE.format(args=args))
+    found = load("recipe.yaml", [], folder, environ={}).report.diagnostics
+    return [one for one in found if one.code == "MC465"]
+
+
+@pytest.mark.parametrize(
+    ("args", "function", "option", "help"),
+    [
+        ("loss: grpo, loss_options: {kll: 0.1}", "loss `grpo`", "kll", "did you mean `kl`?"),
+        ("loss: cross_entropy, loss_options: {kl: 1}", "loss `cross_entropy`", "kl", ""),
+        ("loss: mine.own, loss_options: {wieght: 1}", "loss `mine.own`", "wieght", "did you mean `weight`?"),
+        ("loss: mine.own, loss_options: {scale: 1}", "loss `mine.own`", "scale", ""),
+        ("loss: grpo, advantage_options: {epz: 1}", "advantage `grpo`", "epz", "did you mean `eps`?"),
+        (
+            "loss: grpo, advantage: whitened, advantage_options: {group: 1}",
+            "advantage `whitened`",
+            "group",
+            "",
+        ),
+    ],
+)
+def test_an_unknown_option_is_an_error(
+    tmp_path: Path, args: str, function: str, option: str, help: str
+) -> None:
+    (one,) = reported(tmp_path, args)
+    assert (one.severity, one.message) == ("error", f"{function} of `actor` has no option `{option}`")
+    assert one.help == help if help else one.help.startswith(("available: ", "it has no options"))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "loss: grpo",
+        "loss: dapo, loss_options: {kl: 0.1, clip_high: 0.3}",
+        "loss: mine.own, loss_options: {weight: 2, names: [a]}",
+        "loss: mine.bound, loss_options: {scale: 3.0}",
+        "loss: mine.free, loss_options: {}",
+        "loss: grpo, loss_options: null",
+    ],
+)
+def test_known_options_are_not_reported(tmp_path: Path, args: str) -> None:
+    assert reported(tmp_path, args) == []
+
+
+def test_the_rule_agrees_with_the_losses(tmp_path: Path) -> None:
+    """The rule and `find` reject an option for the same reason."""
+    from meshctl.losses import LossError, advantages, find
+    from meshctl.losses.loss import LOSSES
+
+    for name in LOSSES:
+        (one,) = reported(tmp_path, f"loss: {name}, loss_options: {{nothing: 1}}")
+        with pytest.raises(
+            LossError, match=f"`{name}` has no option `nothing`; its options are (.*)"
+        ) as found:
+            find(name, nothing=1)
+        options = str(found.value).rpartition(" are ")[2]
+        names = [] if options == "none" else options.split(", ")
+        if 0 < len(names) <= 3:
+            assert one.help == f"available: {listed(names)}"
+        assert bool(names) == (one.help != "it has no options")
+    assert advantages.find("grpo", eps=1e-4)
