@@ -147,9 +147,13 @@ def _only_place(section: Section) -> KeyPath:
 
 def _fits(item: Node, type_: Type) -> bool:
     """Whether a value may be of a type. A text or boolean is not, if the type accepts only mappings."""
-    is_mapping_only = isinstance(type_, Named) or (isinstance(type_, Nested) and not type_.shorthand)
     is_value = item.value is None or isinstance(item.value, (str, bool))
-    return not (is_mapping_only and is_value)
+    return not (is_mapping_only(type_) and is_value)
+
+
+def is_mapping_only(type_: Type) -> bool:
+    """Whether every value of a type is a mapping."""
+    return isinstance(type_, Named) or (isinstance(type_, Nested) and not type_.shorthand)
 
 
 def help_without_alternative(section: Section, key: str) -> str:

@@ -29,6 +29,7 @@ from meshctl.recipe.misplaced import (
     Location,
     help_without_alternative,
     invisible_character,
+    is_mapping_only,
     kind_of,
     location_of,
 )
@@ -180,6 +181,8 @@ class _Walk:
             case Named():
                 return self.named(node, path, type_.section)
             case Nested() | Script():
+                if is_mapping_only(type_) and isinstance(node.value, (str, int, float)):
+                    self.wrong.add(path)  # the reader reports it, so references into it are not reported
                 return self.section(node, path, type_.section)
             case Inputs() if node.is_mapping and node.get("from") is None:
                 items = {key: self.section(item, (*path, key), type_.section) for key, item in node.items()}

@@ -190,6 +190,12 @@ CASES = {
         "`run` has no key `program`",
         "it ",
     ),
+    "a word in place of the run, into which a reference points": (
+        "models.yaml",
+        ("run:\n  steps: 100\n  show: [metrics.loss]\n", "run: none\n"),
+        "`run` must be a mapping, not the text `none`",
+        "",
+    ),
     "a key of a program": (
         "programs.yaml",
         ("{module: json.tool}", "{script: train.py}"),

@@ -29,6 +29,7 @@ from meshctl.recipe.rules import (
     home,
     interpreters,
     joins,
+    literal_texts,
     loss_inputs,
     loss_options,
     meshes,
@@ -50,6 +51,7 @@ SUBJECTS = (
     *(names, groups, devices, interpreters, meshes, models, architectures),
     *(sequence_lengths, device_memory),
     *(components, arguments, choices, extras, tokenizers, vocabularies, data_files),
+    literal_texts,
     *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, costs, rollouts),
     *(loss_inputs, loss_options),
 )
