@@ -26,6 +26,7 @@ SHOWN = {
     "best": fields.BEST,
     "stop": fields.STOP,
     "restarts": fields.RESTARTS,
+    "logs": fields.LOGS,
 }
 """Name of a marker in the document -> the section whose keys stand there."""
 WORDS = {

@@ -244,6 +244,8 @@ class Run:
     """Seconds after the launch at which the run ends in order; 0 for no limit."""
     restarts: Restarts | None = field(default=None, metadata=SPARSE)
     """None for a run that ends with its first failure."""
+    log_keep: int = field(default=0, metadata=SPARSE)
+    """The maximum number of bytes of the log of each worker; 0 for no limit."""
     accept: tuple[str, ...] = field(default=(), metadata=SPARSE)
     """The unsound differences from a checkpoint with which a resume goes on."""
 

@@ -216,6 +216,7 @@ def _run(run: recipes.Run, routes: tuple[Route, ...]) -> Run:
         on_nan=cast(Literal["stop", "ignore"], run.on_nan),
         time_limit=run.time_limit,
         restarts=_restarts(run.restarts) if run.restarts else None,
+        log_keep=run.logs.keep if run.logs else 0,
         accept=run.accept,
     )
 

@@ -463,6 +463,13 @@ RESTARTS = Section("restarts", "`run.restarts`", (
         doc="Time in which restarts count, in seconds or as 30m or 2h."),
 ))
 
+LOGS = Section("logs", "`run.logs`", (
+    Field("keep", Bytes(),
+        doc="Bytes of the log of each worker that are kept, the newest, such as 1GiB. Default: all.",
+        aliases="max_size max_bytes maxBytes rotation",
+        related="backup_count"),
+))
+
 CHECKPOINT = Section("checkpoint", "`run.checkpoint`", (
     Field("every", StepsOrTime(),
         doc="Steps between two checkpoints, or a time such as 10m; 0: only at the end."),
@@ -525,6 +532,8 @@ RUN = Section("run", "`run`", (
         aliases="timeout timeout_seconds"),
     Field("log_level", Word(LOG_LEVELS, "a log level", "MC102"), default="warning",
         doc="The least level of Python's log records that workers of components write."),
+    Field("logs", Nested(LOGS, may_be_off=True, example="{keep: 1GiB}"),
+        doc="Bounds the logs of workers; false for no limit."),
     Field("checks", Word(CHECKS, "a set of checks", "MC102"), default="basic",
         doc="Checks while the run goes on: `all` also compares what peers return and log, and all "
             "borrowed memory before and after each call, and names the collectives that differ."),
@@ -588,7 +597,7 @@ RECIPE = Section("recipe", "a recipe", (
 
 SECTIONS = (
     *(PARALLEL, MODEL, GROUP, COMPONENT, CHECKPOINT, RUN, CLUSTER, STOP, BEST),
-    *(RESTARTS, CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE, BLOCK, INNER, REPEAT),
+    *(RESTARTS, LOGS, CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE, BLOCK, INNER, REPEAT),
 )
 """All sections. A misplaced key is assigned to the first section that has the key."""
 PLANNED = {

@@ -263,6 +263,13 @@ class Restarts:
 
 
 @dataclass(frozen=True)
+class Logs:
+    """The limits of the logs of workers."""
+
+    keep: int = 0
+
+
+@dataclass(frozen=True)
 class Run:
     steps: int = 0
     epochs: int = 0
@@ -279,6 +286,7 @@ class Run:
     checks: str = RUN.default("checks")
     time_limit: float = RUN.default("time_limit")
     restarts: Restarts | None = None
+    logs: Logs | None = None
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,9 @@ def _dispatch(value: Mapping[str, Any] | str | None) -> model.DispatchWords | No
 def _run(values: Mapping[str, Any]) -> model.Run:
     stop = values["stop"] and model.Stop(**values["stop"])
     restarts = values["restarts"] and model.Restarts(**values["restarts"])
-    nested = {"checkpoint": _checkpoint(values["checkpoint"]), "stop": stop, "restarts": restarts}
+    logs = values["logs"] and model.Logs(**values["logs"])
+    checkpoint = _checkpoint(values["checkpoint"])
+    nested = {"checkpoint": checkpoint, "stop": stop, "restarts": restarts, "logs": logs}
     return model.Run(**{**values, **nested})
 
 

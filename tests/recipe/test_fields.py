@@ -50,6 +50,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "stop": ("run", "stop"),
     "best": ("run", "checkpoint", "best"),
     "restarts": ("run", "restarts"),
+    "logs": ("run", "logs"),
 }
 TREE = of_plain(
     {
