@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.commands import MAIN, meshctl
 from tests.cli.small_launch import run_of, started, steps
+from tests.log_text import output_of
 
 
 def test_dry_run_shows_everything_and_starts_nothing(folder: Path) -> None:
@@ -114,11 +115,11 @@ def test_a_program_sees_what_the_environment_leaves_of_its_groups_devices(
     done = meshctl(folder, "launch", "programs.yaml")
     assert done.returncode == 0, done.stderr
     expected = {
-        path.stem: (run_of(folder) / "logs" / path).read_text()
+        path.stem: output_of(run_of(folder) / "logs" / path)
         for path in [Path("one/0.log"), Path("one/1.log")]
     }
     assert expected == {"0": "0 GPU-c,GPU-b\n", "1": "1 GPU-c,GPU-b\n"}
-    assert (run_of(folder) / "logs" / "two" / "0.log").read_text() == "0 GPU-a,GPU-b,GPU-c\n"
+    assert output_of(run_of(folder) / "logs" / "two" / "0.log") == "0 GPU-a,GPU-b,GPU-c\n"
 
 
 def test_wrong_usage(folder: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import meshctl
+from tests.log_text import output_of
 
 PARTS = """
 import torch
@@ -87,7 +88,7 @@ def newest(folder: Path) -> Path:
 def logged(run: Path) -> dict[str, list[str]]:
     logs = sorted((run / "logs" / "two").glob("[0-9]*.log"))
     return {
-        log.stem: [line for line in log.read_text().splitlines() if line.startswith("SEEN")] for log in logs
+        log.stem: [line for line in output_of(log).splitlines() if line.startswith("SEEN")] for log in logs
     }
 
 

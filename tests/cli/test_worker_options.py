@@ -14,6 +14,7 @@ import pytest
 from meshctl.run.directory import RunDir
 from tests.cli.commands import MAIN, meshctl
 from tests.cli.small_launch import run_of
+from tests.log_text import output_of
 
 PARTS = """
 import torch
@@ -115,7 +116,7 @@ def test_breakpoint_stops_the_worker_that_is_debugged(here: Path) -> None:
     assert "step 3/3" in terminal.shown and "two:0: in step 2" in terminal.shown
     run = RunDir(run_of(here))
     assert "breakpoint() is skipped: it needs launch --debug two:0" in run.log("two", 0).read_text()
-    assert run.log("two", 1).read_text().startswith("meshctl: the output is on /dev/")
+    assert output_of(run.log("two", 1)).startswith("meshctl: the output is on /dev/")
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from typing import Any
 import meshctl
 from tests.contract.observed import Found
 from tests.contract.pinned import Json
+from tests.log_text import output_of
 from tests.paths import ROOT
 
 PACKAGE = ROOT / "meshctl"
@@ -84,7 +85,7 @@ def variables(found: Found) -> Json:
     """Lists the variables that the source names, and those that a program receives."""
     texts = [path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))]
     named = {name for text in texts for name in re.findall(r"\bMESHCTL_[A-Z_]*[A-Z]\b", text)}
-    received = json.loads((found.runs["SIGINT"].path / "logs" / "script" / "0.log").read_text())
+    received = json.loads(output_of(found.runs["SIGINT"].path / "logs" / "script" / "0.log"))
     return {
         "known to meshctl": sorted(named),
         "received by programs": received["names"],

@@ -16,6 +16,7 @@ import pytest
 from meshctl.cli.load import plan_of
 from meshctl.recipe.load import load
 from tests.command_server import call
+from tests.log_text import output_of
 from tests.recipes.conftest import RECIPES
 
 LAYOUTS = {"dp": (2, 1), "fsdp": (1, 2), "hsdp": (2, 2)}
@@ -127,9 +128,8 @@ def test_supervised_training_learns_and_repeats_itself(tmp_path: Path) -> None:
 
 @pytest.mark.slow_suite
 def test_a_script_runs_under_meshctl_as_under_torchrun(tmp_path: Path) -> None:
-    log = (
-        launch(tmp_path, "program_ddp.yaml", "groups.train.args=[--epochs, 10]") / "logs" / "train" / "0.log"
-    ).read_text()
+    run = launch(tmp_path, "program_ddp.yaml", "groups.train.args=[--epochs, 10]")
+    log = output_of(run / "logs" / "train" / "0.log")
     script = [
         sys.executable,
         "-m",

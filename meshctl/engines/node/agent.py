@@ -49,6 +49,7 @@ from meshctl.engines.node.rendezvous import Meeting, PlannedRendezvous, connect
 from meshctl.engines.node.scratch import scratch_folder
 from meshctl.engines.node.termination import GRACE_S
 from meshctl.engines.node.worker_env import Stores, WorkerEnv
+from meshctl.engines.node.worker_logs import Outputs
 from meshctl.plan.model import Group, Plan, Worker
 from meshctl.run.control_store import StoreClient, StoreLost
 from meshctl.run.directory import RunDir, Start
@@ -84,6 +85,11 @@ class AgentJob:
         """The interpreter of the fork server of the group."""
         return server_python(self.placed, self.start.path)
 
+    @property
+    def logs(self) -> list[Path]:
+        """The logs of the workers of the group on this node, by local rank."""
+        return [self.run.log(self.group, member.rank) for member in self.members]
+
     @cached_property
     def members(self) -> tuple[Worker, ...]:
         """The workers of the group on this node, by local rank."""
@@ -100,7 +106,6 @@ class AgentJob:
             SpawnRequest(
                 member.local_rank,
                 f"{self.group}:{member.rank}",
-                str(self.run.log(self.group, member.rank)),
                 env.variables(member),
                 argv,
                 cwd,
@@ -123,12 +128,13 @@ class GroupAgent(SimpleElasticAgent):
         job: AgentJob,
         requests: Sequence[SpawnRequest],
         server: Client,
+        outputs: Outputs,
         journal: Journal,
         stop: StoreClient | None,
     ) -> None:
         """`stop` is the store in which the head may request a program to end; None for other groups."""
         super().__init__(spec, exit_barrier_timeout=60)
-        self._job, self._requests, self._server = job, requests, server
+        self._job, self._requests, self._server, self._outputs = job, requests, server, outputs
         self._journal, self._stop = journal, stop
         self._starter = _open_process(job.starter)
         self._pids: dict[int, int] = {}
@@ -149,9 +155,10 @@ class GroupAgent(SimpleElasticAgent):
         ]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
-        for member, request in zip(worker_group.workers, self._requests, strict=True):
+        outputs = self._outputs.descriptors
+        for member, request, output in zip(worker_group.workers, self._requests, outputs, strict=True):
             env = {**request.env, **self._torchrun(worker_group, member)}
-            self._server.start(replace(request, env=env))
+            self._server.start(replace(request, env=env), output)
             self._receive(0)  # keeps the socket from filling with answers while requests are sent
         while len(self._pids) < len(self._requests):
             self._receive(1.0)
@@ -227,6 +234,7 @@ class GroupAgent(SimpleElasticAgent):
                     self._journal.write("started", rank=self._job.members[key].rank, pid=pid)
                 case Ended(key, pid, code):
                     self._codes[key] = code
+                    self._outputs.wait_written(key)  # the head reads the log when it knows of the end
                     self._journal.write(
                         "exited",
                         rank=self._job.members[key].rank,
@@ -256,12 +264,12 @@ class GroupAgent(SimpleElasticAgent):
         return Event(f"torchelastic.worker.status.{state}", source=source)
 
 
-def run_agent(job: AgentJob, server: Client) -> int:
+def run_agent(job: AgentJob, server: Client, outputs: Outputs) -> int:
     """Runs an agent from start to end; returns its exit code."""
     _log_to(job.log)
     journal = Journal(job.run.journal(f"agent-{job.group}-{job.node}"), job.group)
     try:
-        agent = _agent(job, server, journal)
+        agent = _agent(job, server, outputs, journal)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, _raise_once)
         return 1 if agent.run().is_failed() else 0
@@ -276,7 +284,7 @@ def run_agent(job: AgentJob, server: Client) -> int:
         server.close()
 
 
-def _agent(job: AgentJob, server: Client, journal: Journal) -> GroupAgent:
+def _agent(job: AgentJob, server: Client, outputs: Outputs, journal: Journal) -> GroupAgent:
     program = job.placed.program
     requests = job.requests(dict(os.environ))
     store = connect(job.stores.torch)
@@ -292,7 +300,7 @@ def _agent(job: AgentJob, server: Client, journal: Journal) -> GroupAgent:
     is_asked = program is not None and not program.service
     prefix = f"run/{job.start.attempt}/"
     stop = StoreClient(job.stores.control, job.stores.token, prefix) if is_asked else None
-    return GroupAgent(spec, job, requests, server, journal, stop)
+    return GroupAgent(spec, job, requests, server, outputs, journal, stop)
 
 
 def _open_process(pid: int) -> int | None:

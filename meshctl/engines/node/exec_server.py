@@ -84,7 +84,7 @@ def _exec_server(
     try:
         forkserver.default_signals()
         termination.die_with(parent, signal.SIGTERM)
-        forkserver.redirect(log)
+        forkserver.redirect_to_file(log)
         process_setup.close_files([control, records])
         for descriptor in (control, records):
             os.set_inheritable(descriptor, True)

@@ -6,8 +6,8 @@ It is a part of the node process. For a group that names another Python interpre
     agent train   --------- + one SOCK_SEQPACKET socket per agent, one JSON object per packet
     agent rollout --------- +
 
-    agent to server    {"start": 1, "name": "train:1", "env": {...}, "log": PATH, "argv": [...] | null,
-                        "cwd": PATH}
+    agent to server    {"start": 1, "name": "train:1", "env": {...}, "argv": [...] | null, "cwd": PATH}
+                       with the descriptor of its stdout and stderr
                        {"signal": 15, "key": 1}
     server to agent    {"started": 1, "pid": 4711}
                        {"ended": 1, "pid": 4711, "code": -9}        0 or more: exit code; negative: signal
@@ -52,8 +52,6 @@ class SpawnRequest:
     """The key of the worker in messages: its local rank."""
     name: str
     """The title that `ps` shows, e.g. "train:1"."""
-    log: str
-    """The file to which its stdout and stderr are appended."""
     env: Mapping[str, str]
     """Variables that are added to the server's environment or replace those in it."""
     argv: Sequence[str] | None = None
@@ -91,8 +89,9 @@ class Client:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
 
-    def start(self, request: SpawnRequest) -> None:
-        self._send(asdict(request))
+    def start(self, request: SpawnRequest, output: int) -> None:
+        """Starts a worker whose stdout and stderr are the descriptor `output`."""
+        self._send(asdict(request), [output])
 
     def signal(self, key: int, number: int) -> None:
         """Requests the server to signal a worker. Only the worker's parent knows that the pid still belongs
@@ -120,9 +119,9 @@ class Client:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         try:
-            self._socket.send(json.dumps(message).encode())
+            socket.send_fds(self._socket, [json.dumps(message).encode()], list(descriptors))
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ServerGone("the fork server is gone") from error
 
@@ -194,10 +193,10 @@ class ForkServer:
 
     def _read_request(self, agent: socket.socket) -> None:
         """Serves a request, unless the agent has died since it sent the request."""
-        packet = b""
+        packet, outputs = b"", list[int]()
         if not _is_hung_up(agent):
             with suppress(ConnectionResetError):
-                packet = agent.recv(PACKET_BYTES_MAX)
+                packet, outputs, _, _ = socket.recv_fds(agent, PACKET_BYTES_MAX, 1)
         if not packet:
             self._agents.remove(agent)
             self._signal(agent, None, signal.SIGKILL)
@@ -207,7 +206,8 @@ class ForkServer:
         if "signal" in message:
             self._signal(agent, message["key"], message["signal"])
         else:
-            self._start(agent, SpawnRequest(**message))
+            self._start(agent, SpawnRequest(**message), outputs[0])
+            os.close(outputs[0])
 
     def _signal(self, agent: socket.socket, key: int | None, number: int) -> None:
         for pid, child in self._children.items():
@@ -215,23 +215,22 @@ class ForkServer:
                 with suppress(PermissionError):  # the worker has changed its user
                     os.kill(pid, number)
 
-    def _start(self, agent: socket.socket, request: SpawnRequest) -> None:
+    def _start(self, agent: socket.socket, request: SpawnRequest, output: int) -> None:
         server = os.getpid()
         try:
             with blocked_signals():
                 pid = os.fork()
                 if not pid:
-                    _become(request, self._worker, server, self._records)
+                    _become(request, output, self._worker, server, self._records)
         except OSError as error:
-            self._refuse(agent, request, error)
+            os.write(output, f"meshctl: {request.name} could not be started: {error}\n".encode())
+            self._refuse(agent, request)
         else:
             self._children[pid] = _Child(agent, request.start, request.record)
             self._send(agent, {"started": request.start, "pid": pid})
 
-    def _refuse(self, agent: socket.socket, request: SpawnRequest, error: OSError) -> None:
+    def _refuse(self, agent: socket.socket, request: SpawnRequest) -> None:
         """Reports a worker that could not be forked, for lack of memory or of pids, as ended."""
-        with open(request.log, "a", encoding="utf-8") as log:
-            log.write(f"meshctl: {request.name} could not be started: {error}\n")
         self._send(agent, {"started": request.start, "pid": 0})
         self._send(agent, {"ended": request.start, "pid": 0, "code": 127})
 
@@ -297,14 +296,14 @@ def leave(code: int) -> NoReturn:
 # The worker
 
 
-def _become(request: SpawnRequest, worker: WorkerMain, server: int, records: int) -> NoReturn:
+def _become(request: SpawnRequest, output: int, worker: WorkerMain, server: int, records: int) -> NoReturn:
     """Turns a forked copy of the server into the requested worker. Never returns."""
     code = 70
     try:
         os.setsid()  # a Ctrl-C in the terminal does not reach a session of its own
         default_signals()
         termination.die_with(server, signal.SIGKILL)
-        redirect(request.log, request.terminal)
+        redirect(output, request.terminal)
         has_record = request.record >= 0
         process_setup.close_files([records] if has_record else [])
         process_setup.set_title(request.name)
@@ -339,11 +338,15 @@ def default_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def redirect(log: str, terminal: str = "") -> None:
-    """Appends stdout and stderr to the file `log`, and makes stdin empty. With a `terminal`, all three
+def redirect_to_file(log: str) -> None:
+    """Appends stdout and stderr to the file `log`, and makes stdin empty."""
+    redirect(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644))
+
+
+def redirect(target: int, terminal: str = "") -> None:
+    """Makes the descriptor `target` stdout and stderr, and makes stdin empty. With a `terminal`, all three
     streams are the terminal."""
     source = os.open(os.devnull, os.O_RDONLY)
-    target = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     if terminal:
         os.write(target, f"meshctl: the output is on {terminal}\n".encode())
         source = target = os.open(terminal, os.O_RDWR | os.O_NOCTTY)

@@ -90,7 +90,7 @@ def _become(wanted: Sequence[Download], writer: int, parent: int, log: str) -> N
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         termination.die_with(parent, signal.SIGKILL)
         process_setup.set_title(TITLE)
-        forkserver.redirect(log)
+        forkserver.redirect_to_file(log)
         process_setup.close_files([writer])
 
         code = _download_here(wanted, sys.executable, writer)

@@ -5,6 +5,7 @@
                                  agent per group, forked for each attempt
                                  worker ...          forked for the agents, see `forkserver`
                                  fork server ...     one for each other interpreter, kept across attempts
+                                 log process         writes the output of all workers, see `log_pump`
 
 It connects to the head and waits. For each attempt the head sends the plan and the addresses of its stores.
 The node process downloads the models of the hub that its cache lacks (`hub_download`), and starts the fork
@@ -41,6 +42,7 @@ from meshctl.engines.node.progress import POLL_S, Records
 from meshctl.engines.node.scratch import make_scratch, remove_scratch
 from meshctl.engines.node.stacks import StackRequests
 from meshctl.engines.node.worker_env import Stores
+from meshctl.engines.node.worker_logs import Outputs, WorkerLogs
 from meshctl.plan.model import Plan
 from meshctl.run.connection import Connection, Message, ProtocolError
 from meshctl.run.directory import RunDir, Start
@@ -78,6 +80,7 @@ class NodeProcess:
         self._job, self._connection, self._lease_s, self._wakeup = job, connection, lease_s, wakeup
         self._records, self._stacks = Records(), StackRequests()
         self._server = ForkServer(job.worker, self._records.descriptor)
+        self._logs = WorkerLogs()
         self._others: dict[str, ExecServer] = {}
         """Interpreter -> its fork server."""
         self._attempt: _Attempt | None = None
@@ -98,6 +101,7 @@ class NodeProcess:
             waiting: list[Any] = [
                 self._wakeup,
                 self._connection,
+                self._logs,
                 *self._server.files(),
                 *self._others.values(),
                 *([self._download] if self._download and self._download.is_open else []),
@@ -116,10 +120,15 @@ class NodeProcess:
             if self._download and self._download in ready:
                 self._report_download(self._download)
             self._reap()
+            if self._logs in ready:
+                self._report_logs()
+            self._logs.keep_alive(time.monotonic())
             if self._connection in ready:
                 self._receive()
             self._report_progress()
             self._end_attempt()
+        termination.kill_children(spare=[self._logs.pid])
+        self._logs.close()
         termination.kill_children()
         remove_scratch(self._job.token, self._job.node)
         return self._code if self._is_leaving else FAILED
@@ -226,14 +235,17 @@ class NodeProcess:
 
     def _fork_agent(self, job: AgentJob) -> None:
         job.run.log(job.group, 0).parent.mkdir(parents=True, exist_ok=True)
+        outputs = self._logs.open(job.logs, job.plan.run.log_keep)
         ours, theirs = agent_sockets()
         parent = os.getpid()
         forkserver.flush()
         with forkserver.blocked_signals():
             pid = os.fork()
             if not pid:
-                _become_agent(job, Client(theirs), parent, [*self._job.keep, theirs.fileno()])
+                keep = [*self._job.keep, theirs.fileno(), *outputs.descriptors]
+                _become_agent(job, Client(theirs), outputs, parent, keep)
         theirs.close()
+        outputs.close()
         assert self._attempt is not None
         self._attempt.agents[pid] = job.group
         if job.python == sys.executable:
@@ -267,7 +279,8 @@ class NodeProcess:
     def _kill_leftovers(self) -> None:
         """Kills all workers and orphans: every child except agents and fork servers."""
         agents = self._attempt.agents if self._attempt else {}
-        termination.kill_children(spare=[*agents, *(server.pid for server in self._others.values())])
+        servers = [server.pid for server in self._others.values()]
+        termination.kill_children(spare=[self._logs.pid, *agents, *servers])
 
     def _reap(self) -> None:
         for pid, code in self._server.reap():
@@ -276,6 +289,9 @@ class NodeProcess:
                 self._report("exited", group=group, pid=pid, code=code)
             elif self._download and pid == self._download.pid:
                 self._end_download(self._download, code)
+            elif pid == self._logs.pid:
+                self._logs.has_ended = True
+                print(f"meshctl: the process that writes logs ended: {termination.name_of(code)}")
             elif python := next((path for path, server in self._others.items() if server.pid == pid), ""):
                 self._others.pop(python).close()
                 log = str(fork_log(self._job.run, self._job.node))
@@ -288,6 +304,8 @@ class NodeProcess:
         is_started = self._attempt and not self._attempt.waiting and not self._download
         if self._attempt and is_started and not self._attempt.agents and is_idle:
             self._kill_leftovers()
+            self._logs.end_attempt()
+            self._report_logs()
             self._report("ended")
             self._attempt = None
             self._records.end()
@@ -304,6 +322,10 @@ class NodeProcess:
         self._report_stopped(time.monotonic())
         if found := self._stacks.poll(time.monotonic()):
             self._report("stacks", workers=found)
+
+    def _report_logs(self) -> None:
+        for path, reason in self._logs.receive():
+            self._report("log_problem", path=path, reason=reason)
 
     def _report_stopped(self, now: float) -> None:
         if now - self._looked < POLL_S:
@@ -325,7 +347,9 @@ class NodeProcess:
             self._connection.send({"type": kind, "attempt": self._attempt.number, **values})
 
 
-def _become_agent(job: AgentJob, client: Client, parent: int, keep: Sequence[int]) -> NoReturn:
+def _become_agent(
+    job: AgentJob, client: Client, outputs: Outputs, parent: int, keep: Sequence[int]
+) -> NoReturn:
     """Turns a forked copy of the node process into an agent. Never returns."""
     code = 70
     try:
@@ -334,9 +358,9 @@ def _become_agent(job: AgentJob, client: Client, parent: int, keep: Sequence[int
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         termination.die_with(parent, signal.SIGKILL)
         process_setup.set_title(f"mesh {job.group}/{job.node}")
-        forkserver.redirect(str(job.log))
+        forkserver.redirect_to_file(str(job.log))
         process_setup.close_files(keep)
-        code = run_agent(job, client)
+        code = run_agent(job, client, outputs)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -384,7 +408,7 @@ def fork(job: NodeJob) -> int:
         os.setsid()
         forkserver.default_signals()
         termination.die_with(parent, signal.SIGTERM)
-        forkserver.redirect(str(log))
+        forkserver.redirect_to_file(str(log))
         process_setup.close_files(job.keep)
         code = serve(job)
     except BaseException:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import linecache
 import math
-import os
 import re
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,6 +32,7 @@ from meshctl.engines.node.termination import name_of
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
+from meshctl.run.log_files import read_tail, without_stamps
 from meshctl.run.progress import Activity, Record
 from meshctl.text.bounded import MAX_LINE, MAX_TEXT, bounded, plain
 
@@ -323,11 +323,8 @@ def _hint(code: int, position: Position) -> str:
 def last_words(log: str) -> tuple[str, str]:
     """Returns the last traceback or faulthandler stack of a log as (last line, text); both are empty if there
     is none."""
-    if not os.path.isfile(log):
-        return "", ""
-    with open(log, "rb") as file:
-        file.seek(max(0, os.path.getsize(log) - TAIL_BYTES))
-        text = _MARK.sub("", file.read().decode(errors="replace")).rstrip()
+    tail = read_tail(Path(log), TAIL_BYTES).decode(errors="replace")
+    text = _MARK.sub("", without_stamps(tail)).rstrip()
     text = text[max(text.rfind(ATTEMPT), 0) :]
     start = max(text.rfind("Traceback (most recent call last):"), text.rfind("Fatal Python error:"))
     if start < 0:

@@ -50,6 +50,7 @@ from meshctl.engines.supervise.judge import Judge
 from meshctl.engines.supervise.nodes import (
     AgentExited,
     Downloads,
+    LogProblem,
     NodeLost,
     Nodes,
     NodeUnfit,
@@ -231,6 +232,8 @@ class Head:
                         self._causes.place(group, rank, position_of(self._plan, record))
                     self._progress.receive(report)
                     self._check_collectives()
+                case LogProblem(path, reason):
+                    self._session.files.on_log_problem(path, reason)
                 case Stacks() | Stopped():
                     self._progress.receive(report)
 

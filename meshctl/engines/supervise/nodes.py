@@ -94,6 +94,14 @@ class Downloads:
 
 
 @dataclass(frozen=True)
+class LogProblem:
+    """The log of a worker cannot be written."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class NodeUnfit:
     """A node lacks something that a worker needs, and has started none."""
 
@@ -101,7 +109,9 @@ class NodeUnfit:
     reason: str
 
 
-Report = AgentExited | ServerExited | NodeLost | Standing | Stacks | Stopped | Downloads | NodeUnfit
+Report = (
+    AgentExited | ServerExited | NodeLost | Standing | Stacks | Stopped | Downloads | NodeUnfit | LogProblem
+)
 
 
 @dataclass
@@ -303,6 +313,8 @@ class Nodes:
             case "download":
                 received, total = int(message["received"]), int(message["total"])
                 return [Downloads(number, str(message["name"]), received, total)]
+            case "log_problem":
+                return [LogProblem(str(message["path"]), str(message["reason"]))]
             case "unfit":
                 return [NodeUnfit(number, str(message["error"]))]
             case "progress":

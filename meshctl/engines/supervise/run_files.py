@@ -40,12 +40,19 @@ class RunFiles:
         was_deleted = _identity(self._run.path) != self._folder
         return f"the run directory {self._run.path} was deleted" if was_deleted else ""
 
+    def on_log_problem(self, path: str, reason: str) -> None:
+        """Warns that the log of a worker cannot be written, unless the disk of all files is full."""
+        self._warn_if_full()
+        if not self._is_full:
+            self._warn(f"{path} cannot be written: {reason}; output is lost until it can")
+
     def _warn_if_full(self) -> None:
         """Warns once each time that the disk becomes full."""
         with suppress(OSError):
             is_full = os.statvfs(self._run.path).f_bavail == 0
             if is_full and not self._is_full:
-                self._warn(f"the disk of {self._run.path} is full; events wait until there is space")
+                disk = f"the disk of {self._run.path} is full"
+                self._warn(f"{disk}: events wait until there is space, and output of workers is lost")
             self._is_full = is_full
 
     def explain(self, cause: Cause | None) -> Cause | None:

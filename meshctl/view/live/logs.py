@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from meshctl.run.log_files import older, without_stamps
 from meshctl.text.bounded import ESCAPE
 from meshctl.view.pictures.text.styled import visible
 
@@ -22,20 +23,44 @@ class LogTail:
         self.path = path
         self.has_skipped = False
         """Whether the file has grown faster than it was read, so that lines are missing."""
-        self._offset = self._size() if from_end else 0
+        found = _stat(path) if from_end else None
+        self._offset = found.st_size if found else 0
+        self._inode = found.st_ino if found else 0
+        """The inode of the file that was read last. It changes when a bounded log begins a new file."""
 
     def new_lines(self, max_bytes: int, *, is_complete: bool = False) -> list[str]:
-        """Returns the complete lines that were written since the last call, without empty lines.
+        """Returns the complete lines that were written since the last call, without empty lines and stamps.
 
         If more than `max_bytes` were written, the result is the newest lines, and older lines are skipped.
         With `is_complete`, it is the oldest lines, and the next call continues after them.
         """
-        size = self._size()
+        found = _stat(self.path)
+        if found is None:
+            return []
+        rest = list[str]()
+        if self._inode not in (0, found.st_ino):
+            rest = self._rest_of_older(max_bytes, is_complete)
+            if is_complete and rest:
+                return rest
+            self._offset = 0
+        self._inode = found.st_ino
+        return rest + self._read(self.path, found.st_size, max_bytes, is_complete)
+
+    def _rest_of_older(self, max_bytes: int, is_complete: bool) -> list[str]:
+        """Returns new lines of the file that was read last and is now the older half of the log."""
+        path = older(self.path)
+        found = _stat(path)
+        if found is None or found.st_ino != self._inode:
+            self.has_skipped = True
+            return []
+        return self._read(path, found.st_size, max_bytes, is_complete)
+
+    def _read(self, path: Path, size: int, max_bytes: int, is_complete: bool) -> list[str]:
         if size <= self._offset:
             return []
         start = self._offset if is_complete else max(self._offset, size - max_bytes)
         try:
-            with self.path.open("rb") as file:
+            with path.open("rb") as file:
                 file.seek(start)
                 text = file.read(min(size - start, max_bytes))
         except OSError:
@@ -45,15 +70,15 @@ class LogTail:
             return []
         self.has_skipped |= start > self._offset
         self._offset = start + len(whole or text)
-        return [
-            line for line in (whole or text).decode("utf-8", errors="replace").split("\n") if line.strip()
-        ]
+        lines = without_stamps((whole or text).decode("utf-8", errors="replace")).split("\n")
+        return [line for line in lines if line.strip()]
 
-    def _size(self) -> int:
-        try:
-            return os.stat(self.path).st_size
-        except OSError:
-            return 0
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
 
 
 def printable(line: str, max_letters: int = MAX_LINE_LETTERS) -> str:

@@ -12,6 +12,7 @@ import pytest
 from processes import Launch, Launched, alive, family, plan_of, wait
 
 from meshctl.plan.model import Cluster, Program
+from tests.log_text import output_of
 
 SCRIPT = """
 import json, os, sys, time
@@ -62,7 +63,7 @@ def test_two_programs_at_once_each_with_its_own_world(launch: Launch, tmp_path: 
             assert expected.items() <= environ.items()
             assert environ["OMP_NUM_THREADS"] == "1"
             assert cwd == (str(tmp_path / "below") if word == "right" else os.getcwd())
-            assert run.run.log(word, rank).read_text() == "speaks\n"
+            assert output_of(run.run.log(word, rank)) == "speaks\n"
     assert event_of(run, "left", 0)[1]["MASTER_PORT"] != event_of(run, "right", 0)[1]["MASTER_PORT"]
 
 

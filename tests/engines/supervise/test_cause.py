@@ -241,6 +241,17 @@ def test_a_script_that_lost_a_peer_is_a_victim(tmp_path: Path) -> None:
     assert cause.priority == Priority.LOST
 
 
+def test_last_words_have_no_times_and_may_be_in_two_files(tmp_path: Path) -> None:
+    log, mark = tmp_path / "0.log", "2026-11-23T13:14:15.123Z "
+    log.with_name("0.log.1").write_text(
+        f"{mark}Traceback (most recent call last):\n{mark}  File 'x', line 1\n"
+    )
+    log.write_text(f"{mark}==== meshctl: earlier lines are in 0.log.1 ====\n{mark}ValueError: boom\n")
+    last, text = last_words(str(log))
+    assert text.startswith("Traceback (most recent call last):\n  File 'x', line 1\n")
+    assert last.endswith("boom")
+
+
 def test_an_earlier_attempts_last_words_are_not_quoted(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(SCRIPT.format("ValueError: old") + f"{ATTEMPT}2 ====\nall is well\n")

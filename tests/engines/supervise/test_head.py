@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from processes import Launch, Launched, alive, family, plan_of, wait
 
+from tests.log_text import output_of
+
 
 def test_a_run_from_start_to_finish(launch: Launch, tmp_path: Path) -> None:
     run = launch(plan_of(tmp_path, ("one", 2), ("two", 1)))
@@ -17,7 +19,7 @@ def test_a_run_from_start_to_finish(launch: Launch, tmp_path: Path) -> None:
         event.value["code"] for event in run.events("exited")
     } == {0}
     assert [json.loads(line)["step"] for line in run.run.metrics.read_text().splitlines()] == [1, 2, 3]
-    assert run.run.log("one", 1).read_text() == "one:1 is ready\n"
+    assert output_of(run.run.log("one", 1)) == "one:1 is ready\n"
     assert {event.value["threads"] for event in run.events("ready")} == {1}
     assert [event.step for event in run.events("checkpoint")] == [1, 2, 3]
     assert run.run.latest.readlink() == Path("step-3")

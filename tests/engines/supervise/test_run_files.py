@@ -57,4 +57,5 @@ def test_a_disk_that_becomes_full_is_a_warning(run: RunDir, monkeypatch: pytest.
     while free:
         clock.now += POLL_S
         assert not files.poll()
-    assert warnings == [f"the disk of {run.path} is full; events wait until there is space"] * 2
+    disk = f"the disk of {run.path} is full"
+    assert warnings == [f"{disk}: events wait until there is space, and output of workers is lost"] * 2

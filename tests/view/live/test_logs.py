@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshctl.run.directory import RunDir
+from meshctl.run.log_files import LogFile
 from meshctl.view.live.logs import MAX_LINE_LETTERS, LogTail, printable
 
 MAX = 1 << 10
@@ -73,3 +74,22 @@ def test_a_complete_tail_skips_nothing(run: RunDir) -> None:
 )
 def test_a_line_as_a_terminal_may_show_it(line: str, shown: str) -> None:
     assert printable(line) == shown
+
+
+def test_the_times_of_lines_are_not_shown(run: RunDir) -> None:
+    tail = LogTail(log(run, "train", 0, "2026-11-23T13:14:15.123Z one\n2026-11-23T13:14:15.124Z \nbare\n"))
+    assert tail.new_lines(MAX) == ["one", "bare"]
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_a_bounded_log_is_read_across_its_files(run: RunDir, is_complete: bool) -> None:
+    path = run.log("train", 0)
+    path.parent.mkdir(parents=True)
+    file, tail, read = LogFile(path, 1000), LogTail(path), list[str]()
+    for number in range(100):
+        file.write(b"line %d\n" % number)
+        if number % 7 == 0:
+            while lines := tail.new_lines(MAX, is_complete=is_complete):
+                read += lines
+    assert [line for line in read if "====" not in line] == [f"line {number}" for number in range(99)]
+    assert not tail.has_skipped

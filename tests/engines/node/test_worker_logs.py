@@ -1,0 +1,107 @@
+"""The process that writes logs: no line of a worker is lost, whatever dies, and no worker fails or blocks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import wait
+
+from meshctl.engines.node import log_pump, stacks
+from meshctl.engines.node.worker_logs import LOOK_S, WorkerLogs
+from tests.log_text import output_of
+
+SPEAKS = "import os\nfor number in range({count}): os.write(1, b'%d\\n' % number)\n"
+
+
+@pytest.fixture
+def logs() -> Iterator[WorkerLogs]:
+    logs = WorkerLogs()
+    yield logs
+    logs.close()
+    assert not os.path.exists(f"/proc/{logs.pid}")
+
+
+def numbers(count: int) -> str:
+    return "".join(f"{number}\n" for number in range(count))
+
+
+def speaker(output: int, count: int, then: str = "") -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-S", "-c", SPEAKS.format(count=count) + then], stdout=output)
+
+
+def test_the_output_of_a_killed_worker_is_in_its_log(logs: WorkerLogs, tmp_path: Path) -> None:
+    outputs = logs.open([tmp_path / "0.log", tmp_path / "1.log"], 0)
+    os.write(outputs.descriptors[1], b"half a line")
+    worker = speaker(outputs.descriptors[0], 5000, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert worker.wait() == -signal.SIGKILL
+    outputs.wait_written(0)
+    outputs.wait_written(1)
+    assert output_of(tmp_path / "0.log") == numbers(5000)
+    assert output_of(tmp_path / "1.log") == "half a line"
+    outputs.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_workers_go_on_when_the_process_ends_or_stops(
+    logs: WorkerLogs, tmp_path: Path, number: signal.Signals
+) -> None:
+    """More is written than a pipe takes, so the worker waits for the process that is started in its place."""
+    outputs = logs.open([tmp_path / "0.log"], 0)
+    os.write(outputs.descriptors[0], b"before\n")
+    outputs.wait_written(0)
+    os.kill(logs.pid, number)
+    if number == signal.SIGSTOP:
+        wait(lambda: stacks.is_stopped(logs.pid), "a stopped process")
+        logs.keep_alive(time.monotonic() + LOOK_S)
+    os.waitpid(logs.pid, 0)
+    worker = speaker(outputs.descriptors[0], 100_000)
+    logs.has_ended = True
+    logs.keep_alive(time.monotonic() + 3 * LOOK_S)
+    assert worker.wait() == 0
+    outputs.wait_written(0)
+    assert output_of(tmp_path / "0.log") == "before\n" + numbers(100_000)
+    outputs.close()
+
+
+def test_output_is_written_after_the_node_process_has_died(tmp_path: Path) -> None:
+    logs = WorkerLogs()
+    outputs = logs.open([tmp_path / "0.log"], 0)
+    os.write(outputs.descriptors[0], b"last words\n")
+    outputs.close()
+    logs.close()
+    assert output_of(tmp_path / "0.log") == "last words\n"
+
+
+def test_each_reason_is_reported_once(logs: WorkerLogs, tmp_path: Path) -> None:
+    paths = [tmp_path / "none" / f"{rank}.log" for rank in range(3)]
+    outputs = logs.open(paths, 0)
+    for descriptor in outputs.descriptors:
+        os.write(descriptor, b"lost\n")
+    for worker in range(3):
+        outputs.wait_written(worker)
+    assert logs.receive() == [(str(paths[0]), "No such file or directory")]
+    outputs.close()
+
+
+def test_a_bound_holds_in_the_next_attempt_too(logs: WorkerLogs, tmp_path: Path) -> None:
+    log = tmp_path / "0.log"
+    for _ in range(2):
+        outputs = logs.open([log], 10_000)
+        worker = speaker(outputs.descriptors[0], 2000)
+        assert worker.wait() == 0
+        outputs.close()
+        logs.end_attempt()
+        assert output_of(log).endswith("\n1999\n")
+        assert {file.name for file in tmp_path.iterdir()} == {"0.log", "0.log.1"}
+        assert all(file.stat().st_size <= 5_000 for file in tmp_path.iterdir())
+
+
+def test_the_process_has_a_title(logs: WorkerLogs) -> None:
+    wait(lambda: Path(f"/proc/{logs.pid}/comm").read_text().strip() == log_pump.TITLE, "its title")
