@@ -17,7 +17,7 @@ from meshctl.engines.node import log_pump, stacks
 from meshctl.engines.node.worker_logs import LOOK_S, WorkerLogs
 from tests.log_text import output_of
 
-SPEAKS = "import os\nfor number in range({count}): os.write(1, b'%d\\n' % number)\n"
+PRINTS = "import os\nfor number in range({count}): os.write(1, b'%d\\n' % number)\n"
 
 
 @pytest.fixture
@@ -32,14 +32,16 @@ def numbers(count: int) -> str:
     return "".join(f"{number}\n" for number in range(count))
 
 
-def speaker(output: int, count: int, then: str = "") -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-S", "-c", SPEAKS.format(count=count) + then], stdout=output)
+def child_that_prints(output: int, count: int, then: str = "") -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-S", "-c", PRINTS.format(count=count) + then], stdout=output)
 
 
 def test_the_output_of_a_killed_worker_is_in_its_log(logs: WorkerLogs, tmp_path: Path) -> None:
     outputs = logs.open([tmp_path / "0.log", tmp_path / "1.log"], 0)
     os.write(outputs.descriptors[1], b"half a line")
-    worker = speaker(outputs.descriptors[0], 5000, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    worker = child_that_prints(
+        outputs.descriptors[0], 5000, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    )
     assert worker.wait() == -signal.SIGKILL
     outputs.wait_written(0)
     outputs.wait_written(1)
@@ -61,7 +63,7 @@ def test_workers_go_on_when_the_process_ends_or_stops(
         wait(lambda: stacks.is_stopped(logs.pid), "a stopped process")
         logs.keep_alive(time.monotonic() + LOOK_S)
     os.waitpid(logs.pid, 0)
-    worker = speaker(outputs.descriptors[0], 100_000)
+    worker = child_that_prints(outputs.descriptors[0], 100_000)
     logs.has_ended = True
     logs.keep_alive(time.monotonic() + 3 * LOOK_S)
     assert worker.wait() == 0
@@ -94,7 +96,7 @@ def test_a_bound_holds_in_the_next_attempt_too(logs: WorkerLogs, tmp_path: Path)
     log = tmp_path / "0.log"
     for _ in range(2):
         outputs = logs.open([log], 10_000)
-        worker = speaker(outputs.descriptors[0], 2000)
+        worker = child_that_prints(outputs.descriptors[0], 2000)
         assert worker.wait() == 0
         outputs.close()
         logs.end_attempt()
