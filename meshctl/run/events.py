@@ -70,6 +70,8 @@ from meshctl.run.event_files import EventFiles, event_files, newest_segment, seg
 
 SEGMENT_BYTES = 1 << 20
 """Size of a worker's event file after which its events are continued in another file."""
+BLOCK_BYTES = 1 << 18
+"""Bytes that are read at a time."""
 LISTING_S = 1.0
 """Maximum number of seconds between two listings of the event files."""
 MAX_UNWRITTEN = 4 << 20
@@ -407,9 +409,9 @@ class Follower:
         names = process.names_from(self._tails[process.who].segment if process.who in self._tails else -1)
         tail = self._tails.setdefault(process.who, _Tail())
         for number, name in names:
-            path = self._folder / name
-            if str(path) != tail.path:
-                tail.path, tail.position = str(path), 0
+            path = f"{self._folder}/{name}"
+            if path != tail.path:
+                tail.path, tail.position = path, 0
             tail.segment = number
             for line in lines_of(path, tail.position):
                 tail.position += len(line)
@@ -417,7 +419,7 @@ class Follower:
                     yield event
 
 
-def _size_of(path: str) -> int:
+def _size_of(path: Path | str) -> int:
     try:
         return os.stat(path).st_size
     except FileNotFoundError:
@@ -429,16 +431,23 @@ def events_of(path: Path) -> Iterator[Event]:
     return filter(None, map(parsed, lines_of(path)))
 
 
-def lines_of(path: Path, position: int = 0) -> Iterator[bytes]:
+def lines_of(path: Path | str, position: int = 0) -> Iterator[bytes]:
     """Yields the whole lines of a file from a position to its present end; none if the file was deleted."""
-    end = _size_of(str(path))
+    end, rest = _size_of(path), b""
     if position >= end:
         return
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        file.seek(position)
-        while position < end and (line := file.readline()).endswith(b"\n"):
-            position += len(line)
-            yield line
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        while position < end and (block := os.pread(file, min(BLOCK_BYTES, end - position), position)):
+            position += len(block)
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                yield line + b"\n"
+    finally:
+        os.close(file)
 
 
 _STEP = re.compile(rb'{"name":"(?:metric|step)","group":"[^"]*","rank":\d+,"step":(\d+),')

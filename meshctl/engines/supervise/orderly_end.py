@@ -10,6 +10,7 @@ ending.reason(judge.stop)               # why the run ended, once it has
 from __future__ import annotations
 
 import math
+import time
 
 from meshctl.engines.engine import STOP_KEY
 from meshctl.plan.model import Plan
@@ -17,6 +18,10 @@ from meshctl.run.bounds import end_of_data
 from meshctl.run.control_store import StoreClient
 from meshctl.run.events import Event, Journal
 from meshctl.run.shutdown import PREFIX, Proposer, StopRequest
+
+
+ASK_S = 0.1
+"""Seconds between two looks at requests of workers, each of which is an exchange with the store."""
 
 
 class OrderlyEnd:
@@ -28,6 +33,7 @@ class OrderlyEnd:
         self._has_workers = bool(ranks)
         """Programs take no part in the agreement: they read the request from the store."""
         self.is_asked = False
+        self._asks_at = 0.0
         self._planned: int | None = None
         """The planned last step, where there is one."""
         self._agreed: int | None = None
@@ -72,8 +78,10 @@ class OrderlyEnd:
         """Passes on the requests of workers, and notes the agreed last step."""
         if not self._has_workers:
             return
-        while asked := self._proposer.asked():
-            self.stop(asked)
+        if (now := time.monotonic()) >= self._asks_at:
+            self._asks_at = now + ASK_S
+            while asked := self._proposer.asked():
+                self.stop(asked)
         self._agreed = self._proposer.poll()
 
     def reason(self, metric: str) -> str:
