@@ -19,7 +19,6 @@ from meshctl.run.control_store import StoreClient
 from meshctl.run.events import Event, Journal
 from meshctl.run.shutdown import PREFIX, Proposer, StopRequest
 
-
 ASK_S = 0.1
 """Seconds between two looks at requests of workers, each of which is an exchange with the store."""
 
