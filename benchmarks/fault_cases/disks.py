@@ -99,8 +99,10 @@ def full_for_checkpoints(place: Place) -> Measured:
     """A checkpoint that does not fit is a warning with its path, and the run goes on. Without the last one,
     it has failed."""
     with small_disk(place.folder / "runs", 24) as disk:
-        run = place.launch("components.learner.args.mebibytes=4", "run.checkpoint.every=5")
-        run.until(lambda: bool(warnings_of(run)), "a warning", 60.0)
+        run = place.launch(
+            "components.learner.args.mebibytes=4", "run.checkpoint.every=5", "+run.checkpoint.keep=100"
+        )
+        run.until(lambda: bool(warnings_of(run)), "a warning")
         step = max(event["step"] for event in run.events("step"))
         run.wait_for_step(step + 10)
         run.process.send_signal(signal.SIGTERM)

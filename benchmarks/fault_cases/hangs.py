@@ -58,9 +58,7 @@ def hangs_in_setup(place: Place) -> Measured:
 def skipped_collective(place: Place) -> Measured:
     run = place.launch(fault="two:1 5 skip")
     run.wait_for("two:1", "5")
-    return place.died(
-        run, time.monotonic(), "the collectives of dp of `learner` (ranks 0, 1) differ in step 5", limit=10.0
-    )
+    return place.died(run, time.monotonic(), "`learner` (ranks 0, 1) differ in step 5", limit=10.0)
 
 
 def out_of_patience(place: Place) -> Measured:

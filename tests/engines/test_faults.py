@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from pathlib import Path
 
 import pytest
-from processes import Launch, Launched, alive, family, plan_of, wait
+from processes import Launch, Launched, alive, family, litter, plan_of, wait
 
 from meshctl.engines.node.forkserver import TITLE
 from meshctl.plan.model import Program
@@ -132,3 +133,29 @@ def test_the_killed_one_of_64_workers_is_named(
     wait(lambda: not any(map(alive, pids)), "the end of all processes")
     assert run.end() == 5
     assert run.output().startswith(f"error: {victim[0]}:{victim[1]} failed: killed by SIGKILL")
+
+
+VICTIMS = ("launcher", TITLE, "mesh one/0", "mesh two/0", "one:0", "two:1")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_nothing_is_left_of_20_runs_that_are_killed(
+    launch: Launch, tmp_path: Path, temporary: Path, seed: int
+) -> None:
+    """The workers that are ready have children, some of them in sessions of their own."""
+    chosen, before = random.Random(seed), litter(temporary)
+    for number in range(20):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        is_early = chosen.random() < 0.3
+        mode = "forever" if is_early else "forever children"
+        run = launch(plan_of(folder, ("one", 2), ("two", 2)), mode, folder=folder)
+        wait(lambda run=run: len(run.events("started")) == 4, "the workers")
+        if not is_early:
+            run.ready(4).wait_for_step(chosen.randint(1, 20))
+        pids, victim = family(run.pid), chosen.choice(VICTIMS)
+        os.kill(run.pid if victim == "launcher" else run.named(victim), signal.SIGKILL)
+        gone(pids)
+        run.end()
+        assert litter(temporary) == before, f"round {number}, {victim} was killed"

@@ -18,6 +18,7 @@ which the kernel also sends when the launcher dies. It then kills all processes 
 from __future__ import annotations
 
 import gc
+import math
 import os
 import select
 import signal
@@ -91,7 +92,9 @@ class NodeProcess:
         self._stopped: list[tuple[str, int]] = []
         """The stopped processes that were reported last."""
         self._looked = 0.0
-        self._last_seen = self._beat = time.monotonic()
+        self._last_seen = time.monotonic()
+        self._beat = -math.inf
+        """When the last beat was sent. The first one, which has the pid of this process, is due at once."""
 
     def run(self) -> int:
         """Runs until the end of the run. Returns the exit code: 0 if all agents have exited with 0 and the
