@@ -19,8 +19,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from meshctl.data.held_answers import Score
 from meshctl.hf.errors import ModelError
-from meshctl.hf.held_answers import HeldByActor, Score
+from meshctl.hf.held_answers import HeldByActor
 from meshctl.hf.outputs import Outputs
 from meshctl.hf.token_columns import aligned
 from meshctl.labels import IGNORED

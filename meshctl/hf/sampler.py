@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from meshctl.data.held_answers import HeldBySampler
 from meshctl.data.prompt_limits import PromptLimits
 from meshctl.data.tokenizer import Tokenizer
 from meshctl.hf import transformers_api, weights
@@ -23,7 +24,6 @@ from meshctl.hf.building import Build, build
 from meshctl.hf.decoding import Decoder, Stop
 from meshctl.hf.dtypes import dtype_of
 from meshctl.hf.errors import ModelError
-from meshctl.hf.held_answers import HeldBySampler
 from meshctl.hf.rollouts import Rollouts
 from meshctl.hf.sampling import Sampling, stream_keys, uniforms
 from meshctl.hf.stored_weights import load_stored, stored_weights

