@@ -8,7 +8,7 @@ have weights that others do not have. Shards of a tensor are compared where they
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -18,11 +18,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from meshctl.runtime.collective import Collective
-from meshctl.runtime.state.digest import tensor_digest, text_digest
+from meshctl.runtime.state.digest import buffer_digest, tensor_digest, text_digest
 from meshctl.runtime.state.tree import Document, StateTree, is_tensor
 from meshctl.topology.mesh import DeviceMesh
 
 Dims = tuple[str, ...]
+DigestOf = Callable[[Tensor], str]
 Digests = dict[str, dict[str, str]]
 """Name -> part of the value -> digest. The part is the place of a shard in its tensor; else it is empty."""
 
@@ -39,10 +40,12 @@ class Differences:
 
 def differences(tree: StateTree, mesh: DeviceMesh, world: Collective | None = None) -> Differences:
     """Compares the state of this rank with those of the others. It is a collective call of all ranks.
-    `world` is the collective of all ranks; None for that of torch's WORLD."""
+    `world` is the collective of all ranks for a thread beside training, and the state is in CPU memory then;
+    None for that of torch's WORLD."""
     if mesh.world_size == 1:
         return Differences()
-    digests, document = digests_of(tree), text_digest(tree.text)
+    digests = digests_of(tree, buffer_digest if world else tensor_digest)
+    document = text_digest(tree.text)
     whole = text_digest(json.dumps([document, digests]))
     world = world or world_of(mesh)
     wholes = world.all_gather(torch.tensor(int(whole, 16) - (1 << 63)))
@@ -60,21 +63,21 @@ def world_of(mesh: DeviceMesh) -> Collective:
     return Collective.of([sorted(mesh.ranks())], rank)
 
 
-def digests_of(tree: StateTree) -> Digests:
+def digests_of(tree: StateTree, digest: DigestOf = tensor_digest) -> Digests:
     """Returns the digests of the values of one rank."""
-    return {name: _digests_of_part(part, tree) for name, part in tree.leaves().items()}
+    return {name: _digests_of_part(part, tree, digest) for name, part in tree.leaves().items()}
 
 
-def _digests_of_part(part: Document, tree: StateTree) -> dict[str, str]:
+def _digests_of_part(part: Document, tree: StateTree, digest: DigestOf) -> dict[str, str]:
     text = json.dumps(part)
     if not is_tensor(part):
         return {"": text_digest(text)}
     if part[0] == "sharded":
-        return _digest_of_shard(tree.sharded[part[1]])
-    return {"": text_digest(text + tensor_digest(tree.tensors[part[1]]))}
+        return _digest_of_shard(tree.sharded[part[1]], digest)
+    return {"": text_digest(text + digest(tree.tensors[part[1]]))}
 
 
-def _digest_of_shard(tensor: Tensor) -> dict[str, str]:
+def _digest_of_shard(tensor: Tensor, digest: DigestOf) -> dict[str, str]:
     """Returns the place of this rank's shard and its digest; nothing for a tensor whose shards only torch
     knows."""
     if not isinstance(tensor, DTensor) or tensor.device_mesh.get_coordinate() is None:
@@ -82,7 +85,7 @@ def _digest_of_shard(tensor: Tensor) -> dict[str, str]:
     if any(placement.is_partial() for placement in tensor.placements):
         return {}
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return {f"{list(offset)}{list(shape)}": tensor_digest(tensor.to_local())}
+    return {f"{list(offset)}{list(shape)}": digest(tensor.to_local())}
 
 
 def compared(mesh: DeviceMesh, documents: Sequence[str], digests: Sequence[Digests]) -> Differences:

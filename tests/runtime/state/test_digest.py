@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from meshctl.runtime.state.digest import ROW_WORDS, tensor_digest
+from meshctl.runtime.state.digest import ROW_WORDS, buffer_digest, tensor_digest
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 4 * ROW_WORDS - 1, 4 * ROW_WORDS, 12 * ROW_WORDS + 7])
@@ -52,3 +52,13 @@ def test_equal_nans_are_equal_and_other_nans_are_not() -> None:
 def test_conjugated_values_count() -> None:
     data = torch.tensor([1 + 2j])
     assert tensor_digest(data.conj()) == tensor_digest(torch.tensor([1 - 2j])) != tensor_digest(data)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.complex64, torch.uint32])
+def test_the_digest_of_a_buffer_depends_on_bytes_dtype_and_shape(dtype: torch.dtype) -> None:
+    data = torch.arange(12).view(3, 4).to(dtype)
+    changed = data.clone()
+    changed.view(torch.uint8)[2, -1] ^= 1
+    others = [changed, data.reshape(4, 3), data[:2], data.view(torch.uint8), data[:0]]
+    assert len({buffer_digest(each) for each in (data, *others)}) == 6
+    assert buffer_digest(data.t().contiguous().t()) == buffer_digest(data.clone())
