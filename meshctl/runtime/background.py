@@ -11,10 +11,6 @@ class Background:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    @property
-    def is_running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
     def run(self, function: Callable[[], None], name: str) -> None:
         """Runs a function in a thread with this name, after the one before has returned. The process may end
         before it returns. Raises the error of the one before."""
@@ -22,14 +18,18 @@ class Background:
         self._thread = threading.Thread(target=self._run, args=(function,), name=name, daemon=True)
         self._thread.start()
 
-    def wait(self) -> None:
-        """Waits for the running function. Raises its error."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for the running function, at most this long, and returns whether none runs. Raises its
+        error."""
         if self._thread:
-            self._thread.join()
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                return False
             self._thread = None
         error, self._error = self._error, None
         if error:
             raise error
+        return True
 
     def _run(self, function: Callable[[], None]) -> None:
         try:

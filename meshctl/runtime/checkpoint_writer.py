@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +44,8 @@ from meshctl.runtime.state.staging import Staging
 from meshctl.runtime.state.tree import StateTree
 from meshctl.topology.mesh import DeviceMesh
 
+POLL_S = 1.0
+"""Seconds after which a waiting worker looks whether the files in flight have grown."""
 StateOf = Callable[[], object]
 """Returns the state of a component."""
 State = tuple[str, StateTree, DeviceMesh]
@@ -78,24 +80,42 @@ class CheckpointWriter:
         states: Mapping[str, tuple[StateOf, DeviceMesh]],
         events: EventLog,
         options: Checkpoint = Checkpoint(),
+        advanced: Callable[[], None] = lambda: None,
     ) -> None:
         """`states` maps each component with state to its state and its mesh, which knows this rank. With
         `options.is_async` it is a collective call of all ranks of the group. Raises `CheckpointError` if
-        `options.local_dir` cannot be written."""
+        `options.local_dir` cannot be written. `advanced` is called while a wait is no stall."""
         self._run, self._group, self._rank, self._states, self._events = run, group, rank, states, events
         self._staging = Staging() if options.is_async else None
         self._world = _background_world(rank) if options.is_async else None
         self._local = _local_folder(options.local_dir, run, group, rank) if options.local_dir else None
+        self._advanced = advanced
         self._background = Background()
-
-    @property
-    def is_in_flight(self) -> bool:
-        """Whether a checkpoint is being written beside training."""
-        return self._background.is_running
+        self._part: _Part | None = None
+        """The checkpoint in flight, or the last one."""
 
     def wait(self) -> None:
-        """Waits until no checkpoint is in flight."""
-        self._background.wait()
+        """Waits until no checkpoint is in flight. Calls `advanced` when its files have grown."""
+        known = -1
+        while not self._background.wait(POLL_S):
+            size = self._size_in_flight()
+            if size != known:
+                self._advanced()
+            known = size
+
+    def _size_in_flight(self) -> int:
+        """Returns the bytes that this rank has written of the checkpoint in flight."""
+        size = 0
+        for path in self._partial_files(self._part) if self._part else ():
+            with suppress(OSError):
+                size += path.stat().st_size
+        return size
+
+    def _partial_files(self, part: _Part) -> Iterator[Path]:
+        """Yields the files of this rank with tensors, in both folders of a checkpoint."""
+        for folder in {part.folder, self._run.checkpoint(part.step)}:
+            for name in self._states:
+                yield from folder.glob(f"{name}/__{self._rank}_*")
 
     def save(self, step: int, given: Mapping[str, int]) -> None:
         """Saves this rank's part of the checkpoint of a step, or begins to. `given` is source -> the number
@@ -106,6 +126,7 @@ class CheckpointWriter:
         states = (
             (name, StateTree.of(name, state_of()), mesh) for name, (state_of, mesh) in self._states.items()
         )
+        self._part = part
         if self._staging:
             copies = [(name, self._staging.copy(name, tree), mesh) for name, tree, mesh in states]
             self._run_in_background(part, partial(self._write_and_report, part, copies))
@@ -158,11 +179,11 @@ class CheckpointWriter:
     def _delete(self, part: _Part) -> None:
         """Deletes the files of this rank. On a full disk the event about the failure needs their space."""
         written = [path.relative_to(part.folder) for path in part.files]
-        for folder in {part.folder, self._run.checkpoint(part.step)}:
-            partly = [path for name in self._states for path in folder.glob(f"{name}/__{self._rank}_*")]
-            for path in (*(folder / name for name in written), *partly):
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
+        folders = {part.folder, self._run.checkpoint(part.step)}
+        named = [folder / name for folder in folders for name in written]
+        for path in (*named, *self._partial_files(part)):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def _background_world(rank: int) -> Collective | None:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
@@ -32,6 +33,7 @@ from meshctl.run.authentication import TOKEN_VARIABLE
 from meshctl.run.control_store import StoreTimeout
 from meshctl.run.directory import Recorded, RunDir, Start
 from meshctl.run.events import Journal
+from meshctl.run.progress import Activity
 from meshctl.run.shutdown import PREFIX, StopAgreement
 from meshctl.runtime.breakpoints import skip_without_terminal
 from meshctl.runtime.component import Component, ComponentError, context_of
@@ -278,13 +280,19 @@ class Worker:
             for name, component in stateful(plan, components).items()
         }
         options = plan.run.checkpoint
-        writer = CheckpointWriter(self._run, env.group, env.rank, states, self._journal, options)
+        writer = CheckpointWriter(
+            self._run, env.group, env.rank, states, self._journal, options, self._note_saving
+        )
         sources = [stage.name for stage in plan.sources if stage.component in components]
 
         def save(step: int, produced: Mapping[str, int]) -> None:
             writer.save(step, {name: produced[name] for name in sources})
 
         return save, writer.wait
+
+    def _note_saving(self) -> None:
+        """Shows the supervisor that this worker advances while it waits for its checkpoint."""
+        self._progress.enter(Activity.SAVING, -1, perf_counter())
 
     def report_fault(self, error: Exception | SystemExit) -> None:
         """Writes the `fault` event with the stage and step, and the whole traceback to the log."""
