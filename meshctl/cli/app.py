@@ -255,11 +255,14 @@ def doctor(
     ] = "",
     overrides: Overrides = None,
     format: DataFormat = "text",
+    run: Annotated[
+        bool, option("Also run all paths between workers, compare results and measure.", None, "--run")
+    ] = False,
 ) -> None:
     """Check this machine, and suggest corrections."""
     from meshctl.cli.doctor import doctor
 
-    raise typer.Exit(doctor(recipe, overrides or [], format))
+    raise typer.Exit(doctor(recipe, overrides or [], format, run))
 
 
 @app.command()

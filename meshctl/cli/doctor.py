@@ -8,6 +8,7 @@ import shutil
 import sys
 
 from meshctl.cli.color import has_color
+from meshctl.cli.doctor_run import Interrupted, run_paths
 from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.cli.output import refuse, write
 from meshctl.cli.requirements import requirements_of
@@ -29,17 +30,21 @@ NO_TERMINAL, WIDEST = 80, 120
 """Columns."""
 
 
-def doctor(recipe: str, overrides: list[str], format: str) -> int:
-    """Prints the checks. Returns the exit code: that of `validate` for a wrong recipe, 4 if a check has
-    failed, else 0."""
+def doctor(recipe: str, overrides: list[str], format: str, run: bool = False) -> int:
+    """Prints the checks, with `run` also those of all paths between workers. Returns the exit code: that of
+    `validate` for a wrong recipe, 4 if a check has failed, else 0."""
     if format not in FORMATS:
         return refuse(f"format `{format}` does not exist; available: {listed(FORMATS)}")
     code, ready, checks = (0, None, ()) if not recipe else prepared(recipe, overrides)
     try:
         checks = (*examine(requirements_of(ready) if ready else Requirements()), *checks)
+        checks += run_paths() if run else ()
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
+    except Interrupted as stopped:
+        print(file=sys.stderr)
+        return stopped.code
     show(checks, format)
     return code or (REFUSED if tally(checks)["failure"] else 0)
 

@@ -10,23 +10,19 @@ from __future__ import annotations
 
 import io
 import os
-import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from meshctl.cli import launch
+from meshctl.cli.launch_process import LaunchProcess
 from meshctl.cli.load import Launchable
 from meshctl.cli.output import refuse, write
-from meshctl.cli.parallel_start import run_and_exit
-from meshctl.engines.node.forkserver import flush
-from meshctl.engines.node.termination import die_with, name_of
-from meshctl.engines.supervise.signals import Signals
+from meshctl.engines.node.termination import name_of
 from meshctl.recipe.compose.folders import config_folders, is_dir, list_options
 from meshctl.recipe.compose.sweeps import CannotSweep, Job, expand
 from meshctl.recipe.compose.yaml_reader import MAX_BYTES
@@ -36,7 +32,6 @@ from meshctl.text.redaction import redact
 from meshctl.view import formatting
 from meshctl.view.live.summary import table
 
-SIGNALS = Signals.NUMBERS
 MAX_PATH = 4096
 """Maximum length of a run directory's path, in bytes."""
 MAX_METRICS = 4
@@ -91,7 +86,7 @@ def multirun(recipe: str, overrides: Sequence[str], options: launch.Options) -> 
     runner = _Runner(recipe, data, jobs, options)
     results = runner.run()
     write(table_of(results, ready[0].plan.run.show), sys.stdout)
-    return max(runner.stopped_code, *(result.exit_code for result in results))
+    return max(runner.process.stopped_code, *(result.exit_code for result in results))
 
 
 def _title(jobs: Sequence[Job], index: int) -> str:
@@ -152,69 +147,33 @@ class _Runner:
     """The recipe's text if it comes from standard input."""
     jobs: Sequence[Job]
     options: launch.Options
-    child: int = 0
-    """The process of the current job; 0 between jobs."""
-    stopped_code: int = 0
-    """The exit code of the first signal that stopped the jobs: 129, 130 or 143."""
+    process: LaunchProcess = field(default_factory=LaunchProcess)
 
     def run(self) -> list[Result]:
-        before = {number: signal.getsignal(number) for number in SIGNALS}
-        for number, old in before.items():
-            if old is not signal.SIG_IGN:
-                signal.signal(number, self._on_signal)
-        try:
-            return [self._result(index, before) for index in range(len(self.jobs))]
-        finally:
-            for number, old in before.items():
-                signal.signal(number, old)
+        with self.process.passing_signals():
+            return [self._result(index) for index in range(len(self.jobs))]
 
-    def _on_signal(self, number: int, _: FrameType | None) -> None:
-        """Ends the current job. A terminal sends a Ctrl-C to the job too; the launcher counts both as one."""
-        self.stopped_code = self.stopped_code or Signals.CODES.get(number, 143)
-        if self.child:
-            os.kill(self.child, number)
-
-    def _result(self, index: int, handlers: Mapping[signal.Signals, Any]) -> Result:
+    def _result(self, index: int) -> Result:
         job = self.jobs[index]
-        if self.stopped_code:
+        if self.process.stopped_code:
             return Result(job)
         write(f"{_title(self.jobs, index)}\n", sys.stdout)
-        flush()
-        parent = os.getpid()
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until `child` is set
-        self.child = os.fork()
-        if not self.child:
-            self._launch(job, writer, parent, handlers)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        code = self.process.run(lambda: self._launch(job, writer))
         os.close(writer)
-        ended = os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOWAIT)
-        child, self.child = self.child, 0
-        os.waitpid(child, 0)
-        assert ended is not None
-        code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         return Result(job, code, _run_directory(reader))
 
-    def _launch(self, job: Job, writer: int, parent: int, handlers: Mapping[signal.Signals, Any]) -> NoReturn:
-        """Turns this forked process into the launcher of one job. Sends the job's run directory through the
-        pipe `writer`."""
+    def _launch(self, job: Job, writer: int) -> int:
+        """Launches one job. Sends its run directory through the pipe `writer`."""
 
         def announce(run: RunDir) -> None:
             os.write(writer, os.fsencode(run.path))
             os.close(writer)
 
-        def run() -> int:
-            die_with(parent, signal.SIGTERM)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-            overrides = [*job.overrides]
-            call = partial(launch.launch, self.recipe, overrides, self.options, announce)
-            code: int = _with_stdin(self.data, call)
-            return code
-
-        run_and_exit(run)
+        call = partial(launch.launch, self.recipe, [*job.overrides], self.options, announce)
+        code: int = _with_stdin(self.data, call)
+        return code
 
 
 def _run_directory(reader: int) -> RunDir | None:

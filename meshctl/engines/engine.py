@@ -27,7 +27,10 @@ from meshctl.engines.checks.requirements import Requirements
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start
 
-ENGINES = {"local": "meshctl.engines.local:LocalEngine"}
+ENGINES = {
+    "local": "meshctl.engines.local:LocalEngine",
+    "loopback": "meshctl.engines.local:LoopbackEngine",
+}
 """Name -> "module:attribute" of a callable that returns an `Engine`. The module is imported on use."""
 DEFAULT_ENGINE = "local"
 

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshctl.diagnostics.health import Check
@@ -82,6 +82,13 @@ class LocalEngine:
 
     def attach(self, job: Job, environ: Mapping[str, str]) -> Handle:
         raise CannotStart("the local engine has no job to attach to")
+
+
+class LoopbackEngine(LocalEngine):
+    """Runs all nodes of a plan on this machine, a process for each. Their workers communicate over TCP."""
+
+    def preflight(self, plan: Plan, start: Start) -> None:
+        super().preflight(replace(plan, cluster=replace(plan.cluster, nodes=1)), start)
 
 
 @dataclass
