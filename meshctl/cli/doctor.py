@@ -38,7 +38,10 @@ def doctor(recipe: str, overrides: list[str], format: str, run: bool = False) ->
     code, ready, checks = (0, None, ()) if not recipe else prepared(recipe, overrides)
     try:
         checks = (*examine(requirements_of(ready) if ready else Requirements()), *checks)
-        checks += run_paths() if run else ()
+        if run:
+            if sys.stderr.isatty():
+                print("trying all paths between workers, about 20 seconds", file=sys.stderr, flush=True)
+            checks += run_paths()
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED

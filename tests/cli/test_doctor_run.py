@@ -21,6 +21,7 @@ from meshctl.cli.load import plan_of
 from meshctl.diagnostics.health import Check
 from meshctl.plan.views.ways import ways
 from tests.cli.commands import MAIN
+from tests.runtime.devices.standin import gpus
 
 BROKEN_TCP = """\
 from meshctl.runtime.transports.tcp.transport import TcpTransport
@@ -99,12 +100,12 @@ def test_an_interrupt_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
 # Real runs
 
 
-def started(folder: Path, before: str = "") -> subprocess.Popen[str]:
+def started(folder: Path, before: str = "", **variables: str) -> subprocess.Popen[str]:
     """Starts the command in an empty folder, with temporary files in `folder/temporary`."""
     (folder / "empty").mkdir()
     (folder / "temporary").mkdir()
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environ |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "temporary"), "CUDA_VISIBLE_DEVICES": ""}
+    environ |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "temporary"), **variables}
     return subprocess.Popen(
         [sys.executable, "-c", before + MAIN, "doctor", "--run", "--format", "json"],
         cwd=folder / "empty",
@@ -125,7 +126,7 @@ def paths_of(output: str) -> dict[tuple[str, str], str]:
 
 @pytest.mark.slow_suite
 def test_all_paths_of_this_machine(tmp_path: Path) -> None:
-    run = started(tmp_path)
+    run = started(tmp_path, CUDA_VISIBLE_DEVICES="")
     output, errors = run.communicate(timeout=280)
     found = paths_of(output)
     assert (run.returncode, errors) == (0, "") and set(found.values()) == {"ok"}
@@ -134,9 +135,18 @@ def test_all_paths_of_this_machine(tmp_path: Path) -> None:
     assert not list((tmp_path / "empty").iterdir()) and not list((tmp_path / "temporary").iterdir())
 
 
+@gpus(1)
+def test_all_paths_of_devices(tmp_path: Path) -> None:
+    run = started(tmp_path)
+    output, errors = run.communicate(timeout=280)
+    found = paths_of(output)
+    assert (run.returncode, errors) == (0, "") and set(found.values()) == {"ok"}
+    assert ("cuda, between devices", "slice_dp") in found and ("cuda to cpu, values", "weights") in found
+
+
 @pytest.mark.slow_suite
 def test_a_transport_that_changes_a_bit_is_found(tmp_path: Path) -> None:
-    run = started(tmp_path, BROKEN_TCP)
+    run = started(tmp_path, BROKEN_TCP, CUDA_VISIBLE_DEVICES="")
     output, _ = run.communicate(timeout=280)
     found = paths_of(output)
     failed = {path for path, state in found.items() if state == "failure"}
@@ -150,7 +160,7 @@ def test_a_transport_that_changes_a_bit_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.slow_suite
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    run = started(tmp_path)
+    run = started(tmp_path, CUDA_VISIBLE_DEVICES="")
     temporary = tmp_path / "temporary"
     end = time.monotonic() + 120
     while not list(temporary.glob("meshctl-doctor-*/doctor/*/events/*-*.jsonl")):
