@@ -22,7 +22,7 @@ _STAMP_BYTES = re.compile(STAMP.pattern.encode(), re.MULTILINE)
 CONTINUED = "earlier lines are in "
 """The note with which the newer half of a bounded log begins."""
 _CONTINUED = re.compile(rb"\A\S{24} ==== meshctl: " + CONTINUED.encode() + rb".*\n")
-RETRY_S = 1.0
+RETRY_S = 0.25
 """Seconds after a failed write in which the file is not written again."""
 
 
@@ -107,6 +107,10 @@ class LogFile:
             self.problem, self._retry_at = error, self._clock() + RETRY_S
 
     def close(self) -> None:
+        """Closes the file, with a note if bytes are still missing."""
+        self._retry_at = 0.0
+        if self._missing:
+            self.write(b"")
         if self._file >= 0:
             os.close(self._file)
         self._file = -1

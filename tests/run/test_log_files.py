@@ -127,3 +127,13 @@ def test_a_folder_that_does_not_exist_is_a_problem_and_no_error(tmp_path: Path) 
     clock.now = RETRY_S
     log.write(b"two\n")
     assert output(path) == b"two\n" and b"4 bytes are missing here: No such file" in path.read_bytes()
+
+
+def test_the_end_of_a_log_states_what_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "0.log"
+    log = LogFile(path, now=lambda: 0.0, clock=lambda: 5.0)
+    log.write(b"one\n")
+    path.parent.mkdir()
+    log.close()
+    note = b"==== meshctl: 4 bytes are missing here: No such file or directory ====\n"
+    assert path.read_bytes() == MARK + note

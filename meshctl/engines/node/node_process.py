@@ -104,7 +104,7 @@ class NodeProcess:
             waiting: list[Any] = [
                 self._wakeup,
                 self._connection,
-                self._logs,
+                *([] if self._logs.has_ended else [self._logs]),
                 *self._server.files(),
                 *self._others.values(),
                 *([self._download] if self._download and self._download.is_open else []),
