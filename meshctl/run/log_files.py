@@ -19,9 +19,9 @@ from pathlib import Path
 STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", re.MULTILINE)
 """The time at the beginning of a line: UTC, as in RFC 3339."""
 _STAMP_BYTES = re.compile(STAMP.pattern.encode(), re.MULTILINE)
-CONTINUED = "earlier lines are in "
-"""The note with which the newer half of a bounded log begins."""
-_CONTINUED = re.compile(rb"\A\S{24} ==== meshctl: " + CONTINUED.encode() + rb".*\n")
+CONTINUED = "==== meshctl: earlier lines are in "
+"""The beginning of the first line in the newer half of a bounded log."""
+_CONTINUED = re.compile(rb"\A\S{24} " + CONTINUED.encode() + rb".*\n")
 RETRY_S = 0.25
 """Seconds after a failed write in which the file is not written again."""
 
@@ -164,5 +164,5 @@ class LogFile:
         os.replace(self.path, earlier)
         self.close()
         self._open()
-        note = self._note(f"{CONTINUED}{earlier.name}{dropped}")
+        note = stamp(self._now()) + f"{CONTINUED}{earlier.name}{dropped} ====\n".encode()
         self._size = self._head_bytes = os.write(self._file, note)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from meshctl.run.log_files import older, without_stamps
+from meshctl.run.log_files import CONTINUED, older, without_stamps
 from meshctl.text.bounded import ESCAPE
 from meshctl.view.pictures.text.styled import visible
 
@@ -29,7 +29,8 @@ class LogTail:
         """The inode of the file that was read last. It changes when a bounded log begins a new file."""
 
     def new_lines(self, max_bytes: int, *, is_complete: bool = False) -> list[str]:
-        """Returns the complete lines that were written since the last call, without empty lines and stamps.
+        """Returns the complete lines that were written since the last call, without empty lines, stamps and
+        notes that a file continues another one.
 
         If more than `max_bytes` were written, the result is the newest lines, and older lines are skipped.
         With `is_complete`, it is the oldest lines, and the next call continues after them.
@@ -71,7 +72,7 @@ class LogTail:
         self.has_skipped |= start > self._offset
         self._offset = start + len(whole or text)
         lines = without_stamps((whole or text).decode("utf-8", errors="replace")).split("\n")
-        return [line for line in lines if line.strip()]
+        return [line for line in lines if line.strip() and not line.startswith(CONTINUED)]
 
 
 def _stat(path: Path) -> os.stat_result | None:

@@ -59,3 +59,17 @@ def test_a_disk_that_becomes_full_is_a_warning(run: RunDir, monkeypatch: pytest.
         assert not files.poll()
     disk = f"the disk of {run.path} is full"
     assert warnings == [f"{disk}: events wait until there is space, and output of workers is lost"] * 2
+
+
+def test_a_log_that_cannot_be_written_is_a_warning_unless_the_whole_disk_is_full(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings, free = list[str](), [1, 0]
+    files = RunFiles(run, warnings.append)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=free.pop(0)))
+    files.on_log_problem("logs/train/0.log", "File too large")
+    files.on_log_problem("logs/train/1.log", "No space left on device")
+    assert warnings == [
+        "logs/train/0.log cannot be written: File too large; output is lost until it can",
+        f"the disk of {run.path} is full: events wait until there is space, and output of workers is lost",
+    ]
