@@ -124,7 +124,7 @@ def bad_from_the_start(place: Place, spoil: Spoil) -> Measured:
         code = run.end()
         seconds, line = time.monotonic() - moment, error_line(run.output)
         mend()
-        return Measured(f"{seconds:.1f} s, exit {code}: {line}", code == 4 and "runs/fault" in line)
+        return Measured(f"{seconds:.1f} s, exit {code}: {line}", code == 4 and str(disk) in line)
 
 
 def deleted(place: Place) -> Measured:
