@@ -138,6 +138,7 @@ def process_titles(found: Found) -> Json:
         rf"mesh ({GROUPS})/\d+": "mesh GROUP/NODE",
         r"(rollout|train):\d+": "GROUP:RANK",
         "meshctl-fork": "meshctl-fork",
+        "meshctl-logs": "meshctl-logs",
     }
     titles = found.runs["SIGINT"].titles
     return sorted(
