@@ -82,6 +82,9 @@ class DeviceCounts(Type):
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if not node.is_mapping:
             return self.counts(reader, node, path)
+        if not node.value:
+            help = "write a number, or remove it"
+            reader.report(path, "MC102", f"`{shown(path)}` is empty", node.span, help=help)
         found: dict[str, int | tuple[int, ...]] = {}
         spans: dict[str, Span] = {}
         for key, item in node.items():
@@ -116,7 +119,11 @@ class DeviceCounts(Type):
     def schema(self) -> Schema:
         counts = count_or_list(contains={"not": {"const": 0}})
         device_types = any_case((*ACCELERATORS, *DEVICE_ALIASES))
-        by_type = {"patternProperties": {device_types: counts}, "additionalProperties": False}
+        by_type = {
+            "patternProperties": {device_types: counts},
+            "additionalProperties": False,
+            "minProperties": 1,
+        }
         return {**counts, "type": [*counts["type"], "object"], **by_type}
 
 

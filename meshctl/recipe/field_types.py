@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from meshctl.diagnostics import Span
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
 from meshctl.recipe.editor_schema_parts import (
     AUTO,
@@ -46,6 +47,7 @@ from meshctl.recipe.scalars import (
     rewritten,
     seconds_hint,
     seconds_in,
+    shown,
     text_of,
 )
 from meshctl.text.english import abbreviated, listed
@@ -253,7 +255,7 @@ class Text(Type):
     empty: ClassVar[Any] = ""
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        if not isinstance(node.value, str) or node.value == MISSING:
+        if not isinstance(node.value, str) or node.value in ("", MISSING):
             reader.expected("text", node, path)
             return None
         return node.value
@@ -282,7 +284,7 @@ class RunName(Text):
         return name
 
     def schema(self) -> Schema:
-        return {**text(f"^(({WORD}|[0-9])({REST}|[.@+-])*)?$"), "maxLength": MAX_NAME}
+        return {**text(f"^({WORD}|[0-9])({REST}|[.@+-])*$"), "maxLength": MAX_NAME}
 
 
 class ClassPath(Text):
@@ -360,6 +362,20 @@ class Texts(Type):
         return texts()
 
 
+class SomeStages(Texts):
+    """A list of at least one stage, or one stage."""
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        if node.is_list and not node.value:
+            help = "write the name of a stage, or remove the parameter if it has a default"
+            reader.report(path, "MC102", f"`{shown(path)}` is empty", node.span, help=help)
+            return None
+        return super().read(reader, node, path)
+
+    def schema(self) -> Schema:
+        return {**texts(), "minItems": 1}
+
+
 @dataclass(frozen=True)
 class Words(Type):
     """A list of words, or one word."""
@@ -417,24 +433,34 @@ class Environment(Type):
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if node.is_list:
-            return tuple((name, None) for name in Texts().read(reader, node, path) or ())
+            names = [item for item in node.value if isinstance(item.value, str)]
+            if all(self.is_name(reader, item.value, item.span, path) for item in names):
+                return tuple((name, None) for name in Texts().read(reader, node, path) or ())
+            return None
         if reader.mapping(node, path) is None:
             return None
         values: list[tuple[str, str | None]] = []
         for key, item in node.items():
             here = (*path, key)
-            if not key or "=" in key or "\0" in key:
-                message = f"`{abbreviated(key)}` is not a valid name of an environment variable"
-                if not key:
-                    message = "the name of an environment variable is empty"
-                reader.report(here, "MC106", message, item.key or item.span)
-            elif isinstance(item.value, bool):
+            if not self.is_name(reader, key, item.key or item.span, here):
+                continue
+            if isinstance(item.value, bool):
                 reader.expected("text or a number", item, here, f'quote it: "{item.written}"')
             elif is_scalar(item):
                 values.append((key, text_of(item)))
             else:
                 reader.expected("text or a number", item, here)
         return tuple(values)
+
+    def is_name(self, reader: FieldReader, name: str, span: Span, path: KeyPath) -> bool:
+        """Whether a text can be the name of a variable. Reports another one."""
+        if name and "=" not in name and "\0" not in name:
+            return True
+        message = f"`{abbreviated(name)}` is not a valid name of an environment variable"
+        reader.report(
+            path, "MC106", message if name else "the name of an environment variable is empty", span
+        )
+        return False
 
     def schema(self) -> Schema:
         return {

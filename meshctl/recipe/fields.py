@@ -303,7 +303,7 @@ DISPATCH = Section("dispatch", "`dispatch`", (
 DISPATCHED = Nested(DISPATCH, DISPATCH_MODE)
 
 INPUT = Section("input", "an input", (
-    Field("from", Texts("pipeline"),
+    Field("from", types.SomeStages("pipeline"),
         doc="The stage, or the list of stages, whose values the parameter receives.",
         required="input `{name}` needs `from`, the stage that it takes"),
     Field("dispatch", DISPATCHED,

@@ -17,7 +17,7 @@ from meshctl.recipe import model
 from meshctl.recipe.blocks import BlockStages, block_of, blocks_of, flat
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.field_reader import FieldReader
-from meshctl.recipe.field_types import NAME, Texts, is_run_name
+from meshctl.recipe.field_types import NAME, SomeStages, is_run_name
 from meshctl.recipe.fields import (
     BLOCK,
     CALL,
@@ -231,7 +231,7 @@ class _RecipeReader(FieldReader):
         if name and not name.isidentifier():
             self.report(path, "MC102", f"`{name}` is not a valid name of a parameter", node.key or node.span)
         if not node.is_mapping:
-            return model.Input(Texts().read(self, node, path) or (), name)
+            return model.Input(SomeStages().read(self, node, path) or (), name)
         values = self.section(node, path, INPUT)
         return model.Input(values["from"], name, _dispatch(values["dispatch"]))
 

@@ -136,7 +136,7 @@ class Inputs(Type):
         return None if path in reader.wrong else (one,)
 
     def schema(self) -> Schema:
-        parameter = {"anyOf": [texts(), ref(self.section.name)]}
+        parameter = {"anyOf": [{**texts(), "minItems": 1}, ref(self.section.name)]}
         return {
             **texts(),
             "type": ["string", "array", "object"],

@@ -100,9 +100,7 @@ class DeviceMesh:
         if self.shape and not self.layout.dims:
             object.__setattr__(self, "layout", Layout(row_major(self.shape)))
         if (data := sizes.get("dp", 1) * sizes.get("fsdp", 1)) % self.ulysses_size:
-            raise MeshError(
-                f"ulysses_size {self.ulysses_size} is carved out of dp x fsdp and does not divide {data}"
-            )
+            raise MeshError(f"ulysses_size {self.ulysses_size} does not divide dp x fsdp, which is {data}")
         if self.world_size % (sizes.get("pp", 1) * self.ep_size * self.etp_size):
             raise MeshError(
                 f"ep {self.ep_size} x etp {self.etp_size} does not divide the ranks of a pipeline stage"

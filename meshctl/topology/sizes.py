@@ -349,7 +349,7 @@ class _Checked:
         data, ulysses = _data(self.held), self.held["ulysses"]
         if data % ulysses == 0:
             return
-        message = f"`ulysses_size` {ulysses} is carved out of dp x fsdp and does not divide {data}"
+        message = f"`ulysses_size` {ulysses} does not divide dp x fsdp, which is {data}"
         fitting = [size for size in divisors(data) if self._fits_needs(size)] or divisors(data)
         fitting.sort(key=lambda size: (abs(size - ulysses), size))
         fits = tuple(Proposal({"ulysses": size}) for size in fitting[:MAX_PROPOSALS])

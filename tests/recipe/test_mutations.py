@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 
 from meshctl.recipe.load import load
-from tests.recipe.mutations.correct_recipes import CORRECT, FOLDER
+from tests.recipe.mutations.correct_recipes import CORRECT, FOLDER, Correct
 from tests.recipe.mutations.forms import OVERRIDES
 from tests.recipe.mutations.judge import GOOD, Verdict, judge, mutations
-from tests.recipe.mutations.mutation import KINDS
+from tests.recipe.mutations.mutation import KINDS, is_own_key
 
 MIN_GOOD = 0.97
 """Minimum share of mistakes whose report leads to a correct recipe."""
@@ -24,6 +24,16 @@ def test_the_recipes_are_correct_before_they_are_broken(name: str) -> None:
     for override in ("", *OVERRIDES[name]):
         found = load(name, [override] if override else [], FOLDER, environ={"HOME": "/"}).report.diagnostics
         assert not [one for one in found if one.severity != "note"], override
+
+
+@pytest.mark.parametrize("recipe", CORRECT, ids=lambda recipe: recipe.name)
+def test_an_empty_text_is_one_error(recipe: Correct) -> None:
+    for item in recipe.items:
+        if item.kind == "text" and is_own_key(item.path):
+            text = f'{recipe.text[: item.value[0]]}""{recipe.text[item.value[1] :]}'
+            held = {str((FOLDER / recipe.name).resolve()): text.encode()}
+            errors = load(recipe.name, [], FOLDER, environ={"HOME": "/"}, held=held).report.errors
+            assert len(errors) == 1, item.path
 
 
 def check(verdicts: list[Verdict]) -> None:

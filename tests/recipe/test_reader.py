@@ -46,6 +46,20 @@ def reading(text: str) -> Read:
     return read(tree, "stem")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("a: source,", "a: [],", "`a` is empty"),
+        ("{from: one, dispatch: all}", "{from: [], dispatch: all}", "`from` is empty"),
+        ("devices_per_node: 8}", "devices_per_node: {}}", "`devices_per_node` is empty"),
+        ("env: [PATH, HOME]", 'env: [PATH, ""]', "the name of an environment variable is empty"),
+    ],
+)
+def test_what_is_empty_is_reported(old: str, new: str, message: str) -> None:
+    assert WHOLE.count(old) == 1
+    assert [found.message for found in reading(WHOLE.replace(old, new)).found] == [message]
+
+
 def test_everything_a_recipe_can_state_arrives() -> None:
     result = reading(WHOLE)
     assert [found.message for found in result.found] == []

@@ -116,7 +116,7 @@ def test_what_is_left_out_is_inferred(sizes: dict[str, Any], shape: dict[str, in
         ),
         (
             {"fsdp_size": 4, "ulysses_size": 3},
-            "ulysses_size 3 is carved out of dp x fsdp and does not divide 4",
+            "ulysses_size 3 does not divide dp x fsdp, which is 4",
         ),
         ({"tp_size": 2, "ep_size": 4}, "ep 4 does not divide the 2 ranks of a pipeline stage"),
         ({"tp_size": 2, "vpp_size": 2}, "vpp_size 2 needs a pipeline, but pp(_size)? is 1"),
@@ -163,7 +163,7 @@ def test_an_order_that_is_read_once() -> None:
             ("dp", "fsdp"),
             (2, 2),
             {"ulysses_size": 3},
-            "ulysses_size 3 is carved out of dp x fsdp and does not divide 4",
+            "ulysses_size 3 does not divide dp x fsdp, which is 4",
         ),
         (("pp", "dp"), (2, 2), {"ep_size": 4}, "ep 4 x etp 1 does not divide the ranks of a pipeline stage"),
     ],

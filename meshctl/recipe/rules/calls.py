@@ -125,7 +125,7 @@ def _parameters_exist(call: Call) -> Iterator[Diagnostic]:
         )
         yield Diagnostic("MC514", message, call.span, severity="note")
     for parameter in call.endpoint.unknown_arguments:
-        message, help = f"{call.decorator} has no `{parameter}`", did_you_mean(parameter, WORDS)
+        message, help = f"{call.decorator} has no argument `{parameter}`", did_you_mean(parameter, WORDS)
         if not parameter:
             message = f"{call.decorator} has an argument without a name"
             help = 'write dispatch="...", or collect="..."'

@@ -142,7 +142,7 @@ def pipelines_are_filled(facts: Facts) -> Iterator[Diagnostic]:
             span = facts.value("pipeline", source.name, "samples")
             pp_size = facts.value("components", name, "parallel", "pp_size")
             gets = f"each data rank of `{name}` receives {counted(each, 'sample')}"
-            message = f"{gets}, fewer than the pipeline has stages"
+            message = f"{gets}, fewer than it has pipeline stages"
             help = f"produce at least {stages * mesh.data_size} samples, or choose a smaller `pp_size`"
             seconds = (pp_size.with_word(f"{stages} stages"),)
             yield Diagnostic("MC543", message, span, seconds, help, "warning")

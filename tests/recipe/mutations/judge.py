@@ -27,7 +27,8 @@ class Verdict:
 
 
 GOOD = ("restored", "explained")
-MAX_TRIES = 60
+MAX_TRIES = 10
+"""Maximum number of rounds over all recipes in search of a place."""
 MAX_ROUNDS = 3
 """Maximum number of times that the fixes of a report are applied."""
 
@@ -42,11 +43,11 @@ def mutations(count: int, seed: int, kinds: Sequence[str] = ()) -> Iterator[Muta
 
 def _one(name: str, chance: random.Random) -> Mutation:
     for _ in range(MAX_TRIES):
-        recipe = chance.choice(CORRECT)
-        with suppress(NoPlace):
-            made = KINDS[name](recipe, chance)
-            if made.override or made.text != recipe.text:
-                return replace(made, kind=name)
+        for recipe in chance.sample(CORRECT, len(CORRECT)):
+            with suppress(NoPlace):
+                made = KINDS[name](recipe, chance)
+                if made.override or made.text != recipe.text:
+                    return replace(made, kind=name)
     raise AssertionError(f"no recipe has a place for {name}")
 
 

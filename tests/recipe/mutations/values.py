@@ -126,6 +126,13 @@ def value_left_out(recipe: Correct, chance: random.Random) -> Mutation:
 
 
 @kind
+def text_emptied(recipe: Correct, chance: random.Random) -> Mutation:
+    """A key with an empty text."""
+    items = [one for one in recipe.items if one.kind == "text" and is_own_key(one.path)]
+    return retyped(recipe, pick(items, chance), '""', "value|text|list|empty|does not exist|must")
+
+
+@kind
 def mapping_as_list(recipe: Correct, chance: random.Random) -> Mutation:
     """`groups:` with a `-` before each name, as other systems have it."""
     item = pick(block_mappings(recipe, 1), chance)
