@@ -12,7 +12,7 @@ import pytest
 from meshctl.run.directory import RunDir
 from meshctl.run.event_files import event_files
 from meshctl.run.event_folding import KEPT_SEGMENTS
-from meshctl.run.events import Follower
+from meshctl.run.events import Follower, events_of
 from meshctl.run.row_file import last_row, read
 from tests.engines.processes import alive, family, wait
 
@@ -81,6 +81,7 @@ def test_a_run_with_folded_events_continues_after_a_kill(tmp_path: Path) -> None
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     first = launch(tmp_path, "recipe.yaml")
     wait(lambda: any(tmp_path.glob("runs/*/*/events/train-1.*.folded.jsonl")), "folded events")
+    wait(lambda: any(tmp_path.glob("runs/*/*/checkpoints/latest")), "a checkpoint")
     processes = family(first.pid)
     first.kill()
     wait(lambda: not any(alive(pid) for pid in processes), "the end of all processes")
@@ -92,8 +93,9 @@ def test_a_run_with_folded_events_continues_after_a_kill(tmp_path: Path) -> None
     second = launch(tmp_path, str(folder), f"run.steps={LAST}")
     output, _ = second.communicate()
     assert second.returncode == 0, output
+    assert any(event.name == "resumed" and event.step for event in events_of(run.journal("launcher")))
     assert [row["step"] for row in read(run.metrics)] == list(range(1, LAST + 1))
-    assert all(row["metrics.loss"] == 2.0 for row in read(run.metrics))
+    assert all(row["metrics.loss"] == 4.0 for row in read(run.metrics))
     assert min(steps_of(run.events).values()) >= LAST and len(steps_of(run.events)) == 3
     workers = [files for files in event_files(run.events) if files.who in ("rollout-0", "train-0", "train-1")]
     assert all(files.folded > 0 and len(files.segments) < 20 + KEPT_SEGMENTS for files in workers), output
