@@ -23,7 +23,7 @@ from meshctl.cli.worker_options import DebuggedWorker, check_workers, with_debug
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.diagnostics.health import Check
 from meshctl.engines.engine import DEFAULT_ENGINE, CannotStart, Engine, Job, engine_named
-from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin
+from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin, check_unheld
 from meshctl.engines.supervise.head import Outcome
 from meshctl.engines.supervise.signals import Signals
 from meshctl.plan.model import Group, Plan
@@ -65,6 +65,10 @@ def launch(
         if ready:
             write(f"{dry(ready, options.engine)}\n", sys.stdout)
         return code
+    try:
+        check_unheld(RunDir(Path(recipe)))
+    except RunHeld as error:
+        return refuse(error, REFUSED)
     prepared = run_in_fork(lambda: serialize(*prepare(recipe, overrides, options)), import_torch)
     ready = deserialize(prepared)
     if ready.resume and (why_over := reason_of_end(ready.plan, ready.resume, ready.whole.step)):

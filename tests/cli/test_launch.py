@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from meshctl.engines.supervise.attempt import LOCK
 from tests.cli.commands import MAIN, meshctl
 from tests.cli.small_launch import run_of, started, steps
 from tests.log_text import output_of
@@ -162,6 +164,15 @@ def test_a_run_outlives_whoever_watches_it(folder: Path) -> None:
         run.wait(60)
     assert run.returncode == 0
     assert steps(run_of(folder))[-1] == 40
+
+
+def test_a_run_that_is_held_is_refused_before_anything_is_read(folder: Path) -> None:
+    run = folder / "held"
+    run.mkdir()
+    with (run / LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = meshctl(folder, "launch", str(run))
+    assert (done.returncode, done.stderr) == (4, f"error: the run in {run} is still running\n")
 
 
 def test_without_a_checkpoint_it_starts_from_the_beginning(folder: Path) -> None:

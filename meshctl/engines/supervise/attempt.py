@@ -11,6 +11,7 @@ import fcntl
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from meshctl.run.metrics import Fold
 from meshctl.run.saved_checkpoints import Whole, clear_later, newest_whole
 from meshctl.run.surviving_rows import PastAttempts, continue_rows
 from meshctl.text.redaction import holds_literal, referred_names, stretches
+
+LOCK = ".lock"
+"""The file in a run directory that the launcher of the run has locked."""
 
 
 class RunHeld(Exception):
@@ -133,13 +137,21 @@ def holds_secret(plan: Plan, composed: str) -> bool:
 def lock(run: RunDir) -> int:
     """Takes the lock of a run and returns its descriptor. The kernel releases the lock when the last process
     that inherited the descriptor ends, even by SIGKILL. Raises `RunHeld`."""
-    descriptor = os.open(run.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(run.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
         raise RunHeld(f"the run in {run.path} is still running") from error
     return descriptor
+
+
+def check_unheld(run: RunDir) -> None:
+    """Raises `RunHeld` if another launcher runs the run, before anything else is read. `run` may be no run
+    directory."""
+    if os.path.isfile(run.path / LOCK):
+        with suppress(OSError):  # what cannot be read is reported later
+            os.close(lock(run))
 
 
 def mark_logs(run: RunDir, attempt: int) -> None:
