@@ -47,7 +47,7 @@ def over(place: Place, run: Running, moment: float, code: int, limit: float) -> 
 
 
 def asked_for_checkpoint(place: Place) -> Measured:
-    run = place.running(env=None)
+    run = place.running()
     before = run.saved
     run.process.send_signal(signal.SIGUSR1)
     moment = time.monotonic()

@@ -174,7 +174,8 @@ def run_with(folder: Path, name: str, steps: int, kills: Sequence[Kill], seed: i
         write_whole(gate, "0")
     thread = running.start("recipe.yaml", f"run.steps={steps}", f"name={name}")
     for kill in kills:
-        write_whole(gate, str(min(kill.step + AHEAD, steps - 1)))
+        reached = max((event.step or 0 for event in running.events if event.name == "step"), default=0)
+        write_whole(gate, str(min(max(kill.step, reached) + AHEAD, steps - 1)))
         wait(lambda kill=kill: last_step(running) >= kill.step or running.done is not None, f"step {kill}")
         pid = 0
 

@@ -11,7 +11,6 @@ import fcntl
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +27,9 @@ from meshctl.text.redaction import holds_literal, referred_names, stretches
 
 LOCK = ".lock"
 """The file in a run directory that the launcher of the run has locked."""
+HELD_S, HELD_POLL_S = 1.0, 0.05
+"""How long a launch waits for the lock, and between two attempts to take it. The processes of a killed
+launcher hold the lock, too, until they have ended."""
 
 
 class RunHeld(Exception):
@@ -147,11 +149,19 @@ def lock(run: RunDir) -> int:
 
 
 def check_unheld(run: RunDir) -> None:
-    """Raises `RunHeld` if another launcher runs the run, before anything else is read. `run` may be no run
-    directory."""
-    if os.path.isfile(run.path / LOCK):
-        with suppress(OSError):  # what cannot be read is reported later
+    """Raises `RunHeld` if another launcher runs the run, before anything else is read. Waits a moment for the
+    processes of a launcher that was just killed. `run` may be no run directory."""
+    end = time.monotonic() + HELD_S
+    while os.path.isfile(run.path / LOCK):
+        try:
             os.close(lock(run))
+            return
+        except RunHeld:
+            if time.monotonic() > end:
+                raise
+            time.sleep(HELD_POLL_S)
+        except OSError:
+            return  # what cannot be read is reported later
 
 
 def mark_logs(run: RunDir, attempt: int) -> None:
