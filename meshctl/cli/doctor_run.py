@@ -2,9 +2,9 @@
 compares what arrives.
 
 On CPU there are two groups of two workers on two nodes, which are processes of this machine. On a machine
-with CUDA devices there are two further runs: between two groups that have half of the devices each, and from
-devices to CPU. Each run is a launch in a separate process, with its run directory in a temporary folder,
-which stays if a path is broken.
+with CUDA devices there are further runs: between two groups that have half of the devices each, on one node
+and (by NCCL) on two nodes, and from devices to CPU. Each run is a launch in a separate process, with its run
+directory in a temporary folder, which stays if a path is broken.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,31 +52,36 @@ class Interrupted(Exception):
         """The exit code: 129, 130 or 143."""
 
 
-def path_runs(gpus: int) -> Iterator[PathRun]:
-    """Yields the runs of a machine with a number of CUDA devices."""
+def path_runs(gpus: Sequence[str]) -> Iterator[PathRun]:
+    """Yields the runs of a machine with CUDA devices of these names."""
     yield PathRun("")
     if not gpus:
         return
-    near = ("cluster.nodes=1", "groups.one.device_type=cuda")
-    half = max(1, gpus // 2)
-    share = (f"groups.one.ranks={half}", f"groups.two.ranks={half}", "groups.two.device_type=cuda")
-    together = ("+groups.two.colocate=one",) if gpus == 1 else ()
-    yield PathRun("cuda, ", (*near, *share, *together))
-    yield PathRun("cuda to cpu, ", (*near, f"groups.one.ranks={gpus}"))
+    half = max(1, len(gpus) // 2)
+    one_node, on_cuda = "cluster.nodes=1", "groups.one.device_type=cuda"
+    share = (on_cuda, f"groups.one.ranks={half}", f"groups.two.ranks={half}", "groups.two.device_type=cuda")
+    together = ("+groups.two.colocate=one",) if len(gpus) == 1 else ()
+    yield PathRun("cuda, ", (one_node, *share, *together))
+    if len(gpus) > 1:
+        others = ",".join(gpus[half : 2 * half])
+        apart = (f"+cluster.devices_per_node={half}", f"+groups.two.visible_devices='{others}'")
+        yield PathRun("nccl, ", (*share, *apart))
+    yield PathRun("cuda to cpu, ", (one_node, on_cuda, f"groups.one.ranks={len(gpus)}"))
 
 
-def count_gpus() -> int:
-    """Returns the number of CUDA devices that the environment leaves."""
+def gpu_names() -> tuple[str, ...]:
+    """Returns the names of the CUDA devices that the environment leaves."""
     is_rocm = device_files.is_rocm()
     count = device_files.count_devices("cuda", is_rocm)
     visible = device_list("cuda", os.environ, is_rocm)
-    return min(count, len(visible.names)) if visible is not None else count
+    names = visible.names if visible is not None else tuple(map(str, range(count)))
+    return names[:count]
 
 
 def run_paths() -> tuple[Check, ...]:
     """Runs over all paths and returns a check for each. Raises `Interrupted`."""
     checks: list[Check] = []
-    for one in path_runs(count_gpus()):
+    for one in path_runs(gpu_names()):
         checks += run_one(one)
     return tuple(checks)
 

@@ -16,10 +16,15 @@ import pytest
 from meshctl.cli import doctor as command
 from meshctl.cli import doctor_run
 from meshctl.cli.doctor import doctor
-from meshctl.cli.doctor_run import RECIPE, PathRun, cause_of, checks_of, count_gpus, path_runs
+from meshctl.cli.doctor_run import RECIPE, PathRun, cause_of, checks_of, gpu_names, path_runs
 from meshctl.cli.load import plan_of
+from meshctl.cli.requirements import requirements_of
 from meshctl.diagnostics.health import Check
+from meshctl.engines.engine import engine_named
+from meshctl.engines.node.visible_devices import hardware_names, numbers_on_node
+from meshctl.plan.model import Plan
 from meshctl.plan.views.ways import ways
+from meshctl.run.directory import Start
 from tests.cli.commands import MAIN
 from tests.runtime.devices.standin import gpus
 
@@ -37,22 +42,48 @@ TcpTransport.post = broken
 
 @pytest.mark.parametrize("gpus", [0, 1, 2, 5, 8])
 def test_every_run_is_a_valid_recipe(gpus: int) -> None:
-    for one in path_runs(gpus):
+    names = [str(number) for number in range(gpus)]
+    used = {one.title: devices_used(plan_of(str(RECIPE), [*one.overrides]).plan) for one in path_runs(names)}
+    half = max(1, gpus // 2)
+    expected: dict[str, set[str]] = {"": set()}
+    if gpus:
+        expected |= {"cuda, ": set(names[: min(gpus, 2 * half)]), "cuda to cpu, ": set(names)}
+    if gpus > 1:
+        expected["nccl, "] = set(names[: 2 * half])
+    assert used == expected
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 5])
+def test_the_engine_accepts_every_run(gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshctl.engines.checks.device_files.ROOT", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "dev").mkdir()
+    for number in range(gpus):
+        (tmp_path / "dev" / f"nvidia{number}").touch()
+    for one in path_runs(gpu_names()):
         ready = plan_of(str(RECIPE), [*one.overrides])
-        assert not ready.report.errors
-        devices = {device for group in ready.plan.groups for run in group.devices for device in range(*run)}
-        assert (
-            devices == set(range(gpus - gpus % 2 if one.title == "cuda, " and gpus > 1 else gpus))
-            or not one.title
-        )
+        engine_named("loopback").preflight(ready.plan, Start(ready.path))
+        needed = requirements_of(ready).device_bytes
+        assert needed.keys() <= set(gpu_names()) and bool(needed) == bool(one.title)
+
+
+def devices_used(plan: Plan) -> set[str]:
+    """Returns the hardware names of the devices of all groups, on all nodes."""
+    return {
+        name
+        for group in plan.groups
+        if group.device_type == "cuda"
+        for node in plan.nodes_of(group.name)
+        for name in hardware_names(group, numbers_on_node(plan, group, node), None)
+    }
 
 
 def test_the_runs_use_every_way_between_workers() -> None:
     used = set[str]()
-    for one in path_runs(2):
+    for one in path_runs(["0", "1"]):
         plan = plan_of(str(RECIPE), [*one.overrides]).plan
         used |= {way for route in plan.routes for way in ways(plan, route)}
-    assert used >= {"node", "nodes", "device"}
+    assert used >= {"node", "nodes", "device", "devices"}
 
 
 def test_devices_are_counted_as_the_environment_leaves_them(
@@ -63,9 +94,9 @@ def test_devices_are_counted_as_the_environment_leaves_them(
     for number in range(4):
         (tmp_path / "dev" / f"nvidia{number}").touch()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert count_gpus() == 4
+    assert gpu_names() == ("0", "1", "2", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    assert count_gpus() == 2
+    assert gpu_names() == ("3", "1")
 
 
 def test_a_launch_that_fails_is_a_failure_with_its_cause(tmp_path: Path) -> None:
