@@ -93,17 +93,17 @@ class LogFile:
         if self.problem and self._clock() < self._retry_at:
             self._missing += len(data)
             return
-        self._left, reason = b"", self.problem and self.problem.strerror
+        has_begun, reason = False, self.problem and self.problem.strerror
         try:
             self._open()
             if self._missing:
                 self._append(self._note(f"{self._missing:,} bytes are missing here: {reason}"))
                 self._missing = 0
-            if data:
-                self._append(self._stamped(data))
+            has_begun = True
+            self._append(self._stamped(data) if data else b"")
             self.problem = None
         except OSError as error:
-            self._missing += len(_STAMP_BYTES.sub(b"", self._left)) if self._left else len(data)
+            self._missing += len(_STAMP_BYTES.sub(b"", self._left)) if has_begun else len(data)
             self.problem, self._retry_at = error, self._clock() + RETRY_S
 
     def close(self) -> None:

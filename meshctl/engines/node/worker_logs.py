@@ -80,6 +80,10 @@ class WorkerLogs:
         for slot in range(len(self._pipes)):
             self._send(slot)
 
+    def _restart(self) -> None:
+        self._socket.close()
+        self._start()
+
     def keep_alive(self, now: float) -> None:
         """Starts another process in place of one that has ended, which continues with the same pipes. Kills
         one that is stopped (SIGSTOP), because workers would wait for it. At most once a second."""
@@ -87,8 +91,7 @@ class WorkerLogs:
             return
         self._looked = now
         if self.has_ended:
-            self._socket.close()
-            self._start()
+            self._restart()
         elif stacks.is_stopped(self.pid):
             os.kill(self.pid, signal.SIGKILL)
 
@@ -108,14 +111,19 @@ class WorkerLogs:
         """Makes a pipe for each log. `keep` bounds the bytes of each one; 0 for no limit. Raises
         `OSError`."""
         begin, writers = len(self._pipes), list[int]()
-        for path in paths:
-            reader, writer = os.pipe2(os.O_CLOEXEC)
-            writers.append(writer)
-            os.set_blocking(reader, False)
-            with suppress(OSError):  # the user has too many large pipes
-                fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-            self._pipes.append(_Pipe(reader, str(path), keep))
-            self._send(len(self._pipes) - 1)
+        try:
+            for path in paths:
+                reader, writer = os.pipe2(os.O_CLOEXEC)
+                writers.append(writer)
+                os.set_blocking(reader, False)
+                with suppress(OSError):  # the user has too many large pipes
+                    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+                self._pipes.append(_Pipe(reader, str(path), keep))
+                self._send(len(self._pipes) - 1)
+        except OSError:
+            for writer in writers:
+                os.close(writer)
+            raise
         return Outputs(tuple(writers), tuple(range(begin, len(self._pipes))), self._states)
 
     def _send(self, slot: int) -> None:
@@ -126,6 +134,8 @@ class WorkerLogs:
 
     def end_attempt(self) -> None:
         """Waits until all output is in the logs, and closes the pipes."""
+        if self.has_ended and self._pipes:
+            self._restart()
         _wait_written(self._states, [(pipe.reader, slot) for slot, pipe in enumerate(self._pipes)])
         for pipe in self._pipes:
             os.close(pipe.reader)

@@ -81,6 +81,20 @@ def test_output_is_written_after_the_node_process_has_died(tmp_path: Path) -> No
     assert output_of(tmp_path / "0.log") == "last words\n"
 
 
+def test_an_attempt_ends_with_all_output_although_the_process_has_ended(
+    logs: WorkerLogs, tmp_path: Path
+) -> None:
+    outputs = logs.open([tmp_path / "0.log"], 0)
+    outputs.wait_written(0)
+    os.kill(logs.pid, signal.SIGKILL)
+    os.waitpid(logs.pid, 0)
+    logs.has_ended = True
+    os.write(outputs.descriptors[0], b"last words\n")
+    outputs.close()
+    logs.end_attempt()
+    assert output_of(tmp_path / "0.log") == "last words\n"
+
+
 def test_each_reason_is_reported_once(logs: WorkerLogs, tmp_path: Path) -> None:
     paths = [tmp_path / "none" / f"{rank}.log" for rank in range(3)]
     outputs = logs.open(paths, 0)
