@@ -21,6 +21,9 @@ from meshctl.engines.supervise.stalls import JUMP_S
 POLL_S = 1.0
 """Seconds between two looks at node processes."""
 
+UNKNOWN_S = 2.0
+"""Maximum number of seconds between the stop of a process and the poll that notices it, on a busy machine."""
+
 Process = tuple[int, str, int]
 """Node, name in messages and pid."""
 
@@ -65,12 +68,12 @@ class StoppedWatch:
         due = [
             process
             for process, since in sorted(self._since.items())
-            if now - since >= self._report_s - POLL_S and process not in self._reported
+            if now - since >= self._report_s - UNKNOWN_S and process not in self._reported
         ]
         self._reported.update(due)
         self._expire(now, advanced)
         return [
-            f"stalled for {now - self._since[process]:.0f} s: {process[1]} is stopped (SIGSTOP); "
+            f"stalled for {now - self._since[process] + POLL_S:.0f} s: {process[1]} is stopped (SIGSTOP); "
             f"`kill -CONT {process[2]}` continues it"
             for process in due
         ]
