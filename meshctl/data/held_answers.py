@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from meshctl.runtime.batch.batch import MARK, Batch, Column, Ragged
 
 MAX_ANSWERS = 4
 """The number of answers that each rank of a sampler holds."""
+MAX_TOKENS = 2048
+"""The maximum length of a held text. It bounds the memory for the probabilities of all tokens."""
 IDS, LABELS, LOGPROBS = (MARK + f"held_{name}" for name in ("ids", "labels", "logprobs"))
 Score = Callable[[Batch], Ragged]
 """A function of the columns `input_ids` and `labels`. It returns the log-probability of each label, and 0
@@ -29,9 +29,9 @@ where the label is -100."""
 class HeldBySampler:
     """The answers that a rank of a sampler holds."""
 
-    def __init__(self, max_tokens: int | None = None) -> None:
-        """`max_tokens` is the maximum length of a text that can be scored."""
-        self._max_tokens = max_tokens
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        """`max_tokens` is the maximum length of a text that can be scored. Longer texts are truncated."""
+        self._max_tokens = min(max_tokens, MAX_TOKENS)
         self._texts: Batch | None = None
         self._scored: tuple[int, Ragged] | None = None
 
@@ -49,10 +49,11 @@ class HeldBySampler:
         return self._columns(answers, self._texts, self._scored[1])
 
     def _first(self, answers: Batch) -> Batch:
-        lengths = [len(row) for row in answers["input_ids"].rows()]
-        fits = torch.tensor([self._max_tokens is None or length <= self._max_tokens for length in lengths])
-        found = answers.select("input_ids", "labels").where(fits)
-        return found.between(0, min(MAX_ANSWERS, len(found))).clone()
+        first = answers.between(0, min(MAX_ANSWERS, len(answers)))
+        columns = {name: first[name].rows() for name in ("input_ids", "labels")}
+        return Batch(
+            {name: Ragged.of([row[: self._max_tokens] for row in rows]) for name, rows in columns.items()}
+        )
 
     def _columns(self, answers: Batch, texts: Batch, logprobs: Column) -> dict[str, Column]:
         found = {IDS: texts["input_ids"], LABELS: texts["labels"], LOGPROBS: logprobs}

@@ -32,7 +32,6 @@ from meshctl.hf.sharding import in_blocks
 from meshctl.hf.shared_prompts import Division, SharedOutputs
 from meshctl.hf.stored_model import StoredModel
 from meshctl.hf.texts import Texts, check_positions, joined, texts_of
-from meshctl.hf.token_columns import as_column
 from meshctl.hf.training import Sums, Trainer, not_finite
 from meshctl.hf.transformers_api import HEADS, Sizes
 from meshctl.losses import Loss, LossSum, advantages, find
@@ -429,9 +428,14 @@ class Model(StoredModel):
         return Batch.concat(found)
 
     def _label_logprobs(self, texts: Batch) -> Ragged:
+        limit = self.micro_batch_tokens or 1  # otherwise one text at a time
+        parts, found = list(micro_batches.by_tokens(texts, limit, ("",), self._data_ranks)), []
         with self._inference():
-            [outputs] = self._outputs([self._texts(texts, "")])
-            return as_column(outputs.token_logprobs, outputs.texts)
+            for part in parts or [texts]:
+                [outputs] = self._outputs([self._texts(part, "")])
+                found.append(Batch(dict(columns.logprobs(outputs, ""))))
+        logprobs: Ragged = Batch.concat(found)["logprobs"]
+        return logprobs
 
     @contextmanager
     def _inference(self) -> Iterator[None]:

@@ -187,11 +187,13 @@ class Sampler(Component):
     def _scores(self, texts: Batch) -> Ragged:
         """Returns the log-probabilities of the labels of whole texts after temperature. `top_k` and `top_p`
         are ignored, because other weights may exclude a token that was drawn."""
-        found = texts_of(texts, "", self.device)
-        labels = found.targets.clamp(min=0)
-        logprobs = Sampling(self.sampling.temperature).logprobs(self.module(**found.inputs).logits[:, :-1])
-        own = logprobs.gather(-1, labels[..., None])[..., 0]
-        return as_column(torch.where(found.targets == IGNORED, 0.0, own), found)
+        of, columns = Sampling(self.sampling.temperature), []
+        for row in range(len(texts)):
+            found = texts_of(texts.between(row, row + 1), "", self.device)
+            logprobs = of.logprobs(self.module(**found.inputs).logits[:, :-1])
+            own = logprobs.gather(-1, found.targets.clamp(min=0)[..., None])[..., 0]
+            columns += as_column(torch.where(found.targets == IGNORED, 0.0, own), found).rows()
+        return Ragged.of(columns)
 
     @cached_property
     def limits(self) -> PromptLimits:

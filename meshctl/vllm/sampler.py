@@ -206,7 +206,7 @@ class Sampler(Component):
 
     @cached_property
     def _held(self) -> HeldBySampler:
-        return HeldBySampler(max_tokens=self.engine.max_length - 1)
+        return HeldBySampler(max_tokens=self.engine.max_length - 1)  # the engine generates one more
 
     def _scores(self, texts: Batch) -> Ragged:
         """Returns the log-probability of each label, and 0 where the label is -100."""

@@ -60,11 +60,10 @@ def test_the_first_answers_are_held_and_scored_once_for_each_version() -> None:
     assert first.names == answers(6).names
 
 
-def test_a_text_that_is_too_long_is_not_held() -> None:
-    score = Scores(-1.0)
-    long = marked(HeldBySampler(max_tokens=2), answers(6), 0, 2, score)
-    assert [len(row) for row in long.columns[IDS].rows()] == [0] * 6
-    assert long.columns.keys() == marked(HeldBySampler(max_tokens=3), answers(6), 0, 2, score).columns.keys()
+def test_a_long_text_is_truncated() -> None:
+    found = marked(HeldBySampler(max_tokens=2), answers(5), 0, 2, Scores(-1.0))
+    assert [row.tolist() for row in found.columns[IDS].rows()] == [[9, 0], [9, 1], [9, 2], [9, 3], []]
+    assert [row.tolist() for row in found.columns[LOGPROBS].rows()] == [[0, -1]] * 4 + [[]]
 
 
 def test_a_rank_without_answers_has_the_same_columns() -> None:
