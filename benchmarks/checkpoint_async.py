@@ -1,6 +1,6 @@
 """How much asynchronous checkpoints lengthen training: two of 1 GiB within a minute.
 
-    python benchmarks/checkpoint_async.py [--rounds 3] [--workers 1] [--mib 1024] [--stretch 9] [--local]
+    python benchmarks/checkpoint_async.py [--rounds 2] [--workers 1] [--mib 1024] [--stretch 9] [--local]
 
 A group of workers trains without a pause, on one core each, and holds a state of `--mib` in all. The steps
 of a run are divided into pairs of equal stretches: a checkpoint is cut before the first one, and is on the
@@ -22,12 +22,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any
+
+from meshctl.run.events import Event, Follower
 
 GOAL = 1.05
 """The mean step with two checkpoints in a minute, against that without."""
 INTERVAL_S = 30.0
+POLL_S = 0.5
 STEP_S = 0.02
 
 COMPONENTS = """
@@ -87,7 +90,7 @@ run: {{steps: {steps}, dir: runs, checkpoint: {{every: {every}, keep: 1, async: 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument(
@@ -97,11 +100,10 @@ def main() -> None:
     args = parser.parse_args()
     stretch = round(args.stretch / STEP_S)
     with tempfile.TemporaryDirectory() as name:
-        run = launched(Path(name), args, stretch)
+        run, events = launched(Path(name), args, stretch)
         times = [times_of(run / f"times-{rank}") for rank in range(args.workers)]
-        events = events_of(run)
     print(f"{'pair':<8} {'copied s':>9} {'written s':>10} {'cost s':>8} {'of training':>12} {'CPU s':>8}")
-    costs = []
+    costs, is_late = [], False
     for number in range(1, args.rounds + 2):
         step = 2 * stretch * number
         copied, written = (longest(events, kind, step) for kind in ("saving", "saved"))
@@ -109,7 +111,8 @@ def main() -> None:
         label = "warm-up" if number == 1 else str(number)
         print(f"{label:<8} {copied:>9.2f} {written:>10.2f} {cost:>8.2f} {own:>12.2f} {cpu:>8.2f}")
         if written >= stretch_seconds(times, step, stretch):
-            sys.exit("a checkpoint took longer than a stretch; choose a longer --stretch")
+            is_late = True
+            print("it was still in flight in the second stretch: choose a longer --stretch")
         if number > 1:
             costs.append((cost, own, cpu))
     wall, own, cpu = (1 + statistics.median(each) / INTERVAL_S for each in zip(*costs, strict=True))
@@ -117,12 +120,18 @@ def main() -> None:
         {"what": "CPU of training", "value": round(own, 4)},
         {"what": "all CPU", "value": round(cpu, 4)},
     ]
-    result = {"value": round(wall, 4), "goal": GOAL, "ok": wall <= GOAL, "workers": args.workers}
+    result = {
+        "value": round(wall, 4),
+        "goal": GOAL,
+        "ok": wall <= GOAL and not is_late,
+        "workers": args.workers,
+    }
     print(json.dumps({"name": "checkpoint_async", **result, "load": os.getloadavg()[0], "others": others}))
 
 
-def launched(folder: Path, args: argparse.Namespace, stretch: int) -> Path:
-    """Runs the recipe and returns the run directory. A checkpoint is cut every two stretches."""
+def launched(folder: Path, args: argparse.Namespace, stretch: int) -> tuple[Path, list[Event]]:
+    """Runs the recipe and returns the run directory, and the events about checkpoints, which are not kept
+    for long. A checkpoint is cut every two stretches."""
     steps = 2 * stretch * (args.rounds + 2)
     local = f", local_dir: {folder / 'local'}" if args.local else ""
     numbers = {"workers": args.workers, "mib": args.mib, "step": STEP_S, "steps": steps, "every": 2 * stretch}
@@ -130,11 +139,18 @@ def launched(folder: Path, args: argparse.Namespace, stretch: int) -> Path:
     (folder / "recipe.yaml").write_text(RECIPE.format(**numbers, local=local))
     command = [sys.executable, "-m", "meshctl", "launch", "recipe.yaml"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(done.stdout + done.stderr)
-    [run] = (folder / "runs" / "async").iterdir()
-    return run
+    events: list[Event] = []
+    with (folder / "out").open("w") as out:
+        process = subprocess.Popen(command, cwd=folder, env=environ, stdout=out, stderr=out)
+        while not (folders := list(folder.glob("runs/async/*/events"))) and process.poll() is None:
+            time.sleep(POLL_S)
+        follower = Follower(folders[0]) if folders else None
+        while follower and (process.poll() is None or not events):
+            time.sleep(POLL_S)
+            events += follower.new(("saving", "saved"))
+    if process.wait():
+        sys.exit((folder / "out").read_text())
+    return folders[0].parent, events
 
 
 Times = list[list[tuple[float, ...]]]
@@ -143,11 +159,6 @@ Times = list[list[tuple[float, ...]]]
 
 def times_of(path: Path) -> list[tuple[float, ...]]:
     return [tuple(map(float, line.split())) for line in path.read_text().splitlines()]
-
-
-def events_of(run: Path) -> list[dict[str, Any]]:
-    lines = [line for file in (run / "events").iterdir() for line in file.read_text().splitlines()]
-    return [event for event in map(json.loads, lines) if event["name"] in ("saving", "saved")]
 
 
 def cost_of(times: Times, clock: int, step: int, stretch: int) -> float:
@@ -164,12 +175,8 @@ def stretch_seconds(times: Times, step: int, stretch: int) -> float:
     return min(begins[step - 1 + stretch][0] - begins[step - 1][0] for begins in times)
 
 
-def longest(events: list[dict[str, Any]], name: str, step: int) -> float:
-    return max(
-        float(event["value"]["seconds"])
-        for event in events
-        if event["name"] == name and event["step"] == step
-    )
+def longest(events: list[Event], name: str, step: int) -> float:
+    return max(event.value["seconds"] for event in events if (event.name, event.step) == (name, step))
 
 
 if __name__ == "__main__":

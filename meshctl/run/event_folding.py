@@ -30,7 +30,7 @@ LINES_PER_POLL = 500
 MAX_OTHERS = 2000
 """Maximum number of other events that a folded file keeps, the newest ones."""
 _FOLDED = (b'{"name":"step"', b'{"name":"steps"')
-_LEFT_OUT = (b'{"name":"metric"', b'{"name":"saved"')
+_LEFT_OUT = (b'{"name":"metric"', b'{"name":"saved"', b'{"name":"saving"')
 
 
 @dataclass
