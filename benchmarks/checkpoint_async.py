@@ -147,7 +147,7 @@ def launched(folder: Path, args: argparse.Namespace, stretch: int) -> tuple[Path
         follower = Follower(folders[0]) if folders else None
         while follower and (process.poll() is None or not events):
             time.sleep(POLL_S)
-            events += follower.new(("saving", "saved"))
+            events += [event for event in follower.new() if event.name in ("saving", "saved")]
     if process.wait():
         sys.exit((folder / "out").read_text())
     return folders[0].parent, events
