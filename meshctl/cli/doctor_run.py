@@ -107,6 +107,7 @@ def launched(one: PathRun, folder: Path) -> int:
         output = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for stream in (1, 2):
             os.dup2(output, stream)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "torchinductor"))
         overrides = [*one.overrides, f"run.dir={folder}"]
         return launch.launch(str(recipe), overrides, launch.Options(engine="loopback"))
 
