@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+from meshctl.cli.collection import without_collection
 from meshctl.cli.output import refuse
 from meshctl.engines.engine import groups_on, nodes_of
 from meshctl.plan.model import Plan
@@ -28,13 +29,14 @@ def agent(path: Path, group: str, node: int, head: str) -> int:
         wrong = f"the token of the run is neither in {TOKEN_VARIABLE} nor in {run.path / TOKEN_FILE}"
     if wrong:
         return refuse(wrong)
-    from meshctl.engines.node.interpreter import groups_of
-    from meshctl.engines.node.node_process import NodeJob, serve
-    from meshctl.engines.node.preload import preload
-    from meshctl.runtime.worker import main
+    with without_collection():
+        from meshctl.engines.node.interpreter import groups_of
+        from meshctl.engines.node.node_process import NodeJob, serve
+        from meshctl.engines.node.preload import preload
+        from meshctl.runtime.worker import main
 
-    plan, folders = Plan.read(path), run.read_start().path
-    preload(plan, folders, groups_of(plan, folders))
+        plan, folders = Plan.read(path), run.read_start().path
+        preload(plan, folders, groups_of(plan, folders))
     job = NodeJob(run, node, head, token, main, (group,) if group else ())
     return serve(job, ends=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 

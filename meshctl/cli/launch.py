@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
+from meshctl.cli.collection import without_collection
 from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.cli.output import REFUSED, refuse, silence, why, write
 from meshctl.cli.parallel_start import run_in_fork
@@ -179,9 +180,10 @@ def deserialize(text: str) -> Launchable:
 
 
 def import_torch() -> None:
-    import_module("meshctl.runtime.worker")
-    import_module("meshctl.engines.node.node_process")
-    import_module("meshctl.engines.supervise.supervisor")
+    with without_collection():
+        import_module("meshctl.runtime.worker")
+        import_module("meshctl.engines.node.node_process")
+        import_module("meshctl.engines.supervise.supervisor")
 
 
 def run(ready: Launchable, attempt: Attempt, engine: Engine, follow: Sequence[str] = ()) -> int:
