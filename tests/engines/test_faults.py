@@ -88,7 +88,7 @@ def test_a_worker_that_ignores_sigterm_is_killed(launch: Launch, tmp_path: Path)
 
 def test_grandchildren_go_too(launch: Launch, tmp_path: Path) -> None:
     run, pids = going(launch, tmp_path, "forever children")
-    assert len(pids) == 1 + 1 + 2 + 4 + 8
+    assert len(pids) == 1 + 1 + 1 + 2 + 4 + 8
     os.kill(run.pid_of("one", 0), signal.SIGKILL)
     gone(pids)
     assert run.end() == 5
