@@ -4,7 +4,8 @@ A step is part of the run only if every stream has data for it. No other stage m
 because what it changes could not be undone:
 
     streams     are called first. Before a stream come only stages on which its call depends: those of its
-                component, the syncs of that component, and the stages that these need.
+                component, the syncs of that component, and the stages that these need. A gate is also
+                between two streams of a group whose workers do not all learn of the first one's end.
     a gate      Every worker learns whether the streams before it had data. If one had none, nothing else of
                 the step is called, and the step before was the last one.
     the others  in the plan's order
@@ -59,7 +60,8 @@ class StreamOrder:
         together: list[Stage] = []
         for stream in [stage for stage in self._plan.stages if stage.name in streams]:
             needed = self._needed(stream, left.values())
-            if needed and together:
+            is_unseen = any(self._can_miss(one, self._plan.group_of(stream)) for one in together)
+            if together and (needed or is_unseen):
                 items.append(Gate(tuple(together)))
                 together = []
             together.append(stream)
@@ -119,6 +121,12 @@ class StreamOrder:
         targets = [route.target for route in self._plan.routes if route.source == stream.name]
         is_sent = any(self._runs_with(self._plan.stage(target), stream) for target in targets)
         return is_sent and producers.count(mesh) == mesh.world_size
+
+    def _can_miss(self, stream: Stage, group: str) -> bool:
+        """Whether only some workers of a group may learn of a stream's end by themselves. The others would
+        call the group's next stream."""
+        workers = self._plan.group(group).workers
+        return workers > 1 and group == self._plan.group_of(stream) and not self._is_seen_by_all(stream)
 
     def _has_telling_input(self, stage: Stage, stream: Stage, group: str, after: Iterable[Stage]) -> bool:
         """Whether every worker of a group learns from an input of a stage that the stream had data. Such an

@@ -16,6 +16,8 @@ PARTS = """
   endless: {_target_: tests.pipelines.parts.Endless, group: a, args: {column: endless}}
   sized: {_target_: tests.pipelines.parts.Sized, group: a, args: {column: sized, length: 28}}
   stream: {_target_: tests.pipelines.parts.Stream, group: b, args: {column: stream, length: 2}, parallel: {tp_size: 3}}
+  empty: {_target_: tests.pipelines.parts.Stream, group: b, args: {column: empty, length: 0}}
+  every: {_target_: tests.pipelines.parts.Endless, group: b, args: {column: every}}
   one: {_target_: tests.pipelines.parts.Worker, group: a, args: {column: one}}
   peers: {_target_: tests.pipelines.parts.Worker, group: c, args: {column: peers}, parallel: {tp_size: 3}}
   three: {_target_: tests.pipelines.parts.Worker, group: b, args: {column: three}}
@@ -64,6 +66,11 @@ FOUND = {
   s0: {call: stream.next, samples: 4, ends_run: true, every: 2}
   s1: {call: three.take, in: s0}
   s2: {call: stream.next, samples: 4}
+""",
+    "a stream that no stage takes and that has no data from the first step on, before another one": """
+  s0: {call: empty.next, samples: 4}
+  s1: {call: every.next, samples: 4}
+  s2: {call: three.take, in: s1}
 """,
     "a group that runs ahead of the end of a stream into its own last step": """
   s0: {call: sized.next, samples: 9}
