@@ -158,22 +158,26 @@ class Engine:
         return found
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Answer]:
-        """Returns the answer to each request."""
+        """Returns the answer to each request. Raises `SamplerError` if vLLM fails."""
         prompts = [{"prompt_token_ids": list(one.prompt)} for one in requests]
         parameters = [_parameters(sampling, one.seed) for one in requests]
-        outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
-        return [_answer(output.outputs[0]) for output in outputs]
+        return [_answer(output.outputs[0]) for output in self._outputs(prompts, parameters)]
 
     def score(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Returns the log-probability of each token of each text but its first, at temperature 1. A text is
         shorter than `max_length`, because the engine generates a token after it."""
         prompts = [{"prompt_token_ids": list(one)} for one in texts]
         parameters = vllm.SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-        outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
+        outputs = self._outputs(prompts, parameters)
         return [
             [entry[token].logprob for token, entry in zip(text[1:], output.prompt_logprobs[1:], strict=True)]
             for text, output in zip(texts, outputs, strict=True)
         ]
+
+    def _outputs(self, prompts: list[dict[str, list[int]]], parameters: Any) -> list[Any]:
+        with _errors(f"vLLM {vllm.__version__} cannot generate"):
+            found: list[Any] = self._llm.generate(prompts, parameters, use_tqdm=False)
+        return found
 
     # Weights
 
@@ -256,10 +260,10 @@ def _launched_as(options: EngineOptions) -> Iterator[None]:
 
 @contextmanager
 def _errors(what: str) -> Iterator[None]:
-    """Turns an error of vLLM about its arguments into a `SamplerError`."""
+    """Turns an error of vLLM into a `SamplerError`, in place of a traceback through its code."""
     try:
         yield
-    except (ValueError, TypeError, NotImplementedError, OSError) as error:
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
         raise SamplerError(f"{what}: {_reason(error)}") from error
 
 

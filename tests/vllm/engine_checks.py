@@ -184,6 +184,12 @@ def an_unsupported_model_is_one_message() -> None:
         assert reason in found and "cannot serve the model: " in found
 
 
+def a_failure_while_it_generates_is_one_message() -> None:
+    with sampler({**CONFIG, "head_dim": 8}) as one:  # vLLM on CPU has no attention for it
+        found = error_of(lambda: one.sample(prompts(1)))
+    assert "cannot generate: " in found
+
+
 def limits_are_those_of_the_model() -> None:
     for config in (TIED, UNTIED):
         with sampler(config) as one:
@@ -217,6 +223,7 @@ CHECKS: tuple[Callable[[], None], ...] = (
     an_incomplete_sync_is_refused,
     a_process_has_one_engine,
     an_unsupported_model_is_one_message,
+    a_failure_while_it_generates_is_one_message,
     limits_are_those_of_the_model,
 )
 
