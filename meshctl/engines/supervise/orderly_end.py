@@ -79,13 +79,18 @@ class OrderlyEnd:
             return
         if (now := time.monotonic()) >= self._asks_at:
             self._asks_at = now + ASK_S
-            while asked := self._proposer.asked():
-                self.stop(asked)
+            self._read_requests()
         self._agreed = self._proposer.poll()
+
+    def _read_requests(self) -> None:
+        while asked := self._proposer.asked():
+            self.stop(asked)
 
     def reason(self, metric: str) -> str:
         """Returns the reason for the end of a successful run. It is `metric`, which no longer improved, if
         the agreed last step is earlier than the planned one and than the end of every stream."""
+        if self._has_workers:
+            self._read_requests()  # those of workers that ended soon after
         planned = math.inf if self._planned is None else self._planned
         is_early = self._agreed is not None and self._agreed < min(planned, self._first_end - 1)
         return metric if metric and is_early else self._ended_by
