@@ -1,4 +1,5 @@
-"""Writes the key tables of docs/recipes.md from the table of fields: `python docs/reference.py`."""
+"""Writes the key tables of docs/recipes.md and docs/runs.md from the table of fields:
+`python docs/reference.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 from meshctl.recipe import fields
 from meshctl.recipe.section_types import Field, Section
 
-FILE = Path(__file__).with_name("recipes.md")
+FILES = [Path(__file__).with_name(name) for name in ("recipes.md", "runs.md")]
 SHOWN = {
     "recipe": fields.RECIPE,
     "cluster": fields.CLUSTER,
@@ -28,7 +29,7 @@ SHOWN = {
     "restarts": fields.RESTARTS,
     "logs": fields.LOGS,
 }
-"""Name of a marker in the document -> the section whose keys stand there."""
+"""Name of a marker in a document -> the section whose keys stand there."""
 WORDS = {
     "device types": fields.DEVICE_TYPES,
     "dispatch modes": fields.DISPATCH_MODES,
@@ -63,17 +64,18 @@ def words(meanings: dict[str, str]) -> str:
 
 
 def filled(text: str) -> str:
-    """Returns the document with every table between its markers generated."""
+    """Returns a document with every table between its markers generated."""
     tables = {name: table(section) for name, section in SHOWN.items()}
     tables |= {name: words(meanings) for name, meanings in WORDS.items()}
     for name, content in tables.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         before, found, rest = text.partition(begin)
         _, _, after = rest.partition(end)
-        assert found, f"docs/recipes.md has no marker {begin}"
-        text = f"{before}{begin}\n\n{content}\n\n{end}{after}"
+        if found:
+            text = f"{before}{begin}\n\n{content}\n\n{end}{after}"
     return text
 
 
 if __name__ == "__main__":
-    FILE.write_text(filled(FILE.read_text(encoding="utf-8")), encoding="utf-8")
+    for file in FILES:
+        file.write_text(filled(file.read_text(encoding="utf-8")), encoding="utf-8")

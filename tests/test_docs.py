@@ -19,8 +19,11 @@ TEXTS = {
 
 
 def test_the_key_tables_are_those_of_the_fields() -> None:
-    filled = runpy.run_path(str(ROOT / "docs" / "reference.py"))["filled"]
-    assert filled(TEXTS["recipes.md"]) == TEXTS["recipes.md"], "run: python docs/reference.py"
+    reference = runpy.run_path(str(ROOT / "docs" / "reference.py"))
+    texts = [TEXTS[file.name] for file in reference["FILES"]]
+    assert [*map(reference["filled"], texts)] == texts, "run: python docs/reference.py"
+    for name in (*reference["SHOWN"], *reference["WORDS"]):
+        assert sum(text.count(f"<!-- {name} -->") for text in texts) == 1, name
 
 
 def test_a_mesh_answers_as_documented() -> None:

@@ -1,5 +1,5 @@
-"""The model of the decisions that depend on metrics: `run.stop`, `run.checkpoint.best` and `run.on_nan`, as in the
-section "Runs" of docs/recipes.md."""
+"""The model of the decisions that depend on metrics: `run.stop`, `run.checkpoint.best` and `run.on_nan`, as in
+docs/runs.md, "Metrics that end a run"."""
 
 from __future__ import annotations
 
