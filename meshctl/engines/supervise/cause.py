@@ -66,7 +66,13 @@ ATTEMPT = "==== meshctl: attempt "
 attempts."""
 
 READ_ONLY = " (a received batch is read-only: clone() what is changed)"
-"""Hint for a SIGSEGV in an endpoint that has received a batch, which may be in read-only memory."""
+"""Hint for a SIGSEGV in an endpoint that writes into memory and has received a batch, which may be
+read-only."""
+_WRITES = re.compile(
+    r"\]\s*=(?!=)|[-+*/%&|^@]=(?!=)|<<=|>>="  # x[i] = 0, x += 1
+    r"|[a-z0-9]_\(|\bout=|\.(?:fill|sort|put|copyto)\("  # x.add_(1), out=x, array.sort()
+)
+"""A line of Python that writes into a tensor or an array."""
 
 _LOST = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket (closed|timeout)|remote (process|peer) "
@@ -246,7 +252,7 @@ class Causes:
             cause = replace(cause, stage=position.stage, step=position.step, doing=position.doing)
         elif code <= 0 and who in self._steps:
             cause = replace(cause, error=f"{cause.error} after step {self._steps[who]}")
-        return replace(cause, error=f"{cause.error}{_hint(code, position)}")
+        return replace(cause, error=f"{cause.error}{_hint(code, position, cause.traceback)}")
 
     def _fault(self, event: Event) -> Cause:
         value, peer = event.value, event.value.get("peer")
@@ -313,11 +319,13 @@ class Causes:
         return "" if event.rank is None else str(self._log_of(event.group, event.rank))
 
 
-def _hint(code: int, position: Position) -> str:
-    """Returns the usual reason of an exit with this code or signal, for the error line."""
+def _hint(code: int, position: Position, stack: str) -> str:
+    """Returns the usual reason of an exit with this code or signal, for the error line. `stack` has the lines
+    of code in which the process was."""
     if code == -signal.SIGBUS:
         return ", which often means that shared memory is full"
-    return READ_ONLY if code == -signal.SIGSEGV and position.has_batch else ""
+    may_write = any(_WRITES.search(line) for line in stack.splitlines() if not line.startswith("  File "))
+    return READ_ONLY if code == -signal.SIGSEGV and position.has_batch and may_write else ""
 
 
 def last_words(log: str) -> tuple[str, str]:
