@@ -97,7 +97,7 @@ def test_the_first_that_is_proposed_is_the_nearest_of_all_that_keep_every_rule(
             None,
             "ulysses",
             "ulysses_size",
-            "does not divide 4; nearest that fit: ulysses 2; ulysses 4",
+            "does not divide dp x fsdp, which is 4; nearest that fit: ulysses 2; ulysses 4",
         ),
         (
             {"ep_size": 3, "fsdp_size": 4},

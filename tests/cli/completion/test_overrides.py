@@ -47,7 +47,13 @@ from tests.examples import examples
         ("layout@components.a", ["layout@components.actor.parallel="]),
         ("data@", ["data@_global_="]),
         ("pipeline.publish.t", ["pipeline.publish.to="]),
-        ("run.checkpoint.", [f"run.checkpoint.{key}" for key in ("best.", "best=", "every=", "keep=")]),
+        (
+            "run.checkpoint.",
+            [
+                f"run.checkpoint.{key}"
+                for key in ("async=", "best.", "best=", "every=", "keep=", "local_dir=")
+            ],
+        ),
         (
             "cluster.d",
             [f"cluster.{key}" for key in ("device_memory=", "devices_per_node=", "devices_per_node.")],

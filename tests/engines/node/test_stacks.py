@@ -20,10 +20,10 @@ import sys, time
 from meshctl.run import stack_dump
 
 stack_dump.register()
-print("ready", flush=True)
 
 
 def hang():
+    print("ready", flush=True)
     while True:
         time.sleep(1)
 
