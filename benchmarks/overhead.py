@@ -90,7 +90,7 @@ run: {{steps: {steps}, dir: {folder}}}
 
 
 class Worker:
-    """What a worker's loop does in a step so that the run can be watched."""
+    """The supervision of one worker: its progress record, its events and its metrics of each step."""
 
     def __init__(self, run: RunDir, group: str, rank: int, stage: str, route: str = "") -> None:
         self._progress = Progress(memoryview(mmap.mmap(-1, RECORD_BYTES)))

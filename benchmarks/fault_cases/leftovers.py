@@ -1,4 +1,4 @@
-"""What runs leave behind: processes, temporary files, shared memory, sockets."""
+"""Cases that count the leftovers of runs: processes, temporary files, shared memory and sockets."""
 
 from __future__ import annotations
 

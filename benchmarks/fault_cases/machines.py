@@ -1,4 +1,4 @@
-"""What a machine lacks: ports, a name server, memory; and several runs on one machine."""
+"""Cases on a machine without free ports, a name server or memory, and of several runs on one machine."""
 
 from __future__ import annotations
 

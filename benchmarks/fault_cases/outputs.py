@@ -1,4 +1,4 @@
-"""What workers print, and who reads what meshctl prints."""
+"""Cases of the output of workers, and of the readers of meshctl's own output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all sides of `benchmarks/grpo_end_to_end.py` have in common, and the components of a run with two
+"""The settings that all sides of `benchmarks/grpo_end_to_end.py` share, and the components of a run with two
 groups, which note their times after each step."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints of versions without manifests: whether one is complete, as far as its files tell.
+"""Finds missing and cut files in checkpoints of versions without manifests.
 
 The metadata of torch.distributed.checkpoint lists the parts of each file. torch pickles it; it is read here
 without torch, by an unpickler that makes an empty object of every class and so runs no code from the file.

@@ -3,7 +3,7 @@
     found = newest_whole(run)           # at a launch, and before each further attempt
     found.path, found.step, found.warning
 
-The link `latest` is never followed; only its text tells which checkpoints were published.
+The link `latest` is never followed; only its text is read, which states which checkpoint was published last.
 """
 
 from __future__ import annotations

@@ -281,4 +281,7 @@ def test_a_topic_that_cannot_be_examined_stops_no_launch(monkeypatch: pytest.Mon
 
     broken_topics = {name: replace(topic, quickly=broken) for name, topic in runner.TOPICS.items()}
     monkeypatch.setattr(runner, "TOPICS", broken_topics)
-    assert runner.preflight(Requirements(workers=1)) == ()
+    found = runner.preflight(Requirements(workers=1))
+    quick = [name for name, topic in broken_topics.items() if topic.quickly]
+    assert [(one.subject, one.state) for one in found] == [(name, "warning") for name in quick]
+    assert {one.found for one in found} == {"could not be examined: RuntimeError: odd"}

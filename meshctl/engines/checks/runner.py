@@ -71,14 +71,15 @@ def examine(requirements: Requirements) -> tuple[Check, ...]:
 
 def preflight(requirements: Requirements) -> tuple[Check, ...]:
     """Returns the checks of a recipe that fail, and its warnings, without waiting for a child or a disk. A
-    topic that cannot be examined hides nothing else."""
-    found = []
+    topic that cannot be examined is a warning."""
+    found = list[Check]()
     for subject, topic in TOPICS.items():
         if topic.quickly is None:
             continue
         try:
             findings = list(topic.judge(topic.facts(**topic.quickly(requirements)), requirements))
-        except Exception:  # `examine` reports it as a bug; a run may start nevertheless
+        except Exception as error:  # a bug in a check prevents no launch
+            found.append(_unexamined(subject, in_one_line(error), BUG))
             continue
         shown = [one for one in findings if one.state == "failure" or _is_shown(one)]
         found += [one.check(subject) for one in shown]
@@ -93,10 +94,13 @@ def checks_of(subject: str, topic: Topic, answer: Answer, requirements: Requirem
     """Returns the checks of one topic. If `judge` fails on unexpected facts, the other topics are still
     reported."""
     if answer.value is None and not topic.judges_errors:
-        return (Check(subject, "all of it", "warning", f"could not be examined: {answer.error}", UNKNOWN),)
+        return (_unexamined(subject, answer.error, UNKNOWN),)
     try:
         facts = topic.facts(error=answer.error) if answer.value is None else topic.facts(**answer.value)
         return tuple(finding.check(subject) for finding in topic.judge(facts, requirements))
     except Exception as error:
-        found = f"could not be examined: {in_one_line(error)}"
-        return (Check(subject, "all of it", "warning", found, BUG),)
+        return (_unexamined(subject, in_one_line(error), BUG),)
+
+
+def _unexamined(subject: str, error: str, remedy: str) -> Check:
+    return Check(subject, "all of it", "warning", f"could not be examined: {error}", remedy)

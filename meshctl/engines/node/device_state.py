@@ -1,4 +1,4 @@
-"""What nvidia-smi reports about the GPUs that a process uses.
+"""Reads the state of the GPUs that a process uses from nvidia-smi.
 
 The kernel knows which devices a process has open, whatever its environment says and however they are numbered
 there. nvidia-smi itself may hang with the driver, which is reported, too.

@@ -1,4 +1,4 @@
-"""What the kernel and the processes themselves know about processes that do not advance.
+"""Asks the kernel for the states of processes that do not advance, and the processes for their stacks.
 
     requests = StackRequests()
     requests.begin([("train", 1, pid), ...], now)
@@ -48,11 +48,11 @@ class ProcessState:
     """The letter of the kernel: R runs, S sleeps, D waits for a device, T is stopped, t is traced, Z has
     ended; empty where it is unknown."""
     waits_in: str = ""
-    """The function of the kernel in which the process waits, where the kernel tells."""
+    """The function of the kernel in which the process waits, where the kernel shows it."""
     swapped_bytes: int = 0
     memory_pressure: float = 0.0
     """Percentage of the last ten seconds in which all tasks of the machine waited for memory, because it was
-    swapping; 0 where the kernel does not tell."""
+    swapping; 0 where the kernel does not show it."""
     disk_pressure: float = 0.0
     """The same for disks and network file systems."""
     stack: str = ""

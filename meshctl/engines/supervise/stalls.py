@@ -58,13 +58,13 @@ class Stall:
     """Workers that hold up the run."""
 
     workers: tuple[Worker, ...]
-    """Those that wait for nobody, or a circle; the most suspicious one first."""
+    """The workers that wait for nobody, or the members of a circle. The first one is the likeliest cause."""
     seconds: float
-    """For how long they stand."""
+    """The seconds for which `workers` have not advanced."""
     known: Known
     waits: Mapping[Worker, Wait]
     chain: Sequence[tuple[Worker, Worker]] = ()
-    """Who waits for whom, down to `workers`."""
+    """Pairs of a worker and the worker that it waits for. The chains end at `workers`."""
     states: Mapping[Worker, ProcessState] = field(default_factory=dict)
     limit_s: float = 0.0
     """The patience that has expired; 0 for a report."""
@@ -121,7 +121,7 @@ class StallWatch:
         self._is_over = False
         """Whether a stall has ended the run."""
 
-    # What workers do
+    # Input
 
     def add(self, event: Event, now: float) -> None:
         """Processes an event of a worker. Each one shows that the worker advances."""

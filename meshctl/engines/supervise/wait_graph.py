@@ -1,7 +1,7 @@
-"""Who waits for whom, as a graph: which workers hold up the others, and the chains that lead to them. Pure.
+"""The graph of the waits between workers. Finds the workers that hold up others, and the chains to them.
 
-ends_of(waits)             the workers that wait for nobody, and the circles, that hold up others
-chain_to(waits, end)       who waits for whom, down to such an end
+ends_of(waits)          the workers that wait for nobody, and the circles, that hold up others
+chain_to(waits, end)    the pairs of a waiting worker and the one that it waits for, on the ways to `end`
 """
 
 from __future__ import annotations

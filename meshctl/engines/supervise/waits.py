@@ -30,7 +30,7 @@ NAMED_MAX = 3
 
 @dataclass(frozen=True)
 class Known:
-    """What is known about the workers of components."""
+    """The progress records and events of the workers of components, at one moment."""
 
     records: Mapping[Worker, Record]
     """The records of the workers that stand."""

@@ -36,7 +36,7 @@ from meshctl.runtime.errors import CheckpointError
 def write(path: Path, state: dict[str, Any], group: dist.ProcessGroup | None = None) -> list[Path]:
     """Writes tensors and texts to a folder, and returns the files that this rank has written. It is a
     collective call of all ranks of `group`, by default torch's WORLD."""
-    with suppress(OSError):  # torch meets the same error, and tells all ranks
+    with suppress(OSError):  # torch meets the same error, and raises it on all ranks
         path.mkdir(parents=True, exist_ok=True)
     has_device = any(value.device.type != "cpu" for value in state.values() if isinstance(value, Tensor))
     writer = dcp.FileSystemWriter(path, sync_files=True)
