@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,8 @@ from pathlib import Path
 GOAL = 0.3
 FEWER_WORKERS, MORE_WORKERS = 2, 6
 """Workers of the two runs that are compared."""
+END_S = 60.0
+"""Maximum time of the end of a run."""
 
 COMPONENTS = """
 import time
@@ -104,10 +105,11 @@ def total(command: Sequence[str], workers: int) -> float:
                     sys.exit(f"{' '.join(argv)} ended with {run.returncode}")
                 time.sleep(0.05)
             time.sleep(0.5)  # until all workers sleep
-            processes = descendants(run.pid)
-            found = sum(map(pss, processes))
-            for pid in processes:
-                os.kill(pid, signal.SIGKILL)
+            found = sum(map(pss, descendants(run.pid)))
+            for _ in range(2):  # the second signal ends meshctl at once
+                run.terminate()
+                time.sleep(0.3)
+            run.wait(END_S)
         return found
 
 
