@@ -4,37 +4,38 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from itertools import chain
 
 from meshctl.cli.load import Launchable
 from meshctl.engines.checks.device_files import devices_of_groups
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.engine import CannotStart
 from meshctl.plan.model import Plan
-from meshctl.recipe.rules.rank_bytes import checkpoint_bytes_of, memory_of
+from meshctl.recipe.rules.rank_bytes import checkpoint_bytes_of, copy_bytes_of, memory_of
 from meshctl.run.saved_checkpoints import steps_of
 
 
 def requirements_of(ready: Launchable) -> Requirements:
     """Returns the requirements of a recipe. Bytes that are not known count as 0."""
-    plan, facts = ready.plan, ready.facts
+    plan, facts, saving = ready.plan, ready.facts, ready.plan.run.checkpoint
     bytes_of = bytes_by_group(ready)
-    devices = names_of_devices(plan)
+    devices = devices_of_workers(plan)
     device_bytes = Counter[str]()
     for group, names in devices.items():
         device_bytes.update(dict.fromkeys(names, bytes_of[group]))
-    uses = Counter(chain.from_iterable(devices.values()))
+    uses = Counter(name for keys in devices.values() for key in keys for name in key.split(","))
     on_cpu = [group for group in plan.groups if group.device_type == "cpu"]
     return Requirements(
         str(ready.resume.path if ready.resume else plan.run.dir),
         ready.path,
         sorted({group.device_type for group in plan.groups}),
         plan.job_size,
-        checkpoint_bytes=checkpoint_bytes_of(facts) if facts and plan.run.checkpoint else 0,
+        checkpoint_bytes=checkpoint_bytes_of(facts) if facts and saving else 0,
         checkpoints=further_checkpoints(ready),
         model_bytes=sum(bytes_of[group.name] * group.workers for group in on_cpu),
         device_bytes=dict(device_bytes),
         shared_devices=[name for name, count in uses.items() if count > 1],
+        copy_bytes=bytes_of_copies(ready),
+        local_dir=saving.local_dir if saving else "",
     )
 
 
@@ -47,17 +48,26 @@ def bytes_by_group(ready: Launchable) -> Mapping[str, int]:
     return found
 
 
-def names_of_devices(plan: Plan) -> dict[str, list[str]]:
-    """Returns group -> the hardware names of its CUDA devices, if each of its workers has one device. The
-    bytes of a worker with several devices are not known for each of them."""
+def bytes_of_copies(ready: Launchable) -> int:
+    """Returns the memory of the copies that asynchronous checkpoints write: one of the state of each
+    worker."""
+    saving = ready.plan.run.checkpoint
+    if not (saving and saving.is_async and ready.facts):
+        return 0
+    workers = {one.name: ready.plan.group(one.group).workers for one in ready.plan.components}
+    return sum(size * workers[name] for name, size in copy_bytes_of(ready.facts).items())
+
+
+def devices_of_workers(plan: Plan) -> dict[str, list[str]]:
+    """Returns group -> the hardware names of each worker's CUDA devices, joined by commas."""
     try:
         found = list(devices_of_groups(plan))
     except CannotStart:  # the engine reports it
         return {}
     return {
-        group.name: names
+        group.name: [",".join(names[first : first + each]) for first in range(0, len(names), each)]
         for group, names in found
-        if group.device_type == "cuda" and group.gpus_per_worker == 1
+        if group.device_type == "cuda" and (each := group.gpus_per_worker)
     }
 
 

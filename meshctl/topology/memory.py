@@ -192,13 +192,14 @@ def trained_parameters(parameters: Sequence[Parameter], training: Training) -> l
     return [*adapter_parameters(parameters, training.adapter), *whole]
 
 
-def checkpoint_bytes(parameters: Sequence[Parameter], training: Training) -> int:
+def checkpoint_bytes(parameters: Sequence[Parameter], training: Training, split: Split | None = None) -> int:
     """Returns the least bytes of a component's state in a checkpoint: the trained weights and, if it is
-    known, the state of the optimizer. All ranks together write each element once."""
+    known, the state of the optimizer. All ranks together write each element once; with `split`, the bytes of
+    the state on the rank with the most."""
     if not training.is_trained:
         return 0
     states = states_of(training.optimizer, training.options) or 0
-    return _bytes(trained_parameters(parameters, training), Split(), training) * (1 + states)
+    return _bytes(trained_parameters(parameters, training), split or Split(), training) * (1 + states)
 
 
 def adapter_bytes(parameters: Iterable[Parameter], split: Split, training: Training) -> int:

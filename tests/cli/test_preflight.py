@@ -154,6 +154,15 @@ def test_the_checkpoints_on_the_disk_at_a_time(overrides: str, count: int) -> No
     assert requirements(*overrides.split()).checkpoints == count
 
 
+def test_asynchronous_checkpoints_copy_the_state_of_each_worker() -> None:
+    copies = ["+run.checkpoint.async=true"]
+    assert requirements().copy_bytes == 0
+    assert CHECKPOINT_BYTES <= requirements(*copies).copy_bytes < CHECKPOINT_BYTES * 1.01
+    replicas = [*copies, "components.model.parallel={dp_size:2}"]
+    assert requirements(*replicas).copy_bytes == 2 * CHECKPOINT_BYTES
+    assert requirements(*copies, "+components.model.frozen=true").copy_bytes == 0
+
+
 # Failures and warnings of `launch`
 
 
@@ -196,6 +205,19 @@ def test_disks_that_are_small_full_or_read_only(here: Path) -> None:
     assert check[:2] == ("run directory", "failure") and check[2].endswith("KiB free of 1 MiB")
     [check] = examined("mount -t tmpfs -o ro tmpfs small", asked)
     assert check == ("run directory", "failure", f"{where} cannot be written to: Read-only file system")
+
+
+def test_a_local_disk_that_no_checkpoint_fits_or_that_is_read_only(here: Path) -> None:
+    (here / "local").mkdir()
+    where = f"{here}/local"
+    asked = Requirements(checkpoint_bytes=10 * MIB, checkpoints=1, local_dir=f"{where}/not/yet")
+    [check] = examined("mount -t tmpfs -o size=8m tmpfs local", asked)
+    found = f"{where} (tmpfs): 8 MiB free of 8 MiB, and a checkpoint takes at least 10 MiB"
+    assert check == ("local_dir", "failure", found)
+    [check] = examined("mount -t tmpfs -o ro tmpfs local", asked)
+    assert check == ("local_dir", "failure", f"{where} cannot be written to: Read-only file system")
+    assert examined("true", replace(asked, checkpoint_bytes=MIB)) == []
+    assert requirements(f"+run.checkpoint.local_dir={where}").local_dir == where
 
 
 def test_small_shared_memory_matters_to_nccl() -> None:
@@ -250,6 +272,16 @@ def test_memory_of_devices(two_gpus: Path, capsys: pytest.CaptureFixture[str]) -
     assert f"error: device memory: 1 of 2 is in use by others, {taken}\n  = help: find the pro" in error
     if "+cpu" in torch_build.read()["version"]:
         assert "error: torch on cuda: 2 devices, but torch " in error
+
+
+def test_the_devices_of_a_worker_that_has_several(two_gpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = ["+groups.train.gpus_per_worker=2", "components.model.parallel={dp_size:1}"]
+    found = requirements(*both)
+    assert list(found.device_bytes) == ["0,1"] and list(found.devices) == ["0", "1"]
+    assert found.device_bytes["0,1"] >= PARAMETERS * 4 * 4
+    assert prepare("recipe.yaml", both, Options())[0] == 4
+    taken = "devices 0, 1 have 10 MiB of 28 MiB taken, and their models take at least 20 MiB"
+    assert f"error: device memory: 1 of 1 is in use by others, {taken}\n" in capsys.readouterr().err
 
 
 def test_nvidia_smi_that_fails_is_a_warning(two_gpus: Path, capsys: pytest.CaptureFixture[str]) -> None:

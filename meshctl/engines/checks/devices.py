@@ -49,10 +49,6 @@ class Device:
     """`Default`, or a mode that admits only one process."""
     uuid: str = ""
 
-    @property
-    def free(self) -> int:
-        return self.total - self.used
-
     def is_named(self, name: str) -> bool:
         """Whether a hardware name is its number or the beginning of its UUID."""
         return name == str(self.index) or (
@@ -124,7 +120,7 @@ def measure(requirements: dict[str, Any]) -> dict[str, Any]:
 
 def measure_quickly(requirements: Requirements) -> dict[str, Any]:
     """Returns the facts about the devices of a recipe for cuda, without an import of torch."""
-    if not requirements.device_bytes:
+    if not requirements.devices:
         return {}
     is_rocm = device_files.is_rocm()
     count = device_files.count_devices("cuda", is_rocm)
@@ -298,38 +294,71 @@ def capability(arch: str) -> tuple[int, int]:
 
 def _ours(facts: Facts, requirements: Requirements) -> list[Device]:
     """Returns the devices of the recipe, or without one those that the environment leaves."""
-    if requirements.device_bytes:
-        return [one for one in facts.devices if any(map(one.is_named, requirements.device_bytes))]
+    if names := requirements.devices:
+        return [one for one in facts.devices if any(map(one.is_named, names))]
     is_listed = facts.variable and all(map(str.isdecimal, facts.visible))
     return [device for device in facts.devices if not is_listed or str(device.index) in facts.visible]
 
 
 def _memory(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """Judges the free memory of the devices, against what the models of the recipe take."""
-    name, ours, needs = "device memory", _ours(facts, requirements), requirements.device_bytes
-    need_of = {one.index: max([0, *(needs[key] for key in needs if one.is_named(key))]) for one in ours}
-    if small := [one for one in ours if 0 < one.total < need_of[one.index]]:
-        found = f"{_count_of(small, ours)} too small: device {small[0].index} has {amount(small[0].total)}"
-        found += f", and its models take at least {amount(need_of[small[0].index])}"
+    name, ours = "device memory", _ours(facts, requirements)
+    needs = list(_needs(ours, requirements))
+    if small := [one for one in needs if 0 < one.total < one.size]:
+        first = small[0]
+        found = f"{_count_of(small, needs)} too small: {first} {amount(first.total)}, and {first.models}"
         remedy = "split the models over more devices (show-topology lists their bytes), or use smaller ones"
         yield failure(name, found, remedy)
         return
-    full = [one for one in ours if one.total and one.free < need_of[one.index]]
-    busy = full or [one for one in ours if one.used > MAX_USED_BYTES]
-    if not busy:
-        return
-    most = max(busy, key=lambda device: device.used)
-    used = f"device {most.index} has {amount(most.used)} of {amount(most.total)} taken"
-    found = f"{_count_of(busy, ours)} in use by others, {used}"
     remedy = "find the processes with nvidia-smi, or leave the devices out: CUDA_VISIBLE_DEVICES"
-    if full:
-        found += f", and its models take at least {amount(need_of[most.index])}"
+    if full := [one for one in needs if one.total and one.total - one.used < one.size]:
+        most = max(full, key=lambda one: one.used)
+        found = f"{_count_of(full, needs)} in use by others, {most.taken}, and {most.models}"
         yield failure(name, found, remedy)
-    else:
-        yield warning(name, found, remedy).of_recipe()
+    elif busy := [_Need((one,)) for one in ours if one.used > MAX_USED_BYTES]:
+        most = max(busy, key=lambda one: one.used)
+        yield warning(name, f"{_count_of(busy, ours)} in use by others, {most.taken}", remedy).of_recipe()
 
 
-def _count_of(some: Sequence[Device], ours: Sequence[Device]) -> str:
+@dataclass(frozen=True)
+class _Need:
+    """The devices of a worker, usually one, and the bytes that its models take on them."""
+
+    devices: tuple[Device, ...]
+    size: int = 0
+
+    @property
+    def total(self) -> int:
+        """The memory of all devices; 0 if that of one is unknown."""
+        return sum(one.total for one in self.devices) if all(one.total for one in self.devices) else 0
+
+    @property
+    def used(self) -> int:
+        return sum(one.used for one in self.devices)
+
+    @property
+    def taken(self) -> str:
+        return f"{self} {amount(self.used)} of {amount(self.total)} taken"
+
+    @property
+    def models(self) -> str:
+        its = "its" if len(self.devices) == 1 else "their"
+        return f"{its} models take at least {amount(self.size)}"
+
+    def __str__(self) -> str:
+        """Returns `device 0 has`, or `devices 0, 1 have`."""
+        numbers = ", ".join(str(one.index) for one in self.devices)
+        return f"device {numbers} has" if len(self.devices) == 1 else f"devices {numbers} have"
+
+
+def _needs(ours: Sequence[Device], requirements: Requirements) -> Iterator[_Need]:
+    for key, size in requirements.device_bytes.items():
+        names = key.split(",")
+        if devices := tuple(one for one in ours if any(map(one.is_named, names))):
+            yield _Need(devices, size)
+
+
+def _count_of(some: Sequence[object], ours: Sequence[object]) -> str:
     return f"{len(some)} of {len(ours)} {'is' if len(some) == 1 else 'are'}"
 
 

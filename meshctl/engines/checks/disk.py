@@ -83,9 +83,13 @@ def scratch(runs: str, pid: int) -> Path:
 
 
 def clean(requirements: Requirements) -> None:
+    clean_up(requirements.runs)
+
+
+def clean_up(runs: str) -> None:
     """Removes the folder that a killed `measure` left. Runs in a child process, because the disk may still
     hang."""
-    Probe("meshctl.engines.checks.disk:remove", [requirements.runs, os.getpid()], CLEAN_S).answer()
+    Probe("meshctl.engines.checks.disk:remove", [runs, os.getpid()], CLEAN_S).answer()
 
 
 def remove(runs: str, pid: int) -> None:
@@ -93,15 +97,15 @@ def remove(runs: str, pid: int) -> None:
 
 
 def measure(requirements: dict[str, Any]) -> dict[str, Any]:
-    return _measured(scratch(requirements["runs"], os.getppid()), is_flushed=True)
+    return measured(scratch(requirements["runs"], os.getppid()), is_flushed=True)
 
 
 def measure_quickly(requirements: Requirements) -> dict[str, Any]:
     """Returns the facts without the time of a flush, which may take long."""
-    return _measured(scratch(requirements.runs, os.getpid()), is_flushed=False)
+    return measured(scratch(requirements.runs, os.getpid()), is_flushed=False)
 
 
-def _measured(folder: Path, is_flushed: bool) -> dict[str, Any]:
+def measured(folder: Path, is_flushed: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"folder": str(folder.parent), "kind": kind_of(folder.parent)}
     with suppress(OSError):
         stat = os.statvfs(folder.parent)
@@ -206,9 +210,17 @@ def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
         yield failure("temporary files", facts.temporary_error, "set TMPDIR to a folder with space")
 
 
+def space_of(facts: Facts) -> str:
+    """Returns `/data (ext4): 100 GiB free of 1,000 GiB`."""
+    return f"{_where(facts)}: {amount(facts.free)} free of {amount(facts.total)}"
+
+
+def _where(facts: Facts) -> str:
+    return f"{facts.folder} ({facts.kind})" if facts.kind else facts.folder
+
+
 def _space(facts: Facts, requirements: Requirements) -> Finding:
-    name, where = "run directory", f"{facts.folder}" + (f" ({facts.kind})" if facts.kind else "")
-    found = f"{where}: {amount(facts.free)} free of {amount(facts.total)}"
+    name, found = "run directory", space_of(facts)
     remedy = f"delete old runs, keep fewer checkpoints (run.checkpoint.keep), or {ELSEWHERE}"
     each, count = requirements.checkpoint_bytes, requirements.checkpoints
     if count and facts.free < each:
@@ -218,7 +230,7 @@ def _space(facts: Facts, requirements: Requirements) -> Finding:
         need = f"{found}, and {count} checkpoints take at least {amount(each * count)}"
         return warning(name, need, remedy).of_recipe()
     if facts.free >= FREE_BYTES.recommended and 0 <= facts.free_files < MIN_FREE_FILES:
-        return warning(name, f"{where}: only {facts.free_files:,} more files fit", remedy)
+        return warning(name, f"{_where(facts)}: only {facts.free_files:,} more files fit", remedy)
     return FREE_BYTES.judge(name, facts.free, found, remedy)
 
 

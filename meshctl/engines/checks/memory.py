@@ -136,14 +136,20 @@ def _memory(facts: Facts, requirements: Requirements) -> Finding:
     remedy = "end the processes that use it (ps aux --sort=-rss | head)"
     if facts.limit:
         remedy = "raise the limit of the container or session (memory.max)"
-    if left < requirements.model_bytes:
-        found += f", and the models on cpu take at least {amount(requirements.model_bytes)}"
+    models, copies = requirements.model_bytes, requirements.copy_bytes
+    if left < models:
+        found += f", and the models on cpu take at least {amount(models)}"
         return warning("memory", found, f"use smaller models or fewer workers, or {remedy}").of_recipe()
+    if left < models + copies:
+        found += f", and copies of the state for asynchronous checkpoints take at least {amount(copies)}"
+        found += f" beside {amount(models)} of models" if models else ""
+        remedy = f"save without copies (run.checkpoint.async=false), or {remedy}"
+        return warning("memory", found, remedy).of_recipe()
     return FREE_BYTES.judge("memory", left, found, remedy)
 
 
 def _shared_memory(facts: Facts, requirements: Requirements) -> Finding:
-    has_nccl = len(requirements.device_bytes) > 1
+    has_nccl = len(requirements.devices) > 1
     container = "in a container: docker run --shm-size=8g, or an emptyDir with `medium: Memory` at /dev/shm"
     if facts.shm_error:
         found = f"cannot be written to: {facts.shm_error}; DataLoader and NCCL need it"

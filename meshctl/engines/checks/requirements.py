@@ -83,13 +83,22 @@ class Requirements:
     """The least memory that the models of groups on cpu take, in bytes; 0 if it is unknown."""
     device_bytes: Mapping[str, int] = field(default_factory=dict)
     """CUDA device, by its hardware name -> the least memory that its models take, in bytes; 0 if it is
-    unknown."""
+    unknown. The devices of a worker that has several are one key (`0,1`), and share its models."""
     shared_devices: Sequence[str] = ()
     """The CUDA devices that several workers use."""
+    copy_bytes: int = 0
+    """The least memory that the copies of asynchronous checkpoints take, in bytes; 0 if it is unknown."""
+    local_dir: str = ""
+    """`run.checkpoint.local_dir`; empty for none."""
 
     @property
     def runs_folder(self) -> Path:
         return Path(self.runs).absolute()
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The hardware names of the recipe's CUDA devices."""
+        return [name for names in self.device_bytes for name in names.split(",")]
 
     def broken(self, device_type: str) -> State:
         """Returns the severity if devices of this type exist and cannot be used: a failure if the recipe

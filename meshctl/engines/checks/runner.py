@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any
 
 from meshctl.diagnostics.health import Check
-from meshctl.engines.checks import clock, devices, disk, limits, memory, network, versions
+from meshctl.engines.checks import clock, devices, disk, limits, local_dir, memory, network, versions
+from meshctl.engines.checks.fork import in_fork
 from meshctl.engines.checks.probe import Answer, Probe, in_one_line
 from meshctl.engines.checks.requirements import Finding, Requirements
 
 BUG = "this is a bug in meshctl and says nothing about your machine"
+BLOCKED_S = 5.0
+"""Time limit of a topic that may block."""
 UNKNOWN = "try again; `meshctl doctor` starts a child for each topic, which did not answer"
 
 
@@ -29,6 +33,8 @@ class Topic:
     """The time limit of `measure`."""
     quickly: Callable[[Requirements], dict[str, Any]] | None = None
     """Returns facts within milliseconds, in this process; None for a topic that `launch` leaves out."""
+    may_block: bool = False
+    """Whether `quickly` may never return, so that it is called in a fork."""
     clean: Callable[[Requirements], None] = lambda requirements: None
     """Removes the files that `measure` leaves behind if it is killed."""
 
@@ -44,7 +50,10 @@ TOPICS: Mapping[str, Topic] = {
     "network": Topic(network.Facts, network.judge, network.SECONDS, lambda _: network.measure({})),
     "memory": Topic(memory.Facts, memory.judge, 10.0, lambda _: memory.measure({})),
     "limits": Topic(limits.Facts, limits.judge, 10.0, lambda _: limits.measure({})),
-    "disk": Topic(disk.Facts, disk.judge, disk.SECONDS, disk.measure_quickly, disk.clean),
+    "disk": Topic(disk.Facts, disk.judge, disk.SECONDS, disk.measure_quickly, True, disk.clean),
+    "local_dir": Topic(
+        local_dir.Facts, local_dir.judge, disk.SECONDS, local_dir.measure_quickly, True, local_dir.clean
+    ),
     "clock": Topic(clock.Facts, clock.judge, 10.0),
 }
 """Subject -> topic, in the order of the report."""
@@ -70,20 +79,30 @@ def examine(requirements: Requirements) -> tuple[Check, ...]:
 
 
 def preflight(requirements: Requirements) -> tuple[Check, ...]:
-    """Returns the checks of a recipe that fail, and its warnings, without waiting for a child or a disk. A
-    topic that cannot be examined is a warning."""
+    """Returns the checks of a recipe that fail, and its warnings, without waiting for a disk that does not
+    answer. A topic that cannot be examined is a warning."""
     found = list[Check]()
     for subject, topic in TOPICS.items():
         if topic.quickly is None:
             continue
         try:
-            findings = list(topic.judge(topic.facts(**topic.quickly(requirements)), requirements))
+            findings = list(topic.judge(_facts_at_launch(topic, requirements), requirements))
         except Exception as error:  # a bug in a check prevents no launch
             found.append(_unexamined(subject, in_one_line(error), BUG))
             continue
         shown = [one for one in findings if one.state == "failure" or _is_shown(one)]
         found += [one.check(subject) for one in shown]
     return tuple(found)
+
+
+def _facts_at_launch(topic: Topic, requirements: Requirements) -> Any:
+    assert topic.quickly is not None
+    if not topic.may_block:
+        return topic.facts(**topic.quickly(requirements))
+    try:
+        return topic.facts(**in_fork(partial(topic.quickly, requirements), BLOCKED_S))
+    except TimeoutError as error:
+        return topic.facts(error=str(error))
 
 
 def _is_shown(finding: Finding) -> bool:

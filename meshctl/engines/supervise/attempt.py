@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from meshctl.engines.checks.fork import in_fork
 from meshctl.engines.supervise.cause import ATTEMPT
 from meshctl.plan.model import Plan
 from meshctl.run import clock
@@ -30,10 +31,12 @@ LOCK = ".lock"
 HELD_S, HELD_POLL_S = 1.0, 0.05
 """How long a launch waits for the lock, and between two attempts to take it. The processes of a killed
 launcher hold the lock, too, until they have ended."""
+ANSWER_S = 5.0
+"""How long a launch waits for the disk of the run directory."""
 
 
 class RunHeld(Exception):
-    """Another launcher runs the run; the message names its directory."""
+    """Another launcher runs the run, or its disk does not answer; the message names its directory."""
 
 
 @dataclass(frozen=True)
@@ -151,17 +154,30 @@ def lock(run: RunDir) -> int:
 def check_unheld(run: RunDir) -> None:
     """Raises `RunHeld` if another launcher runs the run, before anything else is read. Waits a moment for the
     processes of a launcher that was just killed. `run` may be no run directory."""
+    if not os.path.isfile(run.path / LOCK):
+        return
+    try:
+        held = in_fork(lambda: _held(run), HELD_S + ANSWER_S)
+    except TimeoutError:
+        held = f"the disk of {run.path} does not answer: look at it (df, mount, dmesg)"
+    if held:
+        raise RunHeld(held)
+
+
+def _held(run: RunDir) -> str:
+    """Returns why the lock cannot be taken; empty if it can."""
     end = time.monotonic() + HELD_S
-    while os.path.isfile(run.path / LOCK):
+    while True:
         try:
             os.close(lock(run))
-            return
-        except RunHeld:
-            if time.monotonic() > end:
-                raise
-            time.sleep(HELD_POLL_S)
-        except OSError:
-            return  # what cannot be read is reported later
+        except RunHeld as error:
+            if time.monotonic() <= end:
+                time.sleep(HELD_POLL_S)
+                continue
+            return str(error)
+        except OSError:  # what cannot be read is reported later
+            pass
+        return ""
 
 
 def mark_logs(run: RunDir, attempt: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,18 +122,26 @@ class Model:
 
 def checkpoint_bytes_of(facts: Facts) -> int:
     """Returns the least bytes of a checkpoint of the recipe: those of the components with a known model."""
-    return sum(_saved_bytes(facts, component) for component in facts.recipe.components.values())
+    return sum(checkpoint_bytes(one.parameters, one.training) for one in _saved_models(facts).values())
 
 
-def _saved_bytes(facts: Facts, component: Component) -> int:
-    found = facts.class_of(component.name)
-    if component.frozen or found is None or not found.methods.issuperset(STATE_METHODS):
-        return 0
-    try:
-        model = model_of(facts, component)
-    except UnknownBytes:
-        return 0
-    return checkpoint_bytes(model.parameters, model.training) if model else 0
+def copy_bytes_of(facts: Facts) -> dict[str, int]:
+    """Returns component -> the least bytes of a copy of its state, on the rank with the most."""
+    models = _saved_models(facts).items()
+    return {name: checkpoint_bytes(one.parameters, one.training, one.split) for name, one in models}
+
+
+def _saved_models(facts: Facts) -> dict[str, Model]:
+    """Returns the known models of components that a checkpoint contains."""
+    found = dict[str, Model]()
+    for name, component in facts.recipe.components.items():
+        declared = facts.class_of(name)
+        if component.frozen or declared is None or not declared.methods.issuperset(STATE_METHODS):
+            continue
+        with suppress(UnknownBytes):
+            if model := model_of(facts, component):
+                found[name] = model
+    return found
 
 
 def model_of(facts: Facts, component: Component) -> Model | None:

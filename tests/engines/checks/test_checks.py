@@ -24,6 +24,7 @@ from meshctl.engines.checks import (
     devices,
     disk,
     limits,
+    local_dir,
     memory,
     network,
     runner,
@@ -86,6 +87,9 @@ NEEDS_20_GIB = Requirements(device_types=("cuda",), workers=2, device_bytes={"0"
 
 
 SAVES = Requirements(workers=2, checkpoint_bytes=3 * GIB, checkpoints=4)
+
+
+LOCAL = replace(SAVES, local_dir="/scratch")
 
 
 BIG = limits.Facts(cpus=256, allowed=256)
@@ -167,6 +171,18 @@ CASES: dict[str, tuple[Any, ...]] = {
         replace(DEVICES, smi=[row(0, 126 << 10), row(1, 126 << 10)]),
         replace(NEEDS_20_GIB, device_bytes={"GPU-1": 20 * GIB}),
     ),
+    "models on two devices beside others": (
+        replace(DEVICES, smi=[row(0), row(1, 90 << 10)]),
+        replace(NEEDS_20_GIB, device_bytes={"0,1": 200 * GIB}),
+    ),
+    "models that are too large for two devices": (
+        DEVICES,
+        replace(NEEDS_20_GIB, device_bytes={"0,1": 300 * GIB}),
+    ),
+    "others are on one of two devices": (
+        replace(DEVICES, smi=[row(0), row(1, 60 << 10)]),
+        replace(NEEDS_20_GIB, device_bytes={"0,1": 0}),
+    ),
     "a device for one process": (
         replace(DEVICES, smi=[row(0), row(1, mode="Exclusive_Process")]),
         replace(NEEDS_20_GIB, shared_devices=("1",)),
@@ -187,6 +203,14 @@ CASES: dict[str, tuple[Any, ...]] = {
     "memory": (memory.Facts(),),
     "little memory": (memory.Facts(available=600 * MIB),),
     "little memory for models": (memory.Facts(available=6 * GIB), Requirements(model_bytes=9 * GIB)),
+    "little memory for copies": (
+        memory.Facts(available=6 * GIB),
+        Requirements(model_bytes=4 * GIB, copy_bytes=3 * GIB),
+    ),
+    "little memory for copies of devices": (
+        memory.Facts(available=6 * GIB),
+        Requirements(copy_bytes=9 * GIB),
+    ),
     "a container's memory": (memory.Facts(limit=8 * GIB, used=3 * GIB),),
     "a container's memory is full": (memory.Facts(limit=8 * GIB, used=7 * GIB),),
     "a container's shm": (memory.Facts(shm=64 * MIB, shm_free=64 * MIB),),
@@ -229,6 +253,13 @@ CASES: dict[str, tuple[Any, ...]] = {
     "a disk without space for a checkpoint": (disk.Facts("/data", free=2 * GIB), SAVES),
     "a disk without space for the checkpoints": (disk.Facts("/data", free=10 * GIB), SAVES),
     "a disk with space for the checkpoints": (disk.Facts("/data", free=12 * GIB), SAVES),
+    "a local disk": (local_dir.Facts("/scratch", kind="xfs"), LOCAL),
+    "a local disk without space for a checkpoint": (local_dir.Facts("/scratch", free=2 * GIB), LOCAL),
+    "a local disk that is read only": (
+        local_dir.Facts("/scratch", errors={"write": "Read-only file system"}),
+        LOCAL,
+    ),
+    "a local disk that hangs": (local_dir.Facts(error="no answer within 20 s"), LOCAL),
     "a disk with few files": (disk.Facts("/data", free_files=12),),
     "a disk without locks": (disk.Facts("/data", errors={"lock": "OSError: [Errno 37] No locks available"}),),
     "a disk with another clock": (disk.Facts("/data", skew_s=-90.0),),

@@ -1,0 +1,42 @@
+"""Calls in a fork: their values, their errors, and those that do not return."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import pytest
+
+from meshctl.engines.checks import runner
+from meshctl.engines.checks.fork import in_fork
+from meshctl.engines.checks.requirements import Requirements
+
+
+def test_the_value_comes_from_another_process() -> None:
+    pid, text = in_fork(lambda: [os.getpid(), "x" * 300_000], 60.0)
+    assert pid != os.getpid() and len(text) == 300_000
+
+
+def test_an_error_is_that_of_the_function() -> None:
+    def fail() -> NoReturn:
+        raise LookupError("odd")
+
+    with pytest.raises(LookupError, match="odd"):
+        in_fork(fail, 60.0)
+
+
+def test_a_disk_that_does_not_answer_is_a_failure_of_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(_: Requirements) -> dict[str, Any]:
+        time.sleep(1000)
+        return {}
+
+    monkeypatch.setattr(runner, "BLOCKED_S", 0.1)
+    stuck = {name: replace(topic, quickly=hang) for name, topic in runner.TOPICS.items() if topic.may_block}
+    monkeypatch.setattr(runner, "TOPICS", stuck)
+    found = runner.preflight(Requirements("/a", local_dir="/b", workers=1))
+    assert [(one.name, one.state, one.found) for one in found] == [
+        ("run directory", "failure", "the test of /a failed: no answer within 0 s"),
+        ("local_dir", "failure", "the test of /b failed: no answer within 0 s"),
+    ]
