@@ -26,7 +26,7 @@ POLL_S = 1.0
 """Seconds between two searches for segments."""
 KEPT_SEGMENTS = 2
 """Number of segments of a worker that are not folded, beside the one that is being written."""
-LINES_PER_POLL = 500
+LINES_PER_POLL = 1500
 MAX_OTHERS = 2000
 """Maximum number of other events that a folded file keeps, the newest ones."""
 _FOLDED = (b'{"name":"step"', b'{"name":"steps"')

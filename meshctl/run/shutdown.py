@@ -65,7 +65,7 @@ class Proposer:
         self._last: int | None = None
         self._saves = 0
         """The number of checkpoints that were requested."""
-        self._is_saving = False
+        self.is_saving = False
         """Whether the step of a checkpoint is being agreed."""
 
     def asked(self) -> StopRequest | None:
@@ -87,8 +87,8 @@ class Proposer:
     def save(self) -> None:
         """Begins the decision about a step after which all workers save, and does not wait. Does nothing
         while another one is made, or once an end is proposed."""
-        if not self._is_saving and not self._proposed:
-            self._is_saving = True
+        if not self.is_saving and not self._proposed:
+            self.is_saving = True
             self._saves += 1
             self._announce("save", self._saves)
 
@@ -102,13 +102,13 @@ class Proposer:
             step = 1 + max(int(self._store.get(answer)) for answer in answers)
         else:
             return
-        self._is_saving = False
+        self.is_saving = False
         self._announce("saved", step)
 
     def poll(self) -> int | None:
         """Returns the agreed last step, or None before there is one. Announces what is decided. It does not
         wait."""
-        if self._is_saving:
+        if self.is_saving:
             self._poll_save()
         if (
             self._proposed

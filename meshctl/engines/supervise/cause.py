@@ -223,6 +223,11 @@ class Causes:
             self._poll, self._poll_began = self._poll + 1, now
 
     @property
+    def has_fault(self) -> bool:
+        """Whether a fault is known, or an exit that may be one."""
+        return bool(self._found or self._pending)
+
+    @property
     def settled(self) -> Cause | None:
         """The first cause, once no fault of higher priority can be expected; None before."""
         best = self.best

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshctl.engines.engine import Handle
 from meshctl.engines.supervise.attempt import Attempt
-from meshctl.engines.supervise.head import FAILED, Outcome, wait
+from meshctl.engines.supervise.head import FAILED, Outcome
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.signals import Signals
 from meshctl.run.events import Event
@@ -50,7 +50,7 @@ def follow(handle: Handle, attempt: Attempt, signals: Signals, observers: Iterab
             passed = signals.count
             handle.terminate() if passed == 1 else handle.kill()
         following.read()
-        wait(handle.files(), POLL_S)
+        signals.wait(handle.files(), POLL_S)
         handle.poll()
     following.read()
     outcome = _outcome(following.over)

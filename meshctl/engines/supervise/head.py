@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import json
 import math
-import select
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -72,6 +71,9 @@ from meshctl.run.shutdown import StopRequest
 from meshctl.text.english import in_units
 
 FAILED, UNFIT = 5, 4
+QUIET_POLL_S = 0.1
+"""Seconds between two polls while no worker has failed and no step is being agreed. A signal, and a message
+of a node, such as that of a failed worker, begin a poll at once."""
 RECORDS_S = 2.5
 """Seconds in which the progress records of workers that stand have certainly arrived."""
 
@@ -154,7 +156,9 @@ class Head:
             self._end_in_order()
             self._end_services()
             self._end_by_force()
-            wait([*self._session.handle.files(), *self._nodes.files()], POLL_S)
+            is_quiet = not (self._causes.has_fault or self._ending.is_deciding or self._forced.has_begun)
+            files = [*self._session.handle.files(), *self._nodes.files()]
+            self._signals.wait(files, QUIET_POLL_S if is_quiet else POLL_S)
         self._poll()
         self._poll()  # classifies exits that the last poll has read
         outcome = self._outcome()
@@ -389,11 +393,3 @@ class Head:
     def _write(self, name: str, *, step: int | None = None, **value: Any) -> None:
         """Writes an event. Observers receive it at the next reading of the events."""
         self._session.journal.write(name, step=step, **value)
-
-
-def wait(files: Iterable[int], seconds: float) -> None:
-    """Waits until a descriptor is readable. Unlike `select.select`, accepts descriptors above 1023."""
-    poller = select.poll()
-    for number in files:
-        poller.register(number, select.POLLIN)
-    poller.poll(1000 * seconds)

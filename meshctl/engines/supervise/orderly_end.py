@@ -10,7 +10,6 @@ ending.reason(judge.stop)               # why the run ended, once it has
 from __future__ import annotations
 
 import math
-import time
 
 from meshctl.engines.engine import STOP_KEY
 from meshctl.plan.model import Plan
@@ -18,9 +17,6 @@ from meshctl.run.bounds import end_of_data
 from meshctl.run.control_store import StoreClient
 from meshctl.run.events import Event, Journal
 from meshctl.run.shutdown import PREFIX, Proposer, StopRequest
-
-ASK_S = 0.1
-"""Seconds between two looks at requests of workers, each of which is an exchange with the store."""
 
 
 class OrderlyEnd:
@@ -32,7 +28,6 @@ class OrderlyEnd:
         self._has_workers = bool(ranks)
         """Programs take no part in the agreement: they read the request from the store."""
         self.is_asked = False
-        self._asks_at = 0.0
         self._planned: int | None = None
         """The planned last step, where there is one."""
         self._agreed: int | None = None
@@ -47,6 +42,12 @@ class OrderlyEnd:
     def is_agreeing(self) -> bool:
         """Whether the workers agree on the last step now."""
         return self.is_asked and self._agreed is None
+
+    @property
+    def is_deciding(self) -> bool:
+        """Whether the step of the end or of a checkpoint is to be announced as soon as all workers have
+        answered."""
+        return self.is_agreeing or self._proposer.is_saving
 
     def on_ready(self, event: Event) -> None:
         """Notes the planned last step, which a worker knows when it is ready."""
@@ -75,12 +76,9 @@ class OrderlyEnd:
 
     def poll(self) -> None:
         """Passes on the requests of workers, and notes the agreed last step."""
-        if not self._has_workers:
-            return
-        if (now := time.monotonic()) >= self._asks_at:
-            self._asks_at = now + ASK_S
+        if self._has_workers:
             self._read_requests()
-        self._agreed = self._proposer.poll()
+            self._agreed = self._proposer.poll()
 
     def _read_requests(self) -> None:
         while asked := self._proposer.asked():

@@ -4,10 +4,12 @@ one some time before they end a job. SIGUSR1 requests a checkpoint, and the run 
 from __future__ import annotations
 
 import math
+import os
+import select
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import ClassVar
 
@@ -29,12 +31,17 @@ class Signals:
         self._last = 0, -math.inf
         self._has_save_request = False
         """Whether SIGUSR1 was received and nobody has taken the request."""
+        self._woken: list[int] = []
+        """The reading end of a pipe that receives a byte with each signal, while signals are handled."""
 
     @contextmanager
     def handled(self) -> Iterator[Signals]:
         """Context manager that handles the signals. A signal that was ignored before, as under nohup, stays
         ignored."""
         before = {number: signal.getsignal(number) for number in (*self.NUMBERS, signal.SIGUSR1)}
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        old_writer = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._woken = [reader]
         for number, old in before.items():
             if old is not signal.SIG_IGN:
                 signal.signal(number, self.receive)
@@ -43,6 +50,21 @@ class Signals:
         finally:
             for number, old in before.items():
                 signal.signal(number, old)
+            signal.set_wakeup_fd(old_writer)
+            self._woken = []
+            os.close(reader)
+            os.close(writer)
+
+    def wait(self, files: Iterable[int], seconds: float) -> None:
+        """Waits until a descriptor is readable or a signal arrives, for at most `seconds`. Unlike
+        `select.select`, it accepts descriptors above 1023."""
+        poller = select.poll()
+        for number in (*files, *self._woken):
+            poller.register(number, select.POLLIN)
+        poller.poll(1000 * seconds)
+        for number in self._woken:
+            with suppress(BlockingIOError):
+                os.read(number, 4096)
 
     @property
     def code(self) -> int:
