@@ -13,11 +13,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from meshctl.cli import launch
 from meshctl.cli.launch_process import LaunchProcess
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import device_files
 from meshctl.engines.checks.paths import Expected, judge

@@ -14,11 +14,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from meshctl.cli.load import CheckResult
 from meshctl.cli.output import refuse, silence, why
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Fix, Report
 from meshctl.recipe.compose.folders import contents, is_dir, real, shipped
 from meshctl.recipe.compose.overrides import is_override

@@ -14,11 +14,12 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from meshctl.cli import schema
 from meshctl.cli.output import refuse, why
+from meshctl.dataclass import dataclass
 from meshctl.package import install_command, missing_libraries
 from meshctl.recipe import templates
 from meshctl.recipe.templates import (

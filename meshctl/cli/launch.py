@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from meshctl.cli.requirements import requirements_of
 from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.validate import draw
 from meshctl.cli.worker_options import DebuggedWorker, check_workers, with_debugging
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.diagnostics.health import Check
 from meshctl.engines.engine import DEFAULT_ENGINE, CannotStart, Engine, Job, engine_named

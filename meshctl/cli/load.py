@@ -4,12 +4,12 @@ plan."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from meshctl.cli.crash import bug
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, RecipeError, Report
 from meshctl.recipe.compose.folders import files, is_dir, is_file
 from meshctl.recipe.secrets import Secrets

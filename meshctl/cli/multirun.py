@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from meshctl.cli import launch
 from meshctl.cli.launch_process import LaunchProcess
 from meshctl.cli.load import Launchable
 from meshctl.cli.output import refuse, write
+from meshctl.dataclass import dataclass
 from meshctl.engines.node.termination import name_of
 from meshctl.recipe.compose.folders import config_folders, is_dir, list_options
 from meshctl.recipe.compose.sweeps import CannotSweep, Job, expand

@@ -6,7 +6,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +17,7 @@ from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.cli.output import refuse, why, write
 from meshctl.cli.stdin_source import Held, resolve_source
 from meshctl.cli.validate import draw
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.plan.views.topology import Topology, Warning, ZoomError, topology
 from meshctl.recipe.compose.folders import is_dir, is_file

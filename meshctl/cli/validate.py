@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +25,7 @@ from meshctl.cli.color import WHEN, has_color
 from meshctl.cli.load import CheckResult, Launchable, Unreadable, check
 from meshctl.cli.output import refuse, write
 from meshctl.cli.stdin_source import resolve_source
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Report
 from meshctl.recipe.compose.folders import is_file
 from meshctl.text.english import counted, listed

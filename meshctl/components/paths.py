@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.collective import Collective
 from meshctl.runtime.component import Component, copy_weights, endpoint

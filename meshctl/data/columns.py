@@ -7,7 +7,6 @@ dtype, because all ranks must send the same one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from meshctl.data.encoders import Example
 from meshctl.data.errors import DataError
 from meshctl.data.rows import Row
+from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import Column, Ragged
 
 DTYPES: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float32}

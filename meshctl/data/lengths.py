@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from meshctl.data.encoders import Encoder, Example
 from meshctl.data.errors import DataError
+from meshctl.dataclass import dataclass
 from meshctl.labels import IGNORED
 
 OVER_LENGTH = ("error", "truncate", "drop", "split")

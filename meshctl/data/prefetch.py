@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -17,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from meshctl.data.errors import DataError
+from meshctl.dataclass import dataclass
 from meshctl.run.parent_death import die_with
 
 Result = TypeVar("Result")

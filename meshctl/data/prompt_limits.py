@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.component import ComponentError

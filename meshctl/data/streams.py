@@ -9,7 +9,6 @@ A resumed run reads all earlier rows again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, ClassVar, Protocol
 
@@ -25,6 +24,7 @@ from meshctl.data.packing import PACKED, joined, packed
 from meshctl.data.prefetch import Prefetch
 from meshctl.data.rows import Row, Rows, check_hub_name, files_of, open_rows, saved_folder
 from meshctl.data.tokenizer import Tokenizer
+from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import Batch, Column
 from meshctl.runtime.component import Component, endpoint
 

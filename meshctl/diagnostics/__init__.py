@@ -8,8 +8,9 @@ contains the diagnostics of one pass. `view/reports` draws them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
+
+from meshctl.dataclass import dataclass
 
 
 @dataclass(frozen=True, order=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
+
+from meshctl.dataclass import dataclass
 
 State = Literal["ok", "warning", "failure"]
 STATES: tuple[State, ...] = ("ok", "warning", "failure")

@@ -17,11 +17,12 @@ A new engine is a file with a class that satisfies `Engine`, and one line in `EN
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 from pathlib import Path
 from typing import Literal, Protocol, cast
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.plan.model import Plan

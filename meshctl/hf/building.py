@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
+from meshctl.dataclass import dataclass
 from meshctl.hf import peft_api, random_weights, transformers_api
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.transformers_api import Sizes

@@ -10,12 +10,12 @@ that long answers do not pay for short ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.hf import transformers_api
 from meshctl.hf.sampling import Sampling
 

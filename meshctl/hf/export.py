@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.hf.errors import ModelError
 from meshctl.hf.sharding import whole_of
 from meshctl.hf.transformers_api import DiskFormat

@@ -14,13 +14,13 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear, LoraLayer
 from torch import nn
 
+from meshctl.dataclass import dataclass
 from meshctl.hf.errors import ModelError
 
 ADAPTER = "default"

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.hf.errors import ModelError
 
 BITS = 48

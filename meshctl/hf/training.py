@@ -8,7 +8,6 @@ one factor turns the gradients into those of the mean over all units, clipped.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from meshctl.dataclass import dataclass
 from meshctl.hf import transformers_api
 from meshctl.hf.sharding import local_of, squared_norm
 from meshctl.hf.transformers_api import Sizes

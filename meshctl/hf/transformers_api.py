@@ -10,7 +10,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from inspect import signature
 from logging import ERROR, getLogger
 from math import prod
@@ -39,6 +38,7 @@ from transformers.distributed.utils import TransformersDeviceMesh
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
+from meshctl.dataclass import dataclass
 from meshctl.hf.errors import ModelError
 from meshctl.text.english import nearest
 

@@ -6,11 +6,12 @@ A new loss is a file with a function, as described in `meshctl.losses`, and one 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.losses.function import Function, find_function
 from meshctl.losses.function import LossError as LossError
 

@@ -9,10 +9,10 @@ would be. All are listed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.text.redaction import secret_places
 
 Facts = Mapping[str, Any]

@@ -14,10 +14,11 @@ for other groups are dropped.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import lcm
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan, Run, Stage
 from meshctl.run.bounds import bounding_sources
 from meshctl.topology.modes import Route

@@ -13,9 +13,9 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
 from meshctl.recipe.editor_schema_parts import (

@@ -18,11 +18,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Report, Span
 from meshctl.hub_cache import hub_cache
 from meshctl.recipe.compose import interpolation, yaml_scalars

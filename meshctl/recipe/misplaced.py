@@ -7,8 +7,9 @@ The help names the place as precisely as possible: `it goes under components.act
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.field_types import Type
 from meshctl.recipe.fields import (

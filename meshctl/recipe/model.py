@@ -9,9 +9,10 @@ wrong.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
+from meshctl.dataclass import dataclass
 from meshctl.recipe.fields import BEST, CHECKPOINT, GROUP, RECIPE, REPEAT, RESTARTS, RUN, STAGE, STOP
 from meshctl.topology.modes import Dispatch
 

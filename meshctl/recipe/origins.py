@@ -14,10 +14,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
 from meshctl.recipe.compose import yaml_scalars
 from meshctl.recipe.compose.overrides import is_override

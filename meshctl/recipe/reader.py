@@ -8,10 +8,10 @@ together, and creates the classes of `model.py`. Values are compared with each o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe import model
 from meshctl.recipe.blocks import BlockStages, block_of, blocks_of, flat

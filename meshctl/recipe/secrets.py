@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe import fields
 from meshctl.recipe.compose.overrides import is_override

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.folders import files, shipped
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node, leaves, plain
 from meshctl.recipe.editor_schema_parts import OPEN, Schema, mapping, plain_data, ref, texts, words

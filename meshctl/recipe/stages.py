@@ -4,10 +4,10 @@ the steps in which they run."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import lcm
 from typing import Protocol
 
+from meshctl.dataclass import dataclass
 from meshctl.recipe.model import Stage
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import (

@@ -15,10 +15,10 @@ import keyword
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from math import lcm
 
+from meshctl.dataclass import dataclass
 from meshctl.package import PACKAGE_DIR
 from meshctl.text.english import counted, listed
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.named_function import import_function
 
 FUNCTIONS = {

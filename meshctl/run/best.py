@@ -10,8 +10,9 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from meshctl.dataclass import dataclass
 
 Mode = Literal["min", "max"]
 """Whether the smallest or the largest value of a metric is the best."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from meshctl.dataclass import dataclass
 
 SUFFIX = ".jsonl"
 _NAME = re.compile(r"(?P<who>[^.]+)(?:\.(?P<number>\d{1,9}))?(?P<folded>\.folded)?\.jsonl")

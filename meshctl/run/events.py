@@ -60,11 +60,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.run import clock
 from meshctl.run.event_files import EventFiles, event_files, newest_segment, segment_after, segment_name
 

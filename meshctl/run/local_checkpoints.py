@@ -14,10 +14,10 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from meshctl.dataclass import dataclass
 from meshctl.run.directory import RunDir
 from meshctl.run.manifest import Described, digest
 

@@ -17,10 +17,11 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.package import version
 from meshctl.run.directory import write_whole
 

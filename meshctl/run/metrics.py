@@ -30,8 +30,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from meshctl.dataclass import dataclass
 from meshctl.run.events import Event
 from meshctl.run.row_file import Row
 

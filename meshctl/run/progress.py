@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from enum import IntEnum
 from typing import Any
+
+from meshctl.dataclass import dataclass
 
 VARIABLE = "MESHCTL_PROGRESS"
 """The environment variable of a worker: `DESCRIPTOR:NUMBER` of the shared memory and of the record in it."""

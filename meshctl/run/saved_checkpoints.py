@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
+from meshctl.dataclass import dataclass
 from meshctl.run.directory import RunDir
 from meshctl.run.manifest import FILE as MANIFEST
 from meshctl.run.manifest import Manifest

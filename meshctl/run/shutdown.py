@@ -24,10 +24,10 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 
+from meshctl.dataclass import dataclass
 from meshctl.run.control_store import Store, StoreLost
 
 PREFIX = "ending/"

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 
+from meshctl.dataclass import dataclass
 from meshctl.run.directory import write_whole
 from meshctl.text.english import listed
 from meshctl.topology.mesh import DeviceMesh

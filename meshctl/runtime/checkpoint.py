@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from meshctl.dataclass import dataclass
 from meshctl.run.directory import write_whole
 from meshctl.run.manifest import FILE as MANIFEST
 from meshctl.run.varying_state import FILE as BY_RANK

@@ -12,7 +12,6 @@ of one rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime import torch_mesh
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.collective import Collective, CollectiveError

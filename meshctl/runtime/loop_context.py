@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, partial
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan, Stage
 from meshctl.run.directory import Recorded
 from meshctl.run.events import EventLog, StepReport

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan, Stage
 from meshctl.run.events import EventLog
 from meshctl.runtime.batch.batch import Batch, Ragged

@@ -7,12 +7,13 @@ that a component gives the same result on both. A new reduction is one line in `
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from meshctl.dataclass import dataclass
 
 Op = Literal["sum", "mean", "product", "max", "min", "bitwise_and", "bitwise_or", "bitwise_xor"]
 WIDER = {

@@ -16,7 +16,6 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -26,6 +25,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 
+from meshctl.dataclass import dataclass
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
 from meshctl.run import stack_dump

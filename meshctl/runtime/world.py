@@ -14,7 +14,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any, cast
@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed import Store as TorchStore
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.model import Group, Plan
 from meshctl.run.control_store import CONNECT_S, Store, StoreClient, StoreLost, StoreTimeout
 from meshctl.run.name_lookups import with_short_lookups

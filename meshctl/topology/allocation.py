@@ -12,10 +12,11 @@ The only exception is a group whose workers leave some devices of every node unu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from typing import Protocol
 
+from meshctl.dataclass import dataclass
 from meshctl.topology.cluster import ACCELERATORS, Cluster, DevicesPerNode, Piece, devices_by_node
 
 DeviceRanges = tuple[tuple[int, int], ...]

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import accumulate, groupby
+
+from meshctl.dataclass import dataclass
 
 ACCELERATORS = ("cuda", "npu", "mps")
 DEVICE_TYPES = (*ACCELERATORS, "cpu")

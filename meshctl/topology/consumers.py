@@ -7,10 +7,11 @@ of each part, which are the same in every step; `parts_for` returns the samples 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, DispatchMode, ExecuteMode, producers_of, workers_of
 from meshctl.topology.samples import RouteError, Run, SampleTable, in_sample_order, merge_runs

@@ -12,10 +12,10 @@ of ranks: one rank of a million costs what one rank of eight costs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+from meshctl.dataclass import dataclass
 from meshctl.topology.mesh import DeviceMesh, even_split, split_index
 from meshctl.topology.modes import (
     COLLECT,

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain
 from math import prod
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.topology.allocation import DeviceRanges
 
 MAX_BUCKET_BYTES = 128 << 20

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, overload
 
+from meshctl.dataclass import dataclass
 from meshctl.topology.cluster import DEVICE_ALIASES, DEVICE_TYPES
 from meshctl.topology.dims import (
     VIEWS,

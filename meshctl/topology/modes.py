@@ -17,10 +17,10 @@ ranks get the same result without communication.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import gcd
 from typing import Any, Literal
 
+from meshctl.dataclass import dataclass
 from meshctl.topology.mesh import DeviceMesh, even_split, split_index
 from meshctl.topology.partition import Dispatch as Dispatch
 from meshctl.topology.partition import partition

@@ -10,11 +10,12 @@ Samples of one group stay together unless the dispatch has `split_groups`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import compress, islice, pairwise, repeat
 from operator import ne
 from typing import Any, Literal
 
+from meshctl.dataclass import dataclass
 from meshctl.topology.balance_few import equal_loads_of_few
 from meshctl.topology.mesh import even_split
 from meshctl.topology.samples import Id, RouteError, Run, SampleTable, sample_name

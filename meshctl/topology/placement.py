@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from math import gcd
 from typing import Literal, Protocol
 
+from meshctl.dataclass import dataclass
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.mesh import DeviceMesh
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any, NamedTuple, overload
+
+from meshctl.dataclass import dataclass
 
 Id = tuple[int, ...]
 

@@ -12,10 +12,12 @@ A broken rule is a `Misfit`. `DeviceMesh` raises an error for the first one, `va
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import isfinite, isqrt, prod
 from operator import index
 from typing import Any, Literal
+
+from meshctl.dataclass import dataclass
 
 DIMS = ("pp", "dp", "fsdp", "cp", "tp")
 """Every dim of a mesh in the standard order, outermost first."""

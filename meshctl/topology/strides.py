@@ -11,9 +11,10 @@ ranks only where their result is a list."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+
+from meshctl.dataclass import dataclass
 
 Dim = tuple[tuple[int, int], ...]
 

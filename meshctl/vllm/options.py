@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.vllm.errors import SamplerError
 
 DTYPES = ("float32", "bfloat16", "float16")

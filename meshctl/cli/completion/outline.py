@@ -4,9 +4,9 @@ not checked."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
 from meshctl.recipe.compose.composition import compose
 from meshctl.recipe.compose.folders import SUFFIXES, config_folders, files, is_dir, list_groups

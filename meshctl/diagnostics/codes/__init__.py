@@ -24,8 +24,9 @@ Codes are never renumbered or reused. The page of a code that is no longer repor
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from meshctl.dataclass import dataclass
 
 FOLDER = Path(__file__).parent
 FENCE = "```"

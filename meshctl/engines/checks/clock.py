@@ -6,9 +6,9 @@ import platform
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.checks.requirements import Finding, Requirements, failure, ok, warning
 from meshctl.package import PACKAGE_DIR
 

@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from importlib.machinery import PathFinder
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics.health import STATES, State
 from meshctl.engines.checks import device_files, torch_build
 from meshctl.engines.checks.probe import Probe

@@ -10,10 +10,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.checks.probe import Probe, in_one_line
 from meshctl.engines.checks.requirements import (
     GIB,

@@ -8,10 +8,11 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import interpreter_facts
 from meshctl.engines.checks.models import extras_of

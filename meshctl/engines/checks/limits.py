@@ -7,10 +7,10 @@ import os
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.checks import cgroup
 from meshctl.engines.checks.requirements import (
     GIB,

@@ -8,10 +8,10 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.checks import cgroup
 from meshctl.engines.checks.probe import in_one_line
 from meshctl.engines.checks.requirements import (

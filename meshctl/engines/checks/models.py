@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.interpreter import groups_of, server_python
 from meshctl.hub_cache import (

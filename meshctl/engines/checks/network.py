@@ -7,10 +7,10 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.checks.probe import in_one_line
 from meshctl.engines.checks.requirements import Bounds, Finding, Requirements, failure, ok
 from meshctl.engines.node.worker_env import LOOPBACK

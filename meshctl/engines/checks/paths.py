@@ -10,8 +10,8 @@ right values, and how fast it was.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks.requirements import Finding, failure, ok
 from meshctl.text.english import counted

@@ -19,10 +19,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NoReturn
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.node import termination
 from meshctl.package import PACKAGE_DIR
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics.health import Check, State
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -10,11 +10,12 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.checks import torch_build
 from meshctl.engines.checks.requirements import Finding, Requirements, failure, ok, warning
 from meshctl.package import PACKAGE_DIR, required_ranges

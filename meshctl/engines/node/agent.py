@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.checks.cgroup import kills_for_memory
 from meshctl.engines.engine import STOP_KEY, CannotStart
 from meshctl.engines.node.forkserver import Client, Ended, ServerGone, SpawnRequest, Started

@@ -31,9 +31,10 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, NoReturn
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.engine import WorkerMain
 from meshctl.engines.node import process_setup, termination
 from meshctl.engines.node.scratch import use_scratch

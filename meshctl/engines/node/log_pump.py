@@ -21,10 +21,10 @@ import os
 import select
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.node import forkserver, process_setup
 from meshctl.run.log_files import LogFile
 

@@ -26,10 +26,11 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.checks.models import downloads
 from meshctl.engines.connection import BEAT_S, join
 from meshctl.engines.engine import CannotStart, WorkerMain, groups_on

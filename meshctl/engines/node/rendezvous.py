@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import socket
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore
@@ -26,6 +25,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from meshctl.dataclass import dataclass
 from meshctl.run.name_lookups import with_short_lookups
 
 JOIN_S = 60.0

@@ -18,10 +18,11 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.node import device_state
 from meshctl.run import stack_dump
 

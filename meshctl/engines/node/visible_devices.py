@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.engine import CannotStart
 from meshctl.plan.model import Group, Plan, Worker
 

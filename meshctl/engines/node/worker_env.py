@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.visible_devices import device_list, variables, visible_names
 from meshctl.plan.model import Group, Plan, Program, Worker

@@ -19,9 +19,9 @@ import termios
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.node import forkserver, log_pump, stacks
 
 PIPE_BYTES = 1 << 18

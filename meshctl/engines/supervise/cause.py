@@ -24,10 +24,11 @@ import math
 import re
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.node.termination import name_of
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan

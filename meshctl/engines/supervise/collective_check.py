@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
 from meshctl.run.progress import Activity, Calls, Record

@@ -35,9 +35,10 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.engine import Exited, Handle, Job, groups_on, nodes_of
 from meshctl.engines.node.termination import name_of
 from meshctl.engines.supervise.attempt import Attempt

@@ -15,8 +15,9 @@ import signal
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.connection import BEAT_S, JOIN_S, Handshake
 from meshctl.engines.node.stacks import ProcessState
 from meshctl.run.connection import Connection, Message, ProtocolError

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.node.stacks import ProcessState
 from meshctl.engines.supervise.wait_graph import Worker, chain_to, ends_of
 from meshctl.engines.supervise.waits import Known, Wait, stage_of, waits_of, workers_of

@@ -12,8 +12,9 @@ without a record move.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.supervise.collective_check import place_of, ranks_of
 from meshctl.engines.supervise.wait_graph import Worker
 from meshctl.plan.model import Plan, Stage

@@ -7,11 +7,11 @@ A new advantage is a file with a function, as described in `meshctl.losses.advan
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.losses.function import Function, LossError, find_function
 
 ADVANTAGES = {

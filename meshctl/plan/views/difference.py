@@ -12,9 +12,9 @@ arguments, the seed or checkpoints, so plans that differ only in these have diff
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.views.topology import Flow, PlacedComponent, PlacedGroup, PlacedStage, Topology
 from meshctl.text.english import size
 from meshctl.topology.memory import ComponentMemory

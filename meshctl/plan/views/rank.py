@@ -10,10 +10,11 @@ boundaries of a part may differ from those shown by less than a group.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.model import Component, Plan, Stage, Worker
 from meshctl.plan.views.topology import FORMAT, PlacedComponent, Topology, ZoomError
 from meshctl.plan.views.ways import Over, carries_samples, ends_of, even_flow, over, user_mode

@@ -11,10 +11,10 @@ Long lists contain only their first items and the last, so the size of a part do
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan
 from meshctl.plan.views.rank import RankZoom as RankZoom
 from meshctl.plan.views.rank import crosses, missing, numbers_on_node, of_rank, refactors

@@ -8,10 +8,11 @@ groups are a count, a size and a stride.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import Literal
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.model import NOT_STORED, SPARSE, Block, Cluster, Component, Group, Input, Plan, Stage
 from meshctl.plan.views.ways import Over, carries_samples, ends_of, ways
 from meshctl.text.english import counted

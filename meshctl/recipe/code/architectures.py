@@ -10,9 +10,10 @@ the dims that tp splits are those of transformers. A test compares them with the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.topology.memory import Parameter, UnknownBytes
 
 Values = Mapping[str, Any]

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import NamedTuple
 
+from meshctl.dataclass import dataclass
 from meshctl.recipe.code.declarations import READERS, Declarations, declarations_of
 from meshctl.recipe.code.modes import mode_text
 from meshctl.recipe.code.modules import (

@@ -10,10 +10,10 @@ import glob
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.hub_cache import DATASET_FILES, has_any, is_hub_name
 from meshctl.recipe.compose.folders import contents, files, is_dir, is_file
 

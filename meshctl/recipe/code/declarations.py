@@ -70,9 +70,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.topology.sizes import DIMS
 
 ARGUMENT = re.compile(r"args(\.\w+)+", re.ASCII)

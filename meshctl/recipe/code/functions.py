@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.recipe.code.modules import Module, Sources, dotted_name
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from meshctl.dataclass import dataclass
 from meshctl.recipe.code.classes import Code, Found, NotFound
 from meshctl.recipe.code.modules import Unread
 

@@ -15,9 +15,9 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.folders import contents, files, is_dir, is_file, subfolders
 
 VERSION_MIN = (3, 11)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.hub_cache import MODEL_FILES, cached_folder, is_hub_name
 from meshctl.recipe.compose.folders import contents, is_dir, is_file

@@ -12,10 +12,11 @@ import ast
 import builtins
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from meshctl.dataclass import dataclass
 from meshctl.package import PACKAGE_DIR
 from meshctl.recipe.compose.folders import contents, files, is_dir, is_file
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.recipe.code.modules import BATCHES
 
 Meaning = Callable[[str], str | None]

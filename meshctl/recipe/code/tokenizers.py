@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from meshctl.dataclass import dataclass
 from meshctl.hub_cache import TOKENIZER_FILES, cached_folder, has_any, is_hub_name
 from meshctl.package import SHIPPED_TOKENIZERS
 from meshctl.recipe.compose.folders import contents, is_dir, is_file

@@ -13,10 +13,10 @@ mistake keeps its file, line and column.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.compose import overrides
 from meshctl.recipe.compose.config_store import PRIMARY, UNREADABLE, ConfigStore

@@ -9,9 +9,10 @@ config group     a folder of configs; its files are the options of the group
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.compose.folders import (
     SUFFIXES,

@@ -8,8 +8,9 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.config_store import ConfigStore
 from meshctl.recipe.compose.folders import NOT_GROUPS, SUFFIXES, find_special, is_dir

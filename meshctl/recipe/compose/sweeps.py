@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice, product
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.overrides import MAX_LENGTH, hydra_errors, is_too_deep
 
 MAX_JOBS = 1000

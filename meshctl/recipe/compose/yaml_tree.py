@@ -13,9 +13,10 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
 
 KeyPath = tuple[str, ...]

@@ -4,12 +4,13 @@ and process groups that span nodes."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from math import prod
 from types import MappingProxyType
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.model import Component, DeviceGroup, Recipe, Sizes
 from meshctl.recipe.rules.facts import Facts

@@ -7,10 +7,11 @@ Facts that several rules use are computed here, once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, reduce
 from pathlib import Path
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
 from meshctl.recipe.code.declarations import Declarations, KeyPath

@@ -7,9 +7,10 @@ They are computed with the functions that workers use (`topology.consumers`), fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
+from meshctl.dataclass import dataclass
 from meshctl.recipe.model import Input, Stage
 from meshctl.recipe.rules.facts import Facts
 from meshctl.topology.consumers import consumer_parts, parts_for, samples_by_rank

@@ -4,8 +4,8 @@ stage."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import DispatchWords, Stage
 from meshctl.recipe.rules.facts import Facts

@@ -11,10 +11,10 @@ proposed first.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from meshctl.dataclass import dataclass
 from meshctl.recipe.code.declarations import Layouts
 from meshctl.recipe.meshes import NoMesh, sizes_of
 from meshctl.recipe.model import Component, Sizes

@@ -10,9 +10,9 @@ computes itself. If the columns of one stage before the update are unknown, noth
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.declarations import TRAINED_BY, KeyPath
 from meshctl.recipe.code.functions import Parameters, parameters_of

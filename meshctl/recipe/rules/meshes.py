@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import lcm, prod
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.code.declarations import LAYOUT_DIMS
 from meshctl.recipe.meshes import sizes_of

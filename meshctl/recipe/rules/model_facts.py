@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
 from meshctl.recipe.code.modules import Unread
 from meshctl.recipe.code.tp_plans import Plan

@@ -9,9 +9,9 @@ also read. Unknown sizes are not checked.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from math import gcd
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.meshes import NoMesh, sizes_of
 from meshctl.recipe.model import Component

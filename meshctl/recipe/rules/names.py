@@ -8,9 +8,10 @@ to which nothing refers, the definition is probably misspelt and is reported ins
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Stage

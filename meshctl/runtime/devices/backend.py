@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 from itertools import accumulate
 from typing import Any, Literal, Protocol, cast
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store as TorchStore
 
+from meshctl.dataclass import dataclass
 from meshctl.run.control_store import Store
 from meshctl.runtime.transports.buffers.arena import Piece
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.devices.backend import ALIGN, DeviceMemory, PeerAccess, laid
 from meshctl.runtime.transports.buffers.arena import Arena, ArenaError, Block, Piece
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from meshctl.dataclass import dataclass
 
 _CPU, _CUDA = 1, 2
 """DLPack's device types."""

@@ -32,7 +32,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -41,6 +40,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.devices.backend import laid
 from meshctl.runtime.devices.cuda import Runtime, library
 from meshctl.runtime.process_group import RUNNING

@@ -4,11 +4,11 @@ determines the order of samples and the samples of each rank."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.routes.step import StepHeader
 from meshctl.topology.consumers import ConsumerParts

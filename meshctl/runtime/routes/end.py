@@ -13,9 +13,9 @@ recognised. Nothing restarts a side yet.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.routes.step import StepHeader
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.topology.mesh import DeviceMesh

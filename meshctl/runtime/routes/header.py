@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import MARK, Batch, BatchError, Column, Ragged
 from meshctl.runtime.routes.header_numbers import MAX_SUM, decode_numbers, encode_numbers
 from meshctl.runtime.routes.rows import dtype_of, kind_of

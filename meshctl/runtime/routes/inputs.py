@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.routes.alignment import Assignment, selected
 from meshctl.runtime.routes.end import END, Received

@@ -8,7 +8,6 @@ has, so the leader lays the frame out and every producer writes its own rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.transports.buffers.frames import FrameError, is_sent, on_device
 from meshctl.runtime.transports.buffers.memcpy import is_plain, move, use_memmove

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import Batch, Column
 from meshctl.runtime.batch.ids import ids_of
 from meshctl.runtime.routes.flat_frame import FlatPart

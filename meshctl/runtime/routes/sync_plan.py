@@ -14,7 +14,7 @@ earlier bucket, so that no two layouts can deadlock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from math import prod
 from typing import Any, Protocol, runtime_checkable
@@ -22,6 +22,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.topology.samples import RouteError
 
 MAX_JOINED_BYTES = 16 << 20

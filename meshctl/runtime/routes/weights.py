@@ -33,7 +33,6 @@ import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, product
 from typing import Any, NamedTuple
@@ -41,6 +40,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.devices.backend import DEVICES
 from meshctl.runtime.routes import sync_plan
 from meshctl.runtime.routes.end import (

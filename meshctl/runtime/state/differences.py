@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import combinations
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.collective import Collective
 from meshctl.runtime.state.digest import buffer_digest, tensor_digest, text_digest
 from meshctl.runtime.state.tree import Document, StateTree, is_tensor

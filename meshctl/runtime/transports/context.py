@@ -4,10 +4,11 @@ of frames in flight."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.transports.errors import OutOfMemory, PeerLost
 from meshctl.runtime.transports.transport import Transfers
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, Follower

@@ -11,8 +11,9 @@ A new format is a module with `draw`, or a folder of them, and a line in `FORMAT
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from meshctl.dataclass import dataclass
 
 if TYPE_CHECKING:
     from meshctl.plan.views.rank import Exchange

@@ -6,7 +6,7 @@ through eight hues, so their letters, and never the color alone, tell them apart
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from meshctl.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Report
 
 STDIN = "<stdin>"

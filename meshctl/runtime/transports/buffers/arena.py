@@ -17,13 +17,14 @@ import threading
 import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy
 import torch
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.transports.buffers import libc
 
 GRAIN = 1 << 16

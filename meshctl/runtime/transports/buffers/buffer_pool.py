@@ -13,13 +13,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.devices.backend import DeviceError, laid
 from meshctl.runtime.devices.device_buffers import DeviceBuffer, DeviceBuffers
 from meshctl.runtime.transports.buffers.arena import Arena, ArenaError, Block

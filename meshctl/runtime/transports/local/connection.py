@@ -10,10 +10,10 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX
 from meshctl.runtime.transports.local.messages import HEAD, MAX_FILES, Message
 

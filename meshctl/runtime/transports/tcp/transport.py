@@ -23,13 +23,13 @@ import socket
 import struct
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.devices.backend import DeviceMemory
 from meshctl.runtime.transports.buffers.caching_allocator import CachingAllocator
 from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND, bytes_of

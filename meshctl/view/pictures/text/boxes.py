@@ -10,9 +10,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+from meshctl.dataclass import dataclass
 from meshctl.view.pictures.text.styled import Line, Segment, cut, styled, width_of
 
 UP, DOWN, LEFT, RIGHT = 1, 2, 4, 8

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
+from meshctl.dataclass import dataclass
 from meshctl.view.pictures.text.styled import Line, styled
 
 NOT_SPACED_COST, NO_LEGEND_COST = 12, 6

@@ -13,9 +13,9 @@ ranks are kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.views.topology import ProcessGroups
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.placement import NodeRun

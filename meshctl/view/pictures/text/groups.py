@@ -13,10 +13,10 @@ Components with equal meshes share a grid. There are several levels of detail, f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.views.topology import PlacedComponent, PlacedGroup
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.view.formatting import count

@@ -11,8 +11,8 @@ A lane has the color of its producer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from meshctl.dataclass import dataclass
 from meshctl.view.pictures.text.styled import Line, styled
 
 MAX_LANES = 6

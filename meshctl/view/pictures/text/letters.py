@@ -6,9 +6,9 @@ The group of a program has no components, so it has a lowercase letter of its ow
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.views.topology import PlacedComponent, PlacedGroup, Topology, letters_of
 from meshctl.view.pictures.text.styled import PALETTE, Line, Segment, joined, styled
 

@@ -13,9 +13,9 @@ pipeline         ranks  collect  dispatch   samples
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.views.topology import Flow, PlacedStage
 from meshctl.topology.modes import shown_mode
 from meshctl.view.formatting import count, size

