@@ -8,7 +8,7 @@ speed, and `fields`, `replace` and `asdict` of the standard library work.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, FrozenInstanceError, fields
+from dataclasses import MISSING, FrozenInstanceError, fields, is_dataclass
 from dataclasses import dataclass as standard
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,10 @@ else:
 def _frozen(cls: type[Any]) -> type[Any]:
     cls.__doc__ = cls.__doc__ or cls.__name__  # without a text, `standard` inspects the signature
     defined = {name for name, value in cls.__dict__.items() if value is not None}
-    standard(init=False, repr=False, eq=False)(cls)
+    # The standard library derives only frozen classes from frozen ones.
+    is_derived = any(map(is_dataclass, cls.__bases__))
+    standard(init=False, repr=False, eq=False, frozen=is_derived)(cls)
+    cls.__dataclass_params__.frozen = True
     methods = {name: _compiled_later(cls, name, source) for name, source in SOURCES.items()}
     methods["__repr__"] = _repr
     methods["__setattr__"] = _refused(cls, "__setattr__", "assign to")

@@ -67,8 +67,19 @@ CALLS: dict[str, Callable[[Any, Any], object]] = {
     "defaults are not shared": lambda point, named: point(1).y is point(1).y,
     "copy": lambda point, named: copy.deepcopy(point(1, [2])) == point(1, [3]),
     "docstring": lambda point, named: named.__doc__,
+    "subclass": lambda point, named: repr(_derived(named)(1, name="a", more=2)),
     "plain subclass": lambda point, named: vars(_with_attribute(type("Plain", (point,), {})(1))),
 }
+
+
+def _derived(base: Any) -> Any:
+    """A user may derive a class of the standard library's kind from a public one, such as `DispatchMode`."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Derived(base):
+        more: int = 0
+
+    return Derived
 
 
 def _with_attribute(instance: Any) -> Any:
