@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.checks import disk
 from meshctl.engines.checks.requirements import Finding, Requirements, amount, failure, ok
 

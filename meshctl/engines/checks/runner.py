@@ -7,10 +7,11 @@ checks = preflight(requirements)                 # what `launch` checks: in this
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from functools import partial
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import clock, devices, disk, limits, local_dir, memory, network, versions
 from meshctl.engines.checks.fork import in_fork

@@ -11,9 +11,10 @@ import fcntl
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from meshctl.dataclass import dataclass
 from meshctl.engines.checks.fork import in_fork
 from meshctl.engines.supervise.cause import ATTEMPT
 from meshctl.plan.model import Plan

@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.recipe.code.architectures import Values, parameters_of
 from meshctl.recipe.code.declarations import TRAINED_BY
 from meshctl.recipe.code.safetensors_headers import shapes_of
