@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from meshctl.topology.modes import ExecuteMode as ExecuteMode
     from meshctl.topology.modes import RankSet as RankSet
     from meshctl.topology.samples import SampleTable as SampleTable
+    from meshctl.view.opened_run import OpenedRun as OpenedRun
+    from meshctl.view.opened_run import open_run as open_run
 
 _PUBLIC = {
     "Batch": "meshctl.runtime.batch.batch",
@@ -39,9 +41,11 @@ _PUBLIC = {
     "DispatchMode": "meshctl.topology.modes",
     "ExecuteMode": "meshctl.topology.modes",
     "MeshError": "meshctl.topology.mesh",
+    "OpenedRun": "meshctl.view.opened_run",
     "Ragged": "meshctl.runtime.batch.batch",
     "RankSet": "meshctl.topology.modes",
     "SampleTable": "meshctl.topology.samples",
+    "open_run": "meshctl.view.opened_run",
     "endpoint": "meshctl.runtime.component",
 }
 __all__ = [
@@ -55,11 +59,13 @@ __all__ = [
     "DispatchMode",
     "ExecuteMode",
     "MeshError",
+    "OpenedRun",
     "Ragged",
     "RankSet",
     "SampleTable",
     "copy_weights",
     "endpoint",
+    "open_run",
 ]
 
 

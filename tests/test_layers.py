@@ -49,7 +49,7 @@ HOMES = {
 }
 INSIDE_FUNCTIONS = {("cli", "torch"), ("topology", "torch"), ("runtime", "tensordict")}
 INSIDE_FUNCTIONS |= {("engines", library) for library in ("huggingface_hub", "datasets", "tqdm")}
-INSIDE_FUNCTIONS |= {("vllm", "transformers")}
+INSIDE_FUNCTIONS |= {("vllm", "transformers"), ("view", "pandas")}
 INSIDE_FUNCTIONS |= {("data", library) for library in ("transformers", "datasets", "pyarrow")}
 """Where a library may be loaded on use: by a command that starts something, where torch's mesh is made, and
 if it need not be there."""

@@ -47,6 +47,19 @@ Recipe = Annotated[
 Overrides = Annotated[
     list[str] | None, argument("[KEY=VALUE]...", "Overrides, as in Hydra: KEY=VALUE.", sources.overrides)
 ]
+RUNS = "runs"
+"""The folder of runs, unless the recipe or the user names another one."""
+Run = Annotated[
+    str,
+    argument(
+        "[RUN]",
+        "A run: its folder, NAME/TIME, or NAME for its newest run. Default: the newest.",
+        sources.runs,
+    ),
+]
+Folder = Annotated[
+    str, option("Folder of runs. Default: runs.", sources.files, "--dir", "-d", metavar="FOLDER")
+]
 DataFormat = Annotated[str, option("Format: text or json.", sources.words("text", "json"), "--format", "-f")]
 
 
@@ -246,6 +259,25 @@ def launch(
 
         raise typer.Exit(launch_all(recipe, overrides or [], options))
     raise typer.Exit(launch(recipe, overrides or [], options))
+
+
+@app.command()
+def runs(
+    folder: Annotated[str, argument("[FOLDER]", "Folder with runs. Default: runs.", sources.files)] = RUNS,
+    format: DataFormat = "text",
+) -> None:
+    """List the runs below a folder, the newest first: state, step, age, duration, cause."""
+    from meshctl.cli.status import runs
+
+    raise typer.Exit(runs(folder, format))
+
+
+@app.command()
+def status(run: Run = "", folder: Folder = RUNS, format: DataFormat = "text") -> None:
+    """Print the state of a run: step, metrics, groups, times, checkpoints."""
+    from meshctl.cli.status import status
+
+    raise typer.Exit(status(run, folder, format))
 
 
 @app.command()

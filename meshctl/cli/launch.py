@@ -37,6 +37,7 @@ from meshctl.run.saved_checkpoints import Whole
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line, redact
 from meshctl.trackers import tracker_named
+from meshctl.view.live.state_file import StateFile
 from meshctl.view.reports.text import shown
 
 
@@ -88,9 +89,10 @@ def launch(
         return refuse(error, REFUSED)
     except OSError as error:
         return refuse(f"the run directory cannot be written: {why(error)}: {error.filename}", REFUSED)
+    state_file = StateFile(ready.plan, attempt.run)
     if on_begin:
         on_begin(attempt.run)
-    return run(ready, attempt, engine_named(options.engine), options.follow)
+    return run(ready, attempt, engine_named(options.engine), state_file, options.follow)
 
 
 def reason_of_end(plan: Plan, run: RunDir, saved: int) -> str:
@@ -187,7 +189,9 @@ def import_torch() -> None:
         import_module("meshctl.engines.supervise.supervisor")
 
 
-def run(ready: Launchable, attempt: Attempt, engine: Engine, follow: Sequence[str] = ()) -> int:
+def run(
+    ready: Launchable, attempt: Attempt, engine: Engine, state: Observer, follow: Sequence[str] = ()
+) -> int:
     """Runs a prepared recipe, shows the run, and returns the exit code."""
     from meshctl.engines.node.interpreter import groups_of
     from meshctl.engines.node.preload import preload
@@ -201,7 +205,11 @@ def run(ready: Launchable, attempt: Attempt, engine: Engine, follow: Sequence[st
     def observers() -> list[Observer]:
         if ready.resume and not attempt.start.resume:
             print(f"{run.path} has no checkpoint: it starts from the beginning", flush=True)
-        return [*debugged, for_terminal(plan, run, sys.stdout, follow=follow, is_shared=bool(debugged))]
+        return [
+            *debugged,
+            state,
+            for_terminal(plan, run, sys.stdout, follow=follow, is_shared=bool(debugged)),
+        ]
 
     with Signals().handled() as signals, ExitStack() as stack:
         for worker in debugged:
@@ -209,6 +217,7 @@ def run(ready: Launchable, attempt: Attempt, engine: Engine, follow: Sequence[st
         preload(plan, ready.path, groups_of(plan, ready.path))
         job = Job(plan, run, main, keep=(attempt.lock,))
         outcome = outcome_of(engine, job, attempt, signals, observers)
+        state.on_end(outcome.code, outcome.reason)  # where the run ended before it had observers
     write(summary(plan, run), sys.stdout)
     try:
         print_cause(outcome)

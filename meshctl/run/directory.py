@@ -5,9 +5,11 @@ plan.json       the plan (a secret that a recipe contains as literal text is in 
                 owner may read)
 start.json      facts of the start: where the recipe's code is found, the attempt, the checkpoint it resumes
 events/         JSON lines, a file per process
+state.json      the state of the run for other processes, which its launcher writes once a second
 metrics.jsonl   one object per step
 metrics.lost.jsonl           the rows of steps that ran again, each with its attempt
 logs/GROUP/RANK.log
+logs/launcher.log            the output of a launch in the background
 checkpoints/step-N/COMPONENT/, a position file GROUP.json per group, and `checkpoint.manifest.json`
 checkpoints/latest           a link to the newest one, which people follow and meshctl does not
 checkpoints/damaged-step-N/  a damaged checkpoint of a step that ran again
@@ -83,6 +85,19 @@ class RunDir:
         return self.path / "plan.json"
 
     @property
+    def start(self) -> Path:
+        return self.path / "start.json"
+
+    @property
+    def lock(self) -> Path:
+        """The file that the launcher of the run has locked, and its node processes with it."""
+        return self.path / ".lock"
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state.json"
+
+    @property
     def events(self) -> Path:
         return self.path / "events"
 
@@ -114,6 +129,11 @@ class RunDir:
         return self.path / "logs" / group / f"{rank}.log"
 
     @property
+    def launcher_log(self) -> Path:
+        """The output of a launcher that runs in the background."""
+        return self.path / "logs" / "launcher.log"
+
+    @property
     def stalls(self) -> Path:
         """The log of the stacks of workers that have held up the run."""
         return self.path / "logs" / "stalls.log"
@@ -131,11 +151,11 @@ class RunDir:
                 shutil.rmtree(folder)
 
     def write_start(self, start: Start) -> None:
-        write_whole(self.path / "start.json", json.dumps(asdict(start), indent=2) + "\n")
+        write_whole(self.start, json.dumps(asdict(start), indent=2) + "\n")
 
     def read_start(self) -> Start:
         """Raises `ValueError` if `start.json` is damaged."""
-        file = self.path / "start.json"
+        file = self.start
         try:
             data: dict[str, Any] = json.loads(file.read_text())
             replay = {str(route): str(folder) for route, folder in dict(data.get("replay", {})).items()}

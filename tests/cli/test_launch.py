@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.engines.supervise.attempt import LOCK
+from meshctl.run.directory import RunDir
 from tests.cli.commands import MAIN, meshctl
 from tests.cli.small_launch import run_of, started, steps
 from tests.log_text import output_of
@@ -37,7 +37,16 @@ def test_a_run_and_its_continuation(folder: Path) -> None:
     run = run_of(folder)
     assert steps(run) == [1, 2, 3]
     assert sorted(path.name for path in run.iterdir() if not path.name.startswith(".")) == [
-        *("checkpoints", "events", "logs", "metrics.jsonl", "plan.json", "recipe.yaml", "start.json")
+        *(
+            "checkpoints",
+            "events",
+            "logs",
+            "metrics.jsonl",
+            "plan.json",
+            "recipe.yaml",
+            "start.json",
+            "state.json",
+        )
     ]
     assert done.stdout.count(str(run)) >= 1
     (run / "checkpoints" / "latest").unlink()
@@ -169,7 +178,7 @@ def test_a_run_outlives_whoever_watches_it(folder: Path) -> None:
 def test_a_run_that_is_held_is_refused_before_anything_is_read(folder: Path) -> None:
     run = folder / "held"
     run.mkdir()
-    with (run / LOCK).open("w") as held:
+    with RunDir(run).lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         done = meshctl(folder, "launch", str(run))
     assert (done.returncode, done.stderr) == (4, f"error: the run in {run} is still running\n")

@@ -48,6 +48,8 @@ COMMANDS = (
     "config",
     "show-topology",
     "launch",
+    "runs",
+    "status",
     "doctor",
     "explain",
     "schema",
@@ -60,6 +62,8 @@ JSON_COMMANDS: dict[str, tuple[str, ...]] = {
     "config": ("config", "run.yaml", "--format", "json"),
     "config --origins": ("config", "keys.yaml", "vars.length=1024", "--origins", "--format", "json"),
     "doctor": ("doctor", "run.yaml", "--format", "json"),
+    "runs": ("runs", str(DATA / "runs"), "--format", "json"),
+    "status": ("status", str(sorted((DATA / "runs").glob("*/"))[0]), "--format", "json"),
     "show-topology": ("show-topology", "keys.yaml", "--format", "json"),
     "show-topology --component": ("show-topology", "keys.yaml", "--component", "sampler", "--format", "json"),
     "show-topology --diff": (

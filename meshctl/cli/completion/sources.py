@@ -37,6 +37,20 @@ def recipe(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
     return _paths(incomplete, RECIPE_SUFFIXES)
 
 
+def runs(ctx: typer.Context, incomplete: str) -> Iterator[Candidate]:
+    """Yields the names of recipes that have runs and NAME/TIME of each run, then folders."""
+    from meshctl.run.finding import NoRun, launched_at, name_of, runs_below
+
+    try:
+        found = sorted(runs_below(Path("runs")), key=launched_at, reverse=True)
+    except NoRun:
+        found = []
+    names = [name_of(run) for run in found]
+    begun = dict.fromkeys(name.partition("/")[0] for name in names)
+    yield from map(Candidate, names if "/" in incomplete else begun)
+    yield from _paths(incomplete, ())
+
+
 def overrides(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
     from meshctl.cli.completion.overrides import overrides
 

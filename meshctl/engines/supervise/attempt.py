@@ -27,8 +27,6 @@ from meshctl.run.saved_checkpoints import Whole, clear_later, newest_whole
 from meshctl.run.surviving_rows import PastAttempts, continue_rows
 from meshctl.text.redaction import holds_literal, referred_names, stretches
 
-LOCK = ".lock"
-"""The file in a run directory that the launcher of the run has locked."""
 HELD_S, HELD_POLL_S = 1.0, 0.05
 """How long a launch waits for the lock, and between two attempts to take it. The processes of a killed
 launcher hold the lock, too, until they have ended."""
@@ -143,7 +141,7 @@ def holds_secret(plan: Plan, composed: str) -> bool:
 def lock(run: RunDir) -> int:
     """Takes the lock of a run and returns its descriptor. The kernel releases the lock when the last process
     that inherited the descriptor ends, even by SIGKILL. Raises `RunHeld`."""
-    descriptor = os.open(run.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -155,7 +153,7 @@ def lock(run: RunDir) -> int:
 def check_unheld(run: RunDir) -> None:
     """Raises `RunHeld` if another launcher runs the run, before anything else is read. Waits a moment for the
     processes of a launcher that was just killed. `run` may be no run directory."""
-    if not os.path.isfile(run.path / LOCK):
+    if not os.path.isfile(run.lock):
         return
     try:
         held = in_fork(lambda: _held(run), HELD_S + ANSWER_S)

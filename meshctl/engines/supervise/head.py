@@ -15,6 +15,7 @@ The head writes these events to `events/launcher.jsonl`:
 | `warning` | `{"text": one line}` |
 | `download` | `{"node": n, "model": NAME, "received": bytes, "total": bytes}`, once a second |
 | `stall` | `{"workers": [GROUP:RANK], "seconds": s, "text": [lines]}`: these workers hold up the run |
+| `stall` | `{"advanced": [GROUP:RANK], ...}`, without `workers`: these no longer do |
 | `fault` | the death of an agent or of a node process |
 | `over` | `{"code": exit code, "reason": the cause, the signal, or the end of the data}`, by the supervisor |
 

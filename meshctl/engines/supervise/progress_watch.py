@@ -59,8 +59,9 @@ class ProgressWatch:
         for stall in self._stalls.poll(now, is_stopping):
             self._report(stall)
         for (group, rank), seconds in self._stalls.take_continued():
-            text = f"{group}:{rank} advances again, after {seconds:.0f} s"
-            self._journal.write("stall", workers=[], seconds=seconds, text=[text])
+            name = f"{group}:{rank}"
+            text = f"{name} advances again, after {seconds:.0f} s"
+            self._journal.write("stall", workers=[], advanced=[name], seconds=seconds, text=[text])
         if expired := self._stalls.take_expired():
             log_stall(self._log, stacks_of(expired))
             cause = cause_of(self._plan, expired, str(self._log))

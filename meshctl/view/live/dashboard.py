@@ -37,15 +37,7 @@ from meshctl.plan.model import Plan
 from meshctl.run.events import Event
 from meshctl.view.formatting import bar, duration, milliseconds, number, rate, size, spark
 from meshctl.view.live.output import Output, OutputThread
-from meshctl.view.live.run_state import (
-    DOWNLOADING,
-    GroupState,
-    RunState,
-    State,
-    download_line,
-    restart_line,
-    saving_line,
-)
+from meshctl.view.live.run_state import GroupState, RunState, State
 
 REFRESH_HZ = 8
 STYLES: Mapping[State, str] = {
@@ -72,7 +64,7 @@ class Dashboard:
     ) -> None:
         self._state, self._clock, self._began = RunState(plan), clock, clock()
         self._output = output
-        self._notice, self._closed = "starting", False
+        self._closed = False
         self._lock = threading.Lock()
         self._live = Live(
             get_renderable=self.picture,
@@ -85,14 +77,13 @@ class Dashboard:
 
     def on_attempt(self, number: int, step: int | None) -> None:
         with self._lock:
-            self._notice = f"continues after step {step}" if step is not None else "starting"
+            self._state.on_attempt(number, step)
 
     def on_event(self, event: Event) -> None:
         if event.name == "stall":
             self._print("\n".join(event.value.get("text", ())))
         with self._lock:
             self._state.on_event(event)
-            self._notice = notice_after(event, self._notice)
 
     def on_row(self, metrics: Mapping[str, Any]) -> None:
         if self._thread and self._state.last is None:
@@ -102,8 +93,6 @@ class Dashboard:
             self._began = min(
                 self._began, self._clock() - metrics["time"]
             )  # the run began before this picture did
-            if self._notice == "starting":
-                self._notice = ""
 
     def on_end(self, code: int, reason: str) -> None:
         """Draws a last, short picture. The summary, which follows it, has the times and bytes of the run."""
@@ -119,7 +108,7 @@ class Dashboard:
             elapsed = self._clock() - self._began
             if self._closed:
                 return Picture.last(self._state, elapsed)
-            return Picture.of(self._state, elapsed, self._notice, self._log_table())
+            return Picture.of(self._state, elapsed, self._state.notice, self._log_table())
 
     def _log_table(self) -> Table:
         if self._output is None:
@@ -129,30 +118,6 @@ class Dashboard:
     def _print(self, line: str) -> None:
         """Prints a line above the picture."""
         self._live.console.print(Text(line), soft_wrap=True)
-
-
-def notice_after(event: Event, notice: str) -> str:
-    """Returns the line below the progress after an event: the launcher's last report. `notice` is the line
-    before the event."""
-    match event.name:
-        case "ready" if notice == "starting" or notice.startswith(DOWNLOADING):
-            return ""
-        case "download":
-            return download_line(event.value)
-        case "stopping":
-            reason = event.value.get("reason", "")
-            return f"stopping: {reason}" if reason else "stopping"
-        case "restarted":
-            return restart_line(event)
-        case "saving":
-            return saving_line(event)
-        case "checkpoint":
-            return f"checkpoint of step {event.step}"
-        case "stall":
-            return str(next(iter(event.value.get("text", ())), "stalled"))
-        case "warning":
-            return f"warning: {event.value.get('text', '')}"
-    return notice
 
 
 class Picture:

@@ -47,6 +47,7 @@ class PlainOutput:
         self._output = OutputThread(output, self._print) if output else None
 
     def on_attempt(self, number: int, step: int | None) -> None:
+        self._state.on_attempt(number, step)
         if self._has_begun:  # the event `restarted` shows it
             self._printed_at, self._saving_step, self._pending = None, 0, {}
             self._running.clear()

@@ -1,13 +1,14 @@
-"""The state of a run, which the dashboard and the summary draw. It is computed from events and rows of
-metrics.
+"""The state of a run, which the dashboard, `status`, `watch` and the summary draw. It is computed from events
+and rows of metrics.
 
 It depends on neither a clock nor a terminal, so a running job and a run that is read from disk have the same
-state.
+state. `state_file.py` stores it for other processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,12 +17,16 @@ from meshctl.run.events import Event
 
 State = Literal["waiting", "starting", "running", "done", "stopped", "failed"]
 """`stopped`: the worker was ended because another one failed."""
+Condition = Literal["running", "stalled", "stopping", "done", "failed", "interrupted", "lost"]
+"""The state of a whole run. `lost`: its launcher is gone and has written no end, because it was killed."""
+INTERRUPTED = (129, 130, 143)
+"""The exit codes of runs that were interrupted."""
 MAX_SHOWN = 8
 """Maximum number of metrics that are shown if the recipe lists none."""
 SLOW_PHASE_S = 0.1
 GB = 1e9
-DOWNLOADING = "downloading"
-MAX_POINTS = 512
+STARTING, DOWNLOADING = "starting", "downloading"
+MAX_POINTS = 128
 """Maximum number of stored points of a metric. Beyond it, every second point is dropped."""
 
 
@@ -46,6 +51,37 @@ class Timing:
 
 
 @dataclass
+class Times:
+    """When a run was launched, and how long it has run, in seconds. The launches of a run that was continued
+    are summed up, without the time between them."""
+
+    began: float = 0.0
+    """The time of the first launch, in seconds since the epoch; 0 if it has not begun."""
+    launched: float = 0.0
+    """The time of the last launch. A restart after a failure is no launch."""
+    newest: float = 0.0
+    """The time of the newest event."""
+    before: float = 0.0
+    """The seconds of earlier launches."""
+    is_restarting: bool = False
+
+    def add(self, event: Event) -> None:
+        if event.name == "launched" and event.rank is None:
+            if not self.is_restarting:
+                self.before += max(0.0, self.newest - self.launched) if self.launched else 0.0
+                self.launched = event.time
+                self.began = self.began or event.time
+            self.is_restarting = False
+        elif event.name == "restarted":
+            self.is_restarting = True
+        self.newest = max(self.newest, event.time)
+
+    def seconds(self, now: float = 0.0) -> float:
+        """Returns how long the run has run: until its newest event, or until `now` while it runs."""
+        return self.before + max(0.0, (now or self.newest) - self.launched) if self.launched else 0.0
+
+
+@dataclass
 class History:
     """The values of one metric over the steps."""
 
@@ -53,18 +89,33 @@ class History:
     last: float | None = None
     points: list[float] = field(default_factory=list)
     """At most `MAX_POINTS`, evenly spaced over the run."""
-    _every: int = 1
-    _seen: int = 0
+    steps: list[int] = field(default_factory=list)
+    """The step of each point."""
+    every: int = 1
+    """Of so many values one is a point."""
+    seen: int = 0
+    """Number of values."""
 
-    def add(self, value: float | None) -> None:
+    def add(self, value: float | None, step: int = 0) -> None:
         self.first = value if self.first is None else self.first
         self.last = value
-        if value is not None and self._seen % self._every == 0:
+        if value is not None and self.seen % self.every == 0:
             self.points.append(value)
-        self._seen += 1
+            self.steps.append(step)
+        self.seen += 1
         if len(self.points) > MAX_POINTS:
-            self.points = self.points[::2]
-            self._every *= 2
+            self.points, self.steps = self.points[::2], self.steps[::2]
+            self.every *= 2
+
+    def cut(self, after: int) -> None:
+        """Removes the points of later steps, which run again. Where points are thinned, the values between
+        the last point and `after` are not known and are left out."""
+        kept = bisect_right(self.steps, after)
+        if kept < len(self.points):
+            self.points, self.steps = self.points[:kept], self.steps[:kept]
+            self.seen = kept * self.every
+            self.last = self.points[-1] if kept else None
+            self.first = self.first if kept else None
 
 
 @dataclass
@@ -121,6 +172,11 @@ class GroupState:
         )
 
 
+def condition_of_code(code: int) -> Condition:
+    """Returns the state of a run that has ended with an exit code."""
+    return "interrupted" if code in INTERRUPTED else "failed" if code else "done"
+
+
 def download_line(value: Mapping[str, Any]) -> str:
     """Returns the progress of a download, `downloading ORG/NAME: 1.2 of 16 GB`."""
     received, total = (float(value.get(key) or 0) / GB for key in ("received", "total"))
@@ -137,6 +193,32 @@ def restart_line(event: Event) -> str:
     """Returns the line about a restart, `restarted after step 40: train:1 failed: killed by SIGKILL`."""
     where = f"after step {event.step}" if event.step else "from the beginning"
     return f"restarted {where}: {event.value.get('cause', '')}"
+
+
+def notice_after(event: Event, notice: str) -> str:
+    """Returns the line below the progress after an event: the launcher's last report. `notice` is the line
+    before the event."""
+    match event.name:
+        case "ready" if notice == STARTING or notice.startswith(DOWNLOADING):
+            return ""
+        case "download":
+            return download_line(event.value)
+        case "stopping":
+            reason = event.value.get("reason", "")
+            return f"stopping: {reason}" if reason else "stopping"
+        case "restarted":
+            return restart_line(event)
+        case "saving":
+            return saving_line(event)
+        case "checkpoint":
+            return f"checkpoint of step {event.step}"
+        case "stall":
+            return str(next(iter(event.value.get("text", ())), "stalled"))
+        case "warning":
+            return f"warning: {event.value.get('text', '')}"
+        case "over":
+            return ""
+    return notice
 
 
 class RunState:
@@ -159,23 +241,52 @@ class RunState:
         self.first: tuple[int, float] | None = None
         self.last: tuple[int, float] | None = None
         """(step, time) of the first row of metrics from step 1 on, and of the last row."""
-        self._stopping = False
+        self.notice = STARTING
+        """The launcher's last report."""
+        self.times = Times()
+        self.attempt = 0
+        self.checkpoint = 0
+        """The step of the checkpoint that was published last; 0 without one."""
+        self.stalled: list[str] = []
+        """GROUP:RANK of the workers that hold up the run."""
+        self.stall: list[str] = []
+        """The lines of the report about them."""
+        self.code: int | None = None
+        """The exit code; None for a run without an end."""
+        self.reason = ""
+        """Why the run has ended: the cause of a failure, the signal, or the end of the data."""
+        self.is_stopping = False
         self._programs = {group.name for group in plan.groups if group.program}
 
+    @property
+    def condition(self) -> Condition:
+        """The state of the run, of which only events are known. Whether the launcher of a run without an end
+        lives is not."""
+        if self.code is not None:
+            return condition_of_code(self.code)
+        if self.is_stopping:
+            return "stopping"
+        return "stalled" if self.stalled else "running"
+
+    def on_attempt(self, number: int, step: int | None) -> None:
+        """Removes what is known of the steps that run again. For a run that goes on from disk."""
+        after = -1 if step is None else step
+        for name, history in list(self.histories.items()):
+            history.cut(after)
+            if history.first is None:
+                del self.histories[name]
+        if self.first and self.first[0] > after:
+            self.first = None
+        self.step, self.last = step or 0, None
+        if step is not None and self.notice == STARTING:
+            self.notice = f"continues after step {step}"
+
     def on_event(self, event: Event) -> None:
-        if event.name in ("launched", "stopping"):
-            self._stopping = event.name == "stopping"
-        if event.name == "warning":
-            self.warnings.append(str(event.value.get("text", "")))
-        if event.name == "launched":
-            self.warnings = []
-            for group in self.groups.values():
-                group.phases, group.running = {}, {}
-        if event.name == "restarted":
-            self.restarts.append(restart_line(event))
-            self.step, self.last = event.step or 0, None
-        if event.name == "resumed" and event.step is not None:
-            self.step = event.step
+        is_restart = self.times.is_restarting
+        self.times.add(event)
+        self.notice = notice_after(event, self.notice)
+        if event.rank is None and event.group == "":
+            self._on_launcher_event(event, is_restart)
         if event.group not in self.groups or event.rank is None:
             return
         if event.name == "ready":
@@ -189,6 +300,44 @@ class RunState:
             group.states[event.rank] = state
         elif event.name in ("step", "steps"):
             self._worked(group, event.value)
+            if self.stalled:
+                self._advance({f"{event.group}:{event.rank}"})
+
+    def _on_launcher_event(self, event: Event, is_restart: bool) -> None:
+        match event.name:
+            case "launched":
+                self.is_stopping, self.code, self.reason, self.warnings = False, None, "", []
+                self.attempt = int(event.value.get("attempt", 0))
+                self.stalled, self.stall = [], []
+                if not is_restart:
+                    self.notice = STARTING
+                for group in self.groups.values():
+                    group.phases, group.running = {}, {}
+            case "stopping":
+                self.is_stopping = True
+            case "warning":
+                self.warnings.append(str(event.value.get("text", "")))
+            case "restarted":
+                self.restarts.append(restart_line(event))
+                self.step, self.last = event.step or 0, None
+            case "resumed" if event.step is not None:
+                self.step = self.checkpoint = event.step
+                if not is_restart and self.notice == STARTING:
+                    self.notice = f"continues after step {event.step}"
+            case "checkpoint":
+                self.checkpoint = event.step or 0
+            case "stall":
+                self._on_stall(event)
+            case "over":
+                self.code, self.reason = int(event.value.get("code", 0)), str(event.value.get("reason", ""))
+
+    def _on_stall(self, event: Event) -> None:
+        self._advance(event.value.get("advanced", ()))
+        if workers := event.value.get("workers"):
+            self.stalled, self.stall = list(workers), [str(line) for line in event.value.get("text", ())]
+
+    def _advance(self, workers: Collection[str]) -> None:
+        self.stalled = [name for name in self.stalled if name not in workers]
 
     def _state_after(self, event: Event, before: State) -> State | None:
         match event.name:
@@ -203,7 +352,7 @@ class RunState:
             case "exited" if event.value.get("code"):
                 if before in ("failed", "stopped"):
                     return before
-                return "stopped" if self._stopping or event.value.get("stopped") else "failed"
+                return "stopped" if self.is_stopping or event.value.get("stopped") else "failed"
             case "exited":
                 return "done"
         return None
@@ -224,13 +373,15 @@ class RunState:
         if here[0] and self.first is None:
             self.first = here
         self.step = here[0]
+        if self.notice == STARTING:
+            self.notice = ""
         for name, value in metrics.items():
             if name in ("step", "time"):
                 continue
             if again and name in self.histories:
                 self.histories[name].last = value
             else:
-                self.histories.setdefault(name, History()).add(value)
+                self.histories.setdefault(name, History()).add(value, here[0])
 
     def shown(self) -> Iterator[tuple[str, History]]:
         """Yields (name, history) of the metrics that the recipe lists, or else of the first `MAX_SHOWN`.
@@ -248,6 +399,11 @@ class RunState:
             for rank, state in sorted(group.states.items())
             if state == "failed"
         ]
+
+    def seconds(self, now: float = 0.0) -> float:
+        """Returns how long the run has run: until its newest event, or until `now` while it runs. The time of
+        a row counts from a moment before the first event."""
+        return max(self.times.seconds(now), self.last[1] if self.last else 0.0)
 
     @property
     def steps_per_second(self) -> float:

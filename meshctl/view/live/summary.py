@@ -1,4 +1,5 @@
-"""The summary of a run in a few lines, read from its directory: after its end, a failure, or an interrupt.
+"""A run in a few lines, read from its directory: the summary after its end, a failure or an interrupt, and
+what `meshctl status` prints of a run that goes on.
 
 grpo-arithmetic: done after 200 steps in 34.1 s (6.84 steps/s): the data of `batch` ended
 
@@ -18,14 +19,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
-from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
-from meshctl.run.events import Event, Follower
-from meshctl.run.row_file import rows_of
 from meshctl.view.formatting import count, duration, milliseconds, number, rate, size
-from meshctl.view.live.run_state import GroupState, RunState
+from meshctl.view.live.run_state import Condition, GroupState, RunState
+from meshctl.view.live.state_file import OtherFormat, folded_state, saved_state
 
 INDENT = "  "
 
@@ -33,74 +33,81 @@ INDENT = "  "
 def summary(plan: Plan, run: RunDir) -> str:
     """Returns the summary of a run that is over: how it ended, the metrics, the times of stages and routes,
     and the paths of its files. The text ends with a newline."""
-    record = recorded(plan, run)
-    state = record.state
+    return text_of(state_after(plan, run), run)
+
+
+def state_after(plan: Plan, run: RunDir) -> RunState:
+    """Returns the state of a run that is over. Where its file lacks the end, the events are read."""
+    with suppress(ValueError, OSError, OtherFormat):
+        state, _ = saved_state(plan, run)
+        if state.code is not None:
+            return state
+    return folded_state(plan, run)
+
+
+def text_of(state: RunState, run: RunDir, condition: Condition = "lost", now: float = 0.0) -> str:
+    """Returns what is known about a run in a few lines. `condition` is the state of a run without an end, and
+    `now` the present time for one that goes on."""
+    is_over = state.code is not None or condition == "lost"
     blocks = [
-        [ending(record)],
+        [ending(state)] if is_over else [position(state, condition, now), *notices(state, condition)],
         table(
             [(name, f"{number(history.first)} -> {number(history.last)}") for name, history in state.shown()]
         ),
+        [] if is_over else table(list(group_rows(state)), right=(1,)),
         table(list(phase_rows(state)), right=(2,)),
         table(list(stage_rows(state)), right=(2,)),
         table(list(route_rows(state)), right=(1, 2)),
         [f"{INDENT}{line}" for line in state.restarts],
         [f"{INDENT}warning: {text}" for text in state.warnings],
         list(best_lines(run)),
-        [f"{INDENT}{what}: {where}" for what, where in paths(record, run)],
+        [f"{INDENT}{what}: {where}" for what, where in paths(state, run, is_over)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-@dataclass(frozen=True)
-class Record:
-    """Everything that the directory of a run records."""
-
-    state: RunState
-    over: Event | None
-    """The launcher's last event, if it wrote one."""
-    seconds: float
-    """The time from the first to the last event of the last attempt."""
-
-    @property
-    def done(self) -> bool:
-        return self.over is not None and self.over.value.get("code") == 0
-
-
-def recorded(plan: Plan, run: RunDir) -> Record:
-    state, over, began, seconds = RunState(plan), None, None, 0.0
-    for event in Follower(run.events).in_order():
-        state.on_event(event)
-        if began is None or event.name == "launched":
-            over, began = None, event.time
-        over = event if event.name == "over" else over
-        seconds = event.time - began
-    for row in rows_of(run.metrics):
-        state.on_row(row)
-    return Record(state, over, seconds)
-
-
-def ending(record: Record) -> str:
+def ending(state: RunState) -> str:
     """Returns how the run ended, after how many steps, and its duration."""
-    state = record.state
-    end = "ended without a word of its launcher" if record.over is None else how(record.over)
+    end = "ended without a word of its launcher" if state.code is None else how(state)
     words = [f"{state.plan.name}: {end}"]
     if state.last:
         words.append(f"after {count(state.last[0], 'step')} in {duration(state.last[1])}")
-    elif record.seconds:
-        words.append(f"after {duration(record.seconds)}")
+    elif seconds := state.seconds():
+        words.append(f"after {duration(seconds)}")
     if state.steps_per_second:
         words.append(f"({rate(state.steps_per_second)})")
-    reason = record.over.value.get("reason") if record.over and record.done else ""
+    reason = state.reason if state.code == 0 else ""
     return " ".join(words) + (f": {reason}" if reason else "")
 
 
-def how(over: Event) -> str:
+def how(state: RunState) -> str:
     """Returns how a run ended, in a word. The cause of a failure is not repeated: the launcher has reported
     it with its traceback."""
-    code, reason = over.value.get("code", 0), over.value.get("reason", "")
-    if code in (129, 130, 143):
-        return f"interrupted ({reason})" if reason else "interrupted"
-    return "failed" if code else "done"
+    if state.condition == "interrupted":
+        return f"interrupted ({state.reason})" if state.reason else "interrupted"
+    return state.condition
+
+
+def position(state: RunState, condition: Condition, now: float) -> str:
+    """Returns the line about a run that goes on: `grpo: running, step 57/200, for 12.4 s (6.8 steps/s)`."""
+    steps = f"/{state.steps}" if state.steps else ""
+    speed = f" ({rate(state.steps_per_second)})" if state.steps_per_second else ""
+    for_time = duration(state.seconds(now))
+    return f"{state.plan.name}: {condition}, step {state.step}{steps}, for {for_time}{speed}"
+
+
+def notices(state: RunState, condition: Condition) -> Iterator[str]:
+    """Yields the report of a stall, or else the launcher's last report."""
+    if condition == "stalled":
+        yield from (f"{INDENT}{line}" for line in state.stall)
+    elif state.notice:
+        yield f"{INDENT}{state.notice}"
+
+
+def group_rows(state: RunState) -> Iterator[tuple[str, ...]]:
+    yield "group", "workers", "state", ""
+    for name, group in state.groups.items():
+        yield name, str(group.workers), group.state, group.phase
 
 
 def stage_rows(state: RunState) -> Iterator[tuple[str, ...]]:
@@ -146,12 +153,12 @@ def best_lines(run: RunDir) -> Iterator[str]:
         yield f"{INDENT}{label} checkpoint: {run.checkpoint(one.step)} ({metric} {number(one.value)}{when})"
 
 
-def paths(record: Record, run: RunDir) -> Iterator[tuple[str, str]]:
+def paths(state: RunState, run: RunDir, is_over: bool) -> Iterator[tuple[str, str]]:
     yield "run directory", str(run.path)
-    for group in record.state.plan.groups:
+    for group in state.plan.groups:
         if group.program:
             yield f"output of {group.name}", str(run.log(group.name, 0).parent)
-    if run.latest.exists() and not record.done:
+    if run.latest.exists() and is_over and state.code != 0:
         yield "continue it", f"meshctl launch {shlex.quote(str(run.path))}"
 
 

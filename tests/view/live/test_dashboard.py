@@ -9,9 +9,9 @@ from rich.console import Console
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
 from meshctl.view.live import for_terminal
-from meshctl.view.live.dashboard import Dashboard, Picture, notice_after
+from meshctl.view.live.dashboard import Dashboard, Picture
 from meshctl.view.live.plain import PlainOutput
-from meshctl.view.live.run_state import RunState
+from meshctl.view.live.run_state import RunState, notice_after
 from tests.view.conftest import Pinned
 from tests.view.recorded import Recorded, make_plan
 

@@ -1,0 +1,192 @@
+"""The table of `meshctl runs`, and what `status` prints as JSON.
+
+run                   state      step  age   duration     cause
+grpo/20260102-030405  running  57/200  12 s  12.4 s
+grpo/20260101-120000  failed   13/200  1 d   2 min 3 s    train:1 failed in stage metrics, step 14
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshctl.run.directory import RunDir
+from meshctl.run.finding import NoRun, launched_at, name_of
+from meshctl.run.launcher import Launcher, is_locked
+from meshctl.run.saved_checkpoints import steps_of
+from meshctl.text.english import abbreviated
+from meshctl.view.formatting import duration
+from meshctl.view.live.run_state import Condition, RunState, Times, condition_of_code
+from meshctl.view.live.state_file import (
+    OtherFormat,
+    data_of,
+    end_after,
+    launcher_of,
+    outlined_state,
+    read_data,
+)
+from meshctl.view.live.summary import means, table
+from meshctl.view.opened_run import plan_of_run
+
+UNREADABLE = "unreadable"
+"""Shown as the state of a run whose files are damaged."""
+MIN_CAUSE_LETTERS = 40
+"""Columns that a cause needs beside the others."""
+INDENT_LETTERS = 4
+DAY_S, HOUR_S, MINUTE_S = 86400, 3600, 60
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the table shows of a run."""
+
+    run: RunDir
+    state: str
+    step: int = 0
+    steps: int = 0
+    launched: float = 0.0
+    """Seconds since the epoch."""
+    seconds: float = 0.0
+    code: int | None = None
+    cause: str = ""
+    """Why the run has ended, why it does not advance, or on which host it runs."""
+
+    def to_data(self) -> dict[str, Any]:
+        return {
+            "run": str(self.run.path),
+            "name": name_of(self.run),
+            "state": self.state,
+            "step": self.step,
+            "steps": self.steps,
+            "launched": self.launched,
+            "seconds": round(self.seconds, 3),
+            "code": self.code,
+            "cause": self.cause,
+        }
+
+
+def row_of(run: RunDir, now: float) -> Row:
+    """Returns the row of a run, from the head of its state. It never raises an exception for what a file
+    contains."""
+    try:
+        data = _data_of(run)
+        launcher, code, reason = launcher_of(data), data["code"], str(data["reason"])
+        state: Condition = data["state"]
+        times = Times(**data["times"])
+        if code is None:
+            alive = launcher.is_alive() if launcher else is_locked(run)
+            over = None if alive else end_after(run, times.launched)
+            if over:
+                code, reason = int(over.value.get("code", 0)), str(over.value.get("reason", ""))
+                state = condition_of_code(code)
+            elif alive is False:
+                state = "lost"
+        if state == "stalled":
+            reason = next(iter(data["stall"]), "")
+        elif state in ("running", "stopping") and launcher and not launcher.is_here:
+            reason = f"on {launcher.host}"
+        is_live = state in ("running", "stalled", "stopping")
+        last = data["last"][1] if data["last"] else 0.0
+        seconds = max(times.seconds(now if is_live else 0.0), last)
+        return Row(run, state, data["step"], data["steps"], times.launched, seconds, code, reason)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, NoRun, OtherFormat) as error:
+        text = str(error) if isinstance(error, NoRun | OtherFormat) else f"{run.state} is damaged"
+        return Row(run, UNREADABLE, launched=launched_at(run), cause=text)
+
+
+def _data_of(run: RunDir) -> dict[str, Any]:
+    try:
+        return read_data(run)
+    except FileNotFoundError:
+        return data_of(outlined_state(plan_of_run(run), run), None)
+
+
+def rows_of_runs(runs: Sequence[RunDir], now: float) -> list[Row]:
+    """Returns the rows of runs, the one that was launched last first."""
+    rows = [row_of(run, now) for run in runs]
+    return sorted(rows, key=lambda row: (row.launched, row.run.path), reverse=True)
+
+
+def listing(rows: Sequence[Row], now: float, width: int = 0) -> str:
+    """Returns the table. `width` is that of the terminal; 0 for no limit. Where the terminal has no room
+    beside the other columns, a cause has a line of its own."""
+    cells = [("run", "state", "step", "age", "duration")]
+    for row in rows:
+        step = f"{row.step}/{row.steps}" if row.steps else str(row.step)
+        spent = duration(row.seconds) if row.launched else ""
+        cells.append((name_of(row.run), row.state, step, age(row.launched, now), spent))
+    lines = [line.removeprefix("  ") for line in table(cells, right=(2,))]
+    others = max(map(len, lines)) + 2
+    is_beside = not width or width - others >= MIN_CAUSE_LETTERS
+    indent = others if is_beside else INDENT_LETTERS
+    found = [f"{lines[0]:<{others}}cause" if is_beside else lines[0]]
+    for row, line in zip(rows, lines[1:], strict=True):
+        cause = _one_line(row.cause)
+        if width:
+            cause = abbreviated(cause, max(MIN_CAUSE_LETTERS, width - indent))
+        if is_beside:
+            found.append(f"{line:<{others}}{cause}".rstrip())
+        else:
+            found += [line, f"{' ' * indent}{cause}"] if cause else [line]
+    return "".join(f"{line}\n" for line in found)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def age(then: float, now: float) -> str:
+    """Returns how long ago a time was, in its largest unit."""
+    if not then:
+        return ""
+    seconds = max(0.0, now - then)
+    for unit, length in (("d", DAY_S), ("h", HOUR_S), ("min", MINUTE_S)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def description(
+    run: RunDir, state: RunState, condition: Condition, launcher: Launcher | None, now: float
+) -> dict[str, Any]:
+    """Returns what is known about a run as plain data."""
+    is_live = condition in ("running", "stalled", "stopping")
+    newest = run.saved()
+    return {
+        "run": str(run.path),
+        "name": name_of(run),
+        "state": condition,
+        "code": state.code,
+        "reason": state.reason,
+        "notice": state.notice,
+        "step": state.step,
+        "steps": state.steps,
+        "source": state.source,
+        "attempt": state.attempt,
+        "began": state.times.began,
+        "launched": state.times.launched,
+        "seconds": round(state.seconds(now if is_live else 0.0), 3),
+        "steps_per_second": round(state.steps_per_second, 6),
+        "launcher": None
+        if launcher is None
+        else {"host": launcher.host, "pid": launcher.pid, "alive": launcher.is_alive()},
+        "checkpoints": sorted(step for step in steps_of(run) if step <= newest),
+        "stalled": state.stalled,
+        "stall": state.stall if state.stalled else [],
+        "restarts": state.restarts,
+        "warnings": state.warnings,
+        "groups": {
+            name: {
+                "workers": group.workers,
+                "state": group.state,
+                "phase": group.phase,
+                "stages": {stage: round(mean, 9) for stage, mean in means(group)},
+            }
+            for name, group in state.groups.items()
+        },
+        "metrics": {
+            name: {"first": history.first, "last": history.last} for name, history in state.histories.items()
+        },
+        "routes": state.routes,
+    }

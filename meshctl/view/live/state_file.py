@@ -1,0 +1,271 @@
+"""`state.json`: the state of a run on disk, so that other processes need not read its events.
+
+    StateFile(plan, run)                an observer of the run, which writes the file
+    saved_state(plan, run)              the state that another process reads
+
+The file is written whole, by a rename, at most once a second, and only when something has changed. A thread
+writes it, so a slow disk never delays the run. Its keys are those of `header_of`, which `meshctl runs` reads,
+and the tables of the groups, routes and metrics.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+from meshctl.plan.model import Plan
+from meshctl.run import clock
+from meshctl.run.directory import RunDir, write_whole
+from meshctl.run.events import Event, Follower, lines_of, parsed
+from meshctl.run.launcher import Launcher
+from meshctl.run.row_file import last_row, rows_of
+from meshctl.view.live.run_state import GroupState, History, RunState, Times, Timing
+
+FORMAT = 1
+"""The format of the file. One of another format is refused."""
+INTERVAL_S = 1.0
+MAX_PART = 0.01
+"""The part of a core that writing the file may take. A large file is written less often than once a
+second."""
+END_S = 5.0
+"""Seconds for which the end of a run waits for a slow disk to take the last file but one."""
+TAIL_BYTES = 1 << 16
+"""Bytes at the end of the launcher's events in which its last one is searched."""
+PLAIN = ("step", "steps", "source", "attempt", "checkpoint", "code", "reason", "notice", "is_stopping")
+LISTS = ("warnings", "restarts", "stalled", "stall")
+
+
+class OtherFormat(Exception):
+    """The file was written by another version of meshctl; the message names it."""
+
+
+# The state as plain data
+
+
+def data_of(state: RunState, launcher: Launcher | None) -> dict[str, Any]:
+    shown = dict(state.shown())
+    return {
+        "format": FORMAT,
+        "meshctl": _version(),
+        "name": state.plan.name,
+        "state": state.condition,
+        "launcher": launcher.to_data() if launcher else None,
+        "times": asdict(state.times),
+        **{name: getattr(state, name) for name in (*PLAIN, *LISTS, "first", "last")},
+        "groups": {name: _group_data(group) for name, group in state.groups.items()},
+        "routes": state.routes,
+        "metrics": {
+            name: asdict(history) if name in shown else {"first": history.first, "last": history.last}
+            for name, history in state.histories.items()
+        },
+    }
+
+
+@cache
+def _version() -> str:
+    return version("meshctl")
+
+
+def _group_data(group: GroupState) -> dict[str, Any]:
+    return {
+        "states": group.states,
+        "stages": {name: asdict(timing) for name, timing in group.stages.items()},
+        "step": asdict(group.step),
+        "phases": group.phases,
+        "running": group.running,
+    }
+
+
+def state_of(plan: Plan, data: Mapping[str, Any]) -> RunState:
+    """Returns the state that `data_of` stored. Raises `KeyError`, `TypeError` or `ValueError` for other
+    data."""
+    state = RunState(plan)
+    for name in PLAIN:
+        setattr(state, name, data[name])
+    for name in LISTS:
+        setattr(state, name, list(data[name]))
+    for name in ("first", "last"):
+        setattr(state, name, tuple(data[name]) if data[name] else None)
+    state.times = Times(**data["times"])
+    state.routes |= data["routes"]
+    for name, group in state.groups.items():
+        if name in data["groups"]:
+            _fill_group(group, data["groups"][name])
+    state.histories = {name: History(**history) for name, history in data["metrics"].items()}
+    return state
+
+
+def _fill_group(group: GroupState, data: Mapping[str, Any]) -> None:
+    group.states = {int(rank): state for rank, state in data["states"].items()}
+    group.stages = {name: Timing(**timing) for name, timing in data["stages"].items()}
+    group.step, group.phases = Timing(**data["step"]), dict(data["phases"])
+    group.running = {int(rank): (phase, begun) for rank, (phase, begun) in data["running"].items()}
+
+
+# Reading
+
+
+def read_data(run: RunDir) -> dict[str, Any]:
+    """Returns the data of the file. Raises `FileNotFoundError` if there is none, another `OSError` if it
+    cannot be read, `ValueError` if it is damaged, and `OtherFormat`."""
+    data = json.loads(run.state.read_text(encoding="utf-8"))
+    if not isinstance(data, dict):
+        raise ValueError("it is no JSON object")
+    if data.get("format") != FORMAT:
+        by = f"meshctl {data.get('meshctl', '')}".strip()
+        raise OtherFormat(f"{run.state} was written by {by} in format {data.get('format')!r}")
+    return data
+
+
+def launcher_of(data: Mapping[str, Any]) -> Launcher | None:
+    """Raises `ValueError` for damaged data."""
+    try:
+        return Launcher.of_data(data["launcher"]) if data.get("launcher") else None
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"its launcher is damaged: {error}") from error
+
+
+def saved_state(plan: Plan, run: RunDir) -> tuple[RunState, Launcher | None]:
+    """Returns the state of a run from its file, and its launcher. Without the file, as for a run of an
+    earlier version, the events are read. Raises what `read_data` raises, except `FileNotFoundError`."""
+    try:
+        data = read_data(run)
+    except FileNotFoundError:
+        return folded_state(plan, run), None
+    launcher = launcher_of(data)
+    try:
+        state = state_of(plan, data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"it lacks something: {error}") from error
+    is_gone = state.code is None and launcher and launcher.is_alive() is False
+    if is_gone and (over := end_after(run, state.times.launched)):
+        state.on_event(over)
+    return state, launcher
+
+
+def end_after(run: RunDir, launched: float) -> Event | None:
+    """Returns the launcher's last event if it is the end of the launch that began at a time. A full disk may
+    have taken it and not the file."""
+    path = run.journal("launcher")
+    try:
+        start = max(0, path.stat().st_size - TAIL_BYTES)
+    except OSError:
+        return None
+    last = None
+    for line in lines_of(path, start):
+        last = parsed(line) or last
+    return last if last and last.name == "over" and last.time >= launched else None
+
+
+def folded_state(plan: Plan, run: RunDir) -> RunState:
+    """Returns the state of a run from its events and rows."""
+    state = RunState(plan)
+    for event in Follower(run.events).in_order():
+        state.on_event(event)
+    for row in rows_of(run.metrics):
+        state.on_row(row)
+    return state
+
+
+def outlined_state(plan: Plan, run: RunDir) -> RunState:
+    """Returns the state of a run without its groups and metrics, from the launcher's events and the last
+    row. For a list of many runs of an earlier version."""
+    state = RunState(plan)
+    for line in lines_of(run.journal("launcher")):
+        if event := parsed(line):
+            state.on_event(event)
+    if row := last_row(run.metrics):
+        state.on_row({"step": row["step"], "time": row["time"]})
+    return state
+
+
+# Writing
+
+
+class StateFile:
+    """Writes the state of a run as it goes on."""
+
+    def __init__(self, plan: Plan, run: RunDir) -> None:
+        """Writes the first state, of a run that begins or continues. Starts no thread before the first
+        attempt, because the engine forks before."""
+        self._run, self._launcher = run, Launcher.present()
+        self._state = _state_before(plan, run)
+        self._lock, self._wake = threading.Lock(), threading.Condition()
+        self._has_changed = self._is_over = False
+        self._thread: threading.Thread | None = None
+        with suppress(OSError):
+            self._write()
+
+    def on_attempt(self, number: int, step: int | None) -> None:
+        with self._lock:
+            self._state.on_attempt(number, step)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_changes, name="state", daemon=True)
+            self._thread.start()
+
+    def on_event(self, event: Event) -> None:
+        with self._lock:
+            self._state.on_event(event)
+        self._note_change()
+
+    def on_row(self, row: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._state.on_row(row)
+        self._note_change()
+
+    def on_end(self, code: int, reason: str) -> None:
+        """Writes the last state. A second call does nothing."""
+        if self._is_over:
+            return
+        with self._wake:
+            self._is_over = True
+            self._wake.notify()
+        if self._thread:
+            self._thread.join(END_S)
+        if self._state.code is None:
+            self._state.on_event(Event("over", value={"code": code, "reason": reason}, time=clock.now()))
+        with suppress(OSError):  # the run directory was deleted, or the disk is full
+            self._write()
+
+    def _note_change(self) -> None:
+        if not self._has_changed:
+            with self._wake:
+                self._has_changed = True
+                self._wake.notify()
+
+    def _write_changes(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._has_changed or self._is_over)
+                self._has_changed = False
+                if self._is_over:
+                    return
+            begun = time.thread_time()
+            with suppress(OSError):  # it is written again after the next change
+                self._write()
+            pause = max(INTERVAL_S, (time.thread_time() - begun) / MAX_PART)
+            with self._wake:
+                self._wake.wait_for(lambda: self._is_over, pause)
+
+    def _write(self) -> None:
+        if not self._run.path.is_dir():  # `write_whole` would make a deleted folder again
+            return
+        with self._lock:
+            text = json.dumps(data_of(self._state, self._launcher), separators=(",", ":"))
+        write_whole(self._run.state, text + "\n")
+
+
+def _state_before(plan: Plan, run: RunDir) -> RunState:
+    """Returns the state with which a launch begins: that of a run that is continued, without its end."""
+    state = RunState(plan)
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, OtherFormat):
+        state = state_of(plan, read_data(run))
+    state.code, state.reason, state.notice, state.is_stopping = None, "", RunState(plan).notice, False
+    return state

@@ -1,0 +1,215 @@
+"""A run as a read-only object, for notebooks and scripts.
+
+    run = meshctl.open_run("runs/grpo/20260102-030405")
+    run.state, run.step, run.reason              # "failed", 57, "train:1 failed in stage metrics, step 58"
+    run.metrics["metrics.loss"]                  # a list with one number for each step
+    run.metrics.to_pandas()
+    for event in run.events(): ...
+    for line in run.logs("train", 1): ...
+
+It reads the files of the run directory, while the run goes on or afterwards, and imports neither torch nor
+numpy. `refresh` reads again what has changed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from meshctl.plan.model import Plan
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Event, Follower
+from meshctl.run.finding import NoRun, name_of, run_at
+from meshctl.run.launcher import Launcher, is_locked
+from meshctl.run.log_lines import LogLine, lines_of_workers
+from meshctl.run.row_file import rows_of
+from meshctl.run.saved_checkpoints import steps_of
+from meshctl.view.live.run_state import Condition, RunState
+from meshctl.view.live.state_file import OtherFormat, folded_state, saved_state
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that the run has published."""
+
+    step: int
+    path: Path
+
+
+class Metrics(Mapping[str, list[float | None]]):
+    """The rows of `metrics.jsonl` as columns of equal length: `step`, `time` (seconds of the run) and each
+    metric as STAGE.NAME. A step without a metric has None, and a number that was not finite is NaN."""
+
+    def __init__(self, columns: dict[str, list[float | None]]) -> None:
+        self._columns = columns
+
+    def __getitem__(self, name: str) -> list[float | None]:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"Metrics({len(self._columns.get('step', ()))} rows of {', '.join(self._columns)})"
+
+    def to_pandas(self) -> Any:
+        """Returns a `pandas.DataFrame` with the steps as its index. pandas must be installed."""
+        from pandas import DataFrame
+
+        return DataFrame(self._columns).set_index("step")
+
+
+class OpenedRun:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises `ValueError` if the folder has no run that can be read."""
+        try:
+            self._run = run_at(Path(path))
+            self.plan = plan_of_run(self._run)
+            self._state, self._launcher = state_of_run(self.plan, self._run)
+        except NoRun as error:
+            raise ValueError(str(error)) from None
+
+    def __repr__(self) -> str:
+        return f"<run {self.name}: {self.state}, step {self.step}>"
+
+    def refresh(self) -> None:
+        """Reads the state again, and the other files at their next use. Raises `ValueError` if the run
+        directory was deleted."""
+        try:
+            self._state, self._launcher = state_of_run(self.plan, run_at(self._run.path))
+        except NoRun as error:
+            raise ValueError(str(error)) from None
+        self.__dict__.pop("metrics", None)
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self._run.path
+
+    @property
+    def name(self) -> str:
+        """NAME/TIME"""
+        return name_of(self._run)
+
+    @property
+    def state(self) -> Condition:
+        """One of running, stalled, stopping, done, failed, interrupted and lost."""
+        return condition_of(self._run, self._state, self._launcher)
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; None without an end."""
+        return self._state.code
+
+    @property
+    def reason(self) -> str:
+        """Why the run has ended: the cause of a failure, the signal, or the end of the data."""
+        return self._state.reason
+
+    @property
+    def step(self) -> int:
+        """The last complete step."""
+        return self._state.step
+
+    @property
+    def steps(self) -> int:
+        """The planned number of steps; 0 if only a stop ends the run."""
+        return self._state.steps
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has run, up to its newest event."""
+        return self._state.seconds()
+
+    @cached_property
+    def recipe(self) -> str:
+        """The text of the composed recipe."""
+        return self._run.recipe.read_text(encoding="utf-8")
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        columns: dict[str, list[float | None]] = {"step": [], "time": []}
+        for count, row in enumerate(rows_of(self._run.metrics)):
+            for name, value in row.items():
+                if name not in columns:
+                    columns[name] = [None] * count
+                columns[name].append(math.nan if value is None else value)
+            for column in columns.values():
+                if len(column) == count:
+                    column.append(None)
+        return Metrics(columns)
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The published checkpoints that exist, by step."""
+        newest = self._run.saved()
+        steps = sorted(step for step in steps_of(self._run) if step <= newest)
+        return [Checkpoint(step, self._run.checkpoint(step)) for step in steps]
+
+    def events(self) -> Iterator[Event]:
+        """Yields the events of all processes in the order of their times. Those of old steps are folded into
+        sums (`steps`)."""
+        return Follower(self._run.events).in_order()
+
+    def logs(self, group: str = "", rank: int | None = None) -> Iterator[LogLine]:
+        """Yields the lines that the workers have written, in the order of their times: of all workers, of a
+        group, or of one rank. Raises `ValueError` for a group or rank that does not exist."""
+        known = {each.name: each.workers for each in self.plan.groups}
+        if group and group not in known:
+            raise ValueError(f"there is no group {group!r}; the run has {', '.join(known)}")
+        if group and rank is not None and not 0 <= rank < known[group]:
+            raise ValueError(f"there is no rank {rank} in {group}; it has {known[group]} workers")
+        workers = [
+            (name, number)
+            for name, count in known.items()
+            for number in range(count)
+            if group in ("", name) and rank in (None, number)
+        ]
+        return lines_of_workers(self._run, workers)
+
+
+def open_run(path: str | os.PathLike[str]) -> OpenedRun:
+    """Opens the run in a folder, while it goes on or afterwards. Raises `ValueError` if there is none that
+    can be read."""
+    return OpenedRun(path)
+
+
+def plan_of_run(run: RunDir) -> Plan:
+    """Raises `NoRun` if the plan cannot be read."""
+    try:
+        return Plan.read(run.plan)
+    except OSError as error:
+        raise NoRun(f"{run.plan} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        text = str(error) if "format" in str(error) else "it is damaged"
+        raise NoRun(f"{run.plan} cannot be read: {text}") from None
+
+
+def state_of_run(plan: Plan, run: RunDir) -> tuple[RunState, Launcher | None]:
+    """Returns the state of a run and its launcher. Where the file with the state is damaged, the events are
+    read in its place. Raises `NoRun`."""
+    try:
+        return saved_state(plan, run)
+    except ValueError:
+        return folded_state(plan, run), None
+    except OtherFormat as error:
+        raise NoRun(str(error)) from None
+    except OSError as error:
+        raise NoRun(f"{run.state} cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def condition_of(run: RunDir, state: RunState, launcher: Launcher | None) -> Condition:
+    """Returns the state of a run. A run without an end is lost if its launcher is gone. One whose launcher
+    runs on another host has the state that it has written last."""
+    if state.code is not None:
+        return state.condition
+    is_gone = launcher.is_alive() is False if launcher else not is_locked(run)
+    return "lost" if is_gone else state.condition

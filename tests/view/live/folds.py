@@ -1,0 +1,27 @@
+"""Compares two folds of the same run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshctl.view.live.run_state import RunState
+from meshctl.view.live.state_file import data_of
+
+DIGITS = 6
+"""Sums of floats depend on their order in the last digits."""
+
+
+def comparable(state: RunState) -> dict[str, Any]:
+    """Returns a state as plain data, without moving averages, which depend on the order of the workers' events
+    within a poll, and without the launcher's last report, which a fold of the disk has before the rows."""
+    data = data_of(state, None)
+    del data["notice"]
+    return {name: _rounded(value) for name, value in data.items()}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items() if key not in ("recent", "newest")}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    return round(value, DIGITS) if isinstance(value, float) else value

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Event, Journal
+from meshctl.run.launcher import Launcher
+from meshctl.run.metrics import Fold
+from meshctl.view.live.run_state import RunState
+from meshctl.view.live.state_file import (
+    FORMAT,
+    OtherFormat,
+    StateFile,
+    data_of,
+    folded_state,
+    read_data,
+    saved_state,
+    state_of,
+)
+from tests.examples import examples
+from tests.view.live.folds import comparable
+from tests.view.recorded import BEGAN, Recorded, whole_run
+
+
+def written_live(recorded: Recorded, run: RunDir, code: int | None = 0) -> None:
+    view = StateFile(recorded.plan, run)
+    view.on_attempt(0, None)
+    recorded.feed(view)
+    if code is not None:
+        view.on_end(code, "")
+
+
+def test_another_process_reads_the_state_of_a_run(recorded: Recorded, run: RunDir) -> None:
+    written_live(recorded, run)
+    recorded.write(run)
+    state, launcher = saved_state(recorded.plan, run)
+    assert launcher == Launcher.present() and state.condition == "done" and state.step == 12
+    there = folded_state(recorded.plan, run)
+    there.times = state.times  # the recorded events have other times than those that are written now
+    assert comparable(state) == comparable(there)
+
+
+def test_the_first_state_is_written_before_the_first_event(recorded: Recorded, run: RunDir) -> None:
+    StateFile(recorded.plan, run)
+    data = read_data(run)
+    assert (data["state"], data["step"], data["launcher"]["pid"]) == ("running", 0, Launcher.present().pid)
+
+
+@given(seed=st.integers(0, 2**32), polls=st.integers(1, 30))
+@settings(max_examples=examples(30, 500))
+def test_a_fold_does_not_depend_on_when_events_are_read(seed: int, polls: int) -> None:
+    """A launcher reads the files one after another; afterwards all events are read by their times."""
+    recorded, draw = whole_run(), random.Random(seed)
+    failed = Event("fault", "train", 1, 9, "metrics", {"lost": False}, BEGAN + 5)
+    stalled = Event(
+        "stall", value={"workers": ["train:1"], "text": ["stalled"], "seconds": 10.0}, time=BEGAN + 3
+    )
+    warned = Event("warning", value={"text": "a warning"}, time=BEGAN + 3.5)
+    events = sorted([*recorded.events, failed, stalled, warned], key=lambda event: event.time)
+    afterwards, live = RunState(recorded.plan), RunState(recorded.plan)
+    bounds = sorted(draw.sample(range(1, len(events)), polls - 1))
+    fold = Fold({"rollout": 2, "train": 2}, since=BEGAN)
+    for first, last in zip([0, *bounds], [*bounds, len(events)], strict=True):
+        files: dict[tuple[str, int | None], list[Event]] = {}
+        for event in events[first:last]:
+            files.setdefault((event.group, event.rank), []).append(event)
+        order = list(files)
+        draw.shuffle(order)
+        for event in (event for name in order for event in files[name]):
+            live.on_event(event)
+            for row in fold.add(event):
+                live.on_row(row)
+    fold, rows = Fold({"rollout": 2, "train": 2}, since=BEGAN), []
+    for event in events:
+        afterwards.on_event(event)
+        rows += fold.add(event)
+    for row in rows:
+        afterwards.on_row(row)
+    one, other = comparable(live), comparable(afterwards)
+    for data in (one, other):
+        # These depend on the order in a poll: the time of a row, and whether a worker advanced after a report.
+        data["last"] = data["first"] = data["stalled"] = None
+    assert one == other
+    assert comparable(state_of(recorded.plan, json.loads(json.dumps(data_of(live, None))))) == comparable(
+        live
+    )
+
+
+def test_steps_that_run_again_leave_the_histories(recorded: Recorded) -> None:
+    state = RunState(recorded.plan)
+    recorded.feed(state, steps=9)
+    state.on_event(Event("restarted", step=4, value={"attempt": 1, "cause": "train:1 failed", "left": 2}))
+    state.on_attempt(1, 4)
+    loss = state.histories["metrics.loss"]
+    assert loss.steps == [1, 2, 3, 4] and loss.last == 0.5 and state.step == 4
+    assert state.histories["exam.reward"].steps == [3]
+    state.on_attempt(2, None)
+    assert state.histories == {}
+
+
+def test_a_run_that_goes_on_keeps_its_histories_and_times(recorded: Recorded, run: RunDir) -> None:
+    written_live(recorded, run, code=143)
+    view = StateFile(recorded.plan, run)
+    assert read_data(run)["state"] == "running"
+    view.on_event(Event("launched", value={"attempt": 1}, time=BEGAN + 100))
+    view.on_event(Event("resumed", step=6, time=BEGAN + 100))
+    view.on_attempt(1, 6)
+    view.on_event(Event("warning", value={"text": "again"}, time=BEGAN + 102))
+    view.on_end(0, "")
+    state, _ = saved_state(recorded.plan, run)
+    assert state.histories["metrics.loss"].steps == [1, 2, 3, 4, 5, 6]
+    assert (state.times.began, state.times.launched) == (BEGAN, BEGAN + 100)
+    assert state.times.before == pytest.approx(6.5) and state.attempt == 1
+
+
+def test_a_stalled_worker_advances_again(recorded: Recorded) -> None:
+    state = RunState(recorded.plan)
+    stall = Event("stall", value={"workers": ["train:0", "train:1"], "text": ["stalled for 10 s"]})
+    state.on_event(stall)
+    assert state.condition == "stalled"
+    state.on_event(Event("step", "train", 0, 3))
+    assert state.condition == "stalled"
+    state.on_event(
+        Event("stall", value={"workers": [], "advanced": ["train:1"], "text": ["train:1 advances"]})
+    )
+    assert state.condition == "running" and state.stall == ["stalled for 10 s"]
+
+
+def test_an_end_that_only_the_events_have(
+    recorded: Recorded, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk may take the last event and not the file."""
+    view = StateFile(recorded.plan, run)
+    view.on_event(Event("launched", time=BEGAN))
+    monkeypatch.setattr(view, "_launcher", replace(Launcher.present(), start=1))
+    view._write()
+    assert saved_state(recorded.plan, run)[0].code is None
+    journal = Journal(run.journal("launcher"))
+    journal.write("over", code=5, reason="train:1 failed")
+    journal.close()
+    state, _ = saved_state(recorded.plan, run)
+    assert (state.condition, state.reason) == ("failed", "train:1 failed")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"), [("{", ValueError), ("[]", ValueError), ('{"format": 99}', OtherFormat)]
+)
+def test_a_damaged_file(text: str, error: type[Exception], recorded: Recorded, run: RunDir) -> None:
+    run.state.write_text(text)
+    with pytest.raises(error):
+        saved_state(recorded.plan, run)
+
+
+def test_a_file_that_lacks_something(recorded: Recorded, run: RunDir) -> None:
+    run.state.write_text(json.dumps({"format": FORMAT, "launcher": None}))
+    with pytest.raises(ValueError, match="lacks"):
+        saved_state(recorded.plan, run)
+
+
+def test_a_deleted_run_directory_is_not_made_again(recorded: Recorded, run: RunDir) -> None:
+    view = StateFile(recorded.plan, run)
+    run.state.unlink()
+    run.path.rmdir()
+    view.on_end(5, "the run directory was deleted")
+    assert not run.path.exists()
