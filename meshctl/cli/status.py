@@ -83,7 +83,7 @@ def runs(folder: str, format: str) -> int:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         write("".join(f"{shown(line)}\n" for line in listing(rows, now, width).splitlines()), sys.stdout)
     else:
-        print(f"there is no run below {folder}", file=sys.stderr)
+        print(f"{folder} has no runs", file=sys.stderr)
     return 0
 
 

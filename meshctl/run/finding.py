@@ -41,7 +41,7 @@ def find(word: str, folder: Path) -> RunDir:
             problem = problem or error
         with suppress(NoRun):
             return _newest(place)
-    raise problem or NoRun(f"there is no run `{abbreviated(word)}`{_known(word, folder)}")
+    raise problem or NoRun(f"the run `{abbreviated(word)}` does not exist{_known(word, folder)}")
 
 
 def run_at(path: Path) -> RunDir:
@@ -49,7 +49,7 @@ def run_at(path: Path) -> RunDir:
     try:
         names = set(os.listdir(path))
     except FileNotFoundError:
-        raise NoRun(f"there is no folder {path}") from None
+        raise NoRun(f"the folder {path} does not exist") from None
     except NotADirectoryError:
         raise NoRun(f"{path} is a file: give the folder of a run, runs/NAME/TIME") from None
     except OSError as error:
@@ -65,7 +65,7 @@ def runs_below(folder: Path) -> list[RunDir]:
     try:
         os.listdir(folder)
     except FileNotFoundError:
-        raise NoRun(f"there are no runs: the folder {folder} does not exist") from None
+        raise NoRun(f"no runs: the folder {folder} does not exist") from None
     except OSError as error:
         raise NoRun(_unreadable(folder, error)) from None
     return [RunDir(Path(path)) for path in _below(os.path.abspath(folder), MAX_DEPTH)]
@@ -87,7 +87,7 @@ def name_of(run: RunDir) -> str:
 def _newest(folder: Path) -> RunDir:
     runs = runs_below(folder)
     if not runs:
-        raise NoRun(f"there is no run below {folder}")
+        raise NoRun(f"{folder} has no runs")
     return max(runs, key=lambda run: (launched_at(run), run.path.name))
 
 
@@ -124,7 +124,7 @@ def _known(word: str, folder: Path) -> str:
     names = [name_of(run) for run in runs]
     options = names if "/" in word else [name.partition("/")[0] for name in names]
     help = did_you_mean(word, dict.fromkeys(options))
-    return f" below {folder}: {help}" if help else f": no run is below {folder}"
+    return f" below {folder}: {help}" if help else f": {folder} has no runs"
 
 
 def _unreadable(path: Path, error: OSError) -> str:

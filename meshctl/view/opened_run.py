@@ -164,9 +164,9 @@ class OpenedRun:
         group, or of one rank. Raises `ValueError` for a group or rank that does not exist."""
         known = {each.name: each.workers for each in self.plan.groups}
         if group and group not in known:
-            raise ValueError(f"there is no group {group!r}; the run has {', '.join(known)}")
+            raise ValueError(f"group {group!r} does not exist; the run has {', '.join(known)}")
         if group and rank is not None and not 0 <= rank < known[group]:
-            raise ValueError(f"there is no rank {rank} in {group}; it has {known[group]} workers")
+            raise ValueError(f"rank {rank} of {group} does not exist; it has {known[group]} workers")
         workers = [
             (name, number)
             for name, count in known.items()

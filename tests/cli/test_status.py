@@ -45,10 +45,10 @@ def test_as_json(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["status", "contrat"], 3, "there is no run `contrat` below runs: did you mean `contract`?"),
-        (["status", "--dir", "none"], 3, "there are no runs: the folder none does not exist"),
+        (["status", "contrat"], 3, "the run `contrat` does not exist below runs: did you mean `contract`?"),
+        (["status", "--dir", "none"], 3, "no runs: the folder none does not exist"),
         (["status", "."], 3, ". is a folder but not a run"),
-        (["runs", "none"], 3, "there are no runs: the folder none does not exist"),
+        (["runs", "none"], 3, "no runs: the folder none does not exist"),
         (["runs", "-f", "xml"], 2, "no format `xml`: text or json"),
         (["status", "-f", "xml"], 2, "no format `xml`: text or json"),
     ],
@@ -70,4 +70,4 @@ def test_a_run_that_may_not_be_read(runs: Path) -> None:
 
 def test_a_folder_without_runs(tmp_path: Path) -> None:
     done = meshctl(tmp_path, "runs", ".")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "there is no run below .\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ". has no runs\n")

@@ -50,13 +50,13 @@ def test_a_folder_with_the_name_of_a_recipe_does_not_hide_its_runs(runs: Path) -
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("gpro", "there is no run `gpro` below runs: did you mean `grpo`?"),
-        ("xyz", "there is no run `xyz` below runs: available: `grpo` and `sft`"),
+        ("gpro", "the run `gpro` does not exist below runs: did you mean `grpo`?"),
+        ("xyz", "the run `xyz` does not exist below runs: available: `grpo` and `sft`"),
         ("grpo/20260101-000001", "did you mean `grpo/20260101-000000`?"),
         ("other", "other is a folder but not a run: it has no `recipe.yaml`, `plan.json` and `start.json`"),
         ("a-file", "a-file is a file: give the folder of a run"),
-        ("\0", "there is no run"),
-        ("x" * 5000, "there is no run `xxx"),
+        ("\0", "does not exist"),
+        ("x" * 5000, "the run `xxx"),
     ],
 )
 def test_what_is_no_run_names_what_there_is(word: str, message: str, runs: Path) -> None:
@@ -70,9 +70,9 @@ def test_what_is_no_run_names_what_there_is(word: str, message: str, runs: Path)
 def test_without_any_run(tmp_path: Path) -> None:
     with pytest.raises(NoRun, match=r"the folder .*/runs does not exist"):
         find("", tmp_path / "runs")
-    with pytest.raises(NoRun, match="there is no run below"):
+    with pytest.raises(NoRun, match="has no runs"):
         find("", tmp_path)
-    with pytest.raises(NoRun, match="there is no run `x`"):
+    with pytest.raises(NoRun, match="the run `x` does not exist"):
         find("x", tmp_path)
 
 

@@ -76,7 +76,7 @@ def test_what_changes_is_read_again(written: RunDir) -> None:
     run.refresh()
     assert len(run.metrics["step"]) == 13
     shutil.rmtree(written.path)
-    with pytest.raises(ValueError, match="there is no folder"):
+    with pytest.raises(ValueError, match="does not exist"):
         run.refresh()
 
 
@@ -111,7 +111,7 @@ def test_a_foreign_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "rank", "message"), [("trian", None, "no group 'trian'"), ("train", 2, "no rank 2 in train")]
+    ("group", "rank", "message"), [("trian", None, "group 'trian' does"), ("train", 2, "rank 2 of train")]
 )
 def test_logs_of_workers_that_do_not_exist(
     group: str, rank: int | None, message: str, written: RunDir

@@ -118,14 +118,14 @@ def listing(rows: Sequence[Row], now: float, width: int = 0) -> str:
         cells.append((name_of(row.run), row.state, step, age(row.launched, now), spent))
     lines = [line.removeprefix("  ") for line in table(cells, right=(2,))]
     others = max(map(len, lines)) + 2
-    is_beside = not width or width - others >= MIN_CAUSE_LETTERS
-    indent = others if is_beside else INDENT_LETTERS
-    found = [f"{lines[0]:<{others}}cause" if is_beside else lines[0]]
+    has_room = not width or width - others >= MIN_CAUSE_LETTERS
+    indent = others if has_room else INDENT_LETTERS
+    found = [f"{lines[0]:<{others}}cause" if has_room else lines[0]]
     for row, line in zip(rows, lines[1:], strict=True):
         cause = _one_line(row.cause)
         if width:
             cause = abbreviated(cause, max(MIN_CAUSE_LETTERS, width - indent))
-        if is_beside:
+        if has_room:
             found.append(f"{line:<{others}}{cause}".rstrip())
         else:
             found += [line, f"{' ' * indent}{cause}"] if cause else [line]
