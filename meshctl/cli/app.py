@@ -20,6 +20,7 @@ from meshctl.cli.completion import sources
 from meshctl.cli.crash import bug
 from meshctl.cli.hydra_flags import answer
 from meshctl.cli.output import no_room, open_all, refuse, refused, write
+from meshctl.cli.shell_words import answer_split
 
 app = typer.Typer(
     name="meshctl",
@@ -86,7 +87,9 @@ def init(
     name: Annotated[
         str,
         argument(
-            "[NAME]", "Name of the recipe; it is written to NAME.yaml. May contain a folder.", sources.files
+            "[NAME]",
+            "Name of the recipe, which is written to NAME.yaml. It may have a folder.",
+            sources.files,
         ),
     ] = "",
     kind: Annotated[
@@ -145,7 +148,7 @@ def validate(
         option("Colors: auto, always or never.", sources.words("auto", "always", "never"), metavar="WHEN"),
     ] = "auto",
 ) -> None:
-    """Report all errors of recipes at once. Starts nothing and imports nothing that they name."""
+    """Report all errors of recipes at once, without starting or importing anything."""
     from meshctl.cli.validate import Options, validate
 
     raise typer.Exit(validate(recipes, Options(format, strict, fix, color)))
@@ -233,7 +236,7 @@ def launch(
     replay: Annotated[
         list[str] | None,
         option(
-            "With --only: recordings of the inputs of the group.",
+            "With --only: the folder with the recording of an input of the group.",
             sources.recordings,
             metavar="ROUTE=DIR",
         ),
@@ -288,7 +291,8 @@ def doctor(
     overrides: Overrides = None,
     format: DataFormat = "text",
     run: Annotated[
-        bool, option("Also run all paths between workers, compare results and measure.", None, "--run")
+        bool,
+        option("Also send data along all paths between workers, and check and time it.", None, "--run"),
     ] = False,
 ) -> None:
     """Check this machine, and suggest corrections."""
@@ -365,7 +369,7 @@ def main() -> None:
     open_all()
     try:
         try:
-            if line := answer(sys.argv[1:]):
+            if line := answer(sys.argv[1:]) or answer_split(sys.argv[1:]):
                 sys.exit(refuse(line))
             of_command(sys.argv[1:])()
         finally:

@@ -15,6 +15,7 @@ from meshctl.recipe.compose.folders import files, is_dir, is_file
 from meshctl.recipe.secrets import Secrets
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.saved_checkpoints import Whole
+from meshctl.text.english import listed
 
 if TYPE_CHECKING:
     from meshctl.plan.model import Plan
@@ -118,6 +119,8 @@ def _import_folders(run: RunDir) -> tuple[str, ...]:
 
 def _run_of(recipe: str) -> RunDir | None:
     """Returns the run of a run directory, or None for a file."""
+    if not recipe.strip():
+        raise Unreadable(Report((Diagnostic("MC001", "the name of the recipe is empty"),)))
     folder = Path(recipe)
     if not is_dir(folder):
         return None
@@ -128,5 +131,5 @@ def _run_of(recipe: str) -> RunDir | None:
     help = "give a recipe, or the folder of a run (runs/NAME/TIME)"
     if recipes := files(folder, ".yaml", ".yml"):
         help = f"give a recipe in it, such as `{folder / recipes[0].name}`"
-    message = f"`{recipe}` is a folder but not a run: it has no {', '.join(missing)}"
+    message = f"`{recipe}` is a folder but not a run: it has no {listed(missing, 'or')}"
     raise Unreadable(Report((Diagnostic("MC001", message, help=help),)))

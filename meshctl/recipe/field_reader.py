@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.scalars import as_text, found_instead, shown, yaml_hint
@@ -112,5 +113,9 @@ class FieldReader:
         """Returns the node if it is a mapping; otherwise reports it and returns None."""
         if node is None or node.is_mapping:
             return node
-        self.expected("a mapping", node, path, "indent the keys below it" if node.value is None else help)
+        if node.value is None:
+            help = "indent the keys below it"
+            if is_override(node.span.file):
+                help = f"to delete it, write ~{'.'.join(path)}"
+        self.expected("a mapping", node, path, help)
         return None

@@ -36,6 +36,7 @@ from meshctl.recipe.fixes import keep_safe
 from meshctl.recipe.masking import redact_report
 from meshctl.recipe.model import Recipe
 from meshctl.recipe.reader import read
+from meshctl.recipe.scalars import CURLY_QUOTES
 from meshctl.recipe.secrets import RecordingEnviron, Secrets, secrets_of, warnings
 
 if TYPE_CHECKING:
@@ -46,6 +47,14 @@ Endpoints = Mapping[str, Mapping[str, "Endpoint"]]
 """Component -> method -> endpoint. Components whose code could not be read are missing."""
 NOT_INCLUDED = {"MC201", "MC202", "MC205", "MC208", "MC211"}
 """Codes of diagnostics about a file that could not be included."""
+LOOKALIKES = (
+    (re.compile(f"^[{CURLY_QUOTES}]|[{CURLY_QUOTES}]$"), "use straight quotes"),
+    (
+        re.compile("[\uff1a\uff0c\uff5b\uff5d\uff3b\uff3d]"),
+        "write `:`, `,` and brackets in ASCII, not in full width",
+    ),
+)
+"""(characters that only look like YAML's, help)"""
 DEV = Path("/dev")
 PLAN = re.compile(r'\s*\{\s*"format":\s*\d+,\s*"digest":\s*"')
 """The beginning of a plan file."""
@@ -143,7 +152,22 @@ def _checked(
 
 def _reported(report: Report, tree: Node | None, secrets: Secrets) -> Report:
     """Returns a report in order, with safe edits only, and without secrets."""
-    return redact_report(_in_order(keep_safe(report, tree)), secrets)
+    return redact_report(_in_order(keep_safe(_with_lookalikes(report), tree)), secrets)
+
+
+def _with_lookalikes(report: Report) -> Report:
+    """Returns the report with other help for errors in texts with characters that only look like YAML's."""
+    sources = dict(report.sources)
+
+    def helped(found: Diagnostic) -> Diagnostic:
+        span = found.primary
+        if span is None or found.code == "MC003" or not 0 < span.line <= len(sources.get(span.file, ())):
+            return found
+        text = sources[span.file][span.line - 1][span.column - 1 : span.column - 1 + span.width]
+        help = next((help for characters, help in LOOKALIKES if characters.search(text)), "")
+        return replace(found, help=help, fixes=()) if help else found
+
+    return replace(report, diagnostics=tuple(map(helped, report.diagnostics)))
 
 
 def _as_plan(composed: Composed, folder: Path, home: Path) -> Diagnostic | None:

@@ -11,6 +11,10 @@ from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
 from meshctl.text.english import abbreviated
 
 CURLY_QUOTES = "\u201c\u201d\u2018\u2019\u201e"
+CALCULATION = re.compile(r"[\w.]+( *[-+*/%]{1,2} *[\w.]+)+")
+"""An arithmetic expression, such as `4*2`."""
+NO_VALUE = ("none", "nil", "undefined")
+"""Words of other languages for null, in lower case."""
 MAX_QUOTED = 60
 """Maximum number of characters of a wrong value that a message quotes."""
 
@@ -93,6 +97,8 @@ def integer_hint(node: Node) -> str:
             return f"write {re.sub('[^0-9+-]', '', value)}"
         if re.fullmatch(r"\d+( +\d+)+", value):
             return f"is a `,` missing? write {', '.join(value.split())}"
+        if CALCULATION.fullmatch(value):
+            return "a recipe does not calculate: write the number"
     if isinstance(value, float) and value == value and abs(value) < 1e15 and value == int(value):
         return f"write {int(value)}"
     return ""
@@ -149,6 +155,8 @@ def yaml_hint(node: Node, wanted: str) -> str:
         return f'quote it: "{node.written}"'
     if help := reference_hint(node):
         return help
+    if value is None or (isinstance(value, str) and value.lower() in NO_VALUE):
+        return "leave the key out for no value"
     if not isinstance(value, str) or not value:
         return ""
     return "use straight quotes" if value[0] in CURLY_QUOTES else ""

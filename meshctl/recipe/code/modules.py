@@ -122,8 +122,9 @@ class Sources:
                 return Unread(f"`{file}` is larger than {MAX_BYTES >> 20} MiB")
             return Module(name, file, _parsed(source, str(file)))
         except (SyntaxError, ValueError) as error:
-            line = getattr(error, "lineno", None)
-            return Unread(f"`{file}` is not Python{f': line {line}' if line else ''}", broken=True)
+            line, why = getattr(error, "lineno", None), getattr(error, "msg", str(error))
+            place = f"line {line} of `{file}`" if line else f"`{file}`"
+            return Unread(f"{place} is not valid Python: {why}", broken=True)
         except OSError as error:
             return Unread(f"cannot read `{file}`: {error.strerror}")
         except RecursionError:

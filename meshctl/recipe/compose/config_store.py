@@ -31,6 +31,8 @@ from meshctl.text.english import nearest
 PRIMARY = "__recipe__"
 """The config name of the recipe itself, whatever its file name is. A config in the search folders that has
 the recipe's file name is another config."""
+OTHER_LANGUAGES = (".py", ".ipynb", ".toml", ".ini", ".cfg", ".sh", ".md", ".xml")
+"""Suffixes of files that are probably not YAML."""
 UNREADABLE = {"MC001", "MC002", "MC003", "MC004", "MC010"}
 """Diagnostics of a file that has no tree to check."""
 
@@ -128,17 +130,29 @@ class ConfigStore:
         name, held = self.display_name(file), self.held.get(real(file))
         help = ""
         try:
-            return read(contents(file, MAX_BYTES) if held is None else held, name)
+            text = read(contents(file, MAX_BYTES) if held is None else held, name)
+            return _as_other_language(text) if name.endswith(OTHER_LANGUAGES) else text
         except NoFile as kind:
             message = f"`{name}` is {kind}, not a file"
             help = "to read a recipe from standard input, use `-` as its name"
         except FileNotFoundError:
             message = f"recipe `{name}` does not exist"
-            if near := nearest(file.name, [path.name for path in files(file.parent, *SUFFIXES)]):
-                help = f"did you mean `{self.display_name(file.with_name(near))}`?"
+            if not Path(name).is_absolute():
+                help = f"the name is relative to the working directory, `{self.cwd}`"
+            neighbours = {path.stem: path for path in files(file.parent, *SUFFIXES)}
+            if near := nearest(file.stem, neighbours):
+                help = f"did you mean `{self.display_name(neighbours[near])}`?"
         except OSError as error:
             message = f"cannot read `{name}`: {(error.strerror or 'it cannot be read').lower()}"
         return Text(name, found=[Diagnostic("MC001", message, help=help)])
+
+
+def _as_other_language(text: Text) -> Text:
+    """Returns a text whose file has the suffix of another language. Its first error names the suffix only."""
+    if not text.found and text.tree and text.tree.is_mapping:
+        return text
+    help = "a recipe is a YAML file: NAME.yaml"
+    return replace(text, tree=None, found=[Diagnostic("MC003", f"`{text.name}` is not YAML", help=help)])
 
 
 def _as_mapping(text: Text) -> Text:

@@ -33,6 +33,7 @@ TRANSLATIONS: Mapping[str, str] = {
     "did not find expected node content": "a value is missing, or must be quoted",
     "found character that cannot start any token": "a value cannot start with this character; quote it",
     "found unexpected end of stream": "a quote is not closed",
+    "alphabetic or numeric character": "a text that begins with `*` or `&` must be quoted",
     "found unknown escape character": "this escape is not valid in double quotes; "
     "write \\\\ for a backslash, or use single quotes",
 }
@@ -83,6 +84,8 @@ def _in_line(lines: Sequence[str], problem: str, span: Span) -> Iterator[Diagnos
         at = replace(span, column=bare[0] + 1, width=3)
         fixes = (Fix(at, "???", '"???"'),) if len(bare) == 1 else ()
         yield replace(_wrong("inside brackets, YAML does not read a bare ???", at, "quote it"), fixes=fixes)
+    if re.search(r"'[^']*'$", before) and re.match(r"\w", line[span.column - 1 :]):
+        yield _wrong("the quote before this ends the text", span, "write `''` for a ' in single quotes")
     if "mapping values" in problem:
         indent = re.match(r"\s+(?=[\w.@-]+\s*:)", line)
         if indent and not re.search(r":\s", before):
@@ -110,7 +113,7 @@ def _at_end(lines: Sequence[str], problem: str, span: Span, begin: yaml.Mark | N
             if re.search(r"(?<![\"'])\$\{", lines[begin.line][begin.column :]):
                 help = 'write quotes around an interpolation inside brackets: "${vars.NAME}"'
             return _wrong(f"this `{character}` is not closed", bracket, help, (here,))
-    is_above = "could not find" in problem or "expected" in problem
+    is_above = "could not find" in problem or ("expected" in problem and "alphabetic" not in problem)
     help = "is a quote, a bracket or a colon missing above?" if is_above else ""
     return _wrong(f"this is not YAML: {words}", span, help)
 

@@ -11,6 +11,7 @@ secrets. References inside it are resolved here. `references.py` parses the synt
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +32,8 @@ from meshctl.text.english import counted, did_you_mean
 RESOLVERS = ("oc.env", "oc.select", "oc.decode")
 KEPT = {("components", "args"), ("groups", "env"), ("groups", "args")}
 """(mapping, key of its items) below which the worker resolves `oc.env`."""
+CALCULATION = re.compile(r" [-+*/%] |[*+%]")
+"""An operator in an interpolation."""
 MAX_READS = 50_000
 """Maximum number of values that are read while a recipe is resolved."""
 MAX_CHAIN = 64
@@ -162,7 +165,7 @@ class _Resolver:
             count = counted(len(given) if any(given) else 0, "argument")
             message = f"`{name}` takes a name and an optional default, not {count}"
             key = "NAME" if name == "oc.env" else "KEY"
-            help = f"write ${{{name}:{key}}}, or with a default: ${{{name}:NAME,VALUE}}"
+            help = f"write ${{{name}:{key}}}, or with a default: ${{{name}:{key},VALUE}}"
             raise InvalidInterpolation("MC222", message, help)
         return (
             self.environment(given, keep, node) if name == "oc.env" else self.select(given, path, keep, node)
@@ -227,12 +230,16 @@ class _Resolver:
 
     def suggestion(self, target: KeyPath, path: KeyPath) -> str:
         """Returns the help for a reference to a value that does not exist."""
+        if CALCULATION.search(".".join(target)):
+            return "an interpolation does not calculate: write the number, or compute it in the component"
         depth, keys = _lost(self.root, target)
         if not keys:
             return ""
         near = nearest_key(target[depth], keys)
         right = (*target[:depth], near, *target[depth + 1 :]) if near else self.elsewhere(target[-1], path)
-        return f"did you mean `${{{'.'.join(right)}}}`?" if right else ""
+        if right:
+            return f"did you mean `${{{'.'.join(right)}}}`?"
+        return did_you_mean("", [".".join((*target[:depth], key)) for key in keys]) if depth else ""
 
     def elsewhere(self, key: str, here: KeyPath) -> KeyPath:
         """Returns the path of the only other value with this key; empty if there is none, or several."""

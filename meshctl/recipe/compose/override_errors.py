@@ -106,6 +106,9 @@ def _in_value(text: str, start: int, error: BaseException | None) -> Iterator[_C
         column = max(start, text.find(f"{function[1]}(", start))
         reason, help = f"function `{function[1]}` does not exist", f"available: {CASTS}; {QUOTE}"
         yield _Cause(column, len(function[1]), reason, help)
+    if quoted := re.search(r"[{,]\s*([\"'])[^\"'{}]*\1\s*:", text[start:]):
+        help = f"write {text[:start]}{{KEY: VALUE}}"
+        yield _Cause(start + quoted.start(1), 1, "the keys of a mapping have no quotes", help)
     open, position = list[int](), start
     while position < len(text):
         character, here = text[position], position

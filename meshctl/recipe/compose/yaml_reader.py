@@ -7,6 +7,7 @@ and texts that exceed the limits of this file are refused.
 
 from __future__ import annotations
 
+import codecs
 import re
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +26,7 @@ MAX_NODES = 20_000
 """Maximum number of values of a text. An alias counts as many values as its anchor contains."""
 MAX_DEPTH = 64
 """Maximum nesting depth of mappings and lists."""
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 PAIR = re.compile(r"(?<!\\)((?:\\\\)*)\\(u[dD][89abAB][0-9a-fA-F]{2})\\(u[dD][c-fC-F][0-9a-fA-F]{2})")
 """A surrogate pair: two escapes for one character, which are valid in JSON but not in YAML."""
 
@@ -79,6 +81,8 @@ def _not_utf8(data: bytes, error: UnicodeDecodeError, name: str) -> Text:
     line = before.count(b"\n") + 1
     column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
     message = f"`{name}` is not UTF-8: byte 0x{data[error.start]:02x} on line {line}"
+    if data.startswith(UTF_16):
+        message = f"`{name}` is UTF-16, not UTF-8"
     wrong = Diagnostic("MC002", message, Span(name, line, column), help="save the file as UTF-8")
     return Text(name, tuple(data.decode("utf-8", "replace").splitlines()), None, [wrong])
 
@@ -185,7 +189,9 @@ class _Builder:
         """Returns a copy of the anchored value for an alias."""
         anchor = self.anchors.get(event.anchor)
         if anchor is None:
-            self.report("MC003", f"anchor `{event.anchor}` of this alias does not exist", span)
+            help = f"write `&{event.anchor}` before a value above, or quote a text that begins with `*`"
+            message = f"anchor `{event.anchor}` of this alias does not exist"
+            self.report("MC003", message, span, help=help)
             anchor = _Anchor(span, Node(BROKEN, span))
         self.add(event, anchor.count - 1 + count, anchor.height)
         if anchor.node is None:

@@ -34,7 +34,13 @@ MAX_LINES_AROUND = 12
 KEY = r"[A-Za-z_][\w@./-]*"
 SPACES = "\u00a0\u2000-\u200b\u202f\u205f\u3000"
 CONFLICT = re.compile(r"(<{7}|={7}|>{7})( |$)")
-CURLY = str.maketrans("\u201c\u201d\u201e\u2018\u2019", '"""\'\'')
+ASCII = str.maketrans("\u201c\u201d\u201e\u2018\u2019\uff1a\uff0c\uff5b\uff5d\uff3b\uff3d", '"""\'\':,{}[]')
+"""Typographic quotes and full-width punctuation -> the characters that YAML reads."""
+FOREIGN = (
+    (re.compile(r"\s*//"), "`//` does not begin a comment in YAML", "write `#`"),
+    (re.compile(r"\s*```"), "this is a fence of Markdown, not of YAML", "remove it"),
+)
+"""(beginning of a line, message, help): lines of other languages, without which a text may be valid."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,12 @@ def find_repair(name: str, text: str, error_line: int) -> Iterator[Diagnostic]:
             return
     if len(text) > MAX_TEXT_LENGTH:
         return
+    for form, message, help in FOREIGN:
+        others = ["" if form.match(line) else line for line in lines]
+        if others != lines and _is_readable("\n".join(others)):
+            number = next(at for at, line in enumerate(lines, 1) if form.match(line))
+            yield Diagnostic("MC003", message, Span(name, number, 1, len(lines[number - 1])), help=help)
+            return
     if any(line.startswith(("---", "...")) for line in lines[1:]):
         return
     near = _lines_above(lines, error_line, LINES_ABOVE)
@@ -174,7 +186,8 @@ def _is_readable(text: str) -> bool:
 
 
 def _space_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
-    """Yields edits of space characters that YAML does not accept, and of typographic quotes."""
+    """Yields edits of space characters that YAML does not accept, of typographic quotes and of full-width
+    punctuation."""
     line = lines[number - 1]
     if odd := re.search(f"[{SPACES}]", line):
         last = max(found.end() for found in re.finditer(f"[{SPACES}]", line))
@@ -184,11 +197,13 @@ def _space_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
         )
         was, mark = line[odd.start() : last], (odd.start(), 1)
         yield _Edit(number, odd.start(), was, plain, message, "write a space", mark)
-    if (straight := line.translate(CURLY)) != line:
+    if (straight := line.translate(ASCII)) != line:
         start = next(at for at, letter in enumerate(line) if letter != straight[at])
-        yield _Edit(
-            number, 0, line, straight, "this is not a quote in YAML", 'write a straight one: "', (start, 1)
-        )
+        message, help = "this is not a quote in YAML", 'write a straight one: "'
+        if straight[start] in ":,{}[]":
+            message, help = f"this is not a `{straight[start]}` in YAML", f"write `{straight[start]}`"
+            straight = re.sub(r"([:,])(?=\S)", r"\1 ", straight)
+        yield _Edit(number, 0, line, straight, message, help, (start, 1))
 
 
 def _colon_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:

@@ -11,7 +11,15 @@ from meshctl.recipe.compose.yaml_tree import Node, leaves, plain
 from meshctl.recipe.fields import COMPONENT
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.scalars import as_whole, found_instead, integer_hint, quoted, reference_hint, rewritten
+from meshctl.recipe.scalars import (
+    NO_VALUE,
+    as_whole,
+    found_instead,
+    integer_hint,
+    quoted,
+    reference_hint,
+    rewritten,
+)
 from meshctl.text.english import listed, nearest
 
 YAML_1_1_BOOLEANS = ("yes", "no", "on", "off", "y", "n")
@@ -93,6 +101,8 @@ def _meant(node: Node, hint: Hint) -> str:
         return f'quote it: "{node.written}"'
     if hint.words and isinstance(node.value, str) and (near := nearest(node.value, map(str, hint.words))):
         return f"did you mean `{near}`?"
+    if isinstance(node.value, str) and node.value.lower() in NO_VALUE:
+        return "write null" if "null" in hint.described else "leave it out for its default"
     return reference_hint(node) or (integer_hint(node) if "int" in hint.kinds else "")
 
 

@@ -91,8 +91,14 @@ def _is_component_class(code: Code, target: str) -> bool:
 
 
 def class_is_component(facts: Facts) -> Iterator[Diagnostic]:
-    """`_target_` names a class that derives from `Component` and is not abstract."""
+    """`_target_` names a class that derives from `Component` and is not abstract. A file that is not valid
+    Python is reported once."""
+    reported = set[str]()
     for name, found in facts.classes.items():
+        if isinstance(found, Unread) and found.broken:
+            if found.why in reported:
+                continue
+            reported.add(found.why)
         target, span = facts.recipe.components[name].target, facts.value("components", name, "_target_")
         code = facts.code_of(name)
         diagnostic = _of_standard_library(code, target, span) or _diagnostic_of(code, target, found, span)

@@ -89,10 +89,11 @@ def workers_stay_on_node(facts: Facts) -> Iterator[Diagnostic]:
         would_have = f"worker {worker} would have the devices {numbers}"
         seconds = (facts.value("groups", group.name, "ranks").with_word(would_have),)
         sizes = {size for _, size in allocation.cluster.devices_per_node[group.device_type] if size}
-        nodes = " or ".join(map(str, sorted(sizes, reverse=True)[:MAX_LISTED]))
-        rule = f"the devices of a worker must be adjacent on one node, which has {nodes} of them"
+        nodes = f"from {min(sizes)} to {max(sizes)}" if len(sizes) > 1 else f"{min(sizes)}"
+        message = f"worker {worker} of group `{group.name}` has devices that are not adjacent on one node"
         span = facts.value("groups", group.name, "gpus_per_worker")
-        yield Diagnostic("MC304", f"`gpus_per_worker` {each}: {rule}", span, seconds)
+        help = f"a node has {nodes} devices: use another `gpus_per_worker`, or a count as `ranks`"
+        yield Diagnostic("MC304", message, span, seconds, help)
 
 
 def _allocated(facts: Facts) -> Iterator[tuple[DeviceGroup, DeviceRanges, Allocation]]:

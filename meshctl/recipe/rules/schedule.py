@@ -157,7 +157,7 @@ def run_keys_need_components(facts: Facts) -> Iterator[Diagnostic]:
         node = facts.node("run", key)
         if node is not None and node.value not in (0, None, False) and facts.is_valid("run", key):
             message = f"`{key}` has no effect: all groups run programs, which end and save by themselves"
-            help = "pass it to the program in its `args`"
+            help = "remove it; a setting of the program goes under its `args`"
             yield Diagnostic("MC557", message, facts.key("run", key), help=help, severity="warning")
 
 

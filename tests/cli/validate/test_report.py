@@ -90,7 +90,7 @@ def test_a_run_directory_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyP
     changed = plan_of("arithmetic/now", ["layout@components.actor.parallel=hsdp", "run.steps=9"])
     assert changed.plan.component("actor").mesh.size("dp") == 2 and changed.plan.run.steps == 9
     run.plan.unlink()
-    with pytest.raises(Unreadable, match=r"not a run: it has no plan\.json"):
+    with pytest.raises(Unreadable, match=r"not a run: it has no `plan\.json`"):
         plan_of(str(run.path), [])
 
 

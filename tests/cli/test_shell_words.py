@@ -1,0 +1,54 @@
+"""Command lines whose words are not the intended ones: one message says what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshctl.cli.shell_words import answer_split
+
+ANSWERS = {
+    ("launch", "my", "recipe.yaml"): "quote the name of a file that contains spaces: 'my recipe.yaml'",
+    ("validate", "my", "recipe.yaml"): "quote the name of a file that contains spaces: 'my recipe.yaml'",
+    ("launch", "r.yaml", "run.steps", "=", "3"): "an override is one word: write run.steps=3",
+    ("validate", "r.yaml", "run.steps=", "3"): "an override is one word: write run.steps=3",
+    ("config", "r.yaml", "run.steps", "=3"): "an override is one word: write run.steps=3",
+    ("launch", "r.yaml", "run.show=[a.b,", "c.d]"): (
+        "quote an override that contains spaces: 'run.show=[a.b, c.d]'"
+    ),
+    ("show-topology", "run.steps=3", "seed=1", "r.yaml"): (
+        "the recipe comes before its overrides: meshctl show-topology r.yaml run.steps=3 seed=1"
+    ),
+    ("launch", "r.yaml", "\u2014dry-run"): "`\u2014dry-run` begins with a typographic dash: write --dry-run",
+    ("launch", "r.yaml", "\u2013m"): "`\u2013m` begins with a typographic dash: write -m",
+    ("launch", "r.yaml", "vars.token", "=", "hf_abcdefghijklmnopqrstuvwxyz01"): (
+        "an override is one word: write vars.token=<redacted>"
+    ),
+}
+RIGHT = (
+    ("launch", "r.yaml", "run.steps=3", "run.show=[a.b,c.d]"),
+    ("launch", "r.yaml", "run.dir=", "seed=1"),
+    ("validate", "run.steps=3", "r.yaml"),
+    ("launch", "--replay", "batch=folder", "r.yaml"),
+    ("show-topology", "r.yaml", "--diff", "run.steps = 3"),
+    ("explain", "my", "recipe.yaml"),
+    (),
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("r.yaml", "my recipe.yaml"):
+        (tmp_path / name).write_text("name: x\n")
+
+
+@pytest.mark.parametrize("words", ANSWERS)
+def test_the_answer_has_the_right_words(words: tuple[str, ...]) -> None:
+    assert answer_split(words) == ANSWERS[words]
+
+
+@pytest.mark.parametrize("words", RIGHT)
+def test_right_words_have_no_answer(words: tuple[str, ...]) -> None:
+    assert answer_split(words) == ""

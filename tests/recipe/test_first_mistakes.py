@@ -1,0 +1,139 @@
+"""Mistakes of a first recipe: each is one error at its place, with help that names what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshctl.recipe.load import load
+
+RECIPE = """\
+name: first
+groups:
+  data: {ranks: 1, device_type: cpu}
+  train: {ranks: 2, device_type: cpu}
+components:
+  source: {_target_: parts.Source, group: data}
+  actor: {_target_: parts.Actor, group: train}
+pipeline:
+  batch: {call: source.next, samples: 8}
+  metrics: {call: actor.update, in: batch}
+run: {steps: 2}
+"""
+PARTS = """\
+from meshctl import Batch, Component, endpoint
+
+
+class Source(Component):
+    def __init__(self, path: str = "", size: int | None = 3) -> None: ...
+
+    @endpoint
+    def next(self, samples: range) -> Batch: ...
+
+
+class Actor(Component):
+    def __init__(self, lr: float = 0.1) -> None: ...
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]: ...
+"""
+SOURCE, ACTOR = "group: data}", "group: train}"
+CASES = {
+    "// comments": ("name: first", "// a recipe\n// of mine\nname: first", "MC003", 1, "write `#`"),
+    "a fence of Markdown": (RECIPE, f"```yaml\n{RECIPE}```\n", "MC003", 1, "remove it"),
+    "a full-width colon": ("name: first", "name\uff1a first", "MC003", 1, "write `:`"),
+    "a ' in single quotes": (
+        *("name: first", "name: 'don't'", "MC003", 1),
+        "write `''` for a ' in single quotes",
+    ),
+    "a glob": (SOURCE, "group: data, args: {path: *.jsonl}}", "MC003", 6, ""),
+    "an anchor that is not there": (
+        *("ranks: 2, device_type: cpu", "<<: *cpus, ranks: 2", "MC003", 4),
+        "write `&cpus` before a value above, or quote a text that begins with `*`",
+    ),
+    "typographic quotes in a name": (
+        "name: first",
+        "name: \u201cfirst\u201d",
+        "MC106",
+        1,
+        "use straight quotes",
+    ),
+    "typographic quotes around a list": (
+        *(SOURCE, "group: data, args: {path: \u201ca, b\u201d}}", "MC505", 6),
+        "use straight quotes",
+    ),
+    "typographic quotes around a metric": (
+        *("steps: 2", "steps: 2, show: [\u201cmetrics.loss\u201d]", "MC560", 11),
+        "use straight quotes",
+    ),
+    "a product": ("samples: 8", "samples: 4*2", "MC102", 9, "a recipe does not calculate: write the number"),
+    "a product of a reference": (
+        *("samples: 8", 'samples: "${run.steps * 4}"', "MC212", 9),
+        "an interpolation does not calculate: write the number, or compute it in the component",
+    ),
+    "Python's None": ("steps: 2", "steps: None", "MC102", 11, "leave the key out for no value"),
+    "Python's None as an argument": (SOURCE, "group: data, args: {size: None}}", "MC508", 6, "write null"),
+    "Python's None for a number": (
+        *(ACTOR, "group: train, args: {lr: None}}", "MC508", 7),
+        "leave it out for its default",
+    ),
+    "a file and a class": ("parts.Source", "./parts.py:Source", "MC501", 6, "write parts.Source"),
+    "a path without a class": ("parts.Source", "lib/parts.py", "MC501", 6, "write lib.parts.CLASS"),
+}
+
+
+def errors(folder: Path, recipe: str, parts: str = PARTS, *overrides: str) -> list[tuple[str, int, str]]:
+    (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    (folder / "parts.py").write_text(parts)
+    found = load("recipe.yaml", overrides, folder, environ={}).report.errors
+    return [(one.code, one.primary.line if one.primary else 0, one.help) for one in found]
+
+
+def test_the_recipe_is_right(tmp_path: Path) -> None:
+    assert not errors(tmp_path, RECIPE)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_is_one_error_with_help(name: str, tmp_path: Path) -> None:
+    old, new, code, line, help = CASES[name]
+    assert old in RECIPE
+    [(found, at, advice)] = errors(tmp_path, RECIPE.replace(old, new))
+    assert (found, at) == (code, line) and help in advice
+
+
+@pytest.mark.parametrize(
+    ("override", "help"),
+    [
+        ('groups={"data": {"ranks": 1}}', "write groups={KEY: VALUE}"),
+        ("groups.data=null", "to delete it, write ~groups.data"),
+    ],
+)
+def test_overrides(override: str, help: str, tmp_path: Path) -> None:
+    [(_, _, advice)] = errors(tmp_path, RECIPE, PARTS, override)
+    assert advice == help
+
+
+def test_a_file_that_is_not_python_is_one_error(tmp_path: Path) -> None:
+    broken = PARTS.replace("def next(self,", "def next(self,,")
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    (tmp_path / "parts.py").write_text(broken)
+    [error] = load("recipe.yaml", [], tmp_path, environ={}).report.errors
+    place = f"line 8 of `{tmp_path / 'parts.py'}` is not valid Python: invalid syntax"
+    assert error.message == f"`parts.Source` cannot be imported: {place}"
+
+
+def test_other_files_and_encodings(tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "wide.yaml").write_bytes(RECIPE.encode("utf-16"))
+    (tmp_path / "job.toml").write_text('name = "x"\n[groups]\n')
+    messages = {
+        "parts.py": "`parts.py` is not YAML",
+        "job.toml": "`job.toml` is not YAML",
+        "wide.yaml": "`wide.yaml` is UTF-16, not UTF-8",
+        "elsewhere.yaml": "recipe `elsewhere.yaml` does not exist",
+    }
+    for name, message in messages.items():
+        [error] = load(name, [], tmp_path, environ={}).report.errors
+        assert error.message == message
+    assert error.help == f"the name is relative to the working directory, `{tmp_path}`"
