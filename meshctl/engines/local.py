@@ -29,7 +29,7 @@ from meshctl.engines.checks.runner import preflight
 from meshctl.engines.engine import CannotStart, Exited, Handle, Job, Rendered, agent_commands, nodes_of
 from meshctl.engines.node import termination
 from meshctl.engines.node.scratch import remove_scratch
-from meshctl.engines.node.worker_env import missing, resolve
+from meshctl.engines.node.worker_env import missing, resolve, unset_in_args
 from meshctl.plan.model import Plan
 from meshctl.run.authentication import TOKEN_VARIABLE
 from meshctl.run.directory import RunDir, Start
@@ -61,6 +61,8 @@ class LocalEngine:
             own = {name: resolve(value, os.environ) for name, value in group.env if value is not None}
             if refused := transport_error({**os.environ, **own}):
                 raise CannotStart(refused)
+            if unset := unset_in_args(plan, group, {**os.environ, **own}):
+                raise CannotStart(unset)
 
     def examine(self, requirements: Requirements) -> tuple[Check, ...]:
         return preflight(requirements)

@@ -11,6 +11,7 @@ group, rank, stage and step. The traceback is also written to the log.
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import os
 import sys
 import traceback
@@ -62,6 +63,8 @@ PEER_ERRORS = (
     *(ConnectionResetError, BrokenPipeError),
 )
 """Errors that a worker sees when a peer has failed. The cause is in another process."""
+OTHER_FRAMES = (str(PACKAGE_DIR), str(importlib.__file__), "<frozen importlib")
+"""How the names of files begin whose frames precede the user's own in a traceback."""
 
 
 SPACE_S = 10.0
@@ -358,8 +361,8 @@ def secrets_of(plan: Plan, group: str, environ: Mapping[str, str]) -> tuple[str,
 
 def user_frames(trace: TracebackType | None) -> TracebackType | None:
     """Returns the part of a traceback that begins in the user's code, or all of it where there is none."""
-    ours, inner = str(PACKAGE_DIR), trace
-    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(ours):
+    inner = trace
+    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(OTHER_FRAMES):
         inner = inner.tb_next
     return inner or trace
 

@@ -8,7 +8,8 @@ import pytest
 from meshctl.plan.model import Cluster, Component, Group, Plan, Run
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Journal
-from meshctl.runtime.worker import Worker, WorkerEnv, secrets_of
+from meshctl.runtime.instantiate import component_class
+from meshctl.runtime.worker import Worker, WorkerEnv, secrets_of, user_frames
 from meshctl.runtime.world import Control
 from meshctl.topology.mesh import DeviceMesh
 
@@ -66,6 +67,18 @@ def test_a_fault_and_its_log_contain_no_secret(
             and shown in text
             and "key-of-wandb" not in text
         )
+
+
+def test_the_traceback_of_a_failed_import_begins_in_the_imported_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_parts.py").write_text("import no_such_library\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    actor = Component("actor", "broken_parts.Actor", "train", DeviceMesh.from_sizes(dp_size=1))
+    with pytest.raises(ModuleNotFoundError) as raised:
+        component_class(actor, [])
+    frames = user_frames(raised.value.__traceback__.tb_next)
+    assert frames and frames.tb_frame.f_code.co_filename == str(tmp_path / "broken_parts.py")
 
 
 def test_a_worker_that_has_read_no_plan_reports_its_fault_all_the_same(tmp_path: Path) -> None:

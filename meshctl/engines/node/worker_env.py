@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
 
@@ -135,6 +135,30 @@ def resolve(value: str, environ: Mapping[str, str]) -> str:
         return filled(value, environ)
     except Unset as unset:
         raise CannotStart(f"{unset}, and the recipe refers to it") from None
+
+
+def unset_in_args(plan: Plan, group: Group, environ: Mapping[str, str]) -> str:
+    """Returns a sentence about a variable that the arguments of the group's components refer to and that is
+    not set in `environ`; empty if there is none."""
+    for component in plan.components_of(group.name):
+        for place, text in texts_in(component.args, f"components.{component.name}.args"):
+            try:
+                filled(text, environ)
+            except Unset as unset:
+                return f"{place}: {unset}: set it, or give a default, ${{oc.env:{unset.name},VALUE}}"
+    return ""
+
+
+def texts_in(value: object, place: str) -> Iterator[tuple[str, str]]:
+    """Yields the key path and the text of each text in plain data."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from texts_in(item, f"{place}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from texts_in(item, f"{place}.{index}")
 
 
 def cwd_of(start: Start, program: Program) -> str:

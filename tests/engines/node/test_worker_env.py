@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 
 from meshctl.engines.engine import CannotStart
-from meshctl.engines.node.worker_env import Stores, WorkerEnv, missing, reads_at_import, resolve
-from meshctl.plan.model import Cluster, Group, Plan, Program, Run
+from meshctl.engines.node.worker_env import (
+    Stores,
+    WorkerEnv,
+    missing,
+    reads_at_import,
+    resolve,
+    unset_in_args,
+)
+from meshctl.plan.model import Cluster, Component, Group, Plan, Program, Run
 from meshctl.run.directory import RunDir, Start
+from meshctl.topology.mesh import DeviceMesh
 
 
 def planned(*groups: Group, devices: int = 8) -> Plan:
@@ -92,6 +100,18 @@ def test_references_to_the_environment() -> None:
     assert resolve("${oc.env:A}-${oc.env:B,'b c'}", {"A": "a"}) == "a-b c"
     with pytest.raises(CannotStart, match="variable A is not set"):
         resolve("${oc.env:A}", {})
+
+
+def test_a_variable_that_arguments_refer_to_is_missing_before_the_start() -> None:
+    group = Group("train", "cpu", 2, 0)
+    args = {"rows": [{"path": "${oc.env:DATA}/x"}], "cache": "${oc.env:CACHE,/tmp}", "n": 3}
+    plan = planned(group)
+    plan = replace(
+        plan, components=(Component("actor", "a.B", "train", DeviceMesh.from_sizes(dp_size=2), args),)
+    )
+    found = unset_in_args(plan, group, {})
+    assert found.startswith("components.actor.args.rows.0.path: the environment variable DATA is not set: ")
+    assert unset_in_args(plan, group, {"DATA": "/data"}) == ""
 
 
 @pytest.mark.parametrize(
