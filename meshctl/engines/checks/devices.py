@@ -28,6 +28,7 @@ from meshctl.engines.checks.requirements import (
     warning,
 )
 from meshctl.engines.node.visible_devices import device_list
+from meshctl.text.english import counted
 
 SECONDS = 120.0
 SMI_S, DRIVER_S, SMI_AT_LAUNCH_S = 20.0, 90.0, 5.0
@@ -199,10 +200,11 @@ def _visible(facts: Facts) -> Finding:
     name, text, here = facts.variable, facts.variable_text, next(iter(facts.files.values()), 0)
     if not facts.visible and here:
         remedy = f"unset {name}, or list devices: {name}=0"
-        return warning(name, f"`{text}` leaves none of {here}", remedy)
+        list_is = f"`{text}`" if text else "the empty list"
+        return warning(name, f"{list_is} leaves none of {counted(here, 'device')}", remedy)
     beyond = [device for device in facts.visible if here and device.isdecimal() and int(device) >= here]
     if beyond:
-        found = f"`{text}` names {', '.join(beyond)}, and the machine has 0 to {here - 1}"
+        found = f"`{text}` has {', '.join(beyond)}, but the devices of the machine are 0 to {here - 1}"
         return warning(name, found, f"unset {name}, or list devices that exist")
     return ok(name, f"`{text}` leaves {len(facts.visible) or 'none'}" + (f" of {here}" if here else ""))
 
@@ -233,7 +235,7 @@ def _driver(facts: Facts, broken: State, expected: int) -> Finding:
     name, torch, seen = "torch on cuda", facts.torch, facts.seen
     usual = "python -c 'import torch; torch.cuda.init()' prints the full error"
     if facts.seen_error:
-        return Finding(name, broken, f"the driver did not answer: {facts.seen_error}", usual)
+        return Finding(name, broken, f"the driver was not examined: {facts.seen_error}", usual)
     if error := seen.get("error"):
         return Finding(name, broken, error.rstrip("."), _driver_advice(seen, torch) or usual)
     if seen["count"] < expected:
@@ -307,18 +309,19 @@ def _memory(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     needs = list(_needs(ours, requirements))
     if small := [one for one in needs if 0 < one.total < one.size]:
         first = small[0]
-        found = f"{_count_of(small, needs)} too small: {first} {amount(first.total)}, and {first.models}"
+        found = f"{_count_of(small, needs)} too small: {first} {amount(first.total)}, but {first.models}"
         remedy = "split the models over more devices (show-topology lists their bytes), or use smaller ones"
         yield failure(name, found, remedy)
         return
     remedy = "find the processes with nvidia-smi, or leave the devices out: CUDA_VISIBLE_DEVICES"
     if full := [one for one in needs if one.total and one.total - one.used < one.size]:
         most = max(full, key=lambda one: one.used)
-        found = f"{_count_of(full, needs)} in use by others, {most.taken}, and {most.models}"
+        found = f"{_count_of(full, needs)} in use by other processes: {most.taken}, but {most.models}"
         yield failure(name, found, remedy)
     elif busy := [_Need((one,)) for one in ours if one.used > MAX_USED_BYTES]:
         most = max(busy, key=lambda one: one.used)
-        yield warning(name, f"{_count_of(busy, ours)} in use by others, {most.taken}", remedy).of_recipe()
+        found = f"{_count_of(busy, [_Need((one,)) for one in ours])} in use by other processes: {most.taken}"
+        yield warning(name, found, remedy).of_recipe()
 
 
 @dataclass(frozen=True)
@@ -359,8 +362,11 @@ def _needs(ours: Sequence[Device], requirements: Requirements) -> Iterator[_Need
             yield _Need(devices, size)
 
 
-def _count_of(some: Sequence[object], ours: Sequence[object]) -> str:
-    return f"{len(some)} of {len(ours)} {'is' if len(some) == 1 else 'are'}"
+def _count_of(some: Sequence[_Need], ours: Sequence[_Need]) -> str:
+    noun = "device" if all(len(one.devices) == 1 for one in ours) else "worker"
+    are = "is" if noun == "device" and len(some) == 1 else "are"
+    devices = "" if noun == "device" else "the devices of "
+    return f"{devices}{len(some)} of {counted(len(ours), noun)} {are}"
 
 
 def _compute_mode(facts: Facts, requirements: Requirements) -> Iterator[Finding]:

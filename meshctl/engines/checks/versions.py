@@ -134,8 +134,8 @@ def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     if facts.hiding:
         more = len(facts.hiding) - MAX_LISTED_FILES
         files = ", ".join(facts.hiding[:MAX_LISTED_FILES]) + (f" and {more} more" if more > 0 else "")
-        remedy = "rename them: workers import them in place of the modules that Python and torch need"
-        yield warning("hidden modules", files, remedy)
+        found = f"workers would import {files} in place of modules that Python or torch needs"
+        yield warning("hidden modules", found, "rename them")
 
 
 def _meshctl(facts: Facts) -> Finding:
@@ -180,10 +180,10 @@ def _torch(facts: Facts, library: Finding) -> Finding:
             "try `python -c 'import torch'`, and install it again if that fails too: "
             "pip install --force-reinstall torch"
         )
-        return failure("torch", f"{installed} is installed, and its import fails: {error}", remedy)
+        return failure("torch", f"{installed} is installed, but its import fails: {error}", remedy)
     imported = str(torch.get("version", installed))
     if imported.partition("+")[0] != installed.partition("+")[0]:
-        found = f"{installed} is installed, and {imported} is imported from {torch['file']}"
+        found = f"{installed} is installed, but {imported} is imported from {torch['file']}"
         return warning("torch", found, "remove one of the two: look at PYTHONPATH and at `pip list`")
     if torch.get("seconds", 0) > SLOW_IMPORT_S:
         found = f"{imported}; its import took {torch['seconds']:.0f} s"
