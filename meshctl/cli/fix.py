@@ -115,7 +115,11 @@ def _report(recipe: str, result: Fixed) -> Iterator[str]:
     if report.diagnostics and not result.done and not any(found.fixes for found in report.diagnostics):
         yield "fixed nothing: no finding has exactly one safe correction"
     is_run = is_dir(Path(recipe))
-    reason = "the recipe of a run is not changed" if is_run else f"the file is not in the folder of {recipe}"
+    reason = (
+        "--fix does not change the recipe of a run"
+        if is_run
+        else f"the file is not in the folder of {recipe}"
+    )
     left = _fixes(compatible(report.diagnostics, dict(report.sources)))
     for file, lines in report.sources:
         fixes = [fix for fix in left if fix.span.file == file]

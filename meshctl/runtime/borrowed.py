@@ -74,7 +74,8 @@ class Borrowed:
         """Raises `StageError` if a column was written during the call."""
         if name := self._written(arguments):
             raise StageError(
-                f"`{self._endpoint}` wrote into column `{name}`, which is borrowed: clone() what is changed"
+                f"`{self._endpoint}` wrote into column `{name}`, which is borrowed: clone() it before you "
+                "change it"
             )
         if name := self._changed_by_producer:
             raise StageError(

@@ -254,7 +254,7 @@ class Component:
             )
         if alone := {"local", "world"} & set(dims):
             raise CollectiveError(
-                f"`{min(alone)}` is not a dim of the mesh and is named alone, not in {', '.join(dims)}"
+                f"`{min(alone)}` is not a dim of the mesh: name it alone, and not in {', '.join(dims)}"
             )
         try:
             self.mesh.ranks_along(dims, self.rank)

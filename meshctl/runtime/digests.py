@@ -40,7 +40,7 @@ class Digested(Borrowed):
             if before not in after:
                 raise StageError(
                     f"{before[0]} was written during the call of `{self._endpoint}`, which borrows it: "
-                    "clone() what is changed"
+                    "clone() a tensor before you change it"
                 )
 
 

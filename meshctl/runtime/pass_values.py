@@ -20,8 +20,8 @@ class PassValues:
         of the user's, since only its author knows how it joins passes."""
         if callable(collect.join):
             raise StageError(
-                f"`{route.source}` gives a value in each pass, and how `{route.collect}` joins them is not "
-                "known: choose a built-in `collect`, or take it in the block"
+                f"`{route.source}` produces a value in each pass, and `{route.collect}` cannot join values "
+                "of several passes: choose a built-in `collect`, or take the value inside the block"
             )
         self._route, self._collect = route, collect
         self._parts: list[tuple[Any, float]] = []

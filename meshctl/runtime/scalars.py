@@ -20,7 +20,7 @@ def scalars(value: Any, name: str = "") -> dict[str, float]:
         for key, item in value.items():
             inner = scalars(item, f"{name}/{key}" if name else str(key))
             if twice := found.keys() & inner.keys():
-                raise ValueError(f"two numbers have the name {min(twice)!r}")
+                raise ValueError(f"two metrics have the name {min(twice)!r}")
             found |= inner
         return found
     if isinstance(value, Tensor) and value.numel() == 1:
@@ -41,7 +41,7 @@ def logged_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any
         name = f"{prefix}{key}"
         inner = logged_numbers(value, f"{name}/") if isinstance(value, Mapping) else {name: value}
         if twice := found.keys() & inner.keys():
-            raise ValueError(f"two numbers have the name {min(twice)!r}")
+            raise ValueError(f"two metrics have the name {min(twice)!r}")
         is_one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
         if not is_one and not isinstance(value, (bool, int, float, Mapping, Real)):
             shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor) else ""

@@ -54,7 +54,7 @@ def imported(name: str) -> object:
     try:
         found = getattr(import_module(module), attribute, None)
     except ModuleNotFoundError as error:
-        raise ModeError(f"mode {name}: there is no module {error.name!r}") from None
+        raise ModeError(f"mode {name}: module {error.name!r} was not found") from None
     if found is None:
         raise ModeError(f"mode {name}: module {module} has no {attribute!r}")
     return found

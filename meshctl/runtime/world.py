@@ -350,7 +350,7 @@ def _await(plan: Plan, store: Store, keys: Mapping[int, str], where: str) -> Non
         store.wait([*keys.values()], JOIN)
     except (dist.DistStoreError, StoreTimeout):
         absent = [_name(plan, other) for other, key in keys.items() if not store.check([key])]
-        raise PeerLost(f"{where}: {', '.join(absent)} did not come within {JOIN.seconds} s") from None
+        raise PeerLost(f"{where}: {', '.join(absent)} did not connect within {JOIN.seconds} s") from None
 
 
 def _name(plan: Plan, job_rank: int) -> str:

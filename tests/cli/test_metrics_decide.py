@@ -133,7 +133,10 @@ def test_a_metric_that_no_longer_improves_ends_the_run_in_order(deciding: Path) 
     assert done.returncode == 0, done.stderr
     reason = "`eval.loss` has not improved in 2 values, up to step 4: its best value is 1, in step 2"
     assert f"stopping: {reason}" in done.stdout.splitlines()
-    assert "  warning: two:1 has logged `eval.own` in step 1, and two:0 has not" in done.stdout
+    assert (
+        "  warning: two:1 has logged `eval.own` in step 1, but two:0, whose values enter the metrics, has not"
+        in done.stdout
+    )
     run = run_of(deciding)
     summary = done.stdout.splitlines()
     assert any(line.startswith("small: done after") and line.endswith(f": {reason}") for line in summary)

@@ -119,7 +119,7 @@ def test_any_write_into_a_small_column_is_an_error_of_its_step(
 ) -> None:
     faults = outcome_of(use, made, workers=1).faults
     assert {str(fault) for fault in faults.values() if isinstance(fault, StageError)} == {
-        "`user.take` wrote into column `x`, which is borrowed: clone() what is changed"
+        "`user.take` wrote into column `x`, which is borrowed: clone() it before you change it"
     }
 
 

@@ -85,7 +85,7 @@ def test_a_weight_is_a_finite_number_from_0(weight: float) -> None:
 @pytest.mark.parametrize("values", [{"a/b": 1.0, "a": {"b": 2.0}}, {1: 1.0, "1": 2.0}])
 def test_two_numbers_of_one_name_are_an_error(values: dict[Any, Any]) -> None:
     for call_ in (lambda: Metrics().of.log(values, 1), lambda: Metrics().of.add_returned(values, 1)):
-        with pytest.raises(ValueError, match="two numbers have the name"):
+        with pytest.raises(ValueError, match="two metrics have the name"):
             call_()
 
 

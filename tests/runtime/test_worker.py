@@ -262,7 +262,7 @@ def test_a_write_into_a_small_batch_is_one_line_with_stage_step_and_column(where
     ran = launch(where, "recipe.yaml", "name=small", "components.actor._target_=parts.Scribbler")
     assert ran.code == 5
     line = "failed in stage learnt, step 1: `actor.update` wrote into column `x`, which is borrowed: clone()"
-    assert re.search(rf"error: train:\d {re.escape(line)} what is changed", ran.err)
+    assert re.search(rf"error: train:\d {re.escape(line)} it before you change it", ran.err)
     assert "Traceback" not in ran.err
 
 

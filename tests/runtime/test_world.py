@@ -139,7 +139,7 @@ def test_a_peer_that_only_its_own_node_can_reach_is_reported() -> None:
 
 def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "JOIN", timedelta(seconds=1))
-    with pytest.raises(PeerLost, match=r"^other nodes: b:0 did not come within 1 s$"):
+    with pytest.raises(PeerLost, match=r"^other nodes: b:0 did not connect within 1 s$"):
         connect_all(apart(), 0, HashStore())
 
 

@@ -66,7 +66,7 @@ ATTEMPT = "==== meshctl: attempt "
 """Prefix of the line in a log that marks the beginning of an attempt. Earlier lines belong to earlier
 attempts."""
 
-READ_ONLY = " (a received batch is read-only: clone() what is changed)"
+READ_ONLY = " (a received batch is read-only: clone() a tensor before you change it)"
 """Hint for a SIGSEGV in an endpoint that writes into memory and has received a batch, which may be
 read-only."""
 _WRITES = re.compile(

@@ -43,7 +43,7 @@ class Checkpoints:
         SIGUSR1 has requested it, or it is time."""
         if self._recipe is None:
             if is_requested:
-                self._warn("SIGUSR1 requests a checkpoint, and the recipe has no `run.checkpoint`")
+                self._warn("SIGUSR1 has no effect: the recipe has no `run.checkpoint`")
             return False
         if self._recipe.seconds:
             is_requested = is_requested or now >= self._next

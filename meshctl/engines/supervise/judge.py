@@ -93,8 +93,8 @@ class Judge:
             return
         self._differing.add(metric)
         self._warnings.append(
-            f"in step {event.step}, `{metric}` is {counts} on {value['counted']}, which "
-            f"counts for its data rank, and {differs} on {who}; later differences are not reported"
+            f"in step {event.step}, `{metric}` is {counts} on {value['counted']}, whose values enter the "
+            f"metrics, but {differs} on {who}; later differences are not reported"
         )
 
     def _warn_of_uncounted(self, row: Mapping[str, Any]) -> None:
@@ -104,8 +104,8 @@ class Judge:
             if metric not in row:
                 who, counted = f"{event.group}:{event.rank}", f"{event.group}:{event.value.get('counted')}"
                 self._warnings.append(
-                    f"{who} has logged `{metric}` in step {event.step}, and {counted} has not, whose numbers "
-                    "count for their data rank: log it on all ranks"
+                    f"{who} has logged `{metric}` in step {event.step}, but {counted}, whose values enter "
+                    "the metrics, has not: log it on all ranks"
                 )
 
     def is_right(self, step: int) -> bool:

@@ -387,8 +387,8 @@ class Channel:
 
     def _buffers_held(self, held: BuffersHeld) -> RouteError:
         return RouteError(
-            f"`{self.route.name}`: {held}; a received batch is borrowed until the call ends: clone() what is "
-            "kept"
+            f"`{self.route.name}`: {held}; a received batch is borrowed until the call ends: clone() a "
+            "batch that you keep"
         )
 
     # What follows from the headers
@@ -407,7 +407,9 @@ class Channel:
                 self._execute, self._dispatch, self.route.dispatch, self._consumer.mesh, table_of(headers)
             )
         except RouteError as error:
-            raise RouteError(f"`{self.route.source}` gives stage `{self.route.target}` {error}") from None
+            raise RouteError(
+                f"`{self.route.source}` produces for stage `{self.route.target}` {error}"
+            ) from None
         if key is None:
             return Partition(parts, is_sent=self._is_even and are_few(parts))
         self._last = key, Partition(parts)

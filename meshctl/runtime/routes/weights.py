@@ -464,7 +464,8 @@ class WeightChannel:
 
     def _buffers_held(self, held: BuffersHeld) -> RouteError:
         return RouteError(
-            f"`{self.route.name}`: {held}; weights are borrowed while they are loaded: clone() what is kept"
+            f"`{self.route.name}`: {held}; weights are borrowed while they are loaded: clone() those that "
+            "you keep"
         )
 
     def _malformed(self, job_rank: int, why: str) -> RouteError:

@@ -47,5 +47,5 @@ def _rows_in(data: bytes, count: int, sender: str) -> list[bytes]:
     except (ValueError, msgpack.UnpackException):
         rows = None
     if not isinstance(rows, list) or len(rows) != count or not all(isinstance(row, bytes) for row in rows):
-        raise PeerLost(f"{sender} sent what are not the rows of {count} ranks")
+        raise PeerLost(f"{sender} sent a table without the rows of {count} ranks")
     return rows

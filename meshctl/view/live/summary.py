@@ -68,7 +68,7 @@ def text_of(state: RunState, run: RunDir, condition: Condition = "lost", now: fl
 
 def ending(state: RunState) -> str:
     """Returns how the run ended, after how many steps, and its duration."""
-    end = "ended without a word of its launcher" if state.code is None else how(state)
+    end = "ended without a report of its launcher" if state.code is None else how(state)
     words = [f"{state.plan.name}: {end}"]
     if state.last:
         words.append(f"after {count(state.last[0], 'step')} in {duration(state.last[1])}")

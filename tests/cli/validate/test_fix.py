@@ -206,7 +206,7 @@ def test_the_recipe_of_a_run_is_not_fixed(folder: Path, capfd: pytest.CaptureFix
     code, _, err = run(capfd, "arithmetic/now", fix=True)
     assert (
         code == 1
-        and ": the recipe of a run is not changed\n" in err
+        and ": --fix does not change the recipe of a run\n" in err
         and run_dir.recipe.read_text().endswith("sed: 1\n")
     )
 

@@ -69,8 +69,8 @@ def test_a_metric_that_only_an_uncounted_rank_logs_is_a_warning() -> None:
     judge.add({"step": 3, "metrics.norm": 1.0}, [])
     judge.add({"step": 4}, [])
     assert judge.warnings() == [
-        "train:1 has logged `metrics.loss` in step 3, and train:0 has not, whose numbers count for their data "
-        "rank: log it on all ranks"
+        "train:1 has logged `metrics.loss` in step 3, but train:0, whose values enter the metrics, has not: log it "
+        "on all ranks"
     ]
 
 
@@ -80,7 +80,7 @@ def test_a_number_that_differs_between_peers_is_one_warning() -> None:
         value = {"metric": "seconds", "counted": "train:0", "values": ["0.5", f"{rank}.5"]}
         judge.note_difference(Event("differs", "train", rank, 3, "metrics", value))
     assert judge.warnings() == [
-        "in step 3, `metrics.seconds` is 0.5 on train:0, which counts for its data rank, and 1.5 on train:1; "
+        "in step 3, `metrics.seconds` is 0.5 on train:0, whose values enter the metrics, but 1.5 on train:1; "
         "later differences are not reported"
     ]
 

@@ -130,7 +130,7 @@ def test_a_closed_collective_is_reported_as_closed() -> None:
         ),
         (("tp", "tp"), "a dim must be named once, but tp is named 2 times"),
         (("data", "ep"), "data and ep cannot be used together: they are not dims of one view of the mesh"),
-        (("tp", "local"), "`local` is not a dim of the mesh and is named alone, not in tp, local"),
+        (("tp", "local"), "`local` is not a dim of the mesh: name it alone, and not in tp, local"),
     ],
 )
 def test_dims_that_make_no_collective(dims: tuple[str, ...], message: str) -> None:

@@ -117,7 +117,7 @@ def test_what_are_no_rows_is_an_error_that_names_who_sent_them(odd: bytes) -> No
     hub: dict[int, MemoryDataPlane] = {}
     one, other, *_ = (MemoryDataPlane(job_rank, {}, hub) for job_rank in range(5))
     other.send_bytes(0, 4, odd)
-    with pytest.raises(PeerLost, match="job rank 1 sent what are not the rows of 1 ranks"):
+    with pytest.raises(PeerLost, match="job rank 1 sent a table without the rows of 1 ranks"):
         allgather(one, range(5), 0, 4, b"row")
 
 

@@ -55,13 +55,13 @@ def test_of_a_run_whose_launcher_was_killed(recorded: Recorded, run: RunDir) -> 
     Recorded(recorded.plan, recorded.events[:60]).write(run)
     with run.metrics.open("a") as file:
         file.write('{"step": 99, "ti')
-    assert summary(recorded.plan, run).startswith("arithmetic: ended without a word of its launcher after")
+    assert summary(recorded.plan, run).startswith("arithmetic: ended without a report of its launcher after")
 
 
 def test_of_a_run_that_never_began(recorded: Recorded, run: RunDir) -> None:
     assert (
         summary(recorded.plan, run)
-        == f"arithmetic: ended without a word of its launcher\n\n  run directory: {run.path}\n"
+        == f"arithmetic: ended without a report of its launcher\n\n  run directory: {run.path}\n"
     )
 
 
@@ -70,7 +70,7 @@ def test_the_second_attempt_has_the_last_word(recorded: Recorded, run: RunDir) -
     journal = Journal(run.journal("launcher-None"))
     journal.write("launched", attempt=1)
     journal.write("resumed", step=12)
-    assert "without a word" in summary(recorded.plan, run)
+    assert "without a report" in summary(recorded.plan, run)
     journal.write("over", code=0, reason="")
     journal.close()
     assert summary(recorded.plan, run).startswith("arithmetic: done after 12 steps")

@@ -140,7 +140,7 @@ class Frame:
                 plain: Any = next(kind for kind in (str, int, float, list, dict) if isinstance(value, kind))
                 return plain(value)
         raise FrameError(
-            f"a {type(value).__name__} cannot be sent: say it in plain data (numbers, text, lists, "
+            f"a {type(value).__name__} cannot be sent: express it as plain data (numbers, text, lists, "
             "dicts) and tensors"
         )
 
