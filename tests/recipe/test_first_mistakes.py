@@ -114,6 +114,16 @@ def test_overrides(override: str, help: str, tmp_path: Path) -> None:
     assert advice == help
 
 
+def test_a_device_type_that_was_detected_is_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("ranks: 2, device_type: cpu", "ranks: [0, 1]"))
+    [error] = load("recipe.yaml", [], tmp_path, environ={}, detect=lambda: "cpu").report.errors
+    assert [span.label for span in error.seconds] == ["`device_type` is not set, and this machine's is cpu"]
+    assert error.code == "MC302" and error.help.startswith(
+        "`device_type` is not set: write the type of the machine"
+    )
+
+
 def test_a_file_that_is_not_python_is_one_error(tmp_path: Path) -> None:
     broken = PARTS.replace("def next(self,", "def next(self,,")
     (tmp_path / "recipe.yaml").write_text(RECIPE)

@@ -11,6 +11,9 @@ from meshctl.recipe.model import DeviceGroup, Program
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import counted, listed, nearest
 
+DETECTED = "`device_type` is not set: write the type of the machine that runs the recipe"
+"""Help for an error that depends on the device type of this machine."""
+
 
 def recipe_has_groups(facts: Facts) -> Iterator[Diagnostic]:
     if not facts.recipe.groups and facts.is_valid("groups"):
@@ -22,10 +25,14 @@ def recipe_has_groups(facts: Facts) -> Iterator[Diagnostic]:
 def cpu_ranks_are_count(facts: Facts) -> Iterator[Diagnostic]:
     for name, group in facts.recipe.groups.items():
         if group.device_type == "cpu" and isinstance(group.ranks, tuple):
-            seconds = (facts.value("groups", name, "device_type").with_word("`device_type` is cpu"),)
+            here = facts.value("groups", name, "device_type").with_word("`device_type` is cpu")
+            help = f"write {len(group.ranks)}"
+            if facts.is_detected(name):
+                here = here.with_word("`device_type` is not set, and this machine's is cpu")
+                help = DETECTED
             message = f"`ranks` of the cpu group `{name}` must be a number of processes, not a list"
             span = facts.value("groups", name, "ranks")
-            yield Diagnostic("MC302", message, span, seconds, f"write {len(group.ranks)}")
+            yield Diagnostic("MC302", message, span, (here,), help)
 
 
 def keys_fit_device_type(facts: Facts) -> Iterator[Diagnostic]:
@@ -52,7 +59,7 @@ def _meaningless(
     message = f"`{key}` {use}, but group `{group}` is on {kind}"
     if facts.is_detected(group):
         message = f"{message}, the device type of this machine"
-        help = "`device_type` is not set: write the type of the machine that runs the recipe"
+        help = DETECTED
     return Diagnostic("MC308", message, facts.key("groups", group, key), help=help)
 
 
