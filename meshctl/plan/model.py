@@ -18,8 +18,13 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from meshctl.dataclass import dataclass
-from meshctl.run.best import Mode
 from meshctl.run.bounds import bounding_sources
+from meshctl.run.settings import SPARSE as SPARSE
+from meshctl.run.settings import Best as Best
+from meshctl.run.settings import Checkpoint as Checkpoint
+from meshctl.run.settings import Restarts as Restarts
+from meshctl.run.settings import Run as Run
+from meshctl.run.settings import Stop as Stop
 from meshctl.topology.cluster import Cluster as Cluster
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
@@ -27,9 +32,6 @@ from meshctl.topology.placement import GroupPlacement, NodeRun, node_runs
 
 FORMAT = 2
 """The format of the JSON. A plan of another format is refused."""
-SPARSE = {"sparse": True}
-"""Metadata of a field that is stored only where it differs from its default, so that plans without it keep
-their digest."""
 NOT_STORED = {"stored": False}
 """Metadata of a field that is left out of the JSON."""
 
@@ -165,95 +167,6 @@ class Block:
     """The global number of samples of a minibatch."""
     seed: int = 0
     """The seed of the order of samples in each round."""
-
-
-@dataclass(frozen=True)
-class Best:
-    """The checkpoints that are kept for the value of a metric."""
-
-    on: str
-    """The metric, STAGE.NAME."""
-    keep: int = 1
-    mode: Mode = "min"
-
-
-@dataclass(frozen=True)
-class Stop:
-    """The metric without whose improvement a run ends."""
-
-    on: str
-    """The metric, STAGE.NAME."""
-    mode: Mode = "min"
-    patience: int = 3
-    """Values of the metric in a row without a new best one."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    every: int = 0
-    """Steps between two checkpoints; 0 for one checkpoint at the end of the run."""
-    keep: int = 3
-    """The number of newest checkpoints that stay on disk."""
-    best: Best | None = field(default=None, metadata=SPARSE)
-    """The checkpoints that stay on disk beside them; None for none."""
-    seconds: float = field(default=0.0, metadata=SPARSE)
-    """Seconds between two checkpoints, in place of `every`; 0 for no such time."""
-    is_async: bool = field(default=False, metadata=SPARSE)
-    """Whether a checkpoint is written while the run goes on, from a copy of the state."""
-    local_dir: str = field(default="", metadata=SPARSE)
-    """A folder of each node to which a checkpoint is written first; empty for none."""
-
-
-@dataclass(frozen=True)
-class Restarts:
-    """How often a run starts again after a failure."""
-
-    times: int = 3
-    """The number of restarts within `within`."""
-    within: float = 3600.0
-    """Seconds in which restarts count."""
-
-
-@dataclass(frozen=True)
-class Run:
-    steps: int = 0
-    """The number of steps; 0 if the data end the run."""
-    epochs: int = 0
-    """The number of passes through the data; 0 for one pass."""
-    dir: str = "runs"
-    checkpoint: Checkpoint | None = None
-    """None for a run that saves nothing."""
-    grace: float = 30.0
-    """Seconds that a first interrupt gives the run to finish its step and save."""
-    show: tuple[str, ...] = ()
-    """The metrics (STAGE.NAME) that the display and the summary show; empty for all."""
-    record: tuple[str, ...] = field(default=(), metadata=SPARSE)
-    """The routes, by name, whose values are kept on disk."""
-    patience: float = field(default=600.0, metadata=SPARSE)
-    """Seconds after which the run ends if a worker that waits for no other one has not advanced; 0 for no
-    limit."""
-    log_level: str = field(default="warning", metadata=SPARSE)
-    """The least level of the log records that workers of components write."""
-    checks: str = field(default="basic", metadata=SPARSE)
-    """The checks that workers make during the run. `basic` are those that cost next to nothing, and `all`
-    adds those that cost time."""
-    stop: Stop | None = field(default=None, metadata=SPARSE)
-    """None for a run that no metric ends."""
-    on_nan: Literal["stop", "ignore"] = field(default="stop", metadata=SPARSE)
-    """The reaction to a metric that is NaN or infinite."""
-    time_limit: float = field(default=0.0, metadata=SPARSE)
-    """Seconds after the launch at which the run ends in order; 0 for no limit."""
-    restarts: Restarts | None = field(default=None, metadata=SPARSE)
-    """None for a run that ends with its first failure."""
-    log_keep: int = field(default=0, metadata=SPARSE)
-    """The maximum number of bytes of the log of each worker; 0 for no limit."""
-    accept: tuple[str, ...] = field(default=(), metadata=SPARSE)
-    """The unsound differences from a checkpoint with which a resume goes on."""
-
-    @property
-    def has_all_checks(self) -> bool:
-        """Whether workers make the checks that take time."""
-        return self.checks == "all"
 
 
 @dataclass(frozen=True)

@@ -10,24 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal, Protocol, cast
 
-from meshctl.plan.model import (
-    Best,
-    Block,
-    Checkpoint,
-    Component,
-    Group,
-    Input,
-    Plan,
-    Program,
-    Restarts,
-    Run,
-    Stage,
-    Stop,
-)
+from meshctl.plan.model import Block, Component, Group, Input, Plan, Program, Stage
 from meshctl.recipe import model as recipes
 from meshctl.recipe.meshes import mesh_of
 from meshctl.recipe.stages import DeclaredModes, modes_of
-from meshctl.run.best import Mode
 from meshctl.topology.allocation import allocate
 from meshctl.topology.modes import Dispatch, Route
 
@@ -65,7 +51,7 @@ def resolve(recipe: recipes.Recipe, endpoints: Mapping[str, Mapping[str, Endpoin
         ),
         stages=stages,
         routes=routes,
-        run=_run(recipe.run, routes),
+        run=replace(recipe.run, record=_recorded(recipe.run.record, routes)),
         blocks=tuple(
             Block(block.name, block.until, block.times, block.over, block.size, block.seed)
             for block in recipe.blocks.values()
@@ -199,45 +185,6 @@ def _routes(stages: tuple[Stage, ...]) -> Iterator[Route]:
                 )
 
 
-def _run(run: recipes.Run, routes: tuple[Route, ...]) -> Run:
-    record = tuple(route.name for route in routes if {route.name, route.source} & {*run.record})
-    return Run(
-        run.steps,
-        run.epochs,
-        run.dir,
-        _checkpoint(run.checkpoint) if run.checkpoint else None,
-        run.grace,
-        run.show,
-        record,
-        run.patience,
-        run.log_level,
-        run.checks,
-        stop=_stop(run.stop) if run.stop else None,
-        on_nan=cast(Literal["stop", "ignore"], run.on_nan),
-        time_limit=run.time_limit,
-        restarts=_restarts(run.restarts) if run.restarts else None,
-        log_keep=run.logs.keep if run.logs else 0,
-        accept=run.accept,
-    )
-
-
-def _restarts(restarts: recipes.Restarts) -> Restarts | None:
-    return Restarts(restarts.times, restarts.within) if restarts.times else None
-
-
-def _stop(stop: recipes.Stop) -> Stop:
-    return Stop(stop.on, cast(Mode, stop.mode), stop.patience)
-
-
-def _checkpoint(checkpoint: recipes.Checkpoint) -> Checkpoint:
-    best = None
-    if given := checkpoint.best:
-        best = Best(given.on, given.keep, cast(Mode, given.mode))
-    return Checkpoint(
-        checkpoint.every,
-        checkpoint.keep,
-        best,
-        checkpoint.seconds,
-        checkpoint.is_async,
-        checkpoint.local_dir,
-    )
+def _recorded(words: tuple[str, ...], routes: tuple[Route, ...]) -> tuple[str, ...]:
+    """Returns the names of the routes that `run.record` names, or whose source it names."""
+    return tuple(route.name for route in routes if {route.name, route.source} & {*words})

@@ -4,8 +4,8 @@
 
 The following derive from this table: the reader, the JSON Schema, the documentation of keys, shell
 completion, the defaults in `config --origins`, and the suggestions for keys that are misspelt, misplaced or
-from another system. A new key needs one `Field` here, one attribute of the class in `model.py`, and the code
-that uses it. Rules about several fields are in `reader.py` and `rules/`.
+from another system. A new key needs one `Field` here, one attribute of the class in `model.py` (of `run`: in
+`run/settings.py`), and the code that uses it. Rules about several fields are in `reader.py` and `rules/`.
 """
 
 from __future__ import annotations

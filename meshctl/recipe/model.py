@@ -13,7 +13,8 @@ from dataclasses import field
 from typing import Any, Literal
 
 from meshctl.dataclass import dataclass
-from meshctl.recipe.fields import BEST, CHECKPOINT, GROUP, RECIPE, REPEAT, RESTARTS, RUN, STAGE, STOP
+from meshctl.recipe.fields import GROUP, RECIPE, REPEAT, STAGE
+from meshctl.run.settings import Run
 from meshctl.topology.modes import Dispatch
 
 
@@ -222,72 +223,6 @@ class Block:
     size: int = 0
     seed: int = REPEAT.default("seed")
     after: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Best:
-    """The checkpoints that are kept for the value of a metric."""
-
-    on: str
-    """The metric by which the best checkpoints are chosen, as STAGE.NAME."""
-    keep: int = BEST.default("keep")
-    mode: str = BEST.default("mode")
-
-
-@dataclass(frozen=True)
-class Stop:
-    """The metric without whose improvement a run ends."""
-
-    on: str
-    """The metric that has to improve, as STAGE.NAME."""
-    mode: str = STOP.default("mode")
-    patience: int = STOP.default("patience")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    every: int = 0
-    keep: int = CHECKPOINT.default("keep")
-    best: Best | None = None
-    seconds: float = 0.0
-    """`every` where it is a time; `every` is 0 then."""
-    is_async: bool = False
-    local_dir: str = ""
-
-
-@dataclass(frozen=True)
-class Restarts:
-    """How often a run starts again after a failure."""
-
-    times: int = RESTARTS.default("times")
-    within: float = RESTARTS.default("within")
-
-
-@dataclass(frozen=True)
-class Logs:
-    """The limits of the logs of workers."""
-
-    keep: int = 0
-
-
-@dataclass(frozen=True)
-class Run:
-    steps: int = 0
-    epochs: int = 0
-    dir: str = RUN.default("dir")
-    checkpoint: Checkpoint | None = None
-    stop: Stop | None = None
-    on_nan: str = RUN.default("on_nan")
-    accept: tuple[str, ...] = ()
-    grace: float = RUN.default("grace")
-    show: tuple[str, ...] = ()
-    record: tuple[str, ...] = ()
-    patience: float = RUN.default("patience")
-    log_level: str = RUN.default("log_level")
-    checks: str = RUN.default("checks")
-    time_limit: float = RUN.default("time_limit")
-    restarts: Restarts | None = None
-    logs: Logs | None = None
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from meshctl.recipe.fields import (
     SYNC,
 )
 from meshctl.recipe.section_types import Section
+from meshctl.run.settings import Best, Checkpoint, Restarts, Run, Stop
 from meshctl.topology.sizes import SIZES
 
 
@@ -75,7 +76,7 @@ class _RecipeReader(FieldReader):
             components=values["components"] or {},
             pipeline=flat(values["pipeline"] or {}),
             blocks=blocks_of(values["pipeline"] or {}),
-            run=_run(run) if run else model.Run(),
+            run=_run(run) if run else Run(),
         )
 
     def build(self, section: Section, name: str, node: Node, path: KeyPath) -> Any:
@@ -259,20 +260,22 @@ def _dispatch(value: Mapping[str, Any] | str | None) -> model.DispatchWords | No
     return model.DispatchWords(**{**values, "mode": values["mode"] or None})
 
 
-def _run(values: Mapping[str, Any]) -> model.Run:
-    stop = values["stop"] and model.Stop(**values["stop"])
-    restarts = values["restarts"] and model.Restarts(**values["restarts"])
-    logs = values["logs"] and model.Logs(**values["logs"])
-    checkpoint = _checkpoint(values["checkpoint"])
-    nested = {"checkpoint": checkpoint, "stop": stop, "restarts": restarts, "logs": logs}
-    return model.Run(**{**values, **nested})
+def _run(values: Mapping[str, Any]) -> Run:
+    stop, logs = values["stop"], values["logs"]
+    restarts = values["restarts"] and Restarts(**values["restarts"])
+    own = {
+        "checkpoint": _checkpoint(values["checkpoint"]),
+        "stop": stop and Stop(**stop),
+        "restarts": restarts if restarts and restarts.times else None,
+        "log_keep": logs["keep"] if logs else 0,
+    }
+    return Run(**{**{key: value for key, value in values.items() if key != "logs"}, **own})
 
 
-def _checkpoint(values: Mapping[str, Any] | None) -> model.Checkpoint | None:
+def _checkpoint(values: Mapping[str, Any] | None) -> Checkpoint | None:
     if not values:
         return None
-    best = values["best"] and model.Best(**values["best"])
-    every, is_async = values["every"], values["async"]
+    best, every = values["best"], values["every"]
     times = {"every": 0, "seconds": every} if isinstance(every, float) else {"every": every}
-    others = {key: value for key, value in values.items() if key != "async"}
-    return model.Checkpoint(**{**others, **times, "best": best, "is_async": is_async})
+    own = {**times, "best": best and Best(**best), "is_async": values["async"]}
+    return Checkpoint(**{**{key: value for key, value in values.items() if key != "async"}, **own})

@@ -19,6 +19,7 @@ from meshctl.recipe.fields import (
     INPUT,
     PARALLEL,
     RECIPE,
+    RESTARTS,
     RUN,
     SECTIONS,
     STAGE,
@@ -28,6 +29,7 @@ from meshctl.recipe.key_paths import field_at, section_at
 from meshctl.recipe.section_types import Defaults, Field, Nested, Section
 from meshctl.recipe.structure import correct
 from meshctl.recipe.suggestions import ALIASES, RELATED, nearest_key
+from meshctl.run import settings
 
 HERE = Span("recipe.yaml", 1, 1)
 PATHS: dict[str, tuple[str, ...]] = {
@@ -125,10 +127,11 @@ def test_defaults_of_the_model_are_those_of_the_table() -> None:
         GROUP: (model.DeviceGroup, model.Program),
         COMPONENT: (model.Component,),
         STAGE: (model.Stage,),
-        RUN: (model.Run,),
-        CHECKPOINT: (model.Checkpoint,),
-        STOP: (model.Stop,),
-        BEST: (model.Best,),
+        RUN: (settings.Run,),
+        CHECKPOINT: (settings.Checkpoint,),
+        STOP: (settings.Stop,),
+        BEST: (settings.Best,),
+        RESTARTS: (settings.Restarts,),
         PARALLEL: (model.Sizes,),
         DISPATCH: (model.DispatchWords,),
     }

@@ -14,6 +14,7 @@ from meshctl.recipe.compose.yaml_scalars import dump
 from meshctl.recipe.compose.yaml_tree import of_plain
 from meshctl.recipe.load import load
 from meshctl.recipe.reader import Read, read
+from meshctl.run.settings import Checkpoint, Run
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -108,11 +109,11 @@ def test_everything_a_recipe_can_state_arrives() -> None:
         0,
     )
     assert (stages["sync"].checksum, stages["part"].checksum) == (True, None)
-    assert recipe.run == model.Run(
+    assert recipe.run == Run(
         steps=10,
         epochs=2,
         dir="out",
-        checkpoint=model.Checkpoint(5, 1),
+        checkpoint=Checkpoint(5, 1),
         grace=2.5,
         show=("one.loss",),
         patience=90.0,
@@ -121,7 +122,12 @@ def test_everything_a_recipe_can_state_arrives() -> None:
 
 def test_what_is_left_out_has_its_default() -> None:
     recipe = reading("groups: {a: {ranks: 2, device_type: cpu}}").recipe
-    assert (recipe.name, recipe.seed, recipe.run, recipe.cluster) == ("stem", 0, model.Run(), model.Cluster())
+    assert (recipe.name, recipe.seed, recipe.run, recipe.cluster) == (
+        "stem",
+        0,
+        Run(),
+        model.Cluster(),
+    )
     assert reading("run: {checkpoint: null}").recipe.run.checkpoint is None
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from math import lcm
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.model import Run, Stage
+from meshctl.recipe.model import Stage
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.stages import Times
+from meshctl.run.settings import Run
 from meshctl.text.english import counted, listed
 
 
