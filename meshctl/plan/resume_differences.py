@@ -62,8 +62,8 @@ def differences(
 
 
 def _of_component(name: str, was: Facts, now: Facts, is_bound: bool) -> Iterator[Difference]:
-    """`is_bound` is whether the component has state or produces data, so that the checkpoint depends on
-    it."""
+    """Yields the differences of a component. If `is_bound`, it has state or produces data, so the checkpoint
+    depends on it."""
     code, word = ("MC721", "args") if is_bound else ("", "")
     if was["target"] != now["target"]:
         message = f"`{name}` was a {was['target']} and is a {now['target']}"
@@ -90,7 +90,7 @@ def _sizes(mesh: Facts) -> dict[str, int]:
 
 
 def _of_sources(was: Mapping[str, Facts], now: Mapping[str, Facts]) -> Iterator[Difference]:
-    """Yields sources whose position is of other data, or of none."""
+    """Yields the sources whose position in the checkpoint is missing or belongs to other data."""
     for name in sorted(was.keys() | now.keys()):
         path: tuple[str, ...] = ("pipeline", name)
         if name not in now:

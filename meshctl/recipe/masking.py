@@ -94,9 +94,9 @@ def mask_lines(file: str, lines: Sequence[str], secrets: Secrets = NO_SECRETS) -
 
 
 def _in_tree(text: Text, lines: Sequence[str], places: Collection[Position]) -> list[list[Stretch]]:
-    """Returns the secret stretches of each line of a file. Secret are scalars with a secret path, scalars
-    that begin at `places`, and text that is not in the tree. Other scalars and comments are searched for
-    secrets in their text."""
+    """Returns the secret stretches of each line of a file. Scalars with a secret path, scalars that begin at
+    `places`, and text that is not in the tree are secret. Other scalars and comments are searched for secrets
+    in their text."""
     assert text.tree is not None
     found: list[list[Stretch]] = [[] for _ in lines]
     ends = [(0, False)] * len(lines)

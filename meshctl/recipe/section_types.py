@@ -282,7 +282,7 @@ class Named(Type):
 
     def schema(self) -> Schema:
         item, names = ref(self.section.name), f"^{NAME.pattern}$"
-        if self.section.name == "stage":  # or in a recipe that changes another one, some keys of either
+        if self.section.name == "stage":  # one without these keys changes that of another file
             for key, kind in (("repeat", "block"), ("sync", "sync"), ("call", "call")):
                 item = {"if": {"required": [key]}, "then": ref(kind), "else": item}
         if self.section.name == "group":

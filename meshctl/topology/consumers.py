@@ -117,8 +117,8 @@ def parts_of_some(
     table: SampleTable,
     some: Sequence[Run],
 ) -> list[list[Run]]:
-    """The parts of some samples of a table, as `parts_for` divides them alone; the runs are of the whole
-    table."""
+    """The parts of some samples of a table. They are divided as if the table had only these samples. The runs
+    refer to the whole table."""
     rows: list[list[int]] = [[] for _ in table.ids]
     for producer, start, stop in some:
         rows[producer] += range(start, stop)
@@ -136,7 +136,7 @@ def parts_of_some(
 
 
 def parts_within(parts: Sequence[Sequence[Run]], some: Sequence[Run]) -> list[list[Run]]:
-    """Some samples of the parts, each in the part that has it."""
+    """The parts, with only those of their samples that are in `some`."""
     chosen = {(producer, row) for producer, start, stop in some for row in range(start, stop)}
     return [merge_runs([row for run in part for row in _rows_in(run) if row in chosen]) for part in parts]
 
@@ -146,7 +146,7 @@ def _rows_in(run: Run) -> list[tuple[int, int]]:
 
 
 def _rows_of(columns: Sequence[Sequence[Any]], rows: Sequence[Sequence[int]]) -> tuple[list[Any], ...]:
-    """Returns, for each producer, these rows of what it has for each of its samples."""
+    """Returns the values of these rows in the column of each producer."""
     return tuple([column[row] for row in some] for column, some in zip(columns, rows, strict=True))
 
 

@@ -199,7 +199,7 @@ class DeviceMesh:
 
     @cached_property
     def data_size(self) -> int:
-        """The number of data ranks. Each of them works on another share of a batch."""
+        """The number of data ranks. Each of them works on a different share of a batch."""
         return self.size("dp") * self.size("fsdp") // self.ulysses_size
 
     @property

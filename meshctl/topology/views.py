@@ -42,7 +42,7 @@ def sub_mesh(
     mesh: DeviceMesh, home: DeviceMesh, names: tuple[str, ...], digits: tuple[Dim, ...], start: int
 ) -> DeviceMesh:
     """Returns the sub-mesh of the dims `names`, which have these digits in `home`, the mesh or a view of it.
-    `start` is its first place there."""
+    `start` is its first position there."""
     shape = tuple(map(size_of, digits))
     keeps_data = all(
         dim in names or dim not in mesh.mesh_dim_names or mesh.size(dim) == 1 for dim in DATA_DIMS

@@ -171,7 +171,7 @@ class RankZoom:
 
 
 def of_rank(plan: Plan, topology: Topology, group: str, rank: int, samples: int = 0) -> RankZoom:
-    """Returns one rank of a group. `samples` is the size of batches that the recipe does not give.
+    """Returns one rank of a group. `samples` is the size of batches for which the recipe states none.
 
     Raises `ZoomError` if the group or the rank does not exist.
     """

@@ -347,7 +347,7 @@ def _uses_value(method: ast.FunctionDef, name: str) -> bool:
 
 
 class _Metrics(NamedTuple):
-    """What the text of a method says about metrics."""
+    """The metrics in the text of a method."""
 
     returned: tuple[str, ...]
     """The literal keys of the mappings that it returns."""

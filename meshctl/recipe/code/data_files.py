@@ -52,7 +52,7 @@ def find(path: str, folders: Sequence[str], suffixes: Sequence[str]) -> Found:
 
 
 def files_nearby(path: str, folders: Sequence[str], suffixes: Sequence[str]) -> list[str]:
-    """Returns the paths of the data files in the folder of a path that does not exist, which it may mean."""
+    """Returns the data files in the folder of a path that does not exist. One of them may be meant."""
     above = Path(path).parent
     places = [place for folder in folders if is_dir(place := Path(folder, above))]
     return [str(above / file.name) for place in places for file in files(place, *suffixes)]

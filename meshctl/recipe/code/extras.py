@@ -28,7 +28,7 @@ def extras_of(sources: Sources, declared: Declarations, args: Mapping[str, Any])
 
 
 def _names(args: Mapping[str, Any], argument: KeyPath) -> Iterator[str]:
-    """Yields the names that an argument gives: a text, or the keys of a mapping."""
+    """Yields the names in an argument: a text, or the keys of a mapping."""
     value: Any = {"args": args}
     for key in argument:
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -34,8 +34,8 @@ class GroupCode:
         return self._codes[interpreter.path]
 
     def find(self, group: str, target: str) -> Found:
-        """Follows the dotted path of a class of a group. One that only the packages of an interpreter can
-        have which are not on this machine is unread."""
+        """Follows the dotted path of a class of a group. A class is unread if it may be in the packages of an
+        interpreter that is not on this machine."""
         found = self.of(group).find(target)
         interpreter = self.interpreters.get(group)
         is_absent = interpreter is not None and not interpreter.folders

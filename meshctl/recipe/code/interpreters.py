@@ -54,8 +54,7 @@ def interpreter_path(python: str, home: str) -> str:
 
 
 def problem_of(path: str) -> str:
-    """Returns why an executable cannot be started, as the end of a sentence; empty if nothing is known
-    against it."""
+    """Returns why an executable cannot be started, as the end of a sentence; empty if no reason is known."""
     if "/" not in path:
         return "is not on PATH"
     if is_dir(Path(path)):
@@ -86,8 +85,7 @@ def too_old(version: Sequence[int]) -> str:
 
 
 def python_path(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the folders of PYTHONPATH that hold for every interpreter: those that are not the packages of
-    one."""
+    """Returns the folders of PYTHONPATH, without those that contain the packages of one interpreter."""
     folders = environ.get("PYTHONPATH", "").split(os.pathsep)
     return tuple(one for one in folders if one and not {*Path(one).parts} & {*PACKAGE_FOLDERS})
 
@@ -111,8 +109,8 @@ class _Installation:
 
 
 def _installation(executable: Path) -> _Installation | None:
-    """Returns the installation of an executable; None if the folders beside it are none, as of a script that
-    starts an interpreter."""
+    """Returns the installation that contains an executable; None if there is none, for example because the
+    executable is a script that starts an interpreter."""
     for folder in (executable.parent, executable.parent.parent):
         if is_file(folder / CONFIG):
             settings = _settings(folder / CONFIG)

@@ -155,7 +155,7 @@ def merge(old: Node, new: Node) -> Node:
         items = dict(old.value)
         for key, item in new.value.items():
             items[key] = merge(items[key], item) if key in items else item
-        is_package = old.key == old.span  # a mapping that nobody wrote, around an included file
+        is_package = old.key == old.span  # `old` is in no file: it surrounds an included one
         return replace(new if is_package else old, value=items)
     if new.value == MISSING:
         return old

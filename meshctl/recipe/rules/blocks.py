@@ -67,8 +67,8 @@ def stages_take_what_is_repeated(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC573", message, span, help=help)
 
 
-def over_gives_samples(facts: Facts) -> Iterator[Diagnostic]:
-    """Minibatches are made of a batch that a stage outside of the block gives."""
+def over_has_samples(facts: Facts) -> Iterator[Diagnostic]:
+    """Minibatches are parts of a batch that a stage outside of the block returns."""
     for block in facts.recipe.blocks.values():
         if not block.over or not facts.is_valid("pipeline", block.name, "repeat"):
             continue
@@ -182,7 +182,7 @@ def _inner(name: str) -> str:
 RULES = (
     block_has_one_source,
     stages_take_what_is_repeated,
-    over_gives_samples,
+    over_has_samples,
     only_the_last_stage_is_taken,
     passes_are_not_recorded,
 )

@@ -66,7 +66,7 @@ def call_names_method(facts: Facts) -> Iterator[Diagnostic]:
         if stage.method and node.value not in facts.targets:
             continue
         if facts.is_named("pipeline", name, "sync"):
-            continue  # reported as such
+            continue  # a stage with `call` and `sync` has been reported
         text, message = node.value, f"`{node.value}` does not have the form COMPONENT.METHOD"
         meant = list(_meant_calls(facts, text))
         fixes = (Fix(node.span, text, meant[0]),) if len(meant) == 1 else ()

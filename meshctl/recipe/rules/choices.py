@@ -20,7 +20,7 @@ from meshctl.text.english import did_you_mean
 
 
 def names_exist(facts: Facts) -> Iterator[Diagnostic]:
-    """The table of an argument has the name that the argument gives."""
+    """An argument names an entry of its table."""
     for component in facts.recipe.components:
         for path, table in facts.declares(component).choices.items():
             if facts.is_valid("components", component, *path):
@@ -29,7 +29,7 @@ def names_exist(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _names(facts: Facts, component: str, path: KeyPath) -> Iterator[tuple[str, Span]]:
-    """Yields the names that an argument gives, each with its place: a text, or the keys of a mapping."""
+    """Yields the names in an argument, each with its place: a text, or the keys of a mapping."""
     mapping = facts.argument(component, path)
     if mapping is not None and mapping.is_mapping:
         yield from ((name, value.key or value.span) for name, value in mapping.items())

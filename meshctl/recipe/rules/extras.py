@@ -31,7 +31,7 @@ def extras_are_installed(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _missing(facts: Facts, extra: str, path: str, names: list[str]) -> Iterator[Diagnostic]:
-    """Reports what the interpreter `path` lacks of an extra; empty is the interpreter of the launcher."""
+    """Reports the libraries of an extra that an interpreter lacks. `path` is empty for the launcher's."""
     folders = facts.code_of(names[0]).installed if path else None
     missing = missing_libraries(extra, folders)
     span = facts.value("components", names[0], "_target_")

@@ -394,7 +394,7 @@ class Facts:
 
     @cached_property
     def known_receivers(self) -> tuple[Stage, ...]:
-        """The stages with `call` of which it is known what their ranks receive."""
+        """The stages with `call` whose ranks receive known samples."""
         keys = ("in", "samples", "dispatch", "execute", "collect")
         found = []
         for name, stage in self.recipe.pipeline.items():

@@ -30,7 +30,7 @@ REFERENCE = "ref_"
 
 @dataclass(frozen=True)
 class Needed:
-    """The inputs that a loss, or its advantage, needs and does not get."""
+    """The inputs that a loss, or its advantage, needs and does not receive."""
 
     function: str
     """The function, for messages: "loss `grpo`"."""

@@ -41,7 +41,7 @@ def metric_exists(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC560", message, span, seconds, missing=True)
 
 
-def metric_is_given(facts: Facts) -> Iterator[Diagnostic]:
+def metric_is_known(facts: Facts) -> Iterator[Diagnostic]:
     """The name of a metric is not a misspelling of one in the stage's source. Other unknown names may
     exist."""
     for _, metric, span in facts.named_metrics():
@@ -56,9 +56,9 @@ def metric_is_given(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC562", message, span, help=help, severity="warning", fixes=fixes)
 
 
-def metric_may_be_given(facts: Facts) -> Iterator[Diagnostic]:
-    """A metric that ends the run or ranks checkpoints belongs to a stage that gives numbers: one that returns
-    a batch gives only those that its class logs."""
+def metric_can_have_values(facts: Facts) -> Iterator[Diagnostic]:
+    """A metric that ends the run or ranks checkpoints belongs to a stage that has metrics. A stage that
+    returns a batch has only those that its class logs."""
     for key, metric, span in facts.named_metrics():
         name, rest = facts.recipe.metric(metric)
         stage = facts.recipe.pipeline.get(name)
@@ -155,4 +155,4 @@ def route_exists(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC563", f"`{word}` has no route to record", span, seconds, did_you_mean("", routes))
 
 
-RULES = (metric_exists, metric_is_given, metric_may_be_given, metric_is_often_enough, route_exists)
+RULES = (metric_exists, metric_is_known, metric_can_have_values, metric_is_often_enough, route_exists)
