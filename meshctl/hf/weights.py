@@ -40,7 +40,7 @@ def adapter_of(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def merged_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yields the pairs (name, tensor) of the base model's weights, to which the adapter is added.
+    """Yields (name, tensor) for the weights of the base model, with the adapter added to them.
 
     All ranks iterate together, because the two small matrices of each adapted layer are gathered.
     """

@@ -62,6 +62,6 @@ def count_or_list(**more: object) -> Schema:
 
 
 def plain_data() -> Schema:
-    """The schema of what `args` contain, at any depth."""
+    """The schema of plain data of any depth, such as the values in `args`."""
     inner = {"$ref": "#/$defs/data"}
     return {"properties": {"_target_": False}, "additionalProperties": inner, "items": inner}

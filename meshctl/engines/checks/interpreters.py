@@ -55,7 +55,8 @@ os.write(int(writer), (json.dumps([answer, ""]) + "\\n").encode())
 
 @dataclass(frozen=True)
 class Facts:
-    """The answer of an interpreter. One that is too old has only a version."""
+    """The facts that an interpreter reports about itself. An interpreter that is too old reports only its
+    version."""
 
     python: Sequence[int]
     folder: str = ""

@@ -1,4 +1,5 @@
-"""Kills workers: if a process of the run dies, all processes below it are killed within seconds.
+"""Kills workers: if a process of the run dies, all processes below it are killed within seconds. After a
+failure, `supervise/forced_end.py` also kills all workers of the run.
 
     launcher            subreaper: adopts the orphans of a node process that dies
       node process      dies with the launcher (SIGTERM), on another node with its connection to the head;

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from meshctl.dataclass import dataclass
 from meshctl.recipe.code.declarations import READERS, Declarations, declarations_of
-from meshctl.recipe.code.modes import mode_text
 from meshctl.recipe.code.modules import (
     COMPONENTS,
     ENDPOINTS,
@@ -33,6 +32,7 @@ from meshctl.recipe.code.modules import (
     statements,
 )
 from meshctl.recipe.code.signatures import Signature, signature
+from meshctl.recipe.code.user_modes import mode_text
 
 WORDS = ("dispatch", "collect", "execute")
 RETRY = "retry"

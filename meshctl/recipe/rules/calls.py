@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.code.classes import WORDS, Class, Endpoint
-from meshctl.recipe.code.modes import EXAMPLES, mode_problem
 from meshctl.recipe.code.signatures import SCALARS, Hint, Signature
+from meshctl.recipe.code.user_modes import EXAMPLES, mode_problem
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Input, Stage
 from meshctl.recipe.rules.facts import Facts

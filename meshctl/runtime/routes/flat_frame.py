@@ -204,8 +204,8 @@ def encode(head: bytes, layout: FlatPart, batch: Batch, producer: int) -> bytes:
 
 
 def write(into: Tensor, start: int, layout: FlatPart, batch: Batch, producer: int) -> int:
-    """Writes a producer's rows, whose batch it is, into memory, uint8 `[n]`, in which the rows of a frame
-    begin at `start`. Returns their bytes."""
+    """Writes the rows of one producer, which are in its `batch`, into a frame: `into` is its memory, uint8
+    `[n]`, where the rows of all producers begin at `start`. Returns the number of bytes written."""
     memory, written = into.data_ptr() + start, 0
     for at, address, nbytes in layout.spans(batch, producer):
         if use_memmove(nbytes):

@@ -219,7 +219,7 @@ def wants(rows: Sequence[Row], shape: Sequence[Column]) -> int:
 
 
 def columns(rows: Sequence[Row], shape: Sequence[Column], width: int) -> list[Line]:
-    """Returns the aligned rows. A row may have fewer cells; an empty column takes no space."""
+    """Returns the rows as aligned lines. A row may have fewer cells; an empty column has no width."""
     widths = _complete(rows, shape)
     spare = sorted((index for index in widths if shape[index].spare), key=lambda index: shape[index].spare)
     while spare and _total(_narrowest(widths, shape), shape) > width:
