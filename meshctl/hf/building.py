@@ -19,10 +19,15 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from meshctl.dataclass import dataclass
 from meshctl.hf import peft_api, random_weights, transformers_api
+from meshctl.hf.errors import ModelError
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.transformers_api import Sizes
 from meshctl.hf.weights import reset_adapter
 from meshctl.hub_cache import MODEL_FILES, local_folder, missing_weights
+from meshctl.text.english import counted
+
+NEW_HEAD = "score."
+"""The beginning of the names of the weights of the head `score`, which a language model does not have."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ def build(wanted: Build) -> nn.Module:
     if wanted.experts:
         model.set_experts_implementation(wanted.experts)
     if wanted.lora:
+        _freeze_others(model, wanted.head)
         reset_adapter(model, wanted.seed)
     model.config.use_cache = False  # with a cache, transformers does not look for the borders of packed texts
     model.train()
@@ -91,7 +97,7 @@ def _loaded(folder: str, config: Any, wanted: Build) -> Any:
         outline = transformers_api.outline(config, wanted.head)
         peft_api.inject(outline, wanted.lora)
         renamed = peft_api.renamed_by(outline)
-    return transformers_api.load_model(
+    model, missing = transformers_api.load_model(
         folder,
         config,
         wanted.head,
@@ -101,13 +107,27 @@ def _loaded(folder: str, config: Any, wanted: Build) -> Any:
         lambda model: distribute(model, wanted),
         renamed,
     )
+    new = NEW_HEAD if wanted.head == "score" else ()
+    if lacking := [name for name in missing if not (peft_api.is_adapter(name) or name.startswith(new))]:
+        first, others = peft_api.plain_name(lacking[0]), len(lacking) - 1
+        more = f" and {counted(others, 'further weight')} of the model" if others else ""
+        raise ModelError(f"model `{folder}` cannot be loaded: its files lack `{first}`{more}")
+    return model
+
+
+def _freeze_others(model: nn.Module, head: str) -> None:
+    """Freezes all parameters but those of the adapter and of the head `score`. transformers sets
+    `requires_grad` of all parameters that it loads."""
+    for name, parameter in model.named_parameters():
+        is_new_head = head == "score" and name.startswith(NEW_HEAD)
+        parameter.requires_grad_(is_new_head or peft_api.is_adapter(name))
 
 
 def distribute(model: Any, wanted: Build) -> None:
     """Shards a model in place over tp, then adds adapters, and then shards the model over fsdp and dp.
 
-    Steps that `wanted` does not request are left out. With adapters and the head `score`, the head is
-    trained as well. Raises `ModelError` if the model does not support a step.
+    Steps that `wanted` does not request are left out. Raises `ModelError` if the model does not support a
+    step.
     """
     sizes = wanted.sizes
     if sizes.tp > 1:
@@ -115,8 +135,6 @@ def distribute(model: Any, wanted: Build) -> None:
         transformers_api.shard_by_tp(model, wanted.mesh, sizes)
     if wanted.lora:
         peft_api.inject(model, wanted.lora)
-        if wanted.head == "score":
-            model.score.requires_grad_(True)
     if sizes.data > 1 or wanted.compute_dtype is not None:
         assert wanted.mesh is not None
         transformers_api.shard_by_fsdp(model, wanted.mesh, sizes, wanted.compute_dtype)

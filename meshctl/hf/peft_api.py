@@ -2,23 +2,30 @@
 
 A LoRA layer stands in place of a linear layer, which it holds as `base_layer`:
 
-    q_proj.weight                       before
-    q_proj.base_layer.weight            after
-    q_proj.lora_A.default.weight        [r, in]
-    q_proj.lora_B.default.weight        [out, r]
+    q_proj.weight                                  before
+    q_proj.base_layer.weight                       after
+    q_proj.lora_A.default.weight                   [r, in]
+    q_proj.lora_B.default.weight                   [out, r]
+
+It also stands in place of the module with the fused weights of experts, once for each adapted weight:
+
+    experts.down_proj, experts.gate_up_proj        before, [experts, out, in]
+    experts.base_layer.base_layer.down_proj        after, as for `gate_up_proj`
+    experts.base_layer.lora_A.default.weight       [experts x r, in], of the weight that is adapted first
+    experts.lora_A.default.weight                  of the other weight
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import Linear, LoraLayer
-from torch import nn
+from peft.tuners.lora import Linear, LoraLayer, ParamWrapper
+from torch import Tensor, einsum, nn
 
 from meshctl.dataclass import dataclass
 from meshctl.hf.errors import ModelError
@@ -27,6 +34,8 @@ ADAPTER = "default"
 LINEAR = "all-linear"
 STYLES = ("colwise", "rowwise")
 """The styles of tensor parallelism whose layers peft can adapt."""
+ADAPTED = (Linear, ParamWrapper)
+"""The classes of LoRA layers whose weights `change_of` computes."""
 BASE = re.compile(r"\.base_layer(?=\.|$)")
 
 
@@ -37,8 +46,8 @@ class Lora:
     r: int = 8
     alpha: float = 16
     target: str | Sequence[str] = LINEAR
-    """A list with the last parts of the names of the adapted modules, or `all-linear` for all linear layers
-    except the head."""
+    """A list with the last parts of the names of the adapted linear layers and fused weights of experts, or
+    `all-linear` for all linear layers except the head."""
     dropout: float = 0.0
 
     @classmethod
@@ -58,12 +67,22 @@ def inject(model: Any, lora: Lora) -> None:
     `ModelError` if peft cannot adapt a target.
     """
     target = linear_names(model) if lora.target == LINEAR else lora.target
+    fused: list[str] = []
     if not isinstance(target, str):  # a string is a regular expression of peft
         _check_targets(model, target)
+        fused = [name for name in target if _named(name, fused_names(model))]
+        target = [name for name in target if _named(name, dict(model.named_modules()))]
+    if fused and lora.dropout:
+        raise ModelError(f"`lora` has no dropout for `{fused[0]}`, a fused weight of experts; leave it out")
     config = LoraConfig(
-        r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=target, bias="none"
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=target,
+        target_parameters=fused or None,
+        bias="none",
     )
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _exact_names(model.config):
         warnings.simplefilter("ignore")  # what they warn of is an error below
         try:
             inject_adapter_in_model(config, model, ADAPTER)
@@ -76,6 +95,21 @@ def inject(model: Any, lora: Lora) -> None:
         inner.in_features, outer.out_features = inner.weight.shape[1], outer.weight.shape[0]
 
 
+@contextmanager
+def _exact_names(config: Any) -> Iterator[None]:
+    """Returns a context in which the targets of an adapter are exactly those that it names.
+
+    peft takes the names of certain linear layers of experts in files, such as `down_proj`, for the fused
+    weights in memory. It would not adapt the linear layers with these names that exist beside the experts. It
+    knows such architectures by their `model_type`.
+    """
+    config.__dict__["model_type"] = ""
+    try:
+        yield
+    finally:
+        del config.__dict__["model_type"]
+
+
 def linear_names(model: Any) -> list[str]:
     """Returns the last parts of the names of all linear layers except the head, sorted and without
     duplicates. The fused weights of experts are not linear layers."""
@@ -84,27 +118,33 @@ def linear_names(model: Any) -> list[str]:
     return sorted({name.rpartition(".")[2] for name in linear})
 
 
+def fused_names(model: nn.Module) -> list[str]:
+    """Returns the names of the fused weights of experts, `[experts, out, in]` or `[experts, in, out]`."""
+    sizes = [(name, one.ndim) for name, one in model.named_parameters()]
+    return [name for name, dims in sizes if dims == 3 and not name.endswith(".weight")]  # of a convolution
+
+
+def _named(target: str, names: Iterable[str]) -> bool:
+    """Whether `target` is the last part of one of the names, or several last parts."""
+    return any(f".{name}".endswith(f".{target}") for name in names)
+
+
 def _check_targets(model: nn.Module, targets: Sequence[str]) -> None:
-    """Raises `ModelError` for a target without a module. peft ignores such a target if another one has
-    modules."""
-    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
+    """Raises `ModelError` for a target that does not exist. peft ignores such a target if another one
+    exists."""
+    fused = fused_names(model)
     for target in targets:
-        if any(f".{name}".endswith(f".{target}") for name in modules):
-            continue
-        if any(f".{name}".endswith(f".{target}") for name in parameters):
-            raise ModelError(
-                f"`lora` cannot adapt `{target}`: it is a fused weight of experts, and adapters need linear "
-                "layers; change its `target`"
-            )
-        raise ModelError(
-            f"`lora`: no module is called `{target}`; the linear layers are {', '.join(linear_names(model))}"
-        )
+        if not _named(target, [*dict(model.named_modules()), *fused]):
+            experts = sorted({name.rpartition(".")[2] for name in fused})
+            more = f", and the fused weights of experts {', '.join(experts)}" if experts else ""
+            linear = ", ".join(linear_names(model))
+            raise ModelError(f"`lora`: no module is called `{target}`; the linear layers are {linear}{more}")
 
 
 def _refuse_others(model: nn.Module) -> None:
     """Raises `ModelError` for an adapter whose results or exported weights would be wrong."""
     for name, module in model.named_modules():
-        if isinstance(module, LoraLayer) and not isinstance(module, Linear):
+        if isinstance(module, LoraLayer) and not isinstance(module, ADAPTED):
             raise ModelError(
                 f"`lora` can adapt linear layers only, and `{name}` is none; change its `target`"
             )
@@ -112,20 +152,35 @@ def _refuse_others(model: nn.Module) -> None:
         style = getattr(layer.get_base_layer(), "_hf_tp_plan", None)
         if style not in (None, *STYLES):
             raise ModelError(
-                f"`lora` cannot adapt `{name}` with tp: its style in the plan is `{style}`, and peft "
-                f"supports {' and '.join(STYLES)}; change its `target`, or use fsdp"
+                f"`lora` cannot adapt `{plain_name(name)}` with tp: its style in the plan is `{style}`, and "
+                f"peft supports {' and '.join(STYLES)}; change its `target`, or use fsdp"
             )
 
 
 def layers(model: nn.Module) -> dict[str, Any]:
-    """Returns the layers with an adapter: name of the module -> LoRA layer."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+    """Returns the layers with an adapter: name of the adapted weight -> LoRA layer."""
+    found = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, ADAPTED):
+            own, path = layer, name
+            while isinstance(own, LoraLayer):
+                own, path = own.base_layer, f"{path}.base_layer"
+            found[f"{path}.{getattr(layer, 'parameter_name', 'weight')}"] = layer
+    return found
 
 
-def scaling(layer: Any) -> float:
-    """Returns the factor by which `lora_B @ lora_A` is multiplied before it is added to the weights of a
-    layer."""
-    return float(layer.scaling[ADAPTER])
+def change_of(layer: Any, inner: Tensor, outer: Tensor) -> Tensor:
+    """Returns what an adapter adds to the weight of a layer. `inner` and `outer` are its whole matrices
+    `lora_A` and `lora_B`."""
+    if isinstance(layer, ParamWrapper):
+        shared = (
+            inner.view(layer.num_experts, -1, inner.shape[1]),
+            outer.view(len(outer), -1, layer.num_experts),
+        )
+        change = einsum("eri,ore->eoi" if layer._did_swap_in_out_features else "eri,ore->eio", *shared)
+    else:
+        change = outer @ inner
+    return change * float(layer.scaling[ADAPTER])
 
 
 def plain_name(name: str) -> str:
@@ -145,9 +200,25 @@ def adapter_name(name: str) -> str:
 
 def renamed_by(model: nn.Module) -> dict[str, str]:
     """Returns the new names of the weights of adapted modules: regular expression for the name on disk ->
-    name in the model with adapters."""
-    last = sorted({name.rpartition(".")[2] for name in layers(model)})
-    return {rf"\.{name}\.(weight|bias)$": rf".{name}.base_layer.\1" for name in last}
+    name in the model with adapters.
+
+    An expression contains the end of a name if all weights with this end are adapted, and otherwise the whole
+    name. It does not match the single experts of files, which transformers fuses in memory.
+    """
+    names = {plain_name(name): name for name, _ in model.named_parameters() if not is_adapter(name)}
+    whole = {_end(plain) for plain, name in names.items() if plain == name}
+    found = {}
+    for plain, name in names.items():
+        if plain != name:
+            end = plain if _end(plain) in whole else _end(plain)
+            found[rf"\b{re.escape(end)}$"] = name.removeprefix(plain.removesuffix(end))
+    return found
+
+
+def _end(name: str) -> str:
+    """Returns the last part of a weight's name with those of two modules, or of one with fused weights."""
+    parts = name.split(".")
+    return ".".join(parts[-3:] if parts[-1] in ("weight", "bias") else parts[-2:])
 
 
 @contextmanager

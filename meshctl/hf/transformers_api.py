@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from inspect import signature
 from logging import ERROR, getLogger
 from math import prod
@@ -153,8 +154,9 @@ def load_model(
     device: torch.device,
     distribute: Distribute,
     renamed: Mapping[str, str],
-) -> Any:
-    """Loads the model of a folder of safetensors. Each rank reads only its shards.
+) -> tuple[Any, list[str]]:
+    """Loads the model of a folder of safetensors. Each rank reads only its shards. Returns the model, and the
+    names of its weights that the files lack, which have random values.
 
     The model is created on torch's `meta` device. There `distribute` shards it. Then `from_pretrained` reads
     the weights of the local shards to `device`. `renamed` maps regular expressions for names on disk to names
@@ -172,22 +174,41 @@ def load_model(
             distribute(model)
             return model
 
+        @staticmethod
+        def _load_pretrained_model(model: Any, state: Any, files: Any, options: Any) -> Any:
+            conversions = [_renamed_targets(one, renamed) for one in options.weight_mapping]
+            options = replace(options, weight_mapping=conversions)
+            return kind._load_pretrained_model(model, state, files, options)
+
     Loading.__name__, Loading.__module__ = kind.__name__, kind.__module__
     try:
-        model = Loading.from_pretrained(
+        model, report = Loading.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
             attn_implementation=attention,
             key_mapping=dict(renamed) or None,
             distributed_config=DistributedConfig(),
+            output_loading_info=True,
         )
     except (OSError, RuntimeError, SafetensorError) as error:
         has_other_shapes = "ignore_mismatched_sizes" in str(error)
         reason = "its weights have other shapes than its config" if has_other_shapes else _first_line(error)
         raise ModelError(f"model `{folder}` cannot be loaded: {reason}") from error
     model.__class__ = kind
-    return model
+    return model, sorted(report["missing_keys"])
+
+
+def _renamed_targets(conversion: Any, renamed: Mapping[str, str]) -> Any:
+    """Returns a conversion of weights from files whose results have their new names in the model."""
+    if not isinstance(conversion, WeightConverter):
+        return conversion
+    targets = conversion._original_target_patterns
+    for pattern, name in renamed.items():
+        targets = [re.sub(pattern, name, one) for one in targets]
+    if targets == conversion._original_target_patterns:
+        return conversion
+    return conversion.copy(conversion._original_source_patterns, targets, operations=conversion.operations)
 
 
 def shard_by_tp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes) -> None:

@@ -48,9 +48,8 @@ def merged_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in held(model).items():
         if peft_api.is_adapter(name):
             continue
-        layer = name.removesuffix(".base_layer.weight")
         detached = tensor.detach()
-        yield peft_api.plain_name(name), _merged(detached, layers[layer]) if layer in layers else detached
+        yield peft_api.plain_name(name), _merged(detached, layers[name]) if name in layers else detached
 
 
 def outlines(model: Any) -> dict[str, Tensor]:
@@ -66,7 +65,7 @@ def outlines(model: Any) -> dict[str, Tensor]:
 def _merged(weight: Tensor, layer: Any) -> Tensor:
     inner = whole_of(layer.lora_A[peft_api.ADAPTER].weight)
     outer = whole_of(layer.lora_B[peft_api.ADAPTER].weight)
-    change = part_of((outer @ inner * peft_api.scaling(layer)).to(weight.dtype), weight)
+    change = part_of(peft_api.change_of(layer, inner, outer).to(weight.dtype), weight)
     result = weight.clone()
     local_of(result).add_(change)
     return result

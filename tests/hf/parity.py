@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -75,6 +75,7 @@ FURTHER: dict[str, dict[str, Any]] = {
 """Architectures of other kinds."""
 ALL = {**MODELS, **FURTHER}
 LORA = {"r": 4, "alpha": 8, "target": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+LORA_OF_EXPERTS = {**LORA, "target": ["q_proj", "gate_up_proj", "down_proj"]}
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ SINGLE_LORA_ON_TP = replace(SINGLE, losses=1e-5, norms=1e-5)
 @dataclass(frozen=True)
 class Case:
     model: str
-    lora: bool = False
+    lora: bool | Literal["experts"] = False
     packed: bool = False
     micro_batch: int | None = None
     micro_batch_tokens: int | None = None
@@ -109,7 +110,8 @@ class Case:
 
     @property
     def name(self) -> str:
-        marks = ["lora"] * self.lora + ["packed"] * self.packed
+        marks = ["lora"] * bool(self.lora) + ["of experts"] * (self.lora == "experts")
+        marks += ["packed"] * self.packed
         if self.micro_batch or self.micro_batch_tokens:
             marks.append(f"parts of {self.micro_batch or self.micro_batch_tokens}")
         if self.logits_chunk_tokens:
@@ -136,6 +138,8 @@ class Case:
     def lora_arguments(self) -> dict[str, Any] | None:
         if not self.lora:
             return None
+        if self.lora == "experts":
+            return LORA_OF_EXPERTS
         return LORA if self.model in MODELS else {**LORA, "target": "all-linear"}
 
 

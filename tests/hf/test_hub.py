@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from meshctl.hf import ModelError
 from meshctl.hf.building import Build, build
+from meshctl.hf.peft_api import Lora
 from meshctl.package import SHIPPED_TOKENIZERS
 from tests.command_server import Done, call
 from tests.engines.node.hub_server import HubServer, serving
@@ -113,3 +115,18 @@ def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path, model: dict[s
     with pytest.raises(ModelError, match="cannot be loaded: Error while deserializing header") as cut:
         build(Build(str(tmp_path)))
     assert "\n" not in str(cut.value)
+
+
+def test_a_weight_that_the_files_lack_is_named(tmp_path: Path, model: dict[str, bytes]) -> None:
+    for file, body in model.items():
+        (tmp_path / file).write_bytes(body)
+    stored = load(model["model.safetensors"])
+    lacking = {
+        name: tensor for name, tensor in stored.items() if "q_proj" not in name and "lm_head" not in name
+    }
+    save_file(lacking, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    message = "its files lack `lm_head.weight` and 1 further weight of the model$"
+    with pytest.raises(ModelError, match=message):
+        build(Build(str(tmp_path)))
+    with pytest.raises(ModelError, match=r"its files lack `model\.layers\.0\.self_attn\.q_proj\.weight`$"):
+        build(Build(str(tmp_path), "score", lora=Lora(r=2)))

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshctl.hf import Model, random_weights, transformers_api
+from meshctl.hf import Model, peft_api, random_weights, transformers_api
 from meshctl.hf.sharding import local_of
 from meshctl.topology.mesh import DeviceMesh
 from tests.hf.memory import AllocatedPeak
@@ -44,6 +44,8 @@ def check_peak(made: Model, most: int) -> None:
     """Builds the module, and checks the memory that this allocates beside the shards."""
     with AllocatedPeak() as peak:
         made.setup()
+    trained = {name for name, one in made.module.named_parameters() if one.requires_grad}
+    assert all((made.lora is None) != peft_api.is_adapter(name) for name in trained)
     shards = sum(local_of(one).nbytes for one in made.module.state_dict().values())
     assert 80e6 < shards < 110e6, shards
     assert peak.bytes <= shards + most + SLACK, (peak.bytes, shards, made.sizes)

@@ -72,6 +72,12 @@ CASES = [
     Case("dp, SGD", {"dp": 2}, {"optimizer": "SGD"}),
     Case("fsdp, momentum", {"fsdp": 2}, {"optimizer": "SGD", "optimizer_options": {"momentum": 0.9}}),
     Case("fsdp, experts", {"fsdp": 2}, {"experts": "eager"}, MOE),
+    Case(
+        "fsdp, LoRA of experts",
+        {"fsdp": 2},
+        {"experts": "eager", "lora": {**LORA, "target": ["q_proj", "down_proj", "gate_up_proj"]}},
+        MOE,
+    ),
     Case("tp, experts", {"tp": 2}, {"experts": "eager"}, MOE),
 ]
 ESTIMATES: dict[str, RankBytes] = {}

@@ -32,7 +32,7 @@ CHOICE = {
     "dp 2": [Case("llama_tied", micro_batch=3), Case("qwen3", lora=True)],
     "fsdp 2": [
         Case("llama_tied", packed=True, micro_batch=1, logits_chunk_tokens=5),
-        Case("qwen3", lora=True),
+        Case("qwen3_moe", lora="experts", micro_batch=3),
     ],
     "tp 2": [Case("qwen3", packed=True, micro_batch=3), Case("llama_tied", lora=True, logits_chunk_tokens=9)],
     "hsdp 2 x 2": [Case("llama_tied", micro_batch=1, share_prompts=True)],
@@ -43,7 +43,7 @@ CHOICE = {
     "dp 2 x tp 2": [Case("llama", share_prompts=True)],
 }
 CHOICE_OF_SINGLE = {
-    "dp 2": [Case("qwen3_moe", packed=True)],
+    "dp 2": [Case("qwen3_moe", lora="experts", packed=True)],
     "fsdp 2": [Case("qwen3_moe_tied", micro_batch=1)],
     "tp 2": [Case("qwen3", lora=True, packed=True)],
     "hsdp 2 x 2": [Case("qwen3", lora=True)],
@@ -116,6 +116,23 @@ def test_training_on_a_mesh_equals_one_process(run: Run, chosen: dict[Run, str])
 OPTIONS: list[dict[str, Any]] = [{}, {"micro_batch": 1}, {"packed": True}, {"lora": True}]
 OPTIONS += [{"logits_chunk_tokens": 9}, {"lora": True, "micro_batch": 3, "logits_chunk_tokens": 5}]
 OPTIONS += [{"lora": True, "packed": True, "micro_batch_tokens": 24}]
+
+
+OF_EXPERTS: list[dict[str, Any]] = [
+    {},
+    {"packed": True, "micro_batch_tokens": 24},
+    {"logits_chunk_tokens": 9},
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("layout", [name for name, sizes in LAYOUTS.items() if "tp" not in sizes])
+@pytest.mark.parametrize("model", ["qwen3_moe", "qwen3_moe_tied", "other experts"])
+def test_adapters_of_experts(model: str, layout: str, dtype: str) -> None:
+    runs = [Run(layout, Case(model, lora="experts", **options), dtype) for options in OF_EXPERTS]
+    found = verdicts(runs)
+    assert {run.name: text for run, text in found.items() if text != worlds.PASSED} == {}
 
 
 @pytest.mark.nightly

@@ -19,27 +19,67 @@ def adapted(**lora: Any) -> Any:
     return model
 
 
+def with_experts(**changes: Any) -> Any:
+    config = transformers_api.read_config(MODELS["qwen3_moe"], "lm", changes)
+    model = random_weights.new_model(config, "lm", torch.float64, None, 0)
+    model.set_experts_implementation("eager")
+    return model
+
+
+def adapted_names(model: Any) -> set[str]:
+    return {peft_api.plain_name(name).removesuffix(".weight") for name in peft_api.layers(model)}
+
+
 def test_all_linear_leaves_out_the_head() -> None:
-    names = set(peft_api.layers(adapted()))
-    last = {name.rpartition(".")[2] for name in names}
-    assert last == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    names = adapted_names(adapted())
+    assert {name.rpartition(".")[2] for name in names} == {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    }
     assert len(names) == 14
 
 
 def test_all_linear_leaves_out_the_fused_weights_of_experts() -> None:
-    config = transformers_api.read_config(MODELS["qwen3_moe"], "lm", {})
-    model = random_weights.new_model(config, "lm", torch.float64, None, 0)
+    model = with_experts()
     peft_api.inject(model, Lora(4))
-    last = {name.rpartition(".")[2] for name in peft_api.layers(model)}
+    last = {name.rpartition(".")[2] for name in adapted_names(model)}
     assert last == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
 @pytest.mark.parametrize("target", ["gate_up_proj", "mlp.experts.down_proj"])
-def test_the_fused_weights_of_experts_are_refused(target: str) -> None:
-    config = transformers_api.read_config(MODELS["qwen3_moe"], "lm", {})
-    model = random_weights.new_model(config, "lm", torch.float64, None, 0)
-    with pytest.raises(ModelError, match=f"`lora` cannot adapt `{target}`: it is a fused weight of experts"):
-        peft_api.inject(model, Lora(4, target=["q_proj", target]))
+def test_a_fused_weight_of_experts_is_adapted_by_its_name(target: str) -> None:
+    model = with_experts()
+    peft_api.inject(model, Lora(4, target=[target]))
+    last = target.rpartition(".")[2]
+    assert {name.rpartition(".")[2] for name in adapted_names(model)} == {last}
+    shapes = {tuple(one.shape) for one in model.parameters() if one.requires_grad}
+    assert shapes == {(16, 32 if last == "gate_up_proj" else 16), (32, 16)}  # 4 experts x r
+
+
+def test_linear_layers_beside_experts_are_adapted_under_the_same_name() -> None:
+    model = with_experts(mlp_only_layers=[0])
+    peft_api.inject(model, Lora(4, target=["down_proj", "up_proj"]))
+    assert adapted_names(model) == {
+        "model.layers.0.mlp.down_proj",
+        "model.layers.0.mlp.up_proj",
+        "model.layers.1.mlp.experts.down_proj",
+    }
+
+
+def test_a_fused_weight_of_experts_has_no_dropout_and_no_adapter_on_tp() -> None:
+    with pytest.raises(ModelError, match="`lora` has no dropout for `down_proj`, a fused weight of experts"):
+        peft_api.inject(with_experts(), Lora(4, target=["q_proj", "down_proj"], dropout=0.1))
+    model = with_experts()
+    model.model.layers[0].mlp.experts._hf_tp_plan = "moe_tp_experts"
+    with pytest.raises(
+        ModelError, match=r"`model\.layers\.0\.mlp\.experts\.down_proj` with tp: its style in"
+    ):
+        peft_api.inject(model, Lora(4, target=["down_proj"]))
 
 
 def test_adapters_that_would_be_exported_wrongly_are_refused() -> None:
@@ -65,17 +105,20 @@ def test_only_adapters_are_trained_and_have_these_names() -> None:
 
 def test_the_factor_of_an_adapter_is_alpha_divided_by_r() -> None:
     [layer, *_] = peft_api.layers(adapted(alpha=6)).values()
-    assert peft_api.scaling(layer) == 1.5
+    assert torch.equal(peft_api.change_of(layer, torch.ones(4, 3), torch.ones(2, 4)), torch.full((2, 3), 6.0))
 
 
-def test_merged_weights_compute_what_the_adapter_does() -> None:
-    model, plain = adapted(alpha=6), adapted()
-    weights.reset_adapter(plain, 0)
+@pytest.mark.parametrize(
+    "target", ["all-linear", ["o_proj", "gate_up_proj", "down_proj"]], ids=["linear", "experts"]
+)
+def test_merged_weights_compute_what_the_adapter_does(target: Any) -> None:
+    model, plain = with_experts(), with_experts()
+    peft_api.inject(model, Lora(4, alpha=6, target=target))
     for layer in peft_api.layers(model).values():
         torch.nn.init.normal_(layer.lora_B["default"].weight)
     ids = torch.tensor([[5, 6, 7]])
-    own = {peft_api.plain_name(name): one for name, one in weights.held(plain).items()}
-    weights.copy_named(own, weights.merged_weights(model))
+    assert not torch.allclose(plain(input_ids=ids).logits, model(input_ids=ids).logits)
+    weights.copy_named(weights.held(plain), weights.merged_weights(model))
     torch.testing.assert_close(plain(input_ids=ids).logits, model(input_ids=ids).logits)
 
 

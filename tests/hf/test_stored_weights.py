@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from meshctl.hf import Model, ModelError, random_weights, transformers_api
+from meshctl.hf import Model, ModelError, peft_api, random_weights, transformers_api
 from meshctl.hf.sharding import local_of, whole_tensors
 from meshctl.runtime.routes.sync_plan import Shard, layout_of
 from meshctl.topology.mesh import DeviceMesh
@@ -22,6 +22,21 @@ from tests.hf import parity
 from tests.runtime import worlds
 
 EXPERTS = ("qwen3_moe", "other experts")
+MODELS = {
+    **parity.ALL,
+    # Linear layers with the names that experts have in files.
+    "shared expert": {
+        **parity.MODELS["qwen3_moe"],
+        "model_type": "qwen2_moe",
+        "shared_expert_intermediate_size": 24,
+    },
+    "a layer without experts": {**parity.MODELS["qwen3_moe"], "mlp_only_layers": [0]},
+}
+TARGETS: dict[str, str | list[str]] = {
+    "all": "all-linear",
+    "one layer": r".*layers\.1\.self_attn\.q_proj",
+    "experts": ["q_proj", "down_proj", "gate_up_proj"],
+}
 LAYOUTS = {2: ({"fsdp": 2}, {"tp": 2}), 4: ({"fsdp": 2, "tp": 2}, {"dp": 2, "tp": 2})}
 FOLDER = Path()
 """The folder of the files of plain transformers, set before the processes are forked."""
@@ -38,7 +53,7 @@ def model(name: str, sizes: dict[str, int] | None = None, seed: int = 0) -> Mode
 def files_of(name: str, folder: Path) -> dict[str, Tensor]:
     """Returns the tensors that plain transformers writes for the model of `model(name)`."""
     if not (folder / name).exists():
-        config = transformers_api.read_config(parity.ALL[name], "lm", {"initializer_range": 0.02})
+        config = transformers_api.read_config(MODELS[name], "lm", {"initializer_range": 0.02})
         plain = random_weights.new_model(config, "lm", torch.float64, None, 0)
         plain.save_pretrained(folder / name)
     return load_file(folder / name / "model.safetensors")
@@ -61,6 +76,16 @@ def test_weights_are_loaded_by_the_names_of_the_files(name: str) -> None:
     other.load_weights(trained.weights())
     for key, tensor in trained.module.named_parameters():
         assert torch.equal(other.module.get_parameter(key), tensor), key
+
+
+@pytest.mark.parametrize("name", [*EXPERTS, "shared expert", "a layer without experts"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_files_are_loaded_into_a_model_with_adapters(name: str, target: str, tmp_path: Path) -> None:
+    expected = files_of(name, tmp_path)
+    made = Model(str(tmp_path / name), dtype="float64", lora={"r": 2, "target": TARGETS[target]})
+    check_same(dict(made.weights()), expected)
+    trained = [name for name, one in made.module.named_parameters() if one.requires_grad]
+    assert trained and all(map(peft_api.is_adapter, trained))
 
 
 def test_a_fused_weight_of_which_a_part_is_sent_is_an_error() -> None:

@@ -188,17 +188,19 @@ def test_other_names_are_not_reported(tmp_path: Path, args: str, target: str) ->
         ("optimizer: torch.optim.Adamw", "MC453"),
         ("schedule: {name: cosin}", "MC453"),
         ("lora: {r: 8}", "MC451"),
+        ("model: {model_type: qwen3_moe}, lora: {target: [q_proj, down_proj]}", "MC451"),
     ],
 )
 def test_the_arguments_of_hf_models_are_checked(tmp_path: Path, args: str, code: str) -> None:
     pytest.importorskip("transformers")
     right = "loss: dpo, optimizer: torch.optim.SGD, schedule: {name: cosine}, lora: {target: [q_proj]}"
     for given, expected in ((args, [code]), (right, [])):
+        model = "" if "model:" in given else "model: {model_type: phi3}, "
         (tmp_path / "recipe.yaml").write_text(
             "groups: {train: {ranks: 2, device_type: cpu}}\n"
             "components:\n"
             "  model: {_target_: meshctl.hf.Model, group: train, parallel: {tp_size: 2},\n"
-            f"    args: {{model: {{model_type: phi3}}, {given}}}}}\n"
+            f"    args: {{{model}{given}}}}}\n"
             "pipeline: {metrics: {call: model.update, samples: 64}}\n"
         )
         found = load("recipe.yaml", [], tmp_path, environ={}).report.diagnostics
