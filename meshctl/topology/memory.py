@@ -67,6 +67,11 @@ class Parameter:
     """Whether it is the weight of a linear layer, which an adapter can adapt."""
 
     @property
+    def is_fused(self) -> bool:
+        """Whether it is a fused weight of experts, which an adapter adapts only if its target names it."""
+        return len(self.shape) == 3 and not self.name.endswith(".weight")
+
+    @property
     def module(self) -> str:
         """The last part of the name of its module."""
         return self.name.rpartition(".")[0].rpartition(".")[2]
@@ -87,7 +92,8 @@ class Adapter:
 
     r: int
     targets: tuple[str, ...] = ()
-    """The names, or last parts of names, of the adapted modules; empty for all linear layers but the head."""
+    """The names, or last parts of names, of the adapted layers and fused weights; empty for all linear layers
+    but the head."""
 
 
 @dataclass(frozen=True)
@@ -137,22 +143,27 @@ def numbers(parameter: Parameter, split: Split) -> int:
 
 def adapter_parameters(parameters: Iterable[Parameter], adapter: Adapter) -> list[Parameter]:
     """Returns the two small matrices of each adapted layer, `[r, in]` and `[out, r]`. tp splits only the
-    matrix that has the dim along which it splits the layer's weight."""
+    matrix that has the dim along which it splits the layer's weight. The matrices of fused experts are as
+    many times larger."""
     made: list[Parameter] = []
     for one in parameters:
-        if not one.is_linear or not _is_adapted(one, adapter):
+        if not _is_adapted(one, adapter):
             continue
-        rows, columns = one.shape
+        *experts, rows, columns = one.shape
+        rank = adapter.r * prod(experts)
         module = one.name.removesuffix(".weight")
-        inner_dim, outer_dim = (1, None) if one.tp_dim == 1 else (None, one.tp_dim)
-        made.append(Parameter(f"{module}.lora_A.weight", (adapter.r, columns), one.layers, inner_dim))
-        made.append(Parameter(f"{module}.lora_B.weight", (rows, adapter.r), one.layers, outer_dim))
+        tp_dim = one.tp_dim if one.is_linear else None  # adapters of experts exclude tp
+        inner_dim, outer_dim = (1, None) if tp_dim == 1 else (None, tp_dim)
+        made.append(Parameter(f"{module}.lora_A.weight", (rank, columns), one.layers, inner_dim))
+        made.append(Parameter(f"{module}.lora_B.weight", (rows, rank), one.layers, outer_dim))
     return made
 
 
 def _is_adapted(one: Parameter, adapter: Adapter) -> bool:
     if not adapter.targets:
-        return one.module not in HEADS
+        return one.is_linear and one.module not in HEADS
+    if not (one.is_linear or one.is_fused):
+        return False
     module = one.name.removesuffix(".weight")
     return any(module == target or module.endswith(f".{target}") for target in adapter.targets)
 

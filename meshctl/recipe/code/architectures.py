@@ -182,9 +182,18 @@ KEYS = {
 def linear_layers(model_type: str) -> list[str]:
     """Returns the names of the linear layers in a layer of an architecture; none if it is not in the
     table."""
+    return [module.name for module in _modules(model_type) if isinstance(module, Linear)]
+
+
+def fused_weights(model_type: str) -> list[str]:
+    """Returns the names of the fused weights of experts in a layer of an architecture."""
+    weights = (module for module in _modules(model_type) if isinstance(module, Weights))
+    return [weight.name for weight in weights if len(weight.shape) == 3]
+
+
+def _modules(model_type: str) -> Modules:
     known = ARCHITECTURES.get(model_type)
-    modules = (*known.layer, *known.dense) if known else ()
-    return list(dict.fromkeys(module.name for module in modules if isinstance(module, Linear)))
+    return tuple(dict.fromkeys((*known.layer, *known.dense))) if known else ()
 
 
 def is_tied(values: Values, head: object) -> bool:

@@ -59,13 +59,17 @@ class TpPlan:
         return self.plan if isinstance(self.plan, Unread) else bool(self.plan)
 
     def others_than(self, styles: Sequence[str], targets: Sequence[str] | None) -> dict[str, str]:
-        """Returns linear layer -> style, for the layers whose style in the plan is none of `styles`: those
-        called `targets`, or all."""
+        """Returns layer or fused weight of experts -> style, for those whose style in the plan is none of
+        `styles`: those called `targets`, or all linear layers. The style of fused weights is that of their
+        module."""
         # Imported here, because most recipes have no adapters.
-        from meshctl.recipe.code.architectures import linear_layers
+        from meshctl.recipe.code.architectures import fused_weights, linear_layers
 
         plan = {} if isinstance(self.plan, Unread) else self.plan
-        named = {layer: plan.get(f"layers.*.{layer}") for layer in linear_layers(self.model_type)}
+        modules = {layer: layer for layer in linear_layers(self.model_type)}
+        if targets is not None:
+            modules |= {weight: weight.rpartition(".")[0] for weight in fused_weights(self.model_type)}
+        named = {layer: plan.get(f"layers.*.{module}") for layer, module in modules.items()}
         return {
             layer: style
             for layer, style in named.items()
