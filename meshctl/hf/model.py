@@ -52,6 +52,7 @@ class Model(StoredModel):
         "tied_shards": "equal",
     }
     CHOICES: ClassVar = {
+        "args.lora": "meshctl.hf.peft_api.KEYS",
         "args.loss": "meshctl.losses.loss.LOSSES",
         "args.advantage": "meshctl.losses.advantages.advantage.ADVANTAGES",
         "args.optimizer": "torch.optim",

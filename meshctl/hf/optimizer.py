@@ -14,8 +14,6 @@ from meshctl.hf.errors import ModelError
 from meshctl.hf.sharding import in_blocks, placed_like
 from meshctl.hf.transformers_api import make_schedule
 
-OPTIONS_OF_SCHEDULE = ("steps", "warmup")
-
 
 def make_optimizer(
     name: str, named: Sequence[tuple[str, nn.Parameter]], options: Mapping[str, Any]

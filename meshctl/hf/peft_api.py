@@ -32,6 +32,8 @@ from meshctl.hf.errors import ModelError
 
 ADAPTER = "default"
 LINEAR = "all-linear"
+KEYS = ("r", "alpha", "target", "dropout")
+"""The keys of the argument `lora`."""
 STYLES = ("colwise", "rowwise")
 """The styles of tensor parallelism whose layers peft can adapt."""
 ADAPTED = (Linear, ParamWrapper)
@@ -53,9 +55,8 @@ class Lora:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Lora:
         """Returns the options in a mapping such as `{r: 16}`. Raises `ModelError` for an unknown key."""
-        known = tuple(cls.__dataclass_fields__)
-        if unknown := [key for key in given if key not in known]:
-            raise ModelError(f"`lora` has no key `{unknown[0]}`; its keys are {', '.join(known)}")
+        if unknown := [key for key in given if key not in KEYS]:
+            raise ModelError(f"`lora` has no key `{unknown[0]}`; its keys are {', '.join(KEYS)}")
         return cls(**given)
 
 

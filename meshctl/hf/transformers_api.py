@@ -97,7 +97,7 @@ def read_config(model: str | Mapping[str, Any], head: str, changes: Mapping[str,
         return AutoConfig.from_pretrained(model, **{**options, **changes})
     except Exception as error:  # of any kind: each config checks its own values
         shown = f"model `{model}`" if isinstance(model, str) else "the config of the model"
-        raise ModelError(f"{shown} cannot be read: {_unknown_type(model) or _first_line(error)}") from error
+        raise ModelError(f"{shown} cannot be read: {_unknown_type(model) or _one_line(error)}") from error
 
 
 def _unknown_type(model: str | Mapping[str, Any]) -> str:
@@ -462,6 +462,11 @@ class DiskFormat:
         model.config.save_pretrained(folder)
         if model.can_generate():
             model.generation_config.save_pretrained(folder)
+
+
+def _one_line(error: BaseException) -> str:
+    """Returns the text of an error. That of an invalid config has its reason in the second line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _first_line(error: BaseException) -> str:

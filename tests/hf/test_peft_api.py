@@ -61,7 +61,7 @@ def test_a_fused_weight_of_experts_is_adapted_by_its_name(target: str) -> None:
     assert shapes == {(16, 32 if last == "gate_up_proj" else 16), (32, 16)}  # 4 experts x r
 
 
-def test_linear_layers_beside_experts_are_adapted_under_the_same_name() -> None:
+def test_linear_layers_with_a_name_of_experts_are_adapted_as_well() -> None:
     model = with_experts(mlp_only_layers=[0])
     peft_api.inject(model, Lora(4, target=["down_proj", "up_proj"]))
     assert adapted_names(model) == {

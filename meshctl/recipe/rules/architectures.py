@@ -1,4 +1,4 @@
-"""MC439, MC440, MC451 and MC452: checks the architecture of a component's model against its layout.
+"""MC439, MC440, MC451, MC452 and MC453: checks the architecture of a component's model against its layout.
 
 A class declares `LAYOUTS = {"tp_plan": "transformers"}` if it splits a model over tp ranks by the plan that
 the library has for the architecture. `lora_styles` and `tied_shards` of `LAYOUTS` are limits of such plans.
@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.code.modules import Unread
 from meshctl.recipe.code.names import names_in
+from meshctl.recipe.fixes import renamed
 from meshctl.recipe.meshes import sizes_of
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.layouts import LayoutNeeds
-from meshctl.text.english import listed
+from meshctl.text.english import did_you_mean, listed
+from meshctl.topology.memory import HEADS
 
 
 def architecture_has_tp_plan(facts: Facts) -> Iterator[Diagnostic]:
@@ -64,6 +66,28 @@ def lora_adapts_layers_on_tp(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC451", message, span, seconds, "; ".join(filter(None, (help, layout.help))))
 
 
+def lora_targets_exist(facts: Facts) -> Iterator[Diagnostic]:
+    """Each target of `lora` is a linear layer or a fused weight of experts of the architecture."""
+    for name in facts.recipe.components:
+        lora, values = facts.memory_argument(name, "lora"), facts.config_values(name)
+        targets = lora.get("target") if lora and lora.is_mapping else None
+        kind = values.get("model_type") if values else None
+        if kind is None or targets is None or not targets.is_list:
+            continue
+        # Imported here, because most recipes have no adapters.
+        from meshctl.recipe.code.architectures import fused_weights, linear_layers
+
+        layers = [*linear_layers(str(kind.value)), *fused_weights(str(kind.value))]
+        known = [*dict.fromkeys(layer.rpartition(".")[2] for layer in layers)]
+        for target in targets.value if layers else ():
+            word = str(target.value)
+            if word not in known and "." not in word and word not in HEADS:
+                message = f"`lora.target` of `{name}` has `{word}`, and `{kind.value}` has no such layer"
+                seconds = (kind.span.with_word(f"`model_type` is {kind.value}"),)
+                help, fixes = did_you_mean(word, known), renamed(target.span, word, known)
+                yield Diagnostic("MC453", message, target.span, seconds, help, fixes=fixes)
+
+
 def tied_embeddings_have_equal_shards(facts: Facts) -> Iterator[Diagnostic]:
     """fsdp x tp divides the rows of a tied embedding."""
     for name, (rows, at) in facts.tied_rows.items():
@@ -83,4 +107,9 @@ def tied_embeddings_have_equal_shards(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC452", message, span, (at.with_word(f"`vocab_size` is {rows}"),), help)
 
 
-RULES = (architecture_has_tp_plan, lora_adapts_layers_on_tp, tied_embeddings_have_equal_shards)
+RULES = (
+    architecture_has_tp_plan,
+    lora_adapts_layers_on_tp,
+    lora_targets_exist,
+    tied_embeddings_have_equal_shards,
+)

@@ -215,10 +215,9 @@ class _Declared:
         if not isinstance(given, dict):
             return None
         r, target = given.get("r", 8), given.get("target", ALL_LINEAR)
-        targets = [target] if isinstance(target, str) else target
-        if type(r) is not int or r < 1 or not isinstance(targets, list) or not targets:
+        if type(r) is not int or r < 1 or not (target == ALL_LINEAR or isinstance(target, list)):
             raise UnknownBytes("the `r` and the `target` of its adapter are not known")
-        return Adapter(r, () if targets == [ALL_LINEAR] else tuple(map(str, targets)))
+        return Adapter(r, () if target == ALL_LINEAR else tuple(map(str, target)))
 
     def _is_trained(self) -> bool:
         endpoints = self.memory.get(TRAINED_BY)

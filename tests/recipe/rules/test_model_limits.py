@@ -187,13 +187,15 @@ def test_other_names_are_not_reported(tmp_path: Path, args: str, target: str) ->
         ("optimizer: Adamw", "MC453"),
         ("optimizer: torch.optim.Adamw", "MC453"),
         ("schedule: {name: cosin}", "MC453"),
+        ("model: {model_type: llama}, lora: {rank: 8}", "MC453"),
+        ("model: {model_type: llama}, lora: {target: [q_proj, v_prj, lm_head]}", "MC453"),
         ("lora: {r: 8}", "MC451"),
         ("model: {model_type: qwen3_moe}, lora: {target: [q_proj, down_proj]}", "MC451"),
     ],
 )
 def test_the_arguments_of_hf_models_are_checked(tmp_path: Path, args: str, code: str) -> None:
     pytest.importorskip("transformers")
-    right = "loss: dpo, optimizer: torch.optim.SGD, schedule: {name: cosine}, lora: {target: [q_proj]}"
+    right = "model: {model_type: llama}, loss: dpo, optimizer: torch.optim.SGD, schedule: {name: cosine}, lora: {target: [q_proj]}"
     for given, expected in ((args, [code]), (right, [])):
         model = "" if "model:" in given else "model: {model_type: phi3}, "
         (tmp_path / "recipe.yaml").write_text(
