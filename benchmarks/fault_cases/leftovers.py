@@ -6,7 +6,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,27 @@ from benchmarks.fault_cases.case import FORK_SERVER, Case, Failed, Measured, Pla
 LAUNCHES = 20
 PROCESSES = 8 + 2 * 16
 """The launcher, the node process, two agents, four workers, and the grandchildren."""
-VICTIMS = ("two:1", "one:0", "mesh two/0", FORK_SERVER, "launcher")
+LAUNCHER = "launcher"
+VICTIMS = (
+    ("two:1",),
+    ("mesh two/0",),
+    (FORK_SERVER,),
+    (LAUNCHER,),
+    (LAUNCHER, FORK_SERVER),
+    ("meshctl-logs",),
+    ("one:0", "two:0", "two:1"),
+    ("mesh one/0", "mesh two/0"),
+    (LAUNCHER, "meshctl-logs"),
+)
+"""Processes that are killed together. The launcher is killed in place of one that does not run yet."""
+MOMENTS = {
+    "at the start": 6.0,
+    "at the start of workers": 2.0,
+    "in a step": 1.0,
+    "in a checkpoint": 0.2,
+    "in a restart": 2.0,
+}
+"""Moment -> longest time between it and the kill, in seconds."""
 
 
 def grandchildren(place: Place, act: Callable[[Running], None], code: int | None) -> Measured:
@@ -33,20 +54,22 @@ def kill_launcher(run: Running) -> None:
     run.process.kill()
 
 
+def kill_launcher_and_node(run: Running) -> None:
+    kill_at_once(run, (LAUNCHER, FORK_SERVER))
+
+
 def interrupt(run: Running) -> None:
     run.process.send_signal(signal.SIGTERM)
 
 
 def launched_and_killed(place: Place, rounds: int = LAUNCHES, seed: int = 0) -> Measured:
-    """Launches runs in a row and kills a process of each at a generated moment."""
+    """Launches runs in a row and kills processes of each at a generated moment."""
     chosen, before = random.Random(seed), shared()
     for number in range(rounds):
-        run = place.launch("run.checkpoint.every=3", f"run.dir=runs-{number}")
-        killed(run, chosen)
-        run.gone_after(time.monotonic())
-        run.end()
-        if left := place.litter():
-            return Measured(f"round {number} leaves {sorted(left)}", False)
+        folder = place.folder / str(number)
+        folder.mkdir()
+        if left := killed_once(Place(folder), chosen.choice(list(MOMENTS)), chosen.choice(VICTIMS), chosen):
+            return Measured(f"round {number}: {left}", False)
     try:
         wait(lambda: not shared() - before, "an empty /dev/shm", 10.0)
     except Failed:
@@ -54,17 +77,43 @@ def launched_and_killed(place: Place, rounds: int = LAUNCHES, seed: int = 0) -> 
     return Measured(f"{rounds} rounds, nothing left", True)
 
 
-def killed(run: Running, chosen: random.Random) -> None:
-    """Kills a process of a run at a generated moment; the launcher if the chosen one is not there."""
-    victim, seconds = chosen.choice(VICTIMS), chosen.uniform(0.3, 4.0)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and run.process.poll() is None:
-        time.sleep(0.02)
+def killed_once(place: Place, moment: str, victims: Sequence[str], chosen: random.Random) -> str:
+    """Kills processes of a run in the same moment, and the launcher later if the run goes on. Returns what is
+    left; empty if nothing is."""
+    run = place.launch("run.checkpoint.every=1", "run.restarts=3")
     try:
-        pid = run.process.pid if victim == "launcher" else run.pid_now(victim)
-        os.kill(pid or run.process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+        come_to(run, moment)
+        time.sleep(chosen.uniform(0.0, MOMENTS[moment]))
+        kill_at_once(run, victims)
+        with suppress(Failed):
+            run.end(chosen.uniform(0.0, 2.0))
+        run.process.kill()
+        run.gone_after(time.monotonic())
+    finally:
+        place.close()
+    left = {Path(path).name for path in place.litter()}
+    left |= {entry.name for entry in place.folder.iterdir() if entry.name.startswith(".")}
+    return f"{', '.join(victims)} killed {moment}: {sorted(left)}" if left else ""
+
+
+def come_to(run: Running, moment: str) -> None:
+    """Waits for a moment of a run. Returns earlier if the run has ended."""
+    begun = {"at the start of workers": "started", "in a step": "step", "in a restart": "restarted"}
+    if moment == "in a restart":
+        come_to(run, "in a step")
+        run.kill("two:1")
+    if moment in begun:
+        with suppress(Failed):
+            run.until(lambda: bool(run.events(begun[moment])), moment)
+    elif moment == "in a checkpoint":
+        wait(lambda: any(run.folder.glob("runs/fault/*/checkpoints/*")), moment)
+
+
+def kill_at_once(run: Running, victims: Sequence[str]) -> None:
+    pids = [run.process.pid if victim == LAUNCHER else run.pid_now(victim) for victim in victims]
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid or run.process.pid, signal.SIGKILL)
 
 
 def shared() -> set[str]:
@@ -88,11 +137,17 @@ CASES = [
     ),
     Case(
         26,
+        "data loaders, and both meshctl and its node are killed",
+        "all gone, no `pymp-*` folder",
+        partial(grandchildren, act=kill_launcher_and_node, code=None),
+    ),
+    Case(
+        26,
         "data loaders, and SIGTERM",
         "all gone, no `pymp-*` folder",
         partial(grandchildren, act=interrupt, code=143),
     ),
     Case(
-        27, f"{LAUNCHES} launches in a row, a process of each is killed", "nothing left", launched_and_killed
+        27, f"{LAUNCHES} launches in a row, processes of each are killed", "nothing left", launched_and_killed
     ),
 ]

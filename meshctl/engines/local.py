@@ -28,7 +28,7 @@ from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.checks.runner import preflight
 from meshctl.engines.engine import CannotStart, Exited, Handle, Job, Rendered, agent_commands, nodes_of
 from meshctl.engines.node import termination
-from meshctl.engines.node.scratch import remove_scratch
+from meshctl.engines.node.scratch import remove_unused, scratch_folder
 from meshctl.engines.node.worker_env import missing, resolve, unset_in_args
 from meshctl.plan.model import Plan
 from meshctl.run.authentication import TOKEN_VARIABLE
@@ -36,6 +36,14 @@ from meshctl.run.directory import RunDir, Start
 from meshctl.topology.cluster import transport_error
 
 HOST = "127.0.0.1"
+AGENT = """
+import runpy, signal, sys
+from meshctl.run.parent_death import die_with
+die_with(int(sys.argv.pop(1)), signal.SIGTERM)
+runpy.run_module("meshctl", run_name="__main__", alter_sys=True)
+"""
+"""What a node process that is started by exec runs. The imports of `meshctl agent` take seconds, in which the
+launcher may die. The first argument is the pid of the launcher."""
 
 
 class LocalEngine:
@@ -146,12 +154,13 @@ class LocalHandle:
             code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
             self._forget(process, code)
         termination.kill_children(spare=self._processes)
+        for node in nodes:
+            remove_unused(scratch_folder(self._job.token, node))
         environ = {**os.environ, TOKEN_VARIABLE: self._job.token}
         for command in agent_commands(self._job.plan, self._job.run, self._job.head):
             if command.node in nodes:
-                argv = [sys.executable, "-m", *command.argv]
                 popen = subprocess.Popen(
-                    argv,
+                    [sys.executable, "-c", AGENT, str(os.getpid()), *command.argv[1:]],
                     env=environ,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -170,7 +179,7 @@ class LocalHandle:
         for process in list(self._processes.values()):
             self._forget(process, -signal.SIGKILL)
         for node in nodes_of(self._job.plan):
-            remove_scratch(self._job.token, node)
+            remove_unused(scratch_folder(self._job.token, node))
 
     def _forget(self, process: _Process, code: int) -> None:
         os.close(process.pidfd)

@@ -71,9 +71,12 @@ def test_killed_agent_or_fork_server(launch: Launch, tmp_path: Path, title: str,
     assert run.output().startswith(line)
 
 
-def test_a_killed_launcher_ends_everything(launch: Launch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_node_process", [False, True])
+def test_a_killed_launcher_ends_everything(launch: Launch, tmp_path: Path, with_node_process: bool) -> None:
     run, pids = going(launch, tmp_path, "forever children")
-    os.kill(run.pid, signal.SIGKILL)
+    victims = [run.pid, run.named(TITLE)] if with_node_process else [run.pid]
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
     gone(pids)
     assert run.end() is None
 

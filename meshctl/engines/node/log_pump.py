@@ -9,7 +9,9 @@ process starts another one (`worker_logs`).
     node process to this one     {"path": FILE, "keep": bytes, "slot": n} with the reading end of the pipe
     this one to the node process {"path": FILE, "error": TEXT}     the file cannot be written; once a reason
 
-It ends when the socket to the node process is closed and every pipe is at its end.
+It ends when the socket to the node process is closed and every pipe is at its end. If the node process was
+killed together with the process that adopts its orphans, this one is left: it kills the processes that still
+have a pipe, the children of workers, and removes the folder of sockets (`scratch`).
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ import mmap
 import os
 import select
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.node import forkserver, process_setup
+from meshctl.engines.node import forkserver, process_setup, termination
+from meshctl.engines.node.scratch import Scratch
 from meshctl.run.log_files import LogFile
 
 TITLE = "meshctl-logs"
@@ -35,7 +39,8 @@ BATCH_S = 0.01
 BUSY_BYTES = 1 << 16
 """Size of one read from which on the next round begins at once."""
 END_S = 1.0
-"""Time limit for the end of all pipes once the node process has closed its socket."""
+"""Time limit for the end of all pipes once the socket of the node process is closed, and again when the
+processes that have them were killed."""
 PACKET_BYTES_MAX = 1 << 16
 
 
@@ -63,8 +68,16 @@ class LogPump:
             is_busy = self._round(-1)
             if not is_busy and not self._is_closed:
                 select.select([self._control], [], [], BATCH_S)
-        while self._sources and self._poller.poll(END_S):
-            self._round(0)
+        self._drain()
+        if self._sources:
+            termination.kill_writers(list(self._sources))
+            self._drain()
+
+    def _drain(self) -> None:
+        """Writes what the pipes have until they are at their ends or `END_S` is over."""
+        end = time.monotonic() + END_S
+        while self._sources and (seconds := end - time.monotonic()) > 0:
+            self._round(seconds)
 
     def _round(self, seconds: float) -> bool:
         """Waits for output and writes it. Returns whether there is probably more."""
@@ -120,16 +133,17 @@ class LogPump:
             self._control.send(json.dumps(text).encode())
 
 
-def become(control: socket.socket, states: mmap.mmap) -> NoReturn:
+def become(control: socket.socket, states: mmap.mmap, scratch: Scratch) -> NoReturn:
     """Turns a forked copy of the node process into the process that writes logs. Never returns."""
     code = 70
     try:
         os.setsid()
         forkserver.default_signals()
         process_setup.set_title(TITLE)
-        process_setup.close_files([control.fileno()])
+        process_setup.close_files([control.fileno(), scratch.descriptor])
         states[:] = bytes(len(states))
         LogPump(control, states).run()
+        scratch.release()
         code = 0
     finally:
         forkserver.leave(code)

@@ -41,7 +41,7 @@ from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_so
 from meshctl.engines.node.hub_download import Downloading
 from meshctl.engines.node.interpreter import groups_of
 from meshctl.engines.node.progress import POLL_S, Records
-from meshctl.engines.node.scratch import make_scratch, remove_scratch
+from meshctl.engines.node.scratch import Scratch
 from meshctl.engines.node.stacks import StackRequests
 from meshctl.engines.node.worker_env import Stores
 from meshctl.engines.node.worker_logs import Outputs, WorkerLogs
@@ -82,7 +82,8 @@ class NodeProcess:
         self._job, self._connection, self._lease_s, self._wakeup = job, connection, lease_s, wakeup
         self._records, self._stacks = Records(), StackRequests()
         self._server = ForkServer(job.worker, self._records.descriptor)
-        self._logs = WorkerLogs()
+        self._scratch = Scratch(job.token, job.node)
+        self._logs = WorkerLogs(self._scratch)
         self._others: dict[str, ExecServer] = {}
         """Interpreter -> its fork server."""
         self._attempt: _Attempt | None = None
@@ -132,9 +133,10 @@ class NodeProcess:
             self._report_progress()
             self._end_attempt()
         termination.kill_children(spare=[self._logs.pid])
+        self._scratch.release()
         self._logs.close()
         termination.kill_children()
-        remove_scratch(self._job.token, self._job.node)
+        self._scratch.release()  # where the process that writes logs was killed
         return self._code if self._is_leaving else FAILED
 
     @property
@@ -195,7 +197,6 @@ class NodeProcess:
             number, [AgentJob(plan, run, start, group, node, stores, os.getppid()) for group in groups]
         )
         self._records.begin(plan, self._job.node)
-        make_scratch(self._job.token, self._job.node)
         try:
             wanted = downloads(plan, start.path, os.environ, groups)
         except CannotStart as error:

@@ -1,19 +1,48 @@
 """The folder in which Python's `multiprocessing` keeps its sockets, for the workers of a node.
 
 A process that shares tensors makes a folder `pymp-*` for its sockets and removes it when it ends; a killed
-one leaves it behind. Workers use one folder per node instead. The node process makes it and removes it at its
-own end; the launcher removes it if the node process was killed. Its name follows from the token of the run,
-so that other users cannot guess it.
+one leaves it behind. Workers use one folder per node instead. Its name follows from the token of the run, so
+that other users cannot guess it.
+
+The node process and the process that writes logs have the folder locked. Whichever of them ends last removes
+it. If both were killed, the launcher removes it, or the next node process of this user does.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import multiprocessing.process
+import os
+import re
 import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+_NAME = re.compile(r"meshctl-[0-9a-f]{16}")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Scratch:
+    """The folder of a node, in a process that uses it and in those that are forked from it."""
+
+    def __init__(self, token: str, node: int) -> None:
+        """Makes the folder for this user alone. Removes those that no process uses any more."""
+        self._folder = scratch_folder(token, node)
+        with suppress(OSError):
+            for entry in os.scandir(self._folder.parent):
+                if _NAME.fullmatch(entry.name) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                    remove_unused(Path(entry.path))
+        self.descriptor = _locked(self._folder)
+        """Holds the lock; -1 without a folder. `multiprocessing` then makes folders of its own."""
+
+    def release(self) -> None:
+        """Ends the use of the folder by this process, and removes the folder if no other process uses it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+        remove_unused(self._folder)
 
 
 def scratch_folder(token: str, node: int) -> Path:
@@ -22,14 +51,15 @@ def scratch_folder(token: str, node: int) -> Path:
     return Path(tempfile.gettempdir()) / f"meshctl-{name}"
 
 
-def make_scratch(token: str, node: int) -> None:
-    """Makes the folder for this user alone. Without it, processes make folders of their own."""
+def remove_unused(folder: Path) -> None:
+    """Removes a folder unless a process uses it."""
     with suppress(OSError):
-        scratch_folder(token, node).mkdir(mode=0o700)
-
-
-def remove_scratch(token: str, node: int) -> None:
-    shutil.rmtree(scratch_folder(token, node), ignore_errors=True)
+        descriptor = os.open(folder, _FOLDER)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+        finally:
+            os.close(descriptor)
 
 
 def use_scratch(folder: str) -> None:
@@ -38,3 +68,23 @@ def use_scratch(folder: str) -> None:
     config = getattr(multiprocessing.process.current_process(), "_config", None)
     if config is not None and Path(folder).is_dir():
         config["tempdir"] = folder
+
+
+def _locked(folder: Path) -> int:
+    """Makes a folder and locks it together with its other users. Returns the descriptor, or -1 if the file
+    system is full or has no locks."""
+    while True:
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(folder, _FOLDER)
+        except OSError:
+            return -1
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+            return -1
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # another process has removed the folder before it was locked

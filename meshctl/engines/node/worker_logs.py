@@ -1,6 +1,6 @@
 """The pipes of a node's workers, as the node process and its agents see them.
 
-logs = WorkerLogs()                              # starts the process that writes logs
+logs = WorkerLogs(scratch)                       # starts the process that writes logs
 outputs = logs.open([(path, keep), ...])         # before an agent is forked: a pipe for each worker
 outputs.wait_written(number)                     # in the agent, once a worker has ended
 logs.end_attempt()                               # once no process of the attempt is left
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.node import forkserver, log_pump, stacks
+from meshctl.engines.node.scratch import Scratch
 
 PIPE_BYTES = 1 << 18
 """Size of a pipe: what a worker can write while the disk, or the process that writes logs, is slow."""
@@ -60,7 +61,9 @@ class _Pipe:
 
 
 class WorkerLogs:
-    def __init__(self) -> None:
+    def __init__(self, scratch: Scratch) -> None:
+        """`scratch` is the folder that the process releases at its end."""
+        self._scratch = scratch
         self._states = mmap.mmap(-1, SLOTS)
         self._pipes: list[_Pipe] = []
         """The pipes of the attempt. The index is the slot."""
@@ -73,7 +76,7 @@ class WorkerLogs:
         with forkserver.blocked_signals():
             self.pid = os.fork()
             if not self.pid:
-                log_pump.become(theirs, self._states)
+                log_pump.become(theirs, self._states, self._scratch)
         theirs.close()
         self.has_ended = False
         """Whether the process has ended; the owner, its parent, sets it."""

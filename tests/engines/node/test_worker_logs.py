@@ -14,6 +14,7 @@ import pytest
 from processes import wait
 
 from meshctl.engines.node import log_pump, stacks
+from meshctl.engines.node.scratch import Scratch, scratch_folder
 from meshctl.engines.node.worker_logs import LOOK_S, WorkerLogs
 from tests.log_text import output_of
 
@@ -21,8 +22,18 @@ PRINTS = "import os\nfor number in range({count}): os.write(1, b'%d\\n' % number
 
 
 @pytest.fixture
-def logs() -> Iterator[WorkerLogs]:
-    logs = WorkerLogs()
+def scratch(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scratch]:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("temporary")))
+    scratch = Scratch("token", 0)
+    yield scratch
+    assert scratch_folder("token", 0).is_dir(), "this process uses it"
+    scratch.release()
+    assert not scratch_folder("token", 0).exists()
+
+
+@pytest.fixture
+def logs(scratch: Scratch) -> Iterator[WorkerLogs]:
+    logs = WorkerLogs(scratch)
     yield logs
     logs.close()
     assert not os.path.exists(f"/proc/{logs.pid}")
@@ -72,8 +83,8 @@ def test_workers_go_on_when_the_process_ends_or_stops(
     outputs.close()
 
 
-def test_output_is_written_after_the_node_process_has_died(tmp_path: Path) -> None:
-    logs = WorkerLogs()
+def test_output_is_written_after_the_node_process_has_died(scratch: Scratch, tmp_path: Path) -> None:
+    logs = WorkerLogs(scratch)
     outputs = logs.open([tmp_path / "0.log"], 0)
     os.write(outputs.descriptors[0], b"last words\n")
     outputs.close()
