@@ -35,6 +35,9 @@ PREFIX = "ending/"
 FOREVER = timedelta(days=100)
 ENDLESS = 2**62
 """The last step of a run that only a stop ends."""
+LEFT = "left"
+"""The key that exists once a worker takes part in no further step, and the prefix of the keys of those that
+do not."""
 KEPT_CALLS = 256
 """The number of calls of a stream after which their entries are deleted from the store."""
 
@@ -52,7 +55,7 @@ class StopRequest:
 
 def has_left(store: Store, job_rank: int) -> bool:
     """Returns whether a worker takes part in no further step. Its connections may end from then on."""
-    return store.check([f"left/{job_rank}"])
+    return store.check([f"{LEFT}/{job_rank}"])
 
 
 class Proposer:
@@ -60,6 +63,8 @@ class Proposer:
 
     def __init__(self, store: Store, job_ranks: Sequence[int]) -> None:
         self._store, self._job_ranks = store, tuple(job_ranks)
+        self._begun = [f"begun/{job_rank}" for job_rank in job_ranks]
+        """The keys of the answers of all workers."""
         self._asks = self._words = 0
         self._proposed = self._has_failed = False
         self._last: int | None = None
@@ -96,10 +101,10 @@ class Proposer:
         """Announces the step of a checkpoint. No step is announced if a worker has run its last one: the
         others end after the same one."""
         answers = [f"saves/{self._saves}/{job_rank}" for job_rank in self._job_ranks]
-        if any(has_left(self._store, job_rank) for job_rank in self._job_ranks):
+        if self._store.check([LEFT]):
             step = 0
         elif self._store.check(answers):
-            step = 1 + max(int(self._store.get(answer)) for answer in answers)
+            step = 1 + max(map(int, self._store.multi_get(answers)))
         else:
             return
         self.is_saving = False
@@ -110,13 +115,8 @@ class Proposer:
         wait."""
         if self.is_saving:
             self._poll_save()
-        if (
-            self._proposed
-            and self._last is None
-            and self._store.check([f"begun/{job_rank}" for job_rank in self._job_ranks])
-        ):
-            begun = [int(self._store.get(f"begun/{job_rank}")) for job_rank in self._job_ranks]
-            self._last = 1 + max(begun, default=0)
+        if self._proposed and self._last is None and self._store.check(self._begun):
+            self._last = 1 + max(map(int, self._store.multi_get(self._begun)), default=0)
             self._announce("failed" if self._has_failed else "last", self._last)
         return self._last
 
@@ -236,7 +236,8 @@ class StopAgreement:
         """Publishes the last step as this worker's answer to all later stop requests, and that it takes part
         in no further step."""
         self._store.set(f"begun/{self._job_rank}", str(self._begun))
-        self._store.set(f"left/{self._job_rank}", "")
+        self._store.set(f"{LEFT}/{self._job_rank}", "")
+        self._store.set(LEFT, "")
 
     def _listen(self) -> None:
         with suppress(StoreLost):  # the launcher has ended, and this process ends with it

@@ -15,12 +15,9 @@ from itertools import count
 from typing import Any
 
 from meshctl.run.authentication import is_proof, new_nonce, proof_of
-from meshctl.run.connection import Connection, Message, ProtocolError
+from meshctl.run.connection import STRANGER_S, STRANGERS_MAX, Connection, Message, ProtocolError
 from meshctl.run.control_store import CLIENT, SERVER
 
-STRANGER_S = 10.0
-"""Time limit for a peer to authenticate."""
-STRANGERS_MAX = 256
 SELECT_MAX_S = 3600.0
 """Longest time to wait at once. The system call counts milliseconds with 31 bits."""
 REQUEST_BYTES_MAX = 1 << 24

@@ -73,19 +73,19 @@ class ProcessState:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal or by a debugger."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in STOPPED
+    return _letter_of(pid) in STOPPED
+
+
+def _letter_of(pid: int) -> str:
+    """Returns the letter of the kernel for the state of a process; empty if it is not there."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
 
 
 def state_of(pid: int) -> ProcessState:
     """Returns the state of a process without its stacks."""
-    found = ProcessState(pid)
-    with suppress(OSError):
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        found = replace(found, state=stat.rpartition(")")[2].split()[0])
+    found = ProcessState(pid, _letter_of(pid))
     with suppress(OSError):
         name = Path(f"/proc/{pid}/wchan").read_text()
         found = replace(found, waits_in="" if name == "0" else name)

@@ -20,12 +20,8 @@ from dataclasses import field
 from meshctl.dataclass import dataclass
 from meshctl.engines.connection import BEAT_S, JOIN_S, Handshake
 from meshctl.engines.node.stacks import ProcessState
-from meshctl.run.connection import Connection, Message, ProtocolError
+from meshctl.run.connection import STRANGER_S, STRANGERS_MAX, Connection, Message, ProtocolError
 from meshctl.run.progress import Record
-
-STRANGER_S = 10.0
-"""Time limit for a peer to authenticate."""
-STRANGERS_MAX = 256
 
 
 @dataclass(frozen=True)

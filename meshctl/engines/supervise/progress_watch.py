@@ -19,6 +19,7 @@ from meshctl.engines.supervise.stall_report import cause_of, log_stall, report_o
 from meshctl.engines.supervise.stalls import Stall, StallWatch
 from meshctl.engines.supervise.stopped import StoppedWatch
 from meshctl.engines.supervise.stragglers import Stragglers
+from meshctl.engines.supervise.wait_graph import name_of
 from meshctl.run.events import Event, Journal
 
 
@@ -58,8 +59,8 @@ class ProgressWatch:
             return
         for stall in self._stalls.poll(now, is_stopping):
             self._report(stall)
-        for (group, rank), seconds in self._stalls.take_continued():
-            name = f"{group}:{rank}"
+        for worker, seconds in self._stalls.take_continued():
+            name = name_of(worker)
             text = f"{name} advances again, after {seconds:.0f} s"
             self._journal.write("stall", workers=[], advanced=[name], seconds=seconds, text=[text])
         if expired := self._stalls.take_expired():
@@ -79,7 +80,7 @@ class ProgressWatch:
         self._journal.write(
             "stall",
             step=stall.known.records[stall.workers[0]].step,
-            workers=[f"{group}:{rank}" for group, rank in stall.workers],
+            workers=[name_of(worker) for worker in stall.workers],
             seconds=stall.seconds,
             text=text,
         )

@@ -1,9 +1,9 @@
 """A stall in words: who holds up the run, who waits for whom, and the stacks.
 
-stalled for 10 s: train:1 waits for nobody in stage metrics, step 12
+stalled for 10 s: train:1 is in stage metrics, step 12 and waits for nobody
   rollout:0 waits for train:0: free slot of `rollouts -> metrics`
   train:0 waits for train:1: `all_reduce sum` at parts.py:31
-  train:1:
+  train:1, innermost frame first:
     parts.py:14 in update
 """
 
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from meshctl.engines.node.stacks import ProcessState
 from meshctl.engines.supervise.cause import Cause, Priority
 from meshctl.engines.supervise.stalls import Stall, main_thread
-from meshctl.engines.supervise.wait_graph import Worker
+from meshctl.engines.supervise.wait_graph import Worker, name_of
 from meshctl.engines.supervise.waits import doing_of, names_of, stage_of
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
@@ -88,10 +88,6 @@ def is_stopped(stall: Stall) -> bool:
     return stall.states.get(stall.workers[0], ProcessState()).is_stopped
 
 
-def name_of(worker: Worker) -> str:
-    return f"{worker[0]}:{worker[1]}"
-
-
 def is_circle(stall: Stall) -> bool:
     return any(stall.waits[worker].workers for worker in stall.workers)
 
@@ -100,11 +96,11 @@ def _wait_text(stall: Stall, worker: Worker, target: Worker) -> str:
     wait = stall.waits[worker]
     others = len(wait.workers) - 1
     more = f" and {others} more" if others else ""
-    return f"{worker[0]}:{worker[1]} waits for {target[0]}:{target[1]}{more}: {wait.what}"
+    return f"{name_of(worker)} waits for {name_of(target)}{more}: {wait.what}"
 
 
 def _state_lines(worker: Worker, state: ProcessState) -> Iterator[str]:
-    name = f"{worker[0]}:{worker[1]}"
+    name = name_of(worker)
     if state.is_stopped:
         yield f"{name} is stopped; `kill -CONT {state.pid}` continues it"
     elif state.state == "D":
@@ -193,7 +189,7 @@ def log_stall(path: Path, lines: Iterable[str]) -> None:
 
 def stacks_of(stall: Stall) -> Iterator[str]:
     """Yields all that is known about the workers of a stall, for a log."""
-    for (group, rank), state in stall.states.items():
+    for worker, state in stall.states.items():
         waits_in = f", in `{state.waits_in}`" if state.waits_in else ""
-        yield f"{group}:{rank}: pid {state.pid}, state {state.state or 'unknown'}{waits_in}"
+        yield f"{name_of(worker)}: pid {state.pid}, state {state.state or 'unknown'}{waits_in}"
         yield from filter(None, (state.stack, state.native))

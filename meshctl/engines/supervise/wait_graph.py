@@ -15,6 +15,10 @@ Waits = Mapping[Worker, Collection[Worker]]
 """Worker -> the workers for whom it waits."""
 
 
+def name_of(worker: Worker) -> str:
+    return f"{worker[0]}:{worker[1]}"
+
+
 def ends_of(waits: Waits) -> list[tuple[Worker, ...]]:
     """Returns the ends of all chains. A worker that is no key of `waits` waits for nobody. An end is one
     worker that waits for nobody, or the workers of a circle that wait for nobody outside of it. From every
@@ -31,10 +35,7 @@ def chain_to(waits: Waits, end: Sequence[Worker]) -> list[tuple[Worker, Worker]]
     """Returns the waits by which workers depend on an end, as pairs (who waits, for whom): a tree whose root
     is the end, those that are furthest from it first. Each worker waits for one that is nearer to the end,
     and is in one pair only. Waits inside of a circle come last."""
-    waiting: dict[Worker, list[Worker]] = {}
-    for worker, targets in waits.items():
-        for target in targets:
-            waiting.setdefault(target, []).append(worker)
+    waiting = _waiting(waits)
     found, seen, queue = list[tuple[Worker, Worker]](), set(end), deque(end)
     while queue:
         target = queue.popleft()
@@ -53,13 +54,18 @@ def _inside(waits: Waits, end: Sequence[Worker]) -> Iterator[tuple[Worker, Worke
             yield worker, target
 
 
-def _components(waits: Waits) -> list[tuple[Worker, ...]]:
-    """Returns the strongly connected components (Kosaraju's algorithm, without recursion)."""
-    order = _by_end_of_visit(waits)
-    reversed_waits: dict[Worker, list[Worker]] = {}
+def _waiting(waits: Waits) -> Waits:
+    """Returns for each worker the workers that wait for it."""
+    found: dict[Worker, list[Worker]] = {}
     for worker, targets in waits.items():
         for target in targets:
-            reversed_waits.setdefault(target, []).append(worker)
+            found.setdefault(target, []).append(worker)
+    return found
+
+
+def _components(waits: Waits) -> list[tuple[Worker, ...]]:
+    """Returns the strongly connected components (Kosaraju's algorithm, without recursion)."""
+    order, waiting = _by_end_of_visit(waits), _waiting(waits)
     seen, found = set[Worker](), list[tuple[Worker, ...]]()
     for root in reversed(order):
         if root in seen:
@@ -67,7 +73,7 @@ def _components(waits: Waits) -> list[tuple[Worker, ...]]:
         seen.add(root)
         component, stack = [root], [root]
         while stack:
-            for worker in reversed_waits.get(stack.pop(), ()):
+            for worker in waiting.get(stack.pop(), ()):
                 if worker not in seen:
                     seen.add(worker)
                     component.append(worker)

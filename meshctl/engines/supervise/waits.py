@@ -16,7 +16,7 @@ from dataclasses import field
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.supervise.collective_check import place_of, ranks_of
-from meshctl.engines.supervise.wait_graph import Worker
+from meshctl.engines.supervise.wait_graph import Worker, name_of
 from meshctl.plan.model import Plan, Stage
 from meshctl.run.progress import Activity, Record
 from meshctl.run.shutdown import ENDLESS
@@ -210,7 +210,7 @@ def stage_of(plan: Plan, record: Record) -> Stage | None:
 
 def names_of(workers: Sequence[Worker]) -> str:
     """Returns `train:0, train:1 and 6 more`."""
-    names = [f"{group}:{rank}" for group, rank in workers[:NAMED_MAX]]
+    names = [name_of(worker) for worker in workers[:NAMED_MAX]]
     if more := len(workers) - len(names):
         names.append(f"{more} more")
     *others, last = names
