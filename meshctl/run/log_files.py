@@ -162,7 +162,8 @@ class LogFile:
         earlier = older(self.path)
         dropped = ", and lines before it were dropped (run.logs)" if earlier.exists() else ""
         os.replace(self.path, earlier)
-        self.close()
+        os.close(self._file)
+        self._file = -1
         self._open()
         note = stamp(self._now()) + f"{CONTINUED}{earlier.name}{dropped} ====\n".encode()
         self._size = self._head_bytes = os.write(self._file, note)
