@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from meshctl.runtime.transports.context import Context
 from meshctl.runtime.transports.data_plane import DataPlane
@@ -19,8 +19,9 @@ class MemoryTransport(Transport):
     def post(self, to: int, tag: int, lease: Lease, *, write: bool = False) -> None:
         self._hub[to].on_message(self._job_rank, tag, lease.frame)
 
-    def post_inline(self, to: int, tag: int, frame: bytes) -> None:
-        self._hub[to].on_message(self._job_rank, tag, frame)
+    def post_inline(self, to: Sequence[int], tag: int, frame: bytes) -> None:
+        for receiver in to:
+            self._hub[receiver].on_message(self._job_rank, tag, frame)
 
     def credit(self, to: int, tag: int) -> None:
         self._hub[to].on_credit(self._job_rank, tag)

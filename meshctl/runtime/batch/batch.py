@@ -415,12 +415,24 @@ class Batch:
         return self._with({**other._columns, **self._columns}, self.known_ids)
 
 
+def unchecked(
+    columns: dict[str, Column],
+    length: int,
+    ids: Tensor | Grid,
+    group_depth: int = 0,
+    most: int | None = None,
+) -> Batch:
+    """Returns a batch of columns of `length` samples, for which all checks have been made. A tensor of ids is
+    int64 `[n, depth]`."""
+    made = Batch.__new__(Batch)
+    made._columns, made._length, made._most, made.group_depth = columns, length, most, group_depth
+    made._grid, made._ids = (ids, None) if isinstance(ids, Grid) else (None, ids)
+    return made
+
+
 def numbered(batch: Batch, first: int, most: int) -> Batch:
     """Returns the samples of a batch, at least one, with `first` and the numbers after it as their ids."""
-    made = Batch.__new__(Batch)  # all checks of the columns have been made
-    made._columns, made._length, made._most = batch._columns, batch._length, most
-    made._grid, made._ids, made.group_depth = Grid(first, (batch._length,)), None, 0
-    return made
+    return unchecked(batch._columns, batch._length, Grid(first, (batch._length,)), most=most)
 
 
 def _cloned(column: Column) -> Column:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 from meshctl.runtime.batch.batch import MARK, Batch
@@ -37,43 +37,29 @@ from meshctl.runtime.routes.end import (
     Received,
     RouteContext,
 )
-from meshctl.runtime.routes.flat_frame import ALIGNED, PACKED, FlatPart, FlatRows
+from meshctl.runtime.routes.flat_frame import ALIGNED, PACKED, FlatPart, FlatRows, Message
 from meshctl.runtime.routes.header import (
-    PartitionKey,
     ProducerHeader,
     decode,
     describe,
     digest_of,
     encode,
-    partition_key,
-    table_of,
 )
 from meshctl.runtime.routes.joins import check_joinable, join
+from meshctl.runtime.routes.partitions import Partitions
 from meshctl.runtime.routes.paths import Paths
 from meshctl.runtime.routes.rows import RowRange, fill, gather
 from meshctl.runtime.routes.shared_write import SharedWrite
 from meshctl.runtime.routes.step import Partition, StepHeader
-from meshctl.runtime.routes.table import are_few, decode_table, encode_parts
+from meshctl.runtime.routes.table import decode_table, encode_parts
 from meshctl.runtime.transports.allgather import allgather
 from meshctl.runtime.transports.buffers.frames import FrameError, unpack
 from meshctl.runtime.transports.errors import BuffersHeld, PeerLost
 from meshctl.runtime.transports.transport import Delivery, flat
 from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
-from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_for, parts_of_some, parts_within
+from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_of_some, parts_within
 from meshctl.topology.modes import producer_set
 from meshctl.topology.samples import RouteError, Run
-
-
-class _Message(NamedTuple):
-    """A frame of a route."""
-
-    generation: int
-    digest: int
-    table: Any = None
-    batch: Any = None
-    """A batch, or its rows where the frame is flat."""
-    memory: bytearray | None = None
-    """The memory of the batch where the frame came as bytes and is not flat."""
 
 
 class Channel:
@@ -93,8 +79,6 @@ class Channel:
             collect_mode(self.route.collect),
             dispatch_mode(self.route.dispatch.mode),
         )
-        self._is_even = self._dispatch.is_even
-        """Whether the partition may be reused. A user's mode may read the ids."""
         self._takes_batches = self._collect.is_batch or self._collect.is_first
         self._execute = execute_mode(self._consumer.execute)
         producers = producer_set(self._collect, execute_mode(self._producer.execute))
@@ -102,8 +86,7 @@ class Channel:
         self._me = self._producers.index(context.rank) if context.rank in self._producers else None
         sides = [(side.mesh, side.first_job_rank, side.execute) for side in (self._producer, self._consumer)]
         self._seed = crc32(repr((self.route, *sides)).encode())
-        self._last: tuple[PartitionKey, Partition] | None = None
-        """The partition of the last step, with its key."""
+        self._partitions = Partitions(context)
 
     def _set_producers(self, ranks: tuple[int, ...]) -> None:
         """Sets the ranks that send. Everywhere else, the number of a producer is its index in `ranks`."""
@@ -152,10 +135,7 @@ class Channel:
             return value is END
         own = self._describe(value, weight)
         table = allgather(self._transport, self._job_ranks, self._me, self._tag + TABLES, encode(own))
-        headers = [
-            own if number == self._me else self._decoded(number, row) for number, row in enumerate(table)
-        ]
-        partition = self._partition(headers)
+        headers, partition = self._partitions.known(table) or self._partitioned(table, own)
         if partition and partition.is_sent:
             table.append(encode_parts(partition.parts))
         digest = digest_of(self._seed, table)
@@ -168,6 +148,15 @@ class Channel:
         except BuffersHeld as held:
             raise self._buffers_held(held) from None
         return value is END and all(each.is_end for each in headers)
+
+    def _partitioned(
+        self, table: Sequence[bytes], own: ProducerHeader
+    ) -> tuple[Sequence[ProducerHeader], Partition | None]:
+        """Returns the decoded headers of a table, of which this rank's is `own`, and the partition."""
+        headers = [
+            own if number == self._me else self._decoded(number, row) for number, row in enumerate(table)
+        ]
+        return headers, self._partitions.of(headers, table)
 
     def _describe(self, value: Any, weight: float) -> ProducerHeader:
         """Returns what the other producers and the consumers must know of this rank's value. Raises
@@ -218,20 +207,22 @@ class Channel:
         """Sends this rank's rows of a part in a flat frame."""
         me = self._me or 0
         packed, most = flat.held(me, PACKED), self._paths.inline_max(part, me)
-        head = flat_frame.head(self._generation, header.digest, table, PACKED)
-        if len(head) + packed.nbytes <= most:
-            frame = flat_frame.encode(head, packed, value, me)
-            for job_ranks in self._paths.destinations(part, me):
-                self.bytes_sent += len(frame)
-                self._transport.send_inline(job_ranks, self._tag + VALUES, frame)
-            return
+        if packed.nbytes < most:
+            head = flat_frame.head(self._generation, header.digest, table, PACKED)
+            if len(head) + packed.nbytes <= most:
+                frame = flat_frame.encode(head, packed, value, me)
+                for job_ranks in self._paths.destinations(part, me):
+                    self.bytes_sent += len(frame)
+                    self._transport.send_inline(job_ranks, self._tag + VALUES, frame)
+                return
         layout = flat.held(me, ALIGNED)
         head = flat_frame.head(self._generation, header.digest, table, ALIGNED)
         for job_ranks in self._paths.destinations(part, me):
-            lease = self._transport.lease(job_ranks, self._tag + VALUES, len(head) + layout.nbytes)
+            nbytes = len(head) + layout.nbytes
+            lease = self._transport.lease(job_ranks, self._tag + VALUES, nbytes)
             flat_frame.write_head(lease.frame, head)
             flat_frame.write(lease.frame, len(head), layout, value, me)
-            self.bytes_sent += len(lease.frame)
+            self.bytes_sent += nbytes
             self._transport.deliver(lease)
 
     def _send_rows(self, part: int, content: list[Any], value: Batch, ranges: Sequence[RowRange]) -> None:
@@ -264,30 +255,33 @@ class Channel:
         part = self.consumers.part_of[self._consumer_rank]
         leader = self.consumers.leaders[part]
         message = self._next(part, leader)
-        table = decode_table(message.table, len(self._producers), len(self.consumers.ranks))
-        if table is None:
-            raise self._unexpected(leader, "no table")
-        headers, parts = table
+        headers, partition = self._partitions.known(message.table) or self._read_table(message.table, leader)
         digest = digest_of(self._seed, message.table)
         self._check(message, digest, leader)
-        partition = self._partition(headers) if parts is None else Partition(parts)
         if partition is None:
             return Received(self._joined([headers[number] for number in self.consumers.producers[part]]))
         received = self._received_batch(StepHeader(headers, partition, digest), part, message)
         received.value.most = partition.largest
         return received
 
+    def _read_table(self, table: Any, leader: int) -> tuple[Sequence[ProducerHeader], Partition | None]:
+        found = decode_table(table, len(self._producers), len(self.consumers.ranks))
+        if found is None:
+            raise self._unexpected(leader, "no table")
+        headers, parts = found
+        return headers, self._partitions.of(headers, table) if parts is None else Partition(parts)
+
     def _joined(self, headers: Sequence[ProducerHeader]) -> Any:
         if headers[0].is_end:
             return END
         return join(self._collect, [(header.value, header.weight or 0.0) for header in headers], self.route)
 
-    def _received_batch(self, header: StepHeader, part: int, message: _Message) -> Received:
+    def _received_batch(self, header: StepHeader, part: int, message: Message) -> Received:
         """Returns the samples of a part. `message` is the frame of the leader. This function receives the
         frames of the other producers."""
         partition, leader = header.partition, self.consumers.leaders[part]
         producers = partition.producers[part]
-        sent: dict[int, _Message] = {}
+        sent: dict[int, Message] = {}
         if leader in producers or (not producers and message.batch is not None):
             sent[leader] = message
         for producer in producers:
@@ -315,7 +309,7 @@ class Channel:
         header: StepHeader,
         part: int,
         flat: FlatPart,
-        sent: Mapping[int, _Message],
+        sent: Mapping[int, Message],
         *,
         is_whole: bool = False,
     ) -> Received:
@@ -324,14 +318,18 @@ class Channel:
         for producer, message in sent.items():
             if type(message.batch) is not FlatRows:
                 raise self._unexpected(producer, "no rows")
-        producer, (rows, alignment) = next((each, one.batch) for each, one in sent.items())
-        if is_whole or (len(sent) == 1 and alignment == ALIGNED and not rows.readonly):
-            if len(rows) != flat.nbytes or rows.readonly or alignment != ALIGNED:
-                raise self._unexpected(producer, f"{len(rows)} bytes for other rows")
-            return Received(header.batch_of(part, flat.columns_in(rows)), header)
+        if len(sent) == 1:
+            [(producer, message)] = sent.items()
+            rows, alignment = message.batch
+            is_readable = alignment == ALIGNED and not rows.readonly
+            if is_whole or is_readable:
+                if len(rows) != flat.nbytes or not is_readable:
+                    raise self._unexpected(producer, f"{len(rows)} bytes for other rows")
+                return Received(header.batch_of(part, flat.columns_in(rows)), header)
         buffer = flat.new_buffer()
+        into = memoryview(buffer)
         for producer, message in sent.items():
-            if not flat.copy(memoryview(buffer), producer, message.batch):
+            if not flat.copy(into, producer, message.batch):
                 raise self._unexpected(producer, f"{len(message.batch.rows)} bytes for other rows")
         batch = header.batch_of(part, flat.columns_in(buffer))
         buffers = [buffer] if isinstance(buffer, bytearray) else []
@@ -342,7 +340,7 @@ class Channel:
             raise self._unexpected(producer, f"no batch of {count} samples")
         return batch
 
-    def _next(self, part: int, producer: int) -> _Message:
+    def _next(self, part: int, producer: int) -> Message:
         """Returns the next frame of a producer, without those of older generations."""
         while True:
             message = self._receive_from(part, producer)
@@ -351,7 +349,7 @@ class Channel:
             if message.generation >= self._generation:
                 return message
 
-    def _receive_from(self, part: int, producer: int) -> _Message | None:
+    def _receive_from(self, part: int, producer: int) -> Message | None:
         """Receives a frame from a producer, or from the rank of this node that forwards it."""
         source = self._job_ranks[producer]
         peers = self._paths.forwarding(self._consumer_rank, part, producer)
@@ -367,18 +365,18 @@ class Channel:
             raise self._buffers_held(held) from None
         return message
 
-    def _message_in(self, delivery: Delivery, source: int) -> _Message | None:
+    def _message_in(self, delivery: Delivery, source: int) -> Message | None:
         """Returns the message in a frame, or None for a frame of another form."""
         try:
             found = flat_frame.decode(delivery.frame)
         except FrameError as error:
             raise self._transport.peer_lost(source, f"sent a malformed frame: {error}") from None
         if found:
-            return _Message(*found) if found.generation >= 0 else None
+            return found if found.generation >= 0 else None
         decoded = _message_of(self._transport.decode(delivery, source))
         return decoded._replace(memory=delivery.memory) if decoded and delivery.memory else decoded
 
-    def _check(self, message: _Message, digest: int, producer: int) -> None:
+    def _check(self, message: Message, digest: int, producer: int) -> None:
         if message.digest != digest or message.generation != self._generation:
             raise self._unexpected(producer, "another layout of the samples")
 
@@ -390,30 +388,6 @@ class Channel:
             f"`{self.route.name}`: {held}; a received batch is borrowed until the call ends: clone() a "
             "batch that you keep"
         )
-
-    # What follows from the headers
-
-    def _partition(self, headers: Sequence[ProducerHeader]) -> Partition | None:
-        """Returns the parts of a step with a batch, or None if all producers sent plain values or ended."""
-        key = partition_key(headers) if self._is_even else None
-        if self._last is not None and key == self._last[0]:
-            return self._last[1]
-        if all(header.schema is None for header in headers):
-            return None
-        if any(header.schema is None and not header.is_end for header in headers):
-            raise RouteError(f"`{self.route.source}` returned a Batch on some of its ranks, but not on all")
-        try:
-            parts = parts_for(
-                self._execute, self._dispatch, self.route.dispatch, self._consumer.mesh, table_of(headers)
-            )
-        except RouteError as error:
-            raise RouteError(
-                f"`{self.route.source}` produces for stage `{self.route.target}` {error}"
-            ) from None
-        if key is None:
-            return Partition(parts, is_sent=self._is_even and are_few(parts))
-        self._last = key, Partition(parts)
-        return self._last[1]
 
     # Aligning inputs
 
@@ -483,10 +457,10 @@ class Channel:
         return message.batch
 
 
-def _message_of(value: Any) -> _Message | None:
+def _message_of(value: Any) -> Message | None:
     """Returns a decoded frame as a message, or None if it does not have that form."""
     if not isinstance(value, list) or len(value) != 4:
         return None
-    message = _Message(*value)
+    message = Message(*value)
     has_digest = type(message.generation) is int and type(message.digest) is int
     return message if has_digest and message.generation >= 0 else None

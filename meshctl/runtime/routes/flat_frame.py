@@ -21,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from torch import Tensor
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.routes.header import PlainColumn
 from meshctl.runtime.transports.buffers.frames import FrameError
-from meshctl.runtime.transports.buffers.memcpy import as_plain, move, use_memmove
+from meshctl.runtime.transports.buffers.memcpy import PIECE_BYTES, as_plain, move, use_memmove
 from meshctl.topology.samples import Run
 
 MAGIC = b"MSF2"
@@ -55,14 +56,17 @@ class FlatRows(NamedTuple):
     alignment: int
 
 
-class FlatMessage(NamedTuple):
-    """A decoded flat frame."""
+class Message(NamedTuple):
+    """A decoded frame of a route, flat or not."""
 
     generation: int
     digest: int
-    table: Any
+    table: Any = None
     """The headers of all producers; None if the frame has none."""
-    rows: FlatRows
+    batch: Any = None
+    """A batch, or its `FlatRows` where the frame is flat."""
+    memory: bytearray | None = None
+    """The memory of the batch where the frame came as bytes and is not flat."""
 
 
 Edges = Mapping[int | None, Sequence[int]]
@@ -79,6 +83,14 @@ class _Placed(NamedTuple):
     """Its first byte."""
     edges: Sequence[int]
     """The places of the runs in the column."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.edges[-1], *self.column.shape
+
+    @property
+    def elements(self) -> int:
+        return self.edges[-1] * self.column.row_bytes // self.column.dtype.itemsize
 
 
 class FlatPart:
@@ -99,6 +111,8 @@ class FlatPart:
         self._edges, self._offsets = edges, offsets or {}
         self._placed: list[_Placed] = []
         self._held: dict[tuple[int, int], FlatPart] = {}
+        self._sources: dict[int, list[tuple[str, list[tuple[int, int, int]]]]] = {}
+        self._moves: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
         self.nbytes = 0
         """Bytes of all columns, each at a multiple of `alignment`."""
         for column in columns:
@@ -137,56 +151,92 @@ class FlatPart:
         """Returns a buffer for the columns: a bytearray for a small part, otherwise uninitialized memory."""
         return bytearray(self.nbytes) if self.nbytes < SMALL_MAX_BYTES else numpy.empty(self.nbytes, "B")
 
+    @cached_property
+    def _views(self) -> list[tuple[str, torch.dtype, int, int, tuple[int, ...], int | None]]:
+        """Name, dtype, number of elements, first byte, shape and index of the lengths of each column."""
+        return [
+            (each.column.name, each.column.dtype, each.elements, each.at, each.shape, each.column.lengths)
+            for each in self._placed
+        ]
+
     def columns_in(self, buffer: Buffer) -> dict[str, Column]:
         """Returns the columns as views of a buffer."""
         columns: dict[str, Column] = {}
-        for (name, dtype, shape, row, lengths), at, edges in self._placed:
-            count = edges[-1]
-            if count and row:
-                elements = count * row // dtype.itemsize
+        for name, dtype, elements, at, shape, lengths in self._views:
+            if elements:
                 values = torch.frombuffer(buffer, dtype=dtype, count=elements, offset=at)
             else:
                 values = torch.empty(0, dtype=dtype)
-            if shape:
-                values = values.view(count, *shape)
+            if len(shape) > 1:
+                values = values.view(shape)
             columns[name] = values if lengths is None else Ragged(values, self._offsets[lengths])
         return columns
 
     def spans(self, batch: Batch, producer: int) -> Iterator[tuple[int, int, int]]:
         """Yields (place in the buffer, address, bytes) of the rows of a producer, whose batch it is. An
         address is valid until the iteration continues."""
-        numbers = self._numbers(producer)
-        rows = [self.runs[number].start for number in numbers]
-        starts: dict[int | None, list[int]] = {None: rows}
-        for (name, _, _, row, lengths), at, edges in self._placed:
-            column = batch.columns[name]
+        found = self._sources.get(producer)
+        if found is None:
+            found = self._sources[producer] = self._find_sources(batch, producer)
+        columns: Mapping[str, Any] = batch.columns  # only tensors and ragged tensors
+        for name, runs in found:
+            column = columns[name]
             if isinstance(column, Ragged):
-                if lengths not in starts:
-                    offsets = column.offsets.numpy()
-                    starts[lengths] = [int(offsets[start]) for start in rows]
                 column = column.values
-            assert isinstance(column, Tensor)
             address = column.data_ptr()
             if not address or not column.is_contiguous() or column.is_conj() or column.is_neg():
                 column = as_plain(column)
                 address = column.data_ptr()
+            for at, start, nbytes in runs:
+                yield at, address + start, nbytes
+
+    def _find_sources(self, batch: Batch, producer: int) -> list[tuple[str, list[tuple[int, int, int]]]]:
+        """Returns the name of each column with the runs of a producer, whose batch it is: (place in the
+        buffer, first byte in the column, bytes)."""
+        numbers = self._numbers(producer)
+        rows = [self.runs[number].start for number in numbers]
+        starts: dict[int | None, list[int]] = {None: rows}
+        found: list[tuple[str, list[tuple[int, int, int]]]] = []
+        for (name, _, _, row, lengths), at, edges in self._placed:
+            column = batch.columns[name]
+            if isinstance(column, Ragged) and lengths not in starts:
+                offsets = column.offsets.numpy()
+                starts[lengths] = [int(offsets[start]) for start in rows]
+            runs: list[tuple[int, int, int]] = []
             for number, start in zip(numbers, starts[lengths], strict=True):
                 begin, end = edges[number], edges[number + 1]
-                yield at + begin * row, address + start * row, (end - begin) * row
+                runs.append((at + begin * row, start * row, (end - begin) * row))
+            found.append((name, runs))
+        return found
 
     def copy(self, buffer: memoryview, producer: int, sent: FlatRows) -> bool:
         """Copies the rows that one producer sent to their places in a buffer. Returns False if they have
         another size than those that it holds."""
-        source, numbers = self.held(producer, sent.alignment), self._numbers(producer)
-        if len(sent.rows) != source.nbytes:
+        rows, alignment = sent
+        moves = self._moves.get((producer, alignment))
+        if moves is None:
+            moves = self._moves[producer, alignment] = self._find_moves(producer, alignment)
+        if len(rows) != self._held[producer, alignment].nbytes:
             return False
+        for begin, stop, start, end in moves:
+            buffer[begin:stop] = rows[start:end]
+        return True
+
+    def _find_moves(self, producer: int, alignment: int) -> list[tuple[int, int, int, int]]:
+        """Returns where the rows of a producer go: (first byte in the buffer of all columns, the one after
+        the last, and both in the rows that the producer sends)."""
+        source, numbers = self.held(producer, alignment), self._numbers(producer)
+        found: list[tuple[int, int, int, int]] = []
         for (column, at, edges), given in zip(self._placed, source._placed, strict=True):
             row, start = column.row_bytes, given.at
             for number in numbers:
                 begin, stop = at + edges[number] * row, at + edges[number + 1] * row
-                buffer[begin:stop] = sent.rows[start : start + stop - begin]
-                start += stop - begin
-        return True
+                end = start + stop - begin
+                if found and (found[-1][1], found[-1][3]) == (begin, start):
+                    begin, _, start, _ = found.pop()  # one copy of what is neighbouring on both sides
+                found.append((begin, stop, start, end))
+                start = end
+        return found
 
 
 def head(generation: int, digest: int, table: Sequence[bytes] | None, alignment: int) -> bytes:
@@ -208,7 +258,9 @@ def write(into: Tensor, start: int, layout: FlatPart, batch: Batch, producer: in
     `[n]`, where the rows of all producers begin at `start`. Returns the number of bytes written."""
     memory, written = into.data_ptr() + start, 0
     for at, address, nbytes in layout.spans(batch, producer):
-        if use_memmove(nbytes):
+        if nbytes <= PIECE_BYTES:
+            ctypes.memmove(memory + at, address, nbytes)
+        elif use_memmove(nbytes):
             move(memory + at, address, nbytes)
         else:
             source = torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=torch.uint8)
@@ -222,17 +274,19 @@ def write_head(into: Tensor, head: bytes) -> None:
     ctypes.memmove(into.data_ptr(), head, len(head))
 
 
-def decode(frame: Tensor | bytes) -> FlatMessage | None:
+def decode(frame: Tensor | bytes) -> Message | None:
     """Returns a decoded flat frame, or None for a frame of another kind. Raises `FrameError` for a malformed
     one."""
-    content: Any = frame.numpy() if isinstance(frame, Tensor) else frame
+    content: Any = frame if isinstance(frame, bytes) else frame.numpy()
     view = memoryview(content)
-    if view[: len(MAGIC)] != MAGIC:
-        return None
     if len(view) < HEAD_BYTES:
-        raise FrameError(f"a flat frame of {len(view)} bytes")
-    _, generation, digest, length, alignment = _HEAD.unpack_from(view)
-    if alignment not in (PACKED, ALIGNED):
+        if view[: len(MAGIC)] == MAGIC:
+            raise FrameError(f"a flat frame of {len(view)} bytes")
+        return None
+    magic, generation, digest, length, alignment = _HEAD.unpack_from(view)
+    if magic != MAGIC:
+        return None
+    if alignment != PACKED and alignment != ALIGNED:
         raise FrameError(f"a flat frame whose columns start at multiples of {alignment}")
     start = _rows_start(length, alignment)
     if start > len(view):
@@ -241,7 +295,7 @@ def decode(frame: Tensor | bytes) -> FlatMessage | None:
         table = msgpack.unpackb(view[HEAD_BYTES : HEAD_BYTES + length]) if length else None
     except (ValueError, msgpack.UnpackException) as error:
         raise FrameError(f"a malformed table: {error}") from None
-    return FlatMessage(generation, digest, table, FlatRows(view[start:], alignment))
+    return Message(generation, digest, table, FlatRows(view[start:], alignment))
 
 
 def _rows_start(table_bytes: int, alignment: int) -> int:

@@ -50,6 +50,7 @@ MAX_SAMPLES = 1 << 31
 MAX_COLUMN_BYTES = 1 << 48
 """The most bytes of one column of a producer, where dims of size 0 count as 1."""
 _INT64 = 1 << 63
+MAX_ID = _INT64 - 1
 _EVEN, _NUMBERED, _FRAME, _END = b"E", b"N", b"F", b"."
 _FIRST_ID, _NUMBERED_HEAD = struct.Struct("<cq"), struct.Struct("<cqI")
 
@@ -135,6 +136,11 @@ class BatchSchema:
         return 1 + max((index for index in indices if index is not None), default=-1)
 
     @cached_property
+    def uses(self) -> tuple[bool, bool]:
+        """Whether the dispatch uses tokens, and whether it uses homes."""
+        return self.tokens is not None, self.homes is not None
+
+    @cached_property
     def is_even(self) -> bool:
         """Whether a header needs nothing but the first id."""
         return bool(self.grid) and not self.min_numbers
@@ -197,13 +203,18 @@ def describe(
     Which columns are mappable is needed only where the producer is not `alone`; tokens and homes only where
     the dispatch uses them.
     """
-    columns = batch.columns
-    kinds, numbers = _kinds(columns), _Numbers()
+    columns, numbers = batch.columns, _Numbers()
+    kinds: list[Kind] = []
     ragged: list[tuple[str, int]] = []
     mappable: list[str] = []
+    checked: set[tuple[int, int]] = set()
     for name, column in columns.items():
-        if isinstance(column, Tensor):
-            if not alone and column.nbytes >= MIN_MAPPED_BYTES and is_mappable(column):
+        if is_host_tensor(column):
+            kinds.append((name, "tensor", column.dtype, column.shape[1:]))
+        else:
+            kinds.append(_kind(name, column, checked))
+        if type(column) is Tensor:
+            if column.nbytes >= MIN_MAPPED_BYTES and not alone and is_mappable(column):
                 mappable.append(name)
         elif isinstance(column, Ragged) and not on_device(column.values):
             ragged.append((name, numbers.lengths(column)))
@@ -215,7 +226,8 @@ def describe(
         homes = numbers.add(batch[MARK + "home." + dispatch.home])
     grid = batch.grid
     shape = () if grid is None else grid.shape
-    schema = _schema(shape, batch.group_depth, kinds, tuple(ragged), tokens, homes, tuple(mappable))
+    depth = batch.group_depth
+    schema = _schema(shape, depth, tuple(kinds), tuple(ragged), tokens, homes, tuple(mappable))
     return ProducerHeader(schema, batch.ids if grid is None else grid.start, numbers.found)
 
 
@@ -243,30 +255,21 @@ Kind = tuple[Any, ...]
 """Name and kind of a column; for `tensor` and `ragged` also its dtype and the shape of a row."""
 
 
-def _kinds(columns: Mapping[str, Column]) -> tuple[Kind, ...]:
-    """Returns the kind of each column. Raises `BatchError` for a column that cannot be sent: rows are copied
-    by address later, without another check."""
-    kinds: list[Kind] = []
-    checked: set[tuple[int, int]] = set()
-    for name, column in columns.items():
-        if is_host_tensor(column):
-            kinds.append((name, "tensor", column.dtype, column.shape[1:]))
-            continue
-        if isinstance(column, Ragged) and is_host_tensor(column.values):
-            _check_offsets(name, column, checked)
-            kinds.append((name, "ragged", column.values.dtype, column.values.shape[1:]))
-            continue
-        kind = kind_of(column)
-        if isinstance(column, list):
-            kinds.append((name, kind))
-            continue
-        values = column.values if isinstance(column, Ragged) else column
-        if why := not_sent(values) or (values.is_meta and "a tensor on meta has no values"):
-            raise BatchError(f"column {name!r}: {why}")
-        if isinstance(column, Ragged):
-            _check_offsets(name, column, checked)
-        kinds.append((name, kind) if kind == "device" else (name, kind, values.dtype, values.shape[1:]))
-    return tuple(kinds)
+def _kind(name: str, column: Column, checked: set[tuple[int, int]]) -> Kind:
+    """Returns the kind of a column. Raises `BatchError` for a column that cannot be sent: rows are copied by
+    address later, without another check. `checked` has the offsets that were checked."""
+    if isinstance(column, Ragged) and is_host_tensor(column.values):
+        _check_offsets(name, column, checked)
+        return name, "ragged", column.values.dtype, column.values.shape[1:]
+    kind = kind_of(column)
+    if isinstance(column, list):
+        return name, kind
+    values = column.values if isinstance(column, Ragged) else column
+    if why := not_sent(values) or (values.is_meta and "a tensor on meta has no values"):
+        raise BatchError(f"column {name!r}: {why}")
+    if isinstance(column, Ragged):
+        _check_offsets(name, column, checked)
+    return (name, kind) if kind == "device" else (name, kind, values.dtype, values.shape[1:])
 
 
 def _check_offsets(name: str, column: Ragged, checked: set[tuple[int, int]]) -> None:
@@ -310,12 +313,15 @@ def encode(header: ProducerHeader) -> bytes:
     return _FRAME + Frame([schema.encoded, header.ids, header.numbers]).inline()
 
 
+def even_format(row: bytes) -> str:
+    """Returns the format in `struct` of a header that needs only its first id: kind, first id, the rest."""
+    return f"cq{len(row) - _FIRST_ID.size}s"
+
+
 def digest_of(seed: int, table: Iterable[bytes]) -> int:
     """Returns a digest of everything from which all ranks compute the same parts: `seed` stands for the route
     and its two meshes."""
-    for row in table:
-        seed = crc32(row, seed)
-    return seed
+    return crc32(b"".join(table), seed)
 
 
 # Decoding
@@ -323,28 +329,19 @@ def digest_of(seed: int, table: Iterable[bytes]) -> int:
 
 def is_consistent(headers: Sequence[ProducerHeader]) -> bool:
     """Whether either all or none of the batches have tokens, and likewise homes."""
-    first: BatchSchema | None = None
-    for header in headers:
-        if (schema := header.schema) is None:
-            continue
-        first = first or schema
-        if (schema.tokens is None) != (first.tokens is None) or (schema.homes is None) != (
-            first.homes is None
-        ):
-            return False
-    return True
+    return len({schema.uses for header in headers if (schema := header.schema) is not None}) < 2
 
 
 def decode(row: Any) -> ProducerHeader | None:
     """Returns the header that is encoded in `row`, or None if that is not a valid header."""
     if not isinstance(row, bytes):
         return None
-    if row == _END:
-        return ProducerHeader()
     if row[:1] == _EVEN and len(row) > _FIRST_ID.size:
-        schema, first = decode_schema(row[_FIRST_ID.size :]), _FIRST_ID.unpack_from(row)[1]
+        schema, (_, first) = decode_schema(row[_FIRST_ID.size :]), _FIRST_ID.unpack_from(row)
         is_even = schema is not None and schema.is_even and first < _INT64 - schema.grid[0]
         return ProducerHeader(schema, first) if is_even else None
+    if row == _END:
+        return ProducerHeader()
     if row[:1] == _NUMBERED and len(row) > _NUMBERED_HEAD.size:
         return _decoded_numbered(row)
     if row[:1] != _FRAME:

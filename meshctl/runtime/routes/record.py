@@ -250,7 +250,7 @@ class ReplayedChannel(Channel):
         self._values = [read(path) for path in files]
         self._set_producers(tuple(range(len(files))))  # another attempt may have had others
         headers = [self._describe(value, weight) for value, weight in self._values]
-        partition = self._partition(headers)
+        partition = self._partitions.of(headers, ())
         part = self.consumers.part_of[self._context.consumer_rank]
         if partition is None:
             parts = [self._values[number] for number in self.consumers.producers[part]]

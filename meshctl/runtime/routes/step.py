@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from meshctl.dataclass import dataclass
-from meshctl.runtime.batch.batch import Batch, Column
+from meshctl.runtime.batch.batch import Batch, Column, unchecked
 from meshctl.runtime.batch.ids import ids_of
 from meshctl.runtime.routes.flat_frame import FlatPart
 from meshctl.runtime.routes.header import PlainColumn, ProducerHeader, table_of
@@ -217,24 +217,26 @@ class StepHeader:
         """Returns the ids of a part: as a grid, without a tensor, where they are consecutive sample
         numbers."""
         spans: list[tuple[int, int]] = []
+        after = None
         for producer, start, stop in self.partition.parts[part]:
             header = self.headers[producer]
             if header.schema is None or len(header.schema.grid) != 1:
                 return self.ids_of(part)
-            first = header.ids + start
-            if spans and spans[-1][1] == first:
-                first = spans.pop()[0]
-            spans.append((first, header.ids + stop))
+            begin = header.ids + start
+            if begin == after:
+                begin, _ = spans.pop()
+            after = header.ids + stop
+            spans.append((begin, after))
         if len(spans) == 1:
             return Grid(spans[0][0], (spans[0][1] - spans[0][0],))
         numbers = [numpy.arange(first, after) for first, after in spans]
         return torch.from_numpy(numpy.concatenate(numbers)[:, None])
 
-    def batch_of(self, part: int, columns: Mapping[str, Column]) -> Batch:
-        """Returns the batch of a part from its columns."""
+    def batch_of(self, part: int, columns: dict[str, Column]) -> Batch:
+        """Returns the batch of a part from its columns, which have the lengths of the partition."""
         schema = self.headers[self.partition.producers[part][0]].schema
         depth = schema.group_depth if schema else 0
-        return Batch(columns, ids=self.compact_ids_of(part), group_depth=depth)
+        return unchecked(columns, self.partition.counts[part], self.compact_ids_of(part), depth)
 
     def empty_batch(self) -> Batch:
         """Returns a batch without samples, with the columns of the others."""

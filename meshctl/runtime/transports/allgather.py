@@ -26,14 +26,13 @@ def allgather(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int
     count = len(job_ranks)
     if count <= MAX_DIRECT:
         own = job_ranks[me]
-        for other in job_ranks:
-            if other != own:
-                data_plane.send_bytes(other, tag, row)
+        if others := [other for other in job_ranks if other != own]:
+            data_plane.send_bytes(others, tag, row)
         return [row if other == own else data_plane.receive_bytes(other, tag) for other in job_ranks]
     rows, distance = [row], 1
     while distance < count:
         sent = rows[: min(distance, count - distance)]
-        data_plane.send_bytes(job_ranks[(me - distance) % count], tag, msgpack.packb(sent))
+        data_plane.send_bytes([job_ranks[(me - distance) % count]], tag, msgpack.packb(sent))
         source = job_ranks[(me + distance) % count]
         rows += _rows_in(data_plane.receive_bytes(source, tag), len(sent), data_plane.name_of(source))
         distance *= 2

@@ -174,28 +174,31 @@ class DataPlane:
         frame.write(lease.frame)
         self.deliver(lease)
 
-    def send_bytes(self, to: int, tag: int, frame: bytes) -> None:
-        """Sends bytes as a frame. Raises what `lease` raises."""
-        if to != self.job_rank and len(frame) <= self.transport_to(to).inline_max:
-            self.send_inline((to,), tag, frame)
+    def send_bytes(self, to: Sequence[int], tag: int, frame: bytes) -> None:
+        """Sends bytes as a frame to some other job ranks. Raises what `lease` raises."""
+        transport, *others = {*map(self.transport_to, to)}
+        if not others and len(frame) <= transport.inline_max:
+            self.send_inline(to, tag, frame)
             return
-        lease = self.lease([to], tag, len(frame))
-        copy(lease.frame, tensor_of(frame))
-        self.deliver(lease)
+        for receiver in to:
+            lease = self.lease([receiver], tag, len(frame))
+            copy(lease.frame, tensor_of(frame))
+            self.deliver(lease)
 
     def inline_max(self, to: Sequence[int]) -> int:
         """Returns the largest frame, in bytes, that `send_inline` takes for some job ranks."""
         return self._transport_of(to).inline_max
 
     def send_inline(self, to: Sequence[int], tag: int, frame: bytes) -> None:
-        """Sends a small frame that needs no memory of its own. Raises `PeerLost`."""
+        """Sends a small frame, which needs no memory of its own, to some job ranks, all of one transport.
+        Raises `PeerLost`."""
         if self._slots.get(tag, SLOTS):
             self._take_slots([(receiver, tag) for receiver in to])
-        for receiver in to:
-            if receiver == self.job_rank:
-                self.on_message(receiver, tag, frame)
-            else:
-                self.transport_to(receiver).post_inline(receiver, tag, frame)
+        if self.job_rank in to:
+            self.on_message(self.job_rank, tag, frame)
+            to = [receiver for receiver in to if receiver != self.job_rank]
+        if to:
+            self.transport_to(to[0]).post_inline(to, tag, frame)
 
     def _transport_of(self, job_ranks: Sequence[int]) -> Transport:
         """Returns the transport that reaches all of some job ranks."""
@@ -209,17 +212,17 @@ class DataPlane:
         credits = self._credits
         with self._lock:
             for key in wanted:
-                if key not in credits:
-                    credits[key] = self._slots.get(key[1], SLOTS) or inf
-                    if key[0] == self.job_rank:
-                        credits[key] = inf
-                if credits[key] <= 0:
+                if credits.get(key, 0) <= 0:
                     self._await_slot(key)
             for key in wanted:
                 credits[key] -= 1
 
     def _await_slot(self, key: tuple[int, int]) -> None:
-        self._wait(lambda: self._credits[key] > 0, *key)
+        credits, (to, tag) = self._credits, key
+        if key not in credits:
+            credits[key] = inf if to == self.job_rank else self._slots.get(tag, SLOTS) or inf
+        if credits[key] <= 0:
+            self._wait(lambda: credits[key] > 0, to, tag)
 
     # Receiving
 
@@ -247,26 +250,24 @@ class DataPlane:
 
     def next(self, source: int, tag: int) -> Delivery:
         """Returns the next delivery of a tag, its frame as a tensor or as bytes. Raises `PeerLost`."""
-        with self._lock:
-            queue = self._inbox[source, tag]
-            if not queue or not queue[0].is_complete:
-                self._wait(lambda: bool(queue) and queue[0].is_complete, source, tag)
-            delivery = queue.popleft()
+        queue = self._inbox[source, tag]
+        if not queue or not queue[0].is_complete:
+            self._wait_unless(lambda: bool(queue) and queue[0].is_complete, source, tag)
+        delivery = queue.popleft()
         if source != self.job_rank and self._slots.get(tag, SLOTS):
             self.transport_to(source).credit(source, tag)
         return delivery
 
     # Called by transports
 
-    def on_inline(self, source: int, tag: int, frame: bytes) -> None:
-        """Queues a frame whose bytes came in the message itself. Called on the thread that waits only. Raises
+    def on_frame(self, source: int, tag: int, frame: Tensor | bytes) -> None:
+        """Queues a received frame without out-of-band tensors. Called on the thread that waits only. Raises
         `ProtocolError` where the peer `source` has no slot for the frame."""
-        with self._lock:
-            queue = self._inbox.get((source, tag))
-            if queue is None or len(queue) >= (self._slots.get(tag, SLOTS) or SLOTS):
-                self.check_slot(source, tag)
-                queue = self._inbox[source, tag]
-            queue.append(Delivery(frame))
+        queue = self._inbox.get((source, tag))
+        if queue is None or len(queue) >= (self._slots.get(tag, SLOTS) or SLOTS):
+            self.check_slot(source, tag)
+            queue = self._inbox[source, tag]
+        queue.append(Delivery(frame))
 
     def check_slot(self, source: int, tag: int) -> None:
         """Raises `ProtocolError` if a peer has no slot for the frame that it sends."""
@@ -354,9 +355,13 @@ class DataPlane:
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """Waits for a condition that concerns all peers. Raises `PeerLost` for any loss."""
+        self._wait_unless(ready, self.job_rank, -1)
+
+    def _wait_unless(self, ready: Callable[[], bool], peer: int, tag: int) -> None:
+        """Waits, as `_wait` does, unless `ready` returns true. The caller does not hold the lock."""
         with self._lock:
             if not ready():
-                self._wait(ready, self.job_rank, -1)
+                self._wait(ready, peer, tag)
 
     def _notify(self) -> None:
         if self._poller is None:

@@ -111,9 +111,10 @@ class Transport:
         the frame."""
         raise NotImplementedError
 
-    def post_inline(self, to: int, tag: int, frame: bytes) -> None:
-        """Sends a frame of at most `inline_max` bytes, which has no memory of its own."""
-        self.post(to, tag, Lease((to,), tag, tensor_of(frame)))
+    def post_inline(self, to: Sequence[int], tag: int, frame: bytes) -> None:
+        """Sends a frame of at most `inline_max` bytes, which has no memory of its own, to some job ranks."""
+        for receiver in to:
+            self.post(receiver, tag, Lease((receiver,), tag, tensor_of(frame)))
 
     def credit(self, to: int, tag: int) -> None:
         """Sends the credit for a received frame to its sender: a slot of the tag is free again."""

@@ -310,7 +310,7 @@ def test_a_leader_that_lays_out_too_little_memory_is_named() -> None:
     lengths = [30_000] * 4
     batches = ragged_batch(lengths, 0), ragged_batch(lengths, 4)
     header = encode(describe(batches[0], Dispatch(), alone=False))
-    leader.send_bytes(1, TAG + TABLES, header)
-    leader.send_bytes(1, TAG + SHARED_WRITE, bytes(5000))
+    leader.send_bytes([1], TAG + TABLES, header)
+    leader.send_bytes([1], TAG + SHARED_WRITE, bytes(5000))
     with pytest.raises(PeerLost, match="job rank 0 laid out 5000 bytes for other rows"):
         Channel(context).send(batches[1], 1)

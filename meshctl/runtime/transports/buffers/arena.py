@@ -15,7 +15,7 @@ import mmap
 import os
 import threading
 import weakref
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import field
 from typing import Protocol
@@ -72,10 +72,15 @@ class Block:
     number: int
     memory: Piece
     use: Hashable
-    holders: Counter[Hashable] = field(default_factory=Counter)
+    holders: dict[Hashable, int] = field(default_factory=dict)
     """Holder (a job rank, or a job rank with a tag) -> how many times it still has to return the block."""
     known: set[tuple[int, bool]] = field(default_factory=set)
     """(Job rank, whether it may write): the peers that have received the file or handle."""
+
+    def add(self, holders: Iterable[Hashable]) -> None:
+        """Adds a return of the block by each of some holders."""
+        for holder in holders:
+            self.holders[holder] = self.holders.get(holder, 0) + 1
 
     @property
     def nbytes(self) -> int:
@@ -129,13 +134,13 @@ class Arena:
                 if free:
                     self._discard(free.pop())  # a larger one replaces it
                 block = self._make(use, nbytes + nbytes // 4)
-            block.holders = Counter(holders)
+            block.add(holders)
             return block
 
     def share(self, block: Block, holders: Iterable[Hashable]) -> None:
         """Adds holders to a block that is held."""
         with self._lock:
-            block.holders.update(holders)
+            block.add(holders)
 
     def held(self, blocks: Iterable[Block], holder: Hashable) -> int:
         """Returns how many times in all a holder still has to return these blocks."""
@@ -204,11 +209,10 @@ class Arena:
             block = self._blocks.get(number)
             if block is None:
                 self._on_closed(number, holder)
-            elif holder in block.holders:
-                block.holders.subtract((holder,))
-                if not block.holders[holder]:
-                    del block.holders[holder]
-                if not block.holders:
+            elif times := block.holders.pop(holder, 0):
+                if times > 1:
+                    block.holders[holder] = times - 1
+                elif not block.holders:
                     self._free[block.use].append(block)
 
     def _on_closed(self, number: int, peer: Hashable) -> None:
@@ -282,8 +286,23 @@ class Mapped:
             raise ArenaError(f"bytes {at} to {at + nbytes} of {self.nbytes}")
         array = numpy.frombuffer(self._bytes, numpy.uint8, nbytes, at)
         if gone:
-            weakref.finalize(array, gone).atexit = False
+            _when_dead(array, gone)
         return torch.from_numpy(array)
+
+
+_watched: dict[int, weakref.ref[object]] = {}
+
+
+def _when_dead(one: object, act: Callable[[], None]) -> None:
+    """Calls `act` when an object dies, on any thread. It costs a third of `weakref.finalize`, which keeps an
+    order for the end of the process, where nothing is called here."""
+
+    def on_dead(watched: weakref.ref[object]) -> None:
+        del _watched[id(watched)]
+        act()
+
+    watched = weakref.ref(one, on_dead)
+    _watched[id(watched)] = watched
 
 
 class Sealed(Mapped):

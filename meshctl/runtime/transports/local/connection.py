@@ -19,7 +19,7 @@ from meshctl.runtime.transports.local.messages import HEAD, MAX_FILES, Message
 
 _MAX_BYTES = HEAD.size + INLINE_MAX
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_FILES)
-_TRUNCATED = int(socket.MSG_CTRUNC)
+_TRUNCATED, _CLOSE_ON_EXEC = int(socket.MSG_CTRUNC), int(socket.MSG_CMSG_CLOEXEC)
 _PEER_HAS_ENDED = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
 """Errors of a send where the peer has ended or this process has closed the socket."""
 
@@ -76,15 +76,14 @@ class Connection:
         """Returns the next message, None at the end of the connection; the message's files are the caller's.
         Raises `BlockingIOError` if there is none yet, `ConnectionResetError`, `TooManyFiles`, and
         `struct.error` for a malformed message."""
-        data, ancillary, flags, _ = self.sock.recvmsg(_MAX_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
-        files = _files_in(ancillary) if ancillary else ()
+        data, ancillary, flags, _ = self.sock.recvmsg(_MAX_BYTES, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
+        if not ancillary and not flags & _TRUNCATED:
+            return Message.of(data) if data else None
+        files = _files_in(ancillary)
         try:
             if flags & _TRUNCATED and len(files) < MAX_FILES:
                 raise TooManyFiles
-            if not data:
-                return None
-            kind, generation, tag, block, size, nbytes = HEAD.unpack_from(data)
-            return Message(kind, generation, tag, block, size, nbytes, data[HEAD.size :], files)
+            return Message.of(data, files) if data else None
         except BaseException:
             close_all(files)
             raise
@@ -104,17 +103,18 @@ class SendQueue:
 
     def push(self, connection: Connection, message: bytes, files: Sequence[int] = ()) -> None:
         """Queues a message with duplicates of `files` to pass, and sends what can be sent at once."""
-        if not files and not self._queue and self._lock.acquire(False):
+        if files or self._queue or not self._lock.acquire(False):
+            self._queue.append((connection, message, [os.dup(file) for file in files]))
+        else:
             try:
-                self._send(connection, message, ())
+                if connection.backlog or not self.transmit(connection, message):
+                    self._keep(connection, message, ())
             finally:
                 self._lock.release()
-        else:
-            self._queue.append((connection, message, [os.dup(file) for file in files]))
         if self._queue:
             self._flush()
 
-    def transmit(self, connection: Connection, message: bytes, files: Sequence[int]) -> bool:
+    def transmit(self, connection: Connection, message: bytes, files: Sequence[int] = ()) -> bool:
         """Sends a message without waiting. Returns False if the socket is full. Otherwise the message is
         sent, or dropped because the peer has ended, and the files are closed."""
         try:
@@ -155,17 +155,15 @@ class SendQueue:
         while queue and lock.acquire(False):
             try:
                 while queue:
-                    self._send(*queue.popleft())
+                    connection, message, files = queue.popleft()
+                    if connection.backlog or not self.transmit(connection, message, files):
+                        self._keep(connection, message, files)
             finally:
                 lock.release()
 
-    def _send(self, connection: Connection, message: bytes, files: Sequence[int]) -> None:
-        """Sends a message, or adds it to the backlog of its connection. The caller holds the lock."""
-        if connection.backlog or not self.transmit(connection, message, files):
-            connection.backlog.append((message, files))
-            self._begin_retrying(connection)
-
-    def _begin_retrying(self, connection: Connection) -> None:
+    def _keep(self, connection: Connection, message: bytes, files: Sequence[int]) -> None:
+        """Adds a message to the backlog of its connection. The caller holds the lock."""
+        connection.backlog.append((message, files))
         self._backlogged[connection] = None
         if self._thread is None:
             self._thread = threading.Thread(target=self._retry_all, daemon=True, name="backlog")

@@ -70,6 +70,11 @@ class Message(NamedTuple):
     body: bytes = b""
     files: Sequence[int] = ()
 
+    @classmethod
+    def of(cls, data: bytes, files: Sequence[int] = ()) -> Message:
+        """Returns the message in a datagram. Raises `struct.error`."""
+        return tuple.__new__(cls, (*HEAD.unpack_from(data), data[HEAD.size :], files))
+
 
 @lru_cache(CREDITS_KEPT)
 def credit_message(generation: int, tag: int) -> bytes:

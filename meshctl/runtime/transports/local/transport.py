@@ -142,14 +142,14 @@ class LocalTransport(Transport):
             size, files = self._introduce(connection, state.block, write)
             self._send(connection, kind, tag, state.block.number, size, len(lease.frame), files=files)
         else:
-            self.post_inline(to, tag, bytes_of(lease.frame))
+            self.post_inline([to], tag, bytes_of(lease.frame))
         if state.out_of_band:
             self._transfer(to, state.out_of_band)
 
-    def post_inline(self, to: int, tag: int, frame: bytes) -> None:
-        connection = self._to.get(to) or self._connection_to(to)
-        head = HEAD.pack(Kind.INLINE, self._generation, tag, 0, 0, len(frame))
-        self.send_queue.push(connection, head + frame)
+    def post_inline(self, to: Sequence[int], tag: int, frame: bytes) -> None:
+        message = HEAD.pack(Kind.INLINE, self._generation, tag, 0, 0, len(frame)) + frame
+        for receiver in to:
+            self.send_queue.push(self._to.get(receiver) or self._connection_to(receiver), message)
 
     def credit(self, to: int, tag: int) -> None:
         self.send_queue.push(self._from[to], credit_message(self._generation, tag))
@@ -303,10 +303,7 @@ class LocalTransport(Transport):
     def _on_inline(self, connection: Connection, message: Message) -> None:
         if len(message.body) != message.nbytes:
             raise ProtocolError(f"a frame of {len(message.body)} bytes that says {message.nbytes}")
-        if connection.out_of_band:
-            self._on_frame(connection, message.tag, message.body)
-        else:
-            self._data_plane.on_inline(connection.job_rank, message.tag, message.body)
+        self._on_frame(connection, message.tag, message.body)
 
     def _on_block(self, connection: Connection, message: Message) -> None:
         memory = self.peer_blocks.get(connection.job_rank, message.block, message.size, message.files)
@@ -319,10 +316,10 @@ class LocalTransport(Transport):
         self._on_frame(connection, message.tag, memory.view(0, message.nbytes))
 
     def _on_frame(self, connection: Connection, tag: int, frame: Tensor | bytes) -> None:
-        self._data_plane.check_slot(connection.job_rank, tag)
         if not connection.out_of_band:
-            self._data_plane.on_message(connection.job_rank, tag, frame)
+            self._data_plane.on_frame(connection.job_rank, tag, frame)
             return
+        self._data_plane.check_slot(connection.job_rank, tag)
         out_of_band, connection.out_of_band = connection.out_of_band, []
         clear_to_send = partial(self._send, connection, Kind.CLEAR_TO_SEND)
         self._data_plane.on_message(connection.job_rank, tag, frame, out_of_band, clear_to_send)
