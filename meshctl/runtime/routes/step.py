@@ -104,10 +104,19 @@ class StepHeader:
     partition: Partition
     digest: int
     """The digest that every frame of this step names."""
-    _layouts: dict[int, FlatPart] = field(default_factory=dict)
-    """The layouts of parts with ragged columns, which differ from those of other steps."""
-    _lengths: dict[tuple[int, tuple[int | None, ...]], Tensor] = field(default_factory=dict)
-    _indices: dict[int, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def _layouts(self) -> dict[int, FlatPart]:
+        """The layouts of parts with ragged columns, which differ from those of other steps."""
+        return {}
+
+    @cached_property
+    def _lengths(self) -> dict[tuple[int, tuple[int | None, ...]], Tensor]:
+        return {}
+
+    @cached_property
+    def _indices(self) -> dict[int, Tensor]:
+        return {}
 
     @cached_property
     def table(self) -> SampleTable:
