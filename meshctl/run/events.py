@@ -129,7 +129,7 @@ class EventLog(ABC):
         )
 
 
-@dataclass
+@dataclass(slots=True)
 class StepReport:
     """The times, bytes and metrics of one step of one worker."""
 

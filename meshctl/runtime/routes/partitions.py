@@ -82,12 +82,8 @@ class _KnownTable:
         self._rows = Struct("<" + "".join(map(even_format, table)))
         self._schemas = [header.schema for header in headers]
         self._counts = [schema.grid[0] for schema in self._schemas if schema]
-        _, self._rest = self._read(b"".join(table))
-
-    def _read(self, rows: bytes) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
-        """Returns the first ids, and everything else."""
-        found = self._rows.unpack(rows)
-        return found[1::3], found[::3] + found[2::3]
+        found = self._rows.unpack(b"".join(table))
+        self._kinds, self._encoded = found[::3], found[2::3]
 
     def headers(self, table: Any) -> list[ProducerHeader] | None:
         """Returns the headers of a table that differs only in ids, if its samples are divided in the same
@@ -98,7 +94,10 @@ class _KnownTable:
             return None
         if len(rows) != self._rows.size:
             return None
-        firsts, rest = self._read(rows)
-        if rest != self._rest or not all(map(le, map(add, firsts, self._counts), (*firsts[1:], MAX_ID))):
+        found = self._rows.unpack(rows)
+        firsts = found[1::3]
+        if found[2::3] != self._encoded or found[::3] != self._kinds:
+            return None
+        if not all(map(le, map(add, firsts, self._counts), (*firsts[1:], MAX_ID))):
             return None
         return [*map(ProducerHeader, self._schemas, firsts)]

@@ -264,7 +264,7 @@ class DataPlane:
         """Queues a received frame without out-of-band tensors. Called on the thread that waits only. Raises
         `ProtocolError` where the peer `source` has no slot for the frame."""
         queue = self._inbox.get((source, tag))
-        if queue is None or len(queue) >= (self._slots.get(tag, SLOTS) or SLOTS):
+        if queue is None or queue:
             self.check_slot(source, tag)
             queue = self._inbox[source, tag]
         queue.append(Delivery(frame))

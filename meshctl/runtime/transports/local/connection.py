@@ -9,13 +9,13 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
 from meshctl.dataclass import dataclass
 from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX
-from meshctl.runtime.transports.local.messages import HEAD, MAX_FILES, Message
+from meshctl.runtime.transports.local.messages import HEAD, MAX_FILES, Message, message_in
 
 _MAX_BYTES = HEAD.size + INLINE_MAX
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_FILES)
@@ -53,6 +53,8 @@ class Connection:
         self.sock, self.job_rank, self.generation = sock, job_rank, generation
         self.is_outgoing = job_rank >= 0
         """Whether this process has opened it."""
+        self.actions: Mapping[int, Callable[..., None]] = {}
+        """Kind of message -> the action of the transport."""
         sock.setblocking(False)
         self.backlog: deque[tuple[bytes, Sequence[int]]] = deque()
         """Messages, with files to pass, that the socket has not taken yet. The files belong to the
@@ -78,12 +80,12 @@ class Connection:
         `struct.error` for a malformed message."""
         data, ancillary, flags, _ = self.sock.recvmsg(_MAX_BYTES, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
         if not ancillary and not flags & _TRUNCATED:
-            return Message.of(data) if data else None
+            return message_in(data) if data else None
         files = _files_in(ancillary)
         try:
             if flags & _TRUNCATED and len(files) < MAX_FILES:
                 raise TooManyFiles
-            return Message.of(data, files) if data else None
+            return message_in(data, files) if data else None
         except BaseException:
             close_all(files)
             raise

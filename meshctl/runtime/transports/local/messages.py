@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 HEAD = struct.Struct("<BIiqqq")
+HEAD_BYTES = HEAD.size
 BUFFER_REF = struct.Struct("<qqqq")
 """One out-of-band tensor: number of its block, size of the block where its file comes along (else 0), offset
 of the tensor in the block, size of the tensor."""
@@ -70,10 +71,10 @@ class Message(NamedTuple):
     body: bytes = b""
     files: Sequence[int] = ()
 
-    @classmethod
-    def of(cls, data: bytes, files: Sequence[int] = ()) -> Message:
-        """Returns the message in a datagram. Raises `struct.error`."""
-        return tuple.__new__(cls, (*HEAD.unpack_from(data), data[HEAD.size :], files))
+
+def message_in(data: bytes, files: Sequence[int] = ()) -> Message:
+    """Returns the message in a datagram. Raises `struct.error`."""
+    return tuple.__new__(Message, (*HEAD.unpack_from(data), data[HEAD_BYTES:], files))
 
 
 @lru_cache(CREDITS_KEPT)

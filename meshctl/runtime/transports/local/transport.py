@@ -228,6 +228,7 @@ class LocalTransport(Transport):
         return connection
 
     def _open(self, connection: Connection) -> Connection:
+        connection.actions = self._ANSWERS if connection.is_outgoing else self._GREETINGS
         self._data_plane.add_file(connection.sock.fileno(), partial(self._read, connection))
         return connection
 
@@ -271,13 +272,9 @@ class LocalTransport(Transport):
 
     def dispatch(self, connection: Connection, message: Message) -> None:
         """Acts on a message. Raises `ProtocolError`, `ArenaError`, `DeviceError`, `struct.error`."""
-        if connection.job_rank < 0:
-            self._on_hello(connection, message)
-            return
-        if message.generation != connection.generation:
+        if message.generation != connection.generation and connection.job_rank >= 0:
             return  # of processes that were replaced
-        actions = self._ANSWERS if connection.is_outgoing else self._ACTIONS
-        action = actions.get(message.kind)
+        action = connection.actions.get(message.kind)
         if action is None:
             raise ProtocolError(f"kind {message.kind}")
         action(self, connection, message)
@@ -285,11 +282,12 @@ class LocalTransport(Transport):
     def _on_hello(self, connection: Connection, message: Message) -> None:
         peer, plane = message.tag, self._data_plane
         is_known = peer in self._addresses and peer not in self._from
-        if message.kind != Kind.HELLO or not hmac.compare_digest(message.body, self._token) or not is_known:
+        if not hmac.compare_digest(message.body, self._token) or not is_known:
             raise ProtocolError("a wrong greeting")
         if (message.generation, message.block) != (plane.generation_of(peer), self._generation):
             raise ProtocolError("a greeting of another generation")
         connection.job_rank, connection.generation = peer, message.generation
+        connection.actions = self._ACTIONS
         self._from[peer] = connection
         if self._is_leaving:
             self._send(connection, Kind.GOODBYE)
@@ -374,6 +372,8 @@ class LocalTransport(Transport):
             raise ProtocolError(f"the answer {message.kind}")
         self._data_plane.transfers.clear_to_send(connection.job_rank)
 
+    _GREETINGS: Mapping[int, _Action] = {Kind.HELLO: _on_hello}
+    """Kind -> action, for the first message from the process that opened the connection."""
     _ACTIONS: Mapping[int, _Action] = {
         Kind.INLINE: _on_inline,
         Kind.BLOCK: _on_block,
@@ -384,7 +384,7 @@ class LocalTransport(Transport):
         Kind.GOODBYE: _on_goodbye,
         Kind.LOST: _on_lost,
     }
-    """Kind -> action, for messages from the process that opened the connection."""
+    """Kind -> action, for its further messages."""
     _ANSWERS: Mapping[int, _Action] = {
         Kind.CREDIT: _on_credit,
         Kind.FREE: _on_free,
