@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -72,6 +71,8 @@ class Manifest:
     def damage(self, folder: Path) -> str:
         """Returns the first file that is not as it was written, with its path, and how it differs; empty if
         all files are whole. It reads every file."""
+        from concurrent.futures import ThreadPoolExecutor  # `validate` imports this module, and not logging
+
         names = sorted(self.files)
         for name in names:
             if found := _wrong_size(folder / name, self.files[name].get("size")):

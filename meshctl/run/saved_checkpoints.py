@@ -16,7 +16,6 @@ from meshctl.dataclass import dataclass
 from meshctl.run.directory import RunDir
 from meshctl.run.manifest import FILE as MANIFEST
 from meshctl.run.manifest import Manifest
-from meshctl.run.older_checkpoint import is_older, missing_part
 
 STEP = re.compile(r"step-([0-9]{1,15})")
 DAMAGED = "damaged-"
@@ -69,6 +68,8 @@ def damage(run: RunDir, step: int, published: int) -> str | None:
 
 
 def _damage_without_manifest(run: RunDir, step: int, published: int) -> str | None:
+    from meshctl.run.older_checkpoint import is_older, missing_part  # needs pickle, which few runs need
+
     folder, is_published = run.checkpoint(step), step <= published
     if is_older(folder):
         return missing_part(folder, run.plan) if is_published or not published else None
