@@ -51,15 +51,6 @@ def chunked_token_logprobs(
     return _Chunked.apply(hidden, weight, bias, labels, vocab_chunk)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def sequence_sums(values: Tensor, lengths: Tensor) -> Tensor:
-    """Returns `[samples]`: the sum of `values` over each sequence.
-
-    `values` is `[tokens]` and holds all sequences one after another. `lengths` is int64 `[samples]`.
-    """
-    rows = torch.repeat_interleave(torch.arange(len(lengths), device=values.device), lengths)
-    return values.new_zeros(len(lengths)).index_add(0, rows, values)
-
-
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, start: int, stop: int) -> Tensor:
     """Returns `[tokens, stop - start]`: the logits of the vocabulary entries from `start` to before `stop`,
     in float32 or float64."""

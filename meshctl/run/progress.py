@@ -7,8 +7,8 @@
                     rank has called in it since its last `step` event, and the digests after the last ones
 
 The worker writes with plain stores, without a lock and without a system call. A record that has not changed
-between two polls of the reader is consistent, and its worker "stands". The pass is that of the `repeat` block
-to which the stage belongs. `route` and `peer` name what the worker waits for. 0 means none.
+between two polls of the reader is consistent, and its worker "stands". The pass is the number of passes of
+`repeat` blocks that the worker has begun. `route` and `peer` name what the worker waits for. 0 means none.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Record:
     """The number of `step` events that the worker has written for `step`. It is more than 0 at the end of a
     run, where stages run after the last step."""
     repeat_pass: int = 0
-    """The number of the pass, where the stage belongs to a `repeat` block."""
+    """The number of passes of `repeat` blocks that the worker has begun in this attempt."""
     stage: int = -1
     """The index of the stage in the plan; -1 outside of stages."""
     since: float = 0.0

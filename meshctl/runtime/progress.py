@@ -124,11 +124,8 @@ class Progress:
         words[ROUTE] = route + 1
         words[PEER] = job_rank + 1
 
-    def begin_block(self) -> None:
-        """Begins a `repeat` block, whose passes are counted from 1."""
-        self._words[PASS] = 0
-
     def next_pass(self) -> None:
+        """Begins a pass of a `repeat` block. Passes are counted over the whole run."""
         self._words[PASS] += 1
 
     def end_step(self) -> dict[str, Any]:

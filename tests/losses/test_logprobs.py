@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from meshctl.labels import IGNORED
-from meshctl.losses.logprobs import chunked_token_logprobs, sequence_sums, token_logprobs
+from meshctl.losses.logprobs import chunked_token_logprobs, token_logprobs
 
 TOKENS, WIDTH, VOCABULARY = 6, 5, 11
 
@@ -59,11 +59,3 @@ def test_half_precision_is_summed_in_float32() -> None:
     torch.testing.assert_close(found, token_logprobs(hidden @ weight.T, labels), rtol=1e-2, atol=1e-2)
     found.sum().backward()
     assert hidden.grad is not None and hidden.grad.dtype == torch.bfloat16
-
-
-def test_sums_of_sequences() -> None:
-    values = torch.arange(6.0, requires_grad=True)
-    sums = sequence_sums(values, torch.tensor([2, 0, 4]))
-    assert sums.tolist() == [1.0, 0.0, 14.0]
-    (sums * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
-    assert values.grad is not None and values.grad.tolist() == [1, 1, 3, 3, 3, 3]
