@@ -22,15 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.plan.model import Plan
-from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, Follower
-from meshctl.run.finding import NoRun, name_of, run_at
-from meshctl.run.launcher import Launcher, is_locked
+from meshctl.run.finding import NoRun, run_at
 from meshctl.run.log_lines import LogLine, lines_of_workers
 from meshctl.run.row_file import rows_of
 from meshctl.run.saved_checkpoints import steps_of
-from meshctl.view.live.run_state import Condition, RunState
-from meshctl.view.live.state_file import OtherFormat, folded_state, saved_state
+from meshctl.view.live.run_state import Condition
+from meshctl.view.live.seen_run import SeenRun, plan_of_run
 
 
 @dataclass(frozen=True)
@@ -71,9 +69,8 @@ class OpenedRun:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises `ValueError` if the folder has no run that can be read."""
         try:
-            self._run = run_at(Path(path))
-            self.plan = plan_of_run(self._run)
-            self._state, self._launcher = state_of_run(self.plan, self._run)
+            run = run_at(Path(path))
+            self._seen = SeenRun.of(run, plan_of_run(run))
         except NoRun as error:
             raise ValueError(str(error)) from None
 
@@ -84,60 +81,64 @@ class OpenedRun:
         """Reads the state again, and the other files at their next use. Raises `ValueError` if the run
         directory was deleted."""
         try:
-            self._state, self._launcher = state_of_run(self.plan, run_at(self._run.path))
+            self._seen = SeenRun.of(run_at(self.path), self.plan)
         except NoRun as error:
             raise ValueError(str(error)) from None
         self.__dict__.pop("metrics", None)
 
     @property
+    def plan(self) -> Plan:
+        return self._seen.plan
+
+    @property
     def path(self) -> Path:
         """The run directory."""
-        return self._run.path
+        return self._seen.run.path
 
     @property
     def name(self) -> str:
         """NAME/TIME"""
-        return name_of(self._run)
+        return self._seen.name
 
     @property
     def state(self) -> Condition:
         """One of running, stalled, stopping, done, failed, interrupted and lost."""
-        return condition_of(self._run, self._state, self._launcher)
+        return self._seen.condition
 
     @property
     def code(self) -> int | None:
         """The exit code; None without an end."""
-        return self._state.code
+        return self._seen.state.code
 
     @property
     def reason(self) -> str:
         """Why the run has ended: the cause of a failure, the signal, or the end of the data."""
-        return self._state.reason
+        return self._seen.state.reason
 
     @property
     def step(self) -> int:
         """The last complete step."""
-        return self._state.step
+        return self._seen.state.step
 
     @property
     def steps(self) -> int:
         """The planned number of steps; 0 if only a stop ends the run."""
-        return self._state.steps
+        return self._seen.state.steps
 
     @property
     def seconds(self) -> float:
         """How long the run has run, up to its newest event."""
-        return self._state.seconds()
+        return self._seen.state.seconds()
 
     @cached_property
     def recipe(self) -> str:
         """The text of the composed recipe."""
-        return self._run.recipe.read_text(encoding="utf-8")
+        return self._seen.run.recipe.read_text(encoding="utf-8")
 
     @cached_property
     def metrics(self) -> Metrics:
         columns: dict[str, list[float | None]] = {"step": [], "time": []}
-        for count, row in enumerate(rows_of(self._run.metrics)):
+        for count, row in enumerate(rows_of(self._seen.run.metrics)):
             for name, value in row.items():
                 if name not in columns:
                     columns[name] = [None] * count
@@ -150,14 +151,14 @@ class OpenedRun:
     @property
     def checkpoints(self) -> list[Checkpoint]:
         """The published checkpoints that exist, by step."""
-        newest = self._run.saved()
-        steps = sorted(step for step in steps_of(self._run) if step <= newest)
-        return [Checkpoint(step, self._run.checkpoint(step)) for step in steps]
+        newest = self._seen.run.saved()
+        steps = sorted(step for step in steps_of(self._seen.run) if step <= newest)
+        return [Checkpoint(step, self._seen.run.checkpoint(step)) for step in steps]
 
     def events(self) -> Iterator[Event]:
         """Yields the events of all processes in the order of their times. Those of old steps are folded into
         sums (`steps`)."""
-        return Follower(self._run.events).in_order()
+        return Follower(self._seen.run.events).in_order()
 
     def logs(self, group: str = "", rank: int | None = None) -> Iterator[LogLine]:
         """Yields the lines that the workers have written, in the order of their times: of all workers, of a
@@ -173,43 +174,10 @@ class OpenedRun:
             for number in range(count)
             if group in ("", name) and rank in (None, number)
         ]
-        return lines_of_workers(self._run, workers)
+        return lines_of_workers(self._seen.run, workers)
 
 
 def open_run(path: str | os.PathLike[str]) -> OpenedRun:
     """Opens the run in a folder, while it goes on or afterwards. Raises `ValueError` if there is none that
     can be read."""
     return OpenedRun(path)
-
-
-def plan_of_run(run: RunDir) -> Plan:
-    """Raises `NoRun` if the plan cannot be read."""
-    try:
-        return Plan.read(run.plan)
-    except OSError as error:
-        raise NoRun(f"{run.plan} cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        text = str(error) if "format" in str(error) else "it is damaged"
-        raise NoRun(f"{run.plan} cannot be read: {text}") from None
-
-
-def state_of_run(plan: Plan, run: RunDir) -> tuple[RunState, Launcher | None]:
-    """Returns the state of a run and its launcher. Where the file with the state is damaged, the events are
-    read in its place. Raises `NoRun`."""
-    try:
-        return saved_state(plan, run)
-    except ValueError:
-        return folded_state(plan, run), None
-    except OtherFormat as error:
-        raise NoRun(str(error)) from None
-    except OSError as error:
-        raise NoRun(f"{run.state} cannot be read: {(error.strerror or str(error)).lower()}") from None
-
-
-def condition_of(run: RunDir, state: RunState, launcher: Launcher | None) -> Condition:
-    """Returns the state of a run. A run without an end is lost if its launcher is gone. One whose launcher
-    runs on another host has the state that it has written last."""
-    if state.code is not None:
-        return state.condition
-    is_gone = launcher.is_alive() is False if launcher else not is_locked(run)
-    return "lost" if is_gone else state.condition

@@ -1,4 +1,4 @@
-"""The table of `meshctl runs`, and what `status` prints as JSON.
+"""The table of `meshctl runs`.
 
 run                   state      step  age   duration     cause
 grpo/20260102-030405  running  57/200  12 s  12.4 s
@@ -13,11 +13,11 @@ from typing import Any
 
 from meshctl.run.directory import RunDir
 from meshctl.run.finding import NoRun, launched_at, name_of
-from meshctl.run.launcher import Launcher, is_locked
-from meshctl.run.saved_checkpoints import steps_of
+from meshctl.run.launcher import is_locked
 from meshctl.text.english import abbreviated
 from meshctl.view.formatting import duration
-from meshctl.view.live.run_state import Condition, RunState, Times, condition_of_code
+from meshctl.view.live.run_state import Condition, Times, condition_of_code
+from meshctl.view.live.seen_run import LIVE, plan_of_run
 from meshctl.view.live.state_file import (
     OtherFormat,
     data_of,
@@ -26,8 +26,7 @@ from meshctl.view.live.state_file import (
     outlined_state,
     read_data,
 )
-from meshctl.view.live.summary import means, table
-from meshctl.view.opened_run import plan_of_run
+from meshctl.view.live.summary import table
 
 UNREADABLE = "unreadable"
 """Shown as the state of a run whose files are damaged."""
@@ -86,9 +85,8 @@ def row_of(run: RunDir, now: float) -> Row:
             reason = next(iter(data["stall"]), "")
         elif state in ("running", "stopping") and launcher and not launcher.is_here:
             reason = f"on {launcher.host}"
-        is_live = state in ("running", "stalled", "stopping")
         last = data["last"][1] if data["last"] else 0.0
-        seconds = max(times.seconds(now if is_live else 0.0), last)
+        seconds = max(times.seconds(now if state in LIVE else 0.0), last)
         return Row(run, state, data["step"], data["steps"], times.launched, seconds, code, reason)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, NoRun, OtherFormat) as error:
         text = str(error) if isinstance(error, NoRun | OtherFormat) else f"{run.state} is damaged"
@@ -145,48 +143,3 @@ def age(then: float, now: float) -> str:
         if seconds >= length:
             return f"{seconds // length:.0f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def description(
-    run: RunDir, state: RunState, condition: Condition, launcher: Launcher | None, now: float
-) -> dict[str, Any]:
-    """Returns what is known about a run as plain data."""
-    is_live = condition in ("running", "stalled", "stopping")
-    newest = run.saved()
-    return {
-        "run": str(run.path),
-        "name": name_of(run),
-        "state": condition,
-        "code": state.code,
-        "reason": state.reason,
-        "notice": state.notice,
-        "step": state.step,
-        "steps": state.steps,
-        "source": state.source,
-        "attempt": state.attempt,
-        "began": state.times.began,
-        "launched": state.times.launched,
-        "seconds": round(state.seconds(now if is_live else 0.0), 3),
-        "steps_per_second": round(state.steps_per_second, 6),
-        "launcher": None
-        if launcher is None
-        else {"host": launcher.host, "pid": launcher.pid, "alive": launcher.is_alive()},
-        "checkpoints": sorted(step for step in steps_of(run) if step <= newest),
-        "stalled": state.stalled,
-        "stall": state.stall if state.stalled else [],
-        "restarts": state.restarts,
-        "warnings": state.warnings,
-        "groups": {
-            name: {
-                "workers": group.workers,
-                "state": group.state,
-                "phase": group.phase,
-                "stages": {stage: round(mean, 9) for stage, mean in means(group)},
-            }
-            for name, group in state.groups.items()
-        },
-        "metrics": {
-            name: {"first": history.first, "last": history.last} for name, history in state.histories.items()
-        },
-        "routes": state.routes,
-    }

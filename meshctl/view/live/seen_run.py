@@ -1,0 +1,146 @@
+"""A run as another process sees it, while it goes on and afterwards.
+
+seen = SeenRun.named("grpo", "runs")
+seen.state, seen.condition, seen.launcher
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshctl.plan.model import Plan
+from meshctl.run.directory import RunDir
+from meshctl.run.finding import NoRun, find, name_of
+from meshctl.run.launcher import Launcher, is_locked
+from meshctl.run.saved_checkpoints import steps_of
+from meshctl.view.live.run_state import Condition, RunState
+from meshctl.view.live.state_file import OtherFormat, folded_state, saved_state
+from meshctl.view.live.summary import means
+
+LIVE: tuple[Condition, ...] = ("running", "stalled", "stopping")
+LOST_CODE = 5
+"""The exit code that stands for a run that is lost."""
+
+
+@dataclass(frozen=True)
+class SeenRun:
+    run: RunDir
+    plan: Plan
+    state: RunState
+    launcher: Launcher | None
+    condition: Condition
+
+    @classmethod
+    def named(cls, word: str, folder: str) -> SeenRun:
+        """Raises `NoRun`."""
+        run = find(word, Path(folder))
+        return cls.of(run, plan_of_run(run))
+
+    @classmethod
+    def of(cls, run: RunDir, plan: Plan) -> SeenRun:
+        """Raises `NoRun`."""
+        state, launcher = state_of_run(plan, run)
+        return cls(run, plan, state, launcher, condition_of(run, state, launcher))
+
+    @property
+    def name(self) -> str:
+        return name_of(self.run)
+
+    @property
+    def is_live(self) -> bool:
+        return self.condition in LIVE
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has run so far."""
+        return self.state.seconds(time.time() if self.is_live else 0.0)
+
+    @property
+    def code(self) -> int:
+        """The exit code of a run that is over."""
+        return LOST_CODE if self.state.code is None else self.state.code
+
+    @property
+    def where(self) -> str:
+        """A line about a launcher that this machine cannot see; empty if it can."""
+        if self.launcher is None or self.launcher.is_here or not self.is_live:
+            return ""
+        return f"its launcher, process {self.launcher.pid} on {self.launcher.host}, cannot be seen from here"
+
+    def to_data(self) -> dict[str, Any]:
+        """Returns what is known about the run as plain data."""
+        state, launcher, newest = self.state, self.launcher, self.run.saved()
+        return {
+            "run": str(self.run.path),
+            "name": self.name,
+            "state": self.condition,
+            "code": state.code,
+            "reason": state.reason,
+            "notice": state.notice,
+            "step": state.step,
+            "steps": state.steps,
+            "source": state.source,
+            "attempt": state.attempt,
+            "began": state.times.began,
+            "launched": state.times.launched,
+            "seconds": round(self.seconds, 3),
+            "steps_per_second": round(state.steps_per_second, 6),
+            "launcher": None
+            if launcher is None
+            else {"host": launcher.host, "pid": launcher.pid, "alive": launcher.is_alive()},
+            "checkpoints": sorted(step for step in steps_of(self.run) if step <= newest),
+            "stalled": state.stalled,
+            "stall": state.stall if state.stalled else [],
+            "restarts": state.restarts,
+            "warnings": state.warnings,
+            "groups": {
+                name: {
+                    "workers": group.workers,
+                    "state": group.state,
+                    "phase": group.phase,
+                    "stages": {stage: round(mean, 9) for stage, mean in means(group)},
+                }
+                for name, group in state.groups.items()
+            },
+            "metrics": {
+                name: {"first": history.first, "last": history.last}
+                for name, history in state.histories.items()
+            },
+            "routes": state.routes,
+        }
+
+
+def plan_of_run(run: RunDir) -> Plan:
+    """Raises `NoRun` if the plan cannot be read."""
+    try:
+        return Plan.read(run.plan)
+    except OSError as error:
+        raise NoRun(f"{run.plan} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        text = str(error) if "format" in str(error) else "it is damaged"
+        raise NoRun(f"{run.plan} cannot be read: {text}") from None
+
+
+def state_of_run(plan: Plan, run: RunDir) -> tuple[RunState, Launcher | None]:
+    """Returns the state of a run and its launcher. Where the file with the state is damaged, the events are
+    read in its place. Raises `NoRun`."""
+    try:
+        return saved_state(plan, run)
+    except ValueError:
+        return folded_state(plan, run), None
+    except OtherFormat as error:
+        raise NoRun(str(error)) from None
+    except OSError as error:
+        raise NoRun(f"{run.state} cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def condition_of(run: RunDir, state: RunState, launcher: Launcher | None) -> Condition:
+    """Returns the state of a run. A run without an end is lost if its launcher is gone. One whose launcher
+    runs on another host has the state that it has written last."""
+    if state.code is not None:
+        return state.condition
+    is_gone = launcher.is_alive() is False if launcher else not is_locked(run)
+    return "lost" if is_gone else state.condition
