@@ -3,11 +3,11 @@
     python benchmarks/overhead.py [--rounds 7] [--steps 3000] [--workers 64] [--seconds 20]
 
 The worker's part is a step with one stage, one collective and one metric, without the operations themselves:
-progress record, events and metrics. The observers' part is what the plain output and `metrics.jsonl` take for
-the events of two groups of two workers, for each step; a run of 1,000 steps a second has a thousand of these.
-What the launcher needs beside its observers (reading, folding into rows, watching for hangs) is listed. Both
-alternate over rounds in one process, and medians count. The launcher's part is a real run with one step a
-second, whose launcher is measured after its first steps.
+progress record, events and metrics. The observers' part is what the plain output, `metrics.jsonl` and
+`state.json` take for the events of two groups of two workers, for each step; a run of 1,000 steps a second
+has a thousand of these. What the launcher needs beside its observers (reading, folding into rows, watching
+for hangs) is listed. Both alternate over rounds in one process, and medians count. The launcher's part is a
+real run with one step a second, whose launcher is measured after its first steps.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from meshctl.run.progress import RECORD_BYTES, Activity
 from meshctl.runtime.progress import Progress
 from meshctl.trackers.jsonl import JsonLines
 from meshctl.view.live import for_terminal
+from meshctl.view.live.state_file import StateFile
 
 GOALS = {"worker": 20.0, "observers": 5.0, "launcher": 2.0}
 """Microseconds a step; percent of a core at 1,000 steps a second; percent of a core."""
@@ -125,7 +126,8 @@ class Watching:
         route = next(iter(plan.routes)).name
         self._workers = [Worker(run, "one", rank, "batch", route) for rank in range(2)]
         self._workers += [Worker(run, "two", rank, "total") for rank in range(2)]
-        self._observers = Observers([for_terminal(plan, run, io.StringIO()), JsonLines(run)])
+        view, rows, state = for_terminal(plan, run, io.StringIO()), JsonLines(run), StateFile(plan, run)
+        self._observers = Observers([view, rows, state])
         self._observers.on_attempt(0, None)
         self._follower, self._folding = Follower(run.events), EventFolding(run)
         self._fold = Fold({"one": 2, "two": 2}, since=time.time())

@@ -11,7 +11,7 @@ from rich.console import Console
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
 from meshctl.view.live.dashboard import Picture
-from meshctl.view.live.summary import ending, recorded
+from meshctl.view.live.summary import ending, state_after
 
 # Fonts of every viewer, because the drawing must not fetch any.
 FONTS = ("Fira Code", "DejaVu Sans Mono, Menlo, Consolas, monospace")
@@ -19,14 +19,14 @@ FONTS = ("Fira Code", "DejaVu Sans Mono, Menlo, Consolas, monospace")
 
 def draw(run: RunDir) -> str:
     plan = Plan.read(run.plan)
-    record = recorded(plan, run)
+    state = state_after(plan, run)
     console = Console(
         record=True, width=80, file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )
     console.print("$ make demo", style="bold", highlight=False)
-    console.print(Picture.of(record.state, record.state.last[1] if record.state.last else record.seconds))
+    console.print(Picture.of(state, state.last[1] if state.last else state.seconds()))
     console.print()
-    console.print(ending(record), highlight=False)
+    console.print(ending(state), highlight=False)
     svg = console.export_svg(title=plan.name, unique_id="demo")
     start, end = svg.index("@font-face"), svg.index(".demo-matrix")
     # Without this attribute, some viewers drop leading spaces and the alignment of numbers.

@@ -249,6 +249,10 @@ def launch(
         str,
         option("Connect this worker to the terminal, for breakpoint().", sources.ranks, metavar="GROUP:RANK"),
     ] = "",
+    detach: Annotated[
+        bool,
+        option("Return once the run has begun; it goes on without this terminal.", None, "--detach"),
+    ] = False,
     multirun: Annotated[
         bool, option("Run every combination of key=1,2, one after another.", None, "--multirun", "-m")
     ] = False,
@@ -256,7 +260,9 @@ def launch(
     """Run a recipe, or resume a run from its last checkpoint."""
     from meshctl.cli.launch import Options, launch
 
-    options = Options(dry_run, only, replay or (), follow or (), debug)
+    options = Options(dry_run, only, replay or (), follow or (), debug, detach)
+    if detach and (debug or multirun):
+        raise typer.Exit(refuse(f"--detach does not go with {'--debug' if debug else '--multirun'}"))
     if multirun:
         from meshctl.cli.multirun import multirun as launch_all
 
@@ -281,6 +287,72 @@ def status(run: Run = "", folder: Folder = RUNS, format: DataFormat = "text") ->
     from meshctl.cli.status import status
 
     raise typer.Exit(status(run, folder, format))
+
+
+@app.command()
+def watch(run: Run = "", folder: Folder = RUNS, format: DataFormat = "text") -> None:
+    """Show a run until it ends, as `launch` does, or one that is over. Ctrl-C leaves the run alone. The exit
+    code is that of the run."""
+    from meshctl.cli.watch import watch
+
+    raise typer.Exit(watch(run, folder, format))
+
+
+@app.command()
+def logs(
+    words: Annotated[
+        list[str] | None,
+        argument(
+            "[RUN] [GROUP[:RANK]]...",
+            "A run, or else the newest; then groups and ranks, or else all of them.",
+            sources.runs_and_ranks,
+        ),
+    ] = None,
+    follow: Annotated[bool, option("Go on until the run ends.", None, "--follow", "-f")] = False,
+    grep: Annotated[
+        str, option("Only lines in which this regular expression is found.", metavar="REGEX")
+    ] = "",
+    since: Annotated[
+        str, option("Only lines from then on: 90s, 5m, 2h or 1d ago, or a time.", metavar="TIME")
+    ] = "",
+    folder: Folder = RUNS,
+    format: Annotated[str, option("Format: text or json.", sources.words("text", "json"))] = "text",
+) -> None:
+    """Print the output of workers in the order of time, each line as TIME GROUP:RANK: line."""
+    from meshctl.cli.logs import Options, logs
+
+    raise typer.Exit(logs(words or [], Options(follow, grep, since, folder, format)))
+
+
+@app.command()
+def stop(
+    run: Run = "",
+    now: Annotated[bool, option("End it at once, without a checkpoint.", None, "--now")] = False,
+    checkpoint: Annotated[bool, option("Write a checkpoint now, and go on.", None, "--checkpoint")] = False,
+    folder: Folder = RUNS,
+    format: DataFormat = "text",
+) -> None:
+    """End a run in order, as Ctrl-C does, with its last checkpoint. Waits until it has ended."""
+    from meshctl.cli.stop import Options, stop
+
+    raise typer.Exit(stop(run, Options(now, checkpoint, folder, format)))
+
+
+@app.command()
+def restart(
+    run: Run = "",
+    overrides: Overrides = None,
+    detach: Annotated[
+        bool, option("Return once it has begun; it goes on without this terminal.", None, "--detach")
+    ] = False,
+    folder: Folder = RUNS,
+) -> None:
+    """Stop a run if it goes on, and continue it from its last checkpoint."""
+    from meshctl.cli.stop import restart
+
+    if "=" in run:  # the run is left out
+        run, overrides = "", [run, *(overrides or [])]
+    raise typer.Exit(restart(run, overrides or [], folder, detach))
 
 
 @app.command()

@@ -52,6 +52,8 @@ class Options:
     """Items of the form GROUP or GROUP:RANK."""
     debug: str = ""
     """GROUP:RANK"""
+    is_detached: bool = False
+    """Whether the launcher goes on in the background."""
     engine: str = DEFAULT_ENGINE
 
 
@@ -68,6 +70,11 @@ def launch(
         if ready:
             write(f"{dry(ready, options.engine)}\n", sys.stdout)
         return code
+    if options.is_detached:
+        from meshctl.cli.detach import detach
+
+        attached = replace(options, is_detached=False)
+        return detach(lambda begin: launch(recipe, overrides, attached, begin))
     try:
         check_unheld(RunDir(Path(recipe)))
     except RunHeld as error:

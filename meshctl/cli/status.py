@@ -55,11 +55,11 @@ def status(word: str, folder: str, format: str) -> int:
     return 0
 
 
-def text_of_seen(seen: SeenRun) -> str:
+def text_of_seen(seen: SeenRun, with_cause: bool = True) -> str:
     """Returns the state of a run as text."""
     text = text_of(seen.state, seen.run, seen.condition, time.time() if seen.is_live else 0.0)
     lines = text.splitlines()
-    if seen.condition == "failed" and seen.state.reason:
+    if with_cause and seen.condition == "failed" and seen.state.reason:
         lines[1:1] = [f"  cause: {line}" for line in seen.state.reason.splitlines()[:1]]
     if seen.where:
         lines[1:1] = [f"  {seen.where}"]

@@ -17,10 +17,11 @@ import signal
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.run.directory import RunDir
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -28,7 +28,7 @@ def rows_of(path: Path, start: int = 0) -> Iterator[Row]:
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(start)
         for text in file:
-            if row := _parsed(text):
+            if row := parsed_row(text):
                 yield row
 
 
@@ -88,12 +88,13 @@ def _from_end(path: Path) -> Iterator[tuple[int, Row]]:
 def _rows_at(start: int, lines: list[bytes]) -> Iterator[tuple[int, Row]]:
     end = start + sum(map(len, lines))
     for line in reversed(lines):
-        if row := _parsed(line):
+        if row := parsed_row(line):
             yield end, row
         end -= len(line)
 
 
-def _parsed(text: bytes) -> Row | None:
+def parsed_row(text: bytes) -> Row | None:
+    """Returns the row of a line; None for a text that is no whole row."""
     try:
         row = json.loads(text) if text.endswith(b"\n") else None
     except ValueError:

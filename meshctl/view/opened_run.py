@@ -16,11 +16,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event, Follower
 from meshctl.run.finding import NoRun, run_at

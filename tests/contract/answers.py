@@ -50,6 +50,10 @@ COMMANDS = (
     "launch",
     "runs",
     "status",
+    "watch",
+    "logs",
+    "stop",
+    "restart",
     "doctor",
     "explain",
     "schema",
@@ -64,6 +68,7 @@ JSON_COMMANDS: dict[str, tuple[str, ...]] = {
     "doctor": ("doctor", "run.yaml", "--format", "json"),
     "runs": ("runs", str(DATA / "runs"), "--format", "json"),
     "status": ("status", str(sorted((DATA / "runs").glob("*/"))[0]), "--format", "json"),
+    "watch": ("watch", str(sorted((DATA / "runs").glob("*/"))[0]), "--format", "json"),
     "show-topology": ("show-topology", "keys.yaml", "--format", "json"),
     "show-topology --component": ("show-topology", "keys.yaml", "--component", "sampler", "--format", "json"),
     "show-topology --diff": (

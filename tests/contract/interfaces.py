@@ -13,7 +13,7 @@ from typing import Any
 
 import meshctl
 from tests.contract.observed import Found
-from tests.contract.pinned import Json
+from tests.contract.pinned import DATA, Json
 from tests.log_text import output_of
 from tests.paths import ROOT
 
@@ -21,11 +21,14 @@ PACKAGE = ROOT / "meshctl"
 
 
 OPERATORS = ("__contains__", "__eq__", "__getitem__", "__hash__", "__iter__", "__len__")
+RUN = next((DATA / "runs").glob("*/"))
+"""A run of an earlier version."""
 EXAMPLES: dict[str, Callable[[], object]] = {
     "Batch": lambda: meshctl.Batch({}),
     "Collective": lambda: meshctl.Collective(),
     "Component": lambda: meshctl.Component(),
     "DeviceMesh": lambda: meshctl.DeviceMesh.from_sizes(),
+    "OpenedRun": lambda: meshctl.open_run(RUN),
     "Ragged": lambda: meshctl.Ragged.of([]),
 }
 INTERNAL_PARAMETERS = ("Batch.concat(cat)", "Batch(most)")
@@ -114,6 +117,7 @@ BENCHMARKS: dict[str, str] = {
     "validate_time": "goal name ok others value what",
     "weight_sync": "case goal load most ms name ok others value",
     "weight_sync_vllm": "bytes goal load ms name ok others value what",
+    "watching": "cpu goal megabytes name ok others value what",
     "worker_memory": "goal name ok value",
 }
 """The keys of the last line that each benchmark prints. They are searched in its source."""

@@ -17,6 +17,8 @@ from meshctl.cli.completion.candidate import Candidate
 if TYPE_CHECKING:
     from meshctl.cli.completion.outline import Outline
 
+MAX_RANKS = 100
+"""Maximum number of ranks that are proposed."""
 RECIPE_SUFFIXES = (".yaml", ".yml")
 Callback = Callable[[typer.Context, str], Iterable[Candidate]]
 
@@ -49,6 +51,26 @@ def runs(ctx: typer.Context, incomplete: str) -> Iterator[Candidate]:
     begun = dict.fromkeys(name.partition("/")[0] for name in names)
     yield from map(Candidate, names if "/" in incomplete else begun)
     yield from _paths(incomplete, ())
+
+
+def runs_and_ranks(ctx: typer.Context, incomplete: str) -> Iterator[Candidate]:
+    """Yields runs, or, behind a run, its groups and ranks."""
+    if not ctx.args:
+        yield from runs(ctx, incomplete)
+        return
+    from meshctl.run.finding import NoRun
+    from meshctl.view.live.seen_run import SeenRun
+
+    try:
+        plan = SeenRun.named(ctx.args[0], "runs").plan
+    except NoRun:
+        return
+    group, colon, _ = incomplete.partition(":")
+    for each in plan.groups:
+        if not colon:
+            yield Candidate(each.name)
+        elif each.name == group:
+            yield from (Candidate(f"{group}:{rank}") for rank in range(min(each.workers, MAX_RANKS)))
 
 
 def overrides(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:

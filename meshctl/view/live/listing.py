@@ -8,9 +8,9 @@ grpo/20260101-120000  failed   13/200  1 d   2 min 3 s    train:1 failed in stag
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.run.directory import RunDir
 from meshctl.run.finding import NoRun, launched_at, name_of
 from meshctl.run.launcher import is_locked
@@ -85,9 +85,10 @@ def row_of(run: RunDir, now: float) -> Row:
             reason = next(iter(data["stall"]), "")
         elif state in ("running", "stopping") and launcher and not launcher.is_here:
             reason = f"on {launcher.host}"
+        launched = times.launched or launched_at(run)
         last = data["last"][1] if data["last"] else 0.0
         seconds = max(times.seconds(now if state in LIVE else 0.0), last)
-        return Row(run, state, data["step"], data["steps"], times.launched, seconds, code, reason)
+        return Row(run, state, data["step"], data["steps"], launched, seconds, code, reason)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, NoRun, OtherFormat) as error:
         text = str(error) if isinstance(error, NoRun | OtherFormat) else f"{run.state} is damaged"
         return Row(run, UNREADABLE, launched=launched_at(run), cause=text)

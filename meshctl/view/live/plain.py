@@ -85,6 +85,12 @@ class PlainOutput:
                 reason = event.value.get("reason", "")
                 self._print(f"stopping: {reason}" if reason else "stopping")
 
+    def on_state(self, state: RunState) -> None:
+        """Replaces the state by a newer one, which another process has folded."""
+        self._state = state
+        for name in state.groups:
+            self._print_running(name)
+
     def _print_download(self, event: Event) -> None:
         is_first = not event.value.get("received")
         if is_first or event.time - self._downloaded_at >= DOWNLOAD_INTERVAL_S:

@@ -66,7 +66,8 @@ class Times:
     is_restarting: bool = False
 
     def add(self, event: Event) -> None:
-        if event.name == "launched" and event.rank is None:
+        """Adds an event of the launcher."""
+        if event.name == "launched":
             if not self.is_restarting:
                 self.before += max(0.0, self.newest - self.launched) if self.launched else 0.0
                 self.launched = event.time
@@ -282,28 +283,35 @@ class RunState:
             self.notice = f"continues after step {step}"
 
     def on_event(self, event: Event) -> None:
-        is_restart = self.times.is_restarting
-        self.times.add(event)
-        self.notice = notice_after(event, self.notice)
-        if event.rank is None and event.group == "":
-            self._on_launcher_event(event, is_restart)
-        if event.group not in self.groups or event.rank is None:
+        name = event.name
+        if event.rank is None:
+            self._on_launcher_event(event)
             return
+        if event.time > self.times.newest:
+            self.times.newest = event.time
+        if name in ("step", "steps"):
+            if group := self.groups.get(event.group):
+                self._worked(group, event.value)
+                if self.stalled:
+                    self._advance({f"{event.group}:{event.rank}"})
+        elif name != "metric" and event.group in self.groups:
+            self._on_worker_event(event, self.groups[event.group])
+
+    def _on_worker_event(self, event: Event, group: GroupState) -> None:
+        self.notice = notice_after(event, self.notice)
+        rank = event.rank or 0
         if event.name == "ready":
             self.steps = event.value.get("last") or self.steps
             self.source = event.value.get("source") or ""
-        group = self.groups[event.group]
         if event.name in ("phase", "ready", "fault", "exited"):
-            group.begin_phase(event.rank, str(event.value.get("phase", "")), event.time)
-        state = self._state_after(event, group.states.get(event.rank, "waiting"))
-        if state:
-            group.states[event.rank] = state
-        elif event.name in ("step", "steps"):
-            self._worked(group, event.value)
-            if self.stalled:
-                self._advance({f"{event.group}:{event.rank}"})
+            group.begin_phase(rank, str(event.value.get("phase", "")), event.time)
+        if state := self._state_after(event, group.states.get(rank, "waiting")):
+            group.states[rank] = state
 
-    def _on_launcher_event(self, event: Event, is_restart: bool) -> None:
+    def _on_launcher_event(self, event: Event) -> None:
+        is_restart = self.times.is_restarting
+        self.times.add(event)
+        self.notice = notice_after(event, self.notice)
         match event.name:
             case "launched":
                 self.is_stopping, self.code, self.reason, self.warnings = False, None, "", []

@@ -7,10 +7,10 @@ seen.state, seen.condition, seen.launcher
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
 from meshctl.run.finding import NoRun, find, name_of
@@ -127,6 +127,8 @@ def plan_of_run(run: RunDir) -> Plan:
 def state_of_run(plan: Plan, run: RunDir) -> tuple[RunState, Launcher | None]:
     """Returns the state of a run and its launcher. Where the file with the state is damaged, the events are
     read in its place. Raises `NoRun`."""
+    if not run.path.is_dir():
+        raise NoRun(f"the run directory {run.path} was deleted")
     try:
         return saved_state(plan, run)
     except ValueError:

@@ -211,6 +211,8 @@ class StateFile:
             self._thread.start()
 
     def on_event(self, event: Event) -> None:
+        if event.name == "metric":  # the rows have them
+            return
         with self._lock:
             self._state.on_event(event)
         self._note_change()

@@ -50,7 +50,9 @@ def text_of(state: RunState, run: RunDir, condition: Condition = "lost", now: fl
     `now` the present time for one that goes on."""
     is_over = state.code is not None or condition == "lost"
     blocks = [
-        [ending(state)] if is_over else [position(state, condition, now), *notices(state, condition)],
+        [ending(state)]
+        if is_over
+        else [f"{state.plan.name}: {position(state, condition, now)}", *notices(state, condition)],
         table(
             [(name, f"{number(history.first)} -> {number(history.last)}") for name, history in state.shown()]
         ),
@@ -89,11 +91,11 @@ def how(state: RunState) -> str:
 
 
 def position(state: RunState, condition: Condition, now: float) -> str:
-    """Returns the line about a run that goes on: `grpo: running, step 57/200, for 12.4 s (6.8 steps/s)`."""
+    """Returns where a run is that goes on: `running, step 57/200, for 12.4 s (6.8 steps/s)`."""
     steps = f"/{state.steps}" if state.steps else ""
     speed = f" ({rate(state.steps_per_second)})" if state.steps_per_second else ""
     for_time = duration(state.seconds(now))
-    return f"{state.plan.name}: {condition}, step {state.step}{steps}, for {for_time}{speed}"
+    return f"{condition}, step {state.step}{steps}, for {for_time}{speed}"
 
 
 def notices(state: RunState, condition: Condition) -> Iterator[str]:

@@ -1,0 +1,144 @@
+"""`meshctl logs` prints what the workers of a run have written: the lines of several ranks in the order of
+their times, `TIME GROUP:RANK: line`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+from meshctl.cli.output import is_closed, refuse, silence
+from meshctl.cli.status import NO_RUN, check_format
+from meshctl.dataclass import dataclass
+from meshctl.run.finding import NoRun
+from meshctl.run.log_lines import LogLine, WorkerLog, as_time, merged
+from meshctl.text.english import counted, did_you_mean
+from meshctl.view.live.logs import printable
+from meshctl.view.live.seen_run import SeenRun
+
+POLL_S = 0.5
+MAX_LINE_LETTERS = 1 << 16
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+
+
+class Misused(Exception):
+    """A wrong argument. Exit code 2."""
+
+
+@dataclass(frozen=True)
+class Options:
+    follow: bool = False
+    grep: str = ""
+    """A regular expression of Python."""
+    since: str = ""
+    folder: str = "runs"
+    format: str = "text"
+
+
+def logs(words: Sequence[str], options: Options) -> int:
+    """Prints the logs of the run and the workers that `words` name, both of which may be left out."""
+    try:
+        if problem := check_format(options.format):
+            raise Misused(problem)
+        pattern, since = _pattern(options.grep), since_of(options.since, time.time())
+        seen, names = _named(words, options.folder)
+        workers = workers_of(seen, names)
+    except NoRun as error:
+        return refuse(error, NO_RUN)
+    except Misused as error:
+        return refuse(error)
+    show = _as_json if options.format == "json" else _as_text
+    readers = [WorkerLog(seen.run, group, rank, since) for group, rank in workers]
+    try:
+        for lines in _polled(seen, readers) if options.follow else [merged(readers, is_last=True)]:
+            _print((line for line in lines if pattern.search(line.text)), show)
+    except NoRun as error:
+        return refuse(error, NO_RUN)
+    except OSError as error:
+        if not is_closed(error, sys.stdout):
+            raise
+        silence(sys.stdout)
+    return 0
+
+
+def _polled(seen: SeenRun, readers: Sequence[WorkerLog]) -> Iterator[Iterator[LogLine]]:
+    """Yields the new lines until the run is over."""
+    while seen.is_live:
+        yield merged(readers, is_last=False)
+        time.sleep(POLL_S)
+        seen = SeenRun.of(seen.run, seen.plan)
+    yield merged(readers, is_last=True)
+
+
+def _print(lines: Iterable[LogLine], show: Callable[[LogLine], str]) -> None:
+    """Raises `OSError` where nobody reads the output any more."""
+    for line in lines:
+        sys.stdout.write(show(line))
+    sys.stdout.flush()
+
+
+def _as_text(line: LogLine) -> str:
+    return f"{line.time} {line.worker}: {printable(line.text, MAX_LINE_LETTERS)}\n".lstrip(" ")
+
+
+def _as_json(line: LogLine) -> str:
+    data = {"time": line.time, "group": line.group, "rank": line.rank, "text": line.text}
+    return json.dumps(data) + "\n"
+
+
+def _named(words: Sequence[str], folder: str) -> tuple[SeenRun, Sequence[str]]:
+    """Returns the run, and the words that name workers. Raises `NoRun`. A word that names no run may name
+    workers of the newest one."""
+    try:
+        return SeenRun.named(words[0] if words else "", folder), words[1:]
+    except NoRun as error:
+        try:
+            newest = SeenRun.named("", folder)
+        except NoRun:
+            raise error from None
+        if words[0].partition(":")[0] not in newest.state.groups:
+            raise error from None
+        return newest, words
+
+
+def workers_of(seen: SeenRun, names: Sequence[str]) -> list[tuple[str, int]]:
+    """Returns (group, rank) of each worker that GROUP and GROUP:RANK name; all of them without names. Raises
+    `Misused`."""
+    known = {name: group.workers for name, group in seen.state.groups.items()}
+    found = dict[tuple[str, int], None]()
+    for name in names or known:
+        group, colon, rank = name.partition(":")
+        if group not in known:
+            raise Misused(f"the group `{group}` does not exist: {did_you_mean(group, known)}")
+        if colon and not (rank.isdecimal() and int(rank) < known[group]):
+            raise Misused(
+                f"the rank `{name}` does not exist: `{group}` has {counted(known[group], 'worker')}, "
+                "from 0 on"
+            )
+        found |= dict.fromkeys((group, each) for each in ([int(rank)] if colon else range(known[group])))
+    return list(found)
+
+
+def since_of(text: str, now: float) -> str:
+    """Returns the time of `--since` as logs have it: so long before now, or a time, which is UTC where it
+    names no zone. Raises `Misused`."""
+    if not text:
+        return ""
+    if ago := _AGO.fullmatch(text):
+        return as_time(max(0.0, now - float(ago[1]) * UNITS_S[ago[2]]))
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise Misused(f"--since {text}: give 90s, 5m, 2h, 1d or a time such as {as_time(now)}") from None
+    return as_time((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise Misused(f"--grep {text}: {error}") from None

@@ -1,0 +1,135 @@
+"""`meshctl stop` ends a run in order, or asks it for a checkpoint, and `meshctl restart` continues it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Sequence
+
+from meshctl.cli.output import REFUSED, refuse, write
+from meshctl.cli.status import NO_RUN, check_format
+from meshctl.dataclass import dataclass
+from meshctl.run.finding import NoRun
+from meshctl.run.launcher import Launcher
+from meshctl.view.live.seen_run import SeenRun
+from meshctl.view.live.summary import ending
+
+POLL_S = 0.2
+FAILED = 5
+ORDER = [signal.SIGINT, signal.SIGTERM]
+"""The signals that request an orderly end, and then the end at once."""
+
+
+@dataclass(frozen=True)
+class Options:
+    now: bool = False
+    """Whether the run ends at once."""
+    checkpoint: bool = False
+    """Whether the run writes a checkpoint and goes on."""
+    folder: str = "runs"
+    format: str = "text"
+
+
+class CannotStop(Exception):
+    """The launcher cannot be signalled from here. Exit code 4."""
+
+
+def stop(word: str, options: Options) -> int:
+    """Returns 0 once the run has ended as it was asked to, or had ended before, and 5 if it has failed."""
+    if problem := check_format(options.format):
+        return refuse(problem)
+    if options.now and options.checkpoint:
+        return refuse("--now ends the run, and --checkpoint lets it go on: give one of them")
+    try:
+        seen = SeenRun.named(word, options.folder)
+        if options.checkpoint:
+            return _save(seen, options.format)
+        was_live = seen.is_live
+        seen = stopped(seen, options.now)
+    except NoRun as error:
+        return refuse(error, NO_RUN)
+    except CannotStop as error:
+        return refuse(error, REFUSED)
+    text = ending(seen.state)
+    _print(seen, text if was_live else f"{seen.name} was not running: {text}", options)
+    return FAILED if was_live and seen.condition in ("failed", "lost") else 0
+
+
+def stopped(seen: SeenRun, is_now: bool = False) -> SeenRun:
+    """Ends a run if it goes on, waits until it has ended, and returns it then. Raises `CannotStop`."""
+    if not seen.is_live:
+        return seen
+    launcher = _launcher_of(seen)
+    # Two equal signals would count as one, and a launcher that a script has started ignores SIGINT.
+    signals = [signal.SIGTERM, signal.SIGUSR2] if launcher.ignores(signal.SIGINT) else ORDER
+    unsent = signals if is_now else signals[:1]
+    if not is_now:
+        print(f"{seen.name} stops after a step on which its workers agree", file=sys.stderr)
+    while True:
+        # A run that stops already, in which a further signal would end it at once, may also begin again.
+        if is_now or seen.condition != "stopping":
+            for number in unsent:
+                _send(launcher, number, seen)
+            unsent = []
+        if launcher.wait(POLL_S):
+            return SeenRun.of(seen.run, seen.plan)
+        seen = SeenRun.of(seen.run, seen.plan) if unsent else seen
+
+
+def _save(seen: SeenRun, format: str) -> int:
+    """Asks for a checkpoint, and waits until it is published. Raises `CannotStop`."""
+    if not seen.is_live:
+        raise CannotStop(f"{seen.name} is not running: {ending(seen.state)}")
+    if seen.plan.run.checkpoint is None:
+        raise CannotStop(f"the recipe of {seen.name} has no `run.checkpoint`")
+    launcher, before = _launcher_of(seen), seen.run.saved()
+    _send(launcher, signal.SIGUSR1, seen)
+    while seen.run.saved() == before:
+        if launcher.wait(POLL_S):
+            break
+    seen = SeenRun.of(seen.run, seen.plan)
+    saved = seen.run.saved()
+    if saved == before:
+        raise CannotStop(f"{seen.name} has ended before it wrote a checkpoint: {ending(seen.state)}")
+    text = f"{seen.name}: checkpoint of step {saved}: {seen.run.checkpoint(saved)}"
+    _print(seen, text, Options(format=format))
+    return 0
+
+
+def _launcher_of(seen: SeenRun) -> Launcher:
+    launcher = seen.launcher
+    if launcher is None:
+        raise CannotStop(f"{seen.name} was launched by an earlier version: send SIGINT to its launcher")
+    if not launcher.is_here:
+        raise CannotStop(
+            f"the launcher of {seen.name} is process {launcher.pid} on {launcher.host}: call this there"
+        )
+    return launcher
+
+
+def _send(launcher: Launcher, number: signal.Signals, seen: SeenRun) -> None:
+    try:
+        launcher.send(number)
+    except PermissionError:
+        raise CannotStop(f"the launcher of {seen.name}, process {launcher.pid}, is another user's") from None
+
+
+def _print(seen: SeenRun, text: str, options: Options) -> None:
+    is_text = options.format == "text"
+    write(f"{text}\n" if is_text else json.dumps(seen.to_data(), indent=2) + "\n", sys.stdout)
+
+
+def restart(word: str, overrides: Sequence[str], folder: str, is_detached: bool) -> int:
+    """Ends a run if it goes on, and continues it from its last checkpoint. Returns the exit code of the
+    run."""
+    try:
+        seen = stopped(SeenRun.named(word, folder))
+    except NoRun as error:
+        return refuse(error, NO_RUN)
+    except CannotStop as error:
+        return refuse(error, REFUSED)
+    from meshctl.cli.launch import Options as LaunchOptions
+    from meshctl.cli.launch import launch
+
+    return launch(str(seen.run.path), list(overrides), LaunchOptions(is_detached=is_detached))

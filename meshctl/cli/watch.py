@@ -1,0 +1,62 @@
+"""`meshctl watch` shows a run from another terminal until it ends, or a run that is over. It never affects
+the run."""
+
+from __future__ import annotations
+
+import sys
+
+from meshctl.cli.output import is_closed, refuse, silence, write
+from meshctl.cli.status import NO_RUN, check_format, text_of_seen
+from meshctl.run.finding import NoRun
+from meshctl.text.redaction import redact
+from meshctl.view.live.seen_run import SeenRun
+from meshctl.view.live.watching import JsonWatch, WatchView, polled, watch_view
+from meshctl.view.reports.text import shown
+
+INTERRUPTED = 130
+
+
+def watch(word: str, folder: str, format: str) -> int:
+    """Returns the exit code of the run, once it is over."""
+    if problem := check_format(format):
+        return refuse(problem)
+    try:
+        seen = SeenRun.named(word, folder)
+        if not seen.is_live and format == "text":
+            return _report(seen)
+        view: WatchView = JsonWatch() if format == "json" else watch_view(seen, sys.stdout)
+        seen = _watched(seen, view)
+    except NoRun as error:
+        return refuse(error, NO_RUN)
+    except KeyboardInterrupt:
+        print(f"\n{seen.name} goes on; stop it: meshctl stop {seen.name}", file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        if not is_closed(error, sys.stdout):
+            raise
+        silence(sys.stdout)
+        return 0
+    return _report(seen) if format == "text" else seen.code
+
+
+def _watched(begun: SeenRun, view: WatchView) -> SeenRun:
+    """Shows a run until it is over, and returns it then."""
+    seen = begun
+    try:
+        for seen in polled(begun):
+            if seen.is_live:
+                view.show(seen)
+        view.end(seen)
+    finally:
+        view.close()
+    return seen
+
+
+def _report(seen: SeenRun) -> int:
+    """Prints the summary of a run that is over, and its cause, as `launch` does."""
+    write(text_of_seen(seen, with_cause=False), sys.stdout)
+    if seen.condition == "failed" and seen.state.reason:
+        print(f"error: {shown(redact(seen.state.reason))}", file=sys.stderr)
+    elif seen.condition == "lost":
+        print("error: the launcher of the run is gone: it was killed", file=sys.stderr)
+    return seen.code

@@ -1,0 +1,109 @@
+"""`launch --detach`, `watch`, `stop` and `restart`, as a user calls them, on one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from meshctl.run.launcher import Launcher
+from tests.cli.commands import MAIN, meshctl
+from tests.cli.small_launch import PARTS, RECIPE, run_of, steps
+
+SLOW = "components.trainer.args.mood=slow"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def background(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a recipe, and the launchers in it, which are killed at the end of a test that failed."""
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    yield tmp_path
+    for run in tmp_path.glob("runs/*/*"):
+        launcher = launcher_of(run)
+        launcher.send(signal.SIGKILL)
+
+
+def launcher_of(run: Path) -> Launcher:
+    return Launcher.of_data(json.loads((run / "state.json").read_text())["launcher"])
+
+
+def test_what_is_refused_appears_on_the_terminal(background: Path) -> None:
+    for words, code, message in (
+        (["groups.two.ranks=no"], 1, "error[MC"),
+        (["groups.two.env={A: '${oc.env:NO_SUCH_NAME}'}"], 4, "NO_SUCH_NAME"),
+        (["--debug", "two:0"], 2, "error: --detach does not go with --debug\n"),
+        (["-m"], 2, "error: --detach does not go with --multirun\n"),
+    ):
+        done = meshctl(background, "launch", "recipe.yaml", "--detach", *words)
+        assert (done.returncode, done.stdout) == (code, "") and message in done.stderr
+    assert not (background / "runs").exists()
+
+
+def test_a_run_in_the_background(background: Path) -> None:
+    begun = meshctl(background, "launch", "recipe.yaml", "--detach", SLOW, "run.steps=100000")
+    assert begun.returncode == 0, begun.stderr
+    run = run_of(background)
+    name = f"small/{run.name}"
+    assert begun.stdout.splitlines() == [
+        f"{run} runs in the background",
+        f"  watch it: meshctl watch {name}",
+        f"  its logs: meshctl logs {name} -f",
+        f"  stop it:  meshctl stop {name}",
+    ]
+    launcher = launcher_of(run)
+    assert os.getsid(launcher.pid) == launcher.pid and launcher.ignores(signal.SIGHUP)
+    assert not launcher.ignores(signal.SIGINT)
+    watching = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "watch"],
+        cwd=background,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    saved = meshctl(background, "stop", "--checkpoint")
+    assert saved.returncode == 0 and f"{name}: checkpoint of step " in saved.stdout, saved.stderr
+    (row,) = json.loads(meshctl(background, "runs", "-f", "json").stdout)["runs"]
+    assert row["state"] == "running" and launcher.is_alive()
+    ended = meshctl(background, "stop", "small", "-f", "json")
+    assert ended.returncode == 0 and json.loads(ended.stdout)["state"] == "interrupted"
+    assert launcher.is_alive() is False
+    out, _ = watching.communicate(timeout=60)
+    assert watching.returncode == 130
+    assert (
+        out.startswith(f"small: 2 groups, 3 workers, in {run}\n") and "\nsmall: interrupted (SIGINT)" in out
+    )
+    again = meshctl(background, "stop")
+    assert again.returncode == 0 and again.stdout.startswith(f"{name} was not running: small: interrupted")
+    last = steps(run)[-1]
+    done = meshctl(background, "restart", f"run.steps={last + 2}")
+    assert done.returncode == 0, done.stderr
+    assert steps(run) == list(range(1, last + 3))
+    assert "interrupted (SIGINT)" in (run / "logs" / "launcher.log").read_text()
+    status = json.loads(meshctl(background, "status", "-f", "json").stdout)
+    assert (status["state"], status["step"], status["attempt"]) == ("done", last + 2, 1)
+    assert status["metrics"]["sum.seen"] == {"first": 2.0, "last": 2.0 * (last + 2)}
+
+
+def test_a_run_whose_launcher_was_killed_is_lost(background: Path) -> None:
+    assert meshctl(background, "launch", "recipe.yaml", "--detach", SLOW, "run.steps=100000").returncode == 0
+    launcher = launcher_of(run_of(background))
+    assert launcher.send(signal.SIGKILL) and launcher.wait(20.0)
+    (row,) = json.loads(meshctl(background, "runs", "-f", "json").stdout)["runs"]
+    assert row["state"] == "lost"
+    watched = meshctl(background, "watch")
+    assert (
+        watched.returncode == 5
+        and watched.stderr == "error: the launcher of the run is gone: it was killed\n"
+    )
+    assert "ended without a word of its launcher" in watched.stdout
+    refused = meshctl(background, "stop", "--checkpoint")
+    assert refused.returncode == 4 and "is not running" in refused.stderr
+    assert meshctl(background, "stop", "--checkpoint", "--now").returncode == 2

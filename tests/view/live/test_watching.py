@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from meshctl.run.directory import RunDir, Start, write_whole
+from meshctl.run.events import Event, Journal
+from meshctl.run.finding import NoRun
+from meshctl.run.launcher import Launcher
+from meshctl.run.row_file import as_json
+from meshctl.view.live import watching
+from meshctl.view.live.seen_run import SeenRun
+from meshctl.view.live.state_file import StateFile
+from meshctl.view.live.watching import JsonWatch, LivePicture, PlainWatch, polled, watch_view
+from tests.view.conftest import Pinned
+from tests.view.recorded import Recorded
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def halfway(recorded: Recorded, run: RunDir) -> StateFile:
+    """The writer of a run that has made nine steps."""
+    run.write_start(Start(()))
+    write_whole(run.plan, recorded.plan.to_json())
+    write_whole(run.recipe, "name: arithmetic\n")
+    view = StateFile(recorded.plan, run)
+    recorded.feed(view, steps=9)
+    view._write()
+    return view
+
+
+def seen_of(recorded: Recorded, run: RunDir) -> SeenRun:
+    return SeenRun.of(run, recorded.plan)
+
+
+def test_a_run_is_polled_until_it_has_ended(recorded: Recorded, run: RunDir, halfway: StateFile) -> None:
+    sleeps = list[float]()
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        if len(sleeps) == 2:
+            halfway.on_row({"step": 10, "time": 9.0})
+            halfway._write()
+        if len(sleeps) == 4:
+            halfway.on_end(5, "train:1 failed")
+
+    found = list(polled(seen_of(recorded, run), sleep))
+    assert [(seen.condition, seen.state.step) for seen in found] == [
+        *[("running", 9)] * 2,
+        *[("running", 10)] * 2,
+        ("failed", 10),
+    ]
+    assert found[0] is found[1], "what has not changed is not read again"
+
+
+def test_a_launcher_that_is_killed_ends_the_view(recorded: Recorded, run: RunDir, halfway: StateFile) -> None:
+    def kill(_: float) -> None:
+        halfway._launcher = replace(Launcher.present(), start=1)
+        halfway._write()
+
+    *_, last = polled(seen_of(recorded, run), kill)
+    assert (last.condition, last.code) == ("lost", 5)
+
+
+def test_a_run_that_is_deleted_meanwhile(recorded: Recorded, run: RunDir, halfway: StateFile) -> None:
+    def delete(_: float) -> None:
+        run.state.unlink()
+        run.path.rename(run.path.with_name("elsewhere"))
+
+    with pytest.raises(NoRun, match="was deleted"):
+        list(polled(seen_of(recorded, run), delete))
+
+
+def test_the_picture_at_80_columns(
+    recorded: Recorded, run: RunDir, halfway: StateFile, pinned: Pinned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("meshctl.view.live.seen_run.time.time", lambda: 1006.0)
+    stream = Terminal()
+    view = watch_view(seen_of(recorded, run), stream, {"TERM": "xterm"})
+    assert isinstance(view, LivePicture)
+    view.show(seen_of(recorded, run))
+    halfway.on_event(Event("over", value={"code": 0, "reason": ""}, time=1006.5))
+    halfway.on_end(0, "")
+    view.end(seen_of(recorded, run))
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).replace("\r", "")
+    pinned("watch.txt", "\n".join(line.rstrip() for line in text.splitlines()) + "\n")
+
+
+def test_plain_lines(
+    recorded: Recorded, run: RunDir, halfway: StateFile, pinned: Pinned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshctl.view.live.watching.time.time", lambda: 1006.0)
+    stream = io.StringIO()
+    view = watch_view(seen_of(recorded, run), stream, {})
+    assert isinstance(view, PlainWatch)
+    view.show(seen_of(recorded, run))
+    journal = Journal(run.journal("launcher"))
+    journal.write("checkpoint", step=10, path="checkpoints/step-10")
+    journal.write("stall", workers=["train:1"], seconds=10.0, text=["stalled for 10 s: train:1", "  a stack"])
+    run.metrics.write_text(as_json({"step": 10, "time": 4.5, "metrics.loss": 0.2}))
+    view.show(seen_of(recorded, run))
+    run.metrics.write_text("")  # another attempt
+    view.show(seen_of(recorded, run))
+    run.metrics.write_text(as_json({"step": 10, "time": 9.5, "metrics.loss": 0.1}))
+    halfway.on_event(Event("warning", value={"text": "unused"}))
+    halfway.on_end(143, "SIGTERM")
+    view.end(seen_of(recorded, run))
+    pinned("watch_plain.txt", stream.getvalue())
+
+
+def test_json_has_a_line_for_each_change(recorded: Recorded, run: RunDir, halfway: StateFile) -> None:
+    stream = io.StringIO()
+    view = JsonWatch(stream)
+    for _ in range(3):
+        view.show(seen_of(recorded, run))
+    halfway.on_end(0, "")
+    view.end(seen_of(recorded, run))
+    assert [json.loads(line)["state"] for line in stream.getvalue().splitlines()] == ["running", "done"]
+
+
+def test_watching_polls_once_a_second() -> None:
+    """The promise of less than 2 % of a core depends on it."""
+    assert watching.POLL_S >= 1.0
