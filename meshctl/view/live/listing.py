@@ -24,7 +24,7 @@ from meshctl.view.live.state_file import (
     end_after,
     launcher_of,
     outlined_state,
-    read_data,
+    read_head,
 )
 from meshctl.view.live.summary import table
 
@@ -96,7 +96,7 @@ def row_of(run: RunDir, now: float) -> Row:
 
 def _data_of(run: RunDir) -> dict[str, Any]:
     try:
-        return read_data(run)
+        return read_head(run)
     except FileNotFoundError:
         return data_of(outlined_state(plan_of_run(run), run), None)
 

@@ -4,8 +4,8 @@
     saved_state(plan, run)              the state that another process reads
 
 The file is written whole, by a rename, at most once a second, and only when something has changed. A thread
-writes it, so a slow disk never delays the run. Its keys are those of `header_of`, which `meshctl runs` reads,
-and the tables of the groups, routes and metrics.
+writes it, so a slow disk never delays the run. It is one JSON object in two lines: the first one has what
+`meshctl runs` lists, the second one the groups, routes and metrics.
 """
 
 from __future__ import annotations
@@ -39,6 +39,20 @@ END_S = 5.0
 TAIL_BYTES = 1 << 16
 """Bytes at the end of the launcher's events in which its last one is searched."""
 PLAIN = ("step", "steps", "source", "attempt", "checkpoint", "code", "reason", "notice", "is_stopping")
+HEAD: tuple[str, ...] = (
+    "format",
+    "meshctl",
+    "name",
+    "state",
+    "launcher",
+    "times",
+    "step",
+    "steps",
+    "code",
+    "reason",
+)
+HEAD += ("stall", "last")
+"""The keys of the first line of the file, which a list of runs needs."""
 LISTS = ("warnings", "restarts", "stalled", "stall")
 
 
@@ -109,13 +123,31 @@ def _fill_group(group: GroupState, data: Mapping[str, Any]) -> None:
     group.running = {int(rank): (phase, begun) for rank, (phase, begun) in data["running"].items()}
 
 
+def as_text(data: Mapping[str, Any]) -> str:
+    """Returns the data as one JSON object in two lines, the head in the first one."""
+    head = json.dumps({name: data[name] for name in HEAD}, separators=(",", ":"))
+    rest = {name: value for name, value in data.items() if name not in HEAD}
+    return f"{head[:-1]},\n{json.dumps(rest, separators=(',', ':'))[1:]}\n"
+
+
 # Reading
 
 
 def read_data(run: RunDir) -> dict[str, Any]:
     """Returns the data of the file. Raises `FileNotFoundError` if there is none, another `OSError` if it
     cannot be read, `ValueError` if it is damaged, and `OtherFormat`."""
-    data = json.loads(run.state.read_text(encoding="utf-8"))
+    return _checked(run, run.state.read_text(encoding="utf-8"))
+
+
+def read_head(run: RunDir) -> dict[str, Any]:
+    """Returns the data that `HEAD` names, without reading the rest. Raises as `read_data`."""
+    with run.state.open(encoding="utf-8") as file:
+        line = file.readline().rstrip()
+    return _checked(run, f"{line[:-1]}}}" if line.endswith(",") else line)
+
+
+def _checked(run: RunDir, text: str) -> dict[str, Any]:
+    data = json.loads(text)
     if not isinstance(data, dict):
         raise ValueError("it is no JSON object")
     if data.get("format") != FORMAT:
@@ -260,8 +292,8 @@ class StateFile:
         if not self._run.path.is_dir():  # `write_whole` would make a deleted folder again
             return
         with self._lock:
-            text = json.dumps(data_of(self._state, self._launcher), separators=(",", ":"))
-        write_whole(self._run.state, text + "\n")
+            text = as_text(data_of(self._state, self._launcher))
+        write_whole(self._run.state, text)
 
 
 def _state_before(plan: Plan, run: RunDir) -> RunState:
