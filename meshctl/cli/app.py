@@ -59,7 +59,7 @@ Run = Annotated[
     ),
 ]
 Folder = Annotated[
-    str, option("Folder of runs. Default: runs.", sources.files, "--dir", "-d", metavar="FOLDER")
+    str, option("Folder of runs. Default: runs.", sources.folders, "--dir", "-d", metavar="FOLDER")
 ]
 DataFormat = Annotated[str, option("Format: text or json.", sources.words("text", "json"), "--format", "-f")]
 
@@ -272,7 +272,7 @@ def launch(
 
 @app.command()
 def runs(
-    folder: Annotated[str, argument("[FOLDER]", "Folder with runs. Default: runs.", sources.files)] = RUNS,
+    folder: Annotated[str, argument("[FOLDER]", "Folder with runs. Default: runs.", sources.folders)] = RUNS,
     format: DataFormat = "text",
 ) -> None:
     """List the runs below a folder, the newest first: state, step, age, duration, cause."""

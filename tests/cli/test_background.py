@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from meshctl.plan.model import Plan
+from meshctl.run.directory import RunDir
 from meshctl.run.launcher import Launcher
+from meshctl.view.live.state_file import folded_state, saved_state
 from tests.cli.commands import MAIN, meshctl
 from tests.cli.small_launch import PARTS, RECIPE, run_of, steps
+from tests.view.live.folds import comparable
 
 SLOW = "components.trainer.args.mood=slow"
 pytestmark = pytest.mark.slow
@@ -89,6 +93,13 @@ def test_a_run_in_the_background(background: Path) -> None:
     status = json.loads(meshctl(background, "status", "-f", "json").stdout)
     assert (status["state"], status["step"], status["attempt"]) == ("done", last + 2, 1)
     assert status["metrics"]["sum.seen"] == {"first": 2.0, "last": 2.0 * (last + 2)}
+    assert_the_folds_are_equal(RunDir(run))
+
+
+def assert_the_folds_are_equal(run: RunDir) -> None:
+    """Asserts that the state which the launchers have kept is the one that the events give afterwards."""
+    plan = Plan.read(run.plan)
+    assert comparable(saved_state(plan, run)[0]) == comparable(folded_state(plan, run))
 
 
 def test_a_run_whose_launcher_was_killed_is_lost(background: Path) -> None:

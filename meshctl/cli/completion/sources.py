@@ -105,6 +105,10 @@ def files(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
     return _paths(incomplete, ("",))
 
 
+def folders(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    return _paths(incomplete, ())
+
+
 def python_files(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
     return _paths(incomplete, (".py",))
 

@@ -7,6 +7,8 @@ from typing import Any
 from meshctl.view.live.run_state import RunState
 from meshctl.view.live.state_file import data_of
 
+UNEQUAL = ("recent", "newest", "before")
+"""Moving averages, and times of the end of a launch, which the launcher notes beside the event."""
 DIGITS = 6
 """Sums of floats depend on their order in the last digits."""
 
@@ -21,7 +23,7 @@ def comparable(state: RunState) -> dict[str, Any]:
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items() if key not in ("recent", "newest")}
+        return {key: _rounded(each) for key, each in value.items() if key not in UNEQUAL}
     if isinstance(value, list | tuple):
         return [_rounded(each) for each in value]
     return round(value, DIGITS) if isinstance(value, float) else value
