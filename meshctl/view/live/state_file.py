@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -64,6 +63,7 @@ class OtherFormat(Exception):
 
 
 def data_of(state: RunState, launcher: Launcher | None) -> dict[str, Any]:
+    """Returns the state as plain data, whose lists are those of the state and are not copied."""
     shown = dict(state.shown())
     return {
         "format": FORMAT,
@@ -71,12 +71,12 @@ def data_of(state: RunState, launcher: Launcher | None) -> dict[str, Any]:
         "name": state.plan.name,
         "state": state.condition,
         "launcher": launcher.to_data() if launcher else None,
-        "times": asdict(state.times),
+        "times": vars(state.times),
         **{name: getattr(state, name) for name in (*PLAIN, *LISTS, "first", "last")},
         "groups": {name: _group_data(group) for name, group in state.groups.items()},
         "routes": state.routes,
         "metrics": {
-            name: asdict(history) if name in shown else {"first": history.first, "last": history.last}
+            name: vars(history) if name in shown else {"first": history.first, "last": history.last}
             for name, history in state.histories.items()
         },
     }
@@ -90,8 +90,8 @@ def _version() -> str:
 def _group_data(group: GroupState) -> dict[str, Any]:
     return {
         "states": group.states,
-        "stages": {name: asdict(timing) for name, timing in group.stages.items()},
-        "step": asdict(group.step),
+        "stages": {name: vars(timing) for name, timing in group.stages.items()},
+        "step": vars(group.step),
         "phases": group.phases,
         "running": group.running,
     }
