@@ -113,7 +113,7 @@ def test_a_run_whose_launcher_was_killed_is_lost(background: Path) -> None:
         watched.returncode == 5
         and watched.stderr == "error: the launcher of the run is gone: it was killed\n"
     )
-    assert "ended without a word of its launcher" in watched.stdout
+    assert "ended without a report of its launcher" in watched.stdout
     refused = meshctl(background, "stop", "--checkpoint")
     assert refused.returncode == 4 and "is not running" in refused.stderr
     assert meshctl(background, "stop", "--checkpoint", "--now").returncode == 2
