@@ -58,9 +58,7 @@ Run = Annotated[
         sources.runs,
     ),
 ]
-Folder = Annotated[
-    str, option("Folder of runs. Default: runs.", sources.folders, "--dir", "-d", metavar="FOLDER")
-]
+Folder = Annotated[str, option("Folder of runs.", sources.folders, "--dir", "-d", metavar="FOLDER")]
 DataFormat = Annotated[str, option("Format: text or json.", sources.words("text", "json"), "--format", "-f")]
 
 
@@ -275,7 +273,7 @@ def runs(
     folder: Annotated[str, argument("[FOLDER]", "Folder with runs. Default: runs.", sources.folders)] = RUNS,
     format: DataFormat = "text",
 ) -> None:
-    """List the runs below a folder, the newest first: state, step, age, duration, cause."""
+    """List the runs below a folder. Shows state, step, age, duration and cause, the newest first."""
     from meshctl.cli.status import runs
 
     raise typer.Exit(runs(folder, format))
@@ -283,7 +281,7 @@ def runs(
 
 @app.command()
 def status(run: Run = "", folder: Folder = RUNS, format: DataFormat = "text") -> None:
-    """Print the state of a run: step, metrics, groups, times, checkpoints."""
+    """Print the state of a run. Shows step, metrics, groups, times and warnings."""
     from meshctl.cli.status import status
 
     raise typer.Exit(status(run, folder, format))
@@ -291,8 +289,8 @@ def status(run: Run = "", folder: Folder = RUNS, format: DataFormat = "text") ->
 
 @app.command()
 def watch(run: Run = "", folder: Folder = RUNS, format: DataFormat = "text") -> None:
-    """Show a run until it ends, as `launch` does, or one that is over. Ctrl-C leaves the run alone. The exit
-    code is that of the run."""
+    """Show a run until it ends. The view is that of `launch`, also of a run that is over. Ctrl-C leaves the
+    run alone. The exit code is that of the run, 5 for one that is lost."""
     from meshctl.cli.watch import watch
 
     raise typer.Exit(watch(run, folder, format))
@@ -318,7 +316,7 @@ def logs(
     folder: Folder = RUNS,
     format: Annotated[str, option("Format: text or json.", sources.words("text", "json"))] = "text",
 ) -> None:
-    """Print the output of workers in the order of time, each line as TIME GROUP:RANK: line."""
+    """Print the output of workers. The lines are in the order of time, as TIME GROUP:RANK: line."""
     from meshctl.cli.logs import Options, logs
 
     raise typer.Exit(logs(words or [], Options(follow, grep, since, folder, format)))
@@ -332,7 +330,7 @@ def stop(
     folder: Folder = RUNS,
     format: DataFormat = "text",
 ) -> None:
-    """End a run in order, as Ctrl-C does, with its last checkpoint. Waits until it has ended."""
+    """End a run in order, as Ctrl-C does. Waits until it has ended, with its last checkpoint."""
     from meshctl.cli.stop import Options, stop
 
     raise typer.Exit(stop(run, Options(now, checkpoint, folder, format)))
@@ -347,7 +345,7 @@ def restart(
     ] = False,
     folder: Folder = RUNS,
 ) -> None:
-    """Stop a run if it goes on, and continue it from its last checkpoint."""
+    """Stop a run, and continue it. It goes on from its last checkpoint, with the overrides."""
     from meshctl.cli.stop import restart
 
     if "=" in run:  # the run is left out

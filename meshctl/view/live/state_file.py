@@ -176,8 +176,8 @@ def saved_state(plan: Plan, run: RunDir) -> tuple[RunState, Launcher | None]:
         state = state_of(plan, data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"it lacks something: {error}") from error
-    is_gone = state.code is None and launcher and launcher.is_alive() is False
-    if is_gone and (over := end_after(run, state.times.launched)):
+    lives = state.code is None and launcher and launcher.is_alive()
+    if state.code is None and not lives and (over := end_after(run, state.times.launched)):
         state.on_event(over)
     return state, launcher
 
