@@ -107,11 +107,13 @@ def _loaded(folder: str, config: Any, wanted: Build) -> Any:
         lambda model: distribute(model, wanted),
         renamed,
     )
-    new = NEW_HEAD if wanted.head == "score" else ()
-    if lacking := [name for name in missing if not (peft_api.is_adapter(name) or name.startswith(new))]:
+    new = {name for name in missing if wanted.head == "score" and name.startswith(NEW_HEAD)}
+    if lacking := [name for name in missing if name not in new and not peft_api.is_adapter(name)]:
         first, others = peft_api.plain_name(lacking[0]), len(lacking) - 1
         more = f" and {counted(others, 'further weight')} of the model" if others else ""
         raise ModelError(f"model `{folder}` cannot be loaded: its files lack `{first}`{more}")
+    if new:  # transformers has drawn other values on each rank
+        random_weights.draw(model, transformers_api.outline(config, wanted.head), new, wanted.seed)
     return model
 
 

@@ -7,7 +7,7 @@ draws a whole layer, copies its own shards, and drops the layer. It never holds 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Set
 from itertools import chain
 from typing import Any
 
@@ -38,21 +38,25 @@ def new_model(
     transformers_api.untie(model)
     distribute(model)
     model.to_empty(device=device)
-    draw(model, whole, transformers_api.tied_names(whole), seed)
+    tied = transformers_api.tied_names(whole)
+    draw(model, whole, {name for name, _ in _tensors(whole)} - tied, seed)
     transformers_api.tie(model)
     return model
 
 
 @torch.no_grad()
-def draw(model: nn.Module, whole: nn.Module, tied: Collection[str], seed: int) -> None:
-    """Fills the parameters and buffers of `model`, which may be sharded, in place.
+def draw(model: nn.Module, whole: nn.Module, names: Set[str], seed: int) -> None:
+    """Fills the parameters and buffers `names` of `model`, which may be sharded, in place.
 
     `whole` is the same model without shards and adapters, on torch's `meta` device. Its classes initialize
-    the weights. The parameters `tied` and those of adapters are left as they are.
+    the weights.
     """
     own = {peft_api.plain_name(name): tensor for name, tensor in _tensors(model)}
     for owner, name, layer in _layers(whole, whole, ""):
         is_alone = not _has_lists(layer)
+        paths = [f"{name}.{key}" if name else key for key, _ in _tensors(layer, is_alone)]
+        if names.isdisjoint(paths):
+            continue
         layer.to_empty(device="cpu", recurse=is_alone)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(seed, name))
@@ -60,9 +64,8 @@ def draw(model: nn.Module, whole: nn.Module, tied: Collection[str], seed: int) -
                 _initialize(owner, layer)
             else:
                 transformers_api.initialize(owner, layer)
-        for key, tensor in _tensors(layer, is_alone):
-            path = f"{name}.{key}" if name else key
-            if path not in tied:
+        for path, (_, tensor) in zip(paths, _tensors(layer, is_alone), strict=True):
+            if path in names:
                 target = local_of(own[path])
                 target.copy_(part_of(tensor.to(target), own[path]))
         layer.to("meta")

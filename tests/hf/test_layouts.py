@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
 from meshctl.hf import Model, random_weights, transformers_api
-from meshctl.hf.sharding import whole_tensors
+from meshctl.hf.sharding import whole_of, whole_tensors
 from meshctl.hf.texts import texts_of
 from meshctl.runtime import checkpoint
 from meshctl.topology.mesh import DeviceMesh
@@ -78,6 +78,20 @@ def models_are_read_from_files_as_shards(rank: int) -> None:
                 assert found.keys() == expected.keys(), (sizes, found.keys() ^ expected.keys())
                 for key, tensor in found.items():
                     assert torch.equal(tensor, expected[key]), (name, sizes, lora, key)
+
+
+def a_new_head_is_the_same_in_every_layout_and_on_every_rank(rank: int) -> None:
+    """Of `models_are_read_from_files_as_shards`, whose files have no head `score`."""
+    found = []
+    for sizes in TWO:
+        torch.manual_seed(rank)
+        model = Model(str(SHARED / "qwen3_moe"), head="score", dtype="float64")
+        model.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))
+        weight = whole_of(model.module.score.weight)  # type: ignore[union-attr, arg-type]
+        found += [torch.empty_like(weight) for _ in range(2)]
+        dist.all_gather(found[-2:], weight)
+    assert float(found[0].std()) > 0
+    assert all(torch.equal(one, found[0]) for one in found)
 
 
 def exports_of_all_layouts_are_equal(rank: int) -> None:
@@ -158,6 +172,7 @@ def uneven_shares_are_summed_by_tokens(rank: int) -> None:
 CHECKS: tuple[worlds.Check, ...] = (
     checkpoints_resume_in_other_layouts,
     models_are_read_from_files_as_shards,
+    a_new_head_is_the_same_in_every_layout_and_on_every_rank,
     exports_of_all_layouts_are_equal,
     log_probabilities_and_then_weights,
     bfloat16_computes_and_float32_is_stored,

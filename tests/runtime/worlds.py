@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import socket
 import time
 import traceback
@@ -28,7 +29,7 @@ PASSED = "passed"
 LOADED_LATE = ("torch._dynamo", "torch.distributed.fsdp", "torch.testing")
 """The modules that torch imports in the first operations of a mesh. They are imported once, before the fork."""
 LIMIT = 120
-"""Seconds for all checks of a world, after which it counts as hanging."""
+"""Seconds for one check of a world, after which the world counts as hanging."""
 
 
 def run(size: int, checks: Sequence[Check], folder: Path) -> dict[str, str]:
@@ -54,10 +55,12 @@ def run(size: int, checks: Sequence[Check], folder: Path) -> dict[str, str]:
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-    end = time.monotonic() + LIMIT
+    begun, end = 0, time.monotonic() + LIMIT
     try:
         while children and time.monotonic() < end and not list(folder.glob("*.failed")):
-            children = {rank: pid for rank, pid in children.items() if os.waitpid(pid, os.WNOHANG)[0] == 0}
+            children = {rank: pid for rank, pid in children.items() if _is_running(rank, pid, folder)}
+            if (number := len(list(folder.iterdir()))) > begun:
+                begun, end = number, time.monotonic() + LIMIT
             time.sleep(0.01)
     finally:
         for pid in children.values():
@@ -65,6 +68,14 @@ def run(size: int, checks: Sequence[Check], folder: Path) -> dict[str, str]:
             os.waitpid(pid, 0)
         del store
     return {check.__name__: _verdict(check, size, folder) for check in checks}
+
+
+def _is_running(rank: int, pid: int, folder: Path) -> bool:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    if ended and os.WIFSIGNALED(status):
+        (folder / f"{rank}.txt").write_text(f"it died of {signal.Signals(os.WTERMSIG(status)).name}")
+        (folder / f"{rank}.failed").touch()
+    return not ended
 
 
 def _work(rank: int, size: int, port: int, checks: Sequence[Check], folder: Path) -> None:
