@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any
 
@@ -31,6 +31,18 @@ def scalars(value: Any, name: str = "") -> dict[str, float]:
         return {name or "value": float(value)}
     except OverflowError:
         return {}
+
+
+def other_values(value: Any, name: str = "") -> Iterator[str]:
+    """Yields a description of each part of a stage's value that is not a number, and thus no metric."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from other_values(item, f"{name}/{key}" if name else str(key))
+    elif isinstance(value, Tensor) and value.numel() != 1:
+        yield f"a tensor of shape {list(value.shape)}{f' as `{name}`' if name else ''}"
+    elif not isinstance(value, (Tensor, Real)):
+        kind = "None" if value is None else f"a {type(value).__name__}"
+        yield f"{kind}{f' as `{name}`' if name else ''}"
 
 
 def logged_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

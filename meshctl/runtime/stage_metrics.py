@@ -7,6 +7,7 @@ has logged.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from meshctl.plan.model import Stage
 from meshctl.run.events import EventLog
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import StepState
-from meshctl.runtime.scalars import logged_numbers, scalars
+from meshctl.runtime.scalars import logged_numbers, other_values, scalars
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import CollectMode, ExecuteMode
 
@@ -42,6 +43,8 @@ class StageMetrics:
         """The number of metrics in the step's report before the running call."""
         self.logged: dict[str, list[float]] = {}
         """The numbers that the running call has logged on this rank, counted or not."""
+        self._is_reduced = collect.is_reduced
+        self._has_warned = False
         self._reduction: str = "mean"
         """The reduction of the returned numbers to one metric: `mean`, `sum` or `first`."""
         if collect.join == "sum" or (collect.join == "first" and not stage.block):
@@ -85,6 +88,17 @@ class StageMetrics:
             if metric["stage"] == self._stage.name:
                 metric["values"] = self._without_returned(metric["values"], returned)
         self._state.report.add_metric(self._stage.name, returned, weight, self._reduction)
+
+    def warn_of_others(self, value: Any) -> None:
+        """Warns once of parts of a value that no stage takes and that are not metrics, because they are not
+        numbers. A stage that collects by mean or sum returns numbers, or logs some."""
+        if not self._is_reduced or self._has_warned or (value is None and self.logged):
+            return
+        if other := next(other_values(value), ""):
+            self._has_warned = True
+            called = f"`{self._stage.component}.{self._stage.method}`"
+            text = f"{called} returned {other}, which is not a metric: a metric is a single number"
+            logging.getLogger("meshctl").warning(text)
 
     def _without_returned(
         self, logged: Mapping[str, float], returned: Mapping[str, float]

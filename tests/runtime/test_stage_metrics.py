@@ -149,3 +149,32 @@ def test_the_only_rank_that_is_called_counts() -> None:
     silent = Metrics(0, pp_size=2)
     silent.of.log({"loss": 1.0}, 1)
     assert (silent.reported, silent.uncounted) == ([], [(["loss"], 1)])
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        ({"loss": torch.ones(4)}, "a tensor of shape [4] as `loss`"),
+        ({"loss": 1.0, "mood": {"of": "low"}}, "a str as `mood/of`"),
+        (torch.ones(2, 3), "a tensor of shape [2, 3]"),
+        (None, "None"),
+    ],
+)
+def test_a_value_that_is_neither_a_metric_nor_taken_is_one_warning(
+    value: Any, other: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics()
+    for _ in range(2):
+        metrics.of.begin_call()
+        metrics.of.warn_of_others(value)
+    text = f"`judge.loss` returned {other}, which is not a metric: a metric is a single number"
+    assert caplog.messages == [text]
+
+
+def test_numbers_batches_and_what_is_logged_beside_are_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    metrics.of.warn_of_others({"loss": np.float32(1), "norm": torch.ones(1, 1)})
+    metrics.of.log({"loss": 1.0}, 1)
+    metrics.of.warn_of_others(None)
+    Metrics(collect="flatten").of.warn_of_others({"path": "x"})
+    assert not caplog.messages

@@ -90,6 +90,15 @@ IDS, DEPTH, MOST = MARK + "ids", MARK + "group_depth", MARK + "most"
 """Names of the entries of a TensorDict for a batch's ids, `group_depth` and `most`."""
 
 
+def _as_tensor(column: Any) -> Any:
+    """Returns the tensor that shares the memory of a numpy array; the column itself where torch lacks its
+    dtype, such as that of texts."""
+    try:
+        return torch.as_tensor(column)
+    except TypeError:
+        return column
+
+
 class Batch:
     """Named columns of the same samples."""
 
@@ -110,6 +119,7 @@ class Batch:
         self._columns: dict[str, Column] = {}
         sizes: list[int] = []
         for name, column in columns.items():
+            column = _as_tensor(column) if hasattr(column, "__array__") else column
             if isinstance(column, Tensor):
                 if not column.ndim:
                     raise BatchError(f"column {name!r} has no sample dim")

@@ -75,7 +75,8 @@ def ending(state: RunState) -> str:
     if state.last:
         words.append(f"after {count(state.last[0], 'step')} in {duration(state.last[1])}")
     elif seconds := state.seconds():
-        words.append(f"after {duration(seconds)}")
+        steps = "without a step, " if state.code == 0 and state.plan.stages else ""
+        words.append(f"{steps}after {duration(seconds)}")
     if state.steps_per_second:
         words.append(f"({rate(state.steps_per_second)})")
     reason = state.reason if state.code == 0 else ""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -23,6 +24,14 @@ def test_repeat_makes_children_and_their_group() -> None:
     assert many.group_ids is not None and many.group_ids.tolist() == [[10]] * 3 + [[11]] * 3
     assert many["text"] == ["0"] * 3 + ["1"] * 3
     assert batch(2).group_ids is None
+
+
+def test_a_numpy_array_is_a_tensor_of_the_same_memory() -> None:
+    array = np.arange(6.0).reshape(3, 2)
+    made = Batch({"x": array, "text": np.array(["a", "b", "c"]), "rows": [np.ones(2)] * 3})
+    array[0, 0] = 7
+    assert isinstance(made["x"], torch.Tensor) and made["x"].dtype == torch.float64 and made["x"][0, 0] == 7
+    assert made["text"] == ["a", "b", "c"] and isinstance(made["rows"], list)
 
 
 def test_where_drops_and_keeps_ids() -> None:

@@ -146,5 +146,8 @@ def refused(it: Collective) -> Iterator[tuple[Callable[[], object], str]]:
         "reduce_scatter goes along dim 0, but this tensor has no dims",
     )
     yield lambda: it.all_gather(torch.tensor(1.0), uneven=True), "has no dims"
-    yield lambda: it.all_gather_object({"a": [{1, 2}]}), "a set cannot be sent: express it as plain data"
-    yield lambda: it.broadcast_object(object(), it.rank), "a object cannot be sent"
+    yield (
+        lambda: it.all_gather_object({"a": [{1, 2}]}),
+        "a value of the type set cannot be sent: express it as plain data",
+    )
+    yield lambda: it.broadcast_object(object(), it.rank), "a value of the type object cannot be sent"

@@ -140,8 +140,8 @@ class Frame:
                 plain: Any = next(kind for kind in (str, int, float, list, dict) if isinstance(value, kind))
                 return plain(value)
         raise FrameError(
-            f"a {type(value).__name__} cannot be sent: express it as plain data (numbers, text, lists, "
-            "dicts) and tensors"
+            f"a value of the type {type(value).__name__} cannot be sent: express it as plain data (numbers, "
+            "text, lists, dicts) and tensors"
         )
 
     @staticmethod

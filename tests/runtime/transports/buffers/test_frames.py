@@ -61,7 +61,7 @@ def test_batches() -> None:
 
 
 def test_what_cannot_be_sent_is_reported() -> None:
-    with pytest.raises(FrameError, match="a set cannot be sent"):
+    with pytest.raises(FrameError, match="a value of the type set cannot be sent"):
         pack({1, 2})
 
 
