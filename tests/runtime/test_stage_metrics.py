@@ -171,7 +171,7 @@ def test_a_value_that_is_neither_a_metric_nor_taken_is_one_warning(
     assert caplog.messages == [text]
 
 
-def test_numbers_batches_and_what_is_logged_beside_are_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_numbers_and_logged_numbers_cause_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics()
     metrics.of.warn_of_others({"loss": np.float32(1), "norm": torch.ones(1, 1)})
     metrics.of.log({"loss": 1.0}, 1)
