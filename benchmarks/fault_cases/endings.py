@@ -47,18 +47,18 @@ def over(place: Place, run: Running, moment: float, code: int, limit: float) -> 
 
 
 def asked_for_checkpoint(place: Place) -> Measured:
-    run = place.running()
-    before = run.saved
+    run = place.launch("run.checkpoint.every=1000000")
+    run.wait_for_step(5)
     run.process.send_signal(signal.SIGUSR1)
     moment = time.monotonic()
-    run.until(lambda: any(e["step"] % 10 for e in run.events("checkpoint")), "a checkpoint", 30.0)
+    run.until(lambda: bool(run.events("checkpoint")), "a checkpoint", 30.0)
     seconds = time.monotonic() - moment
-    saved = next(event["step"] for event in run.events("checkpoint") if event["step"] % 10)
+    saved = run.events("checkpoint")[0]["step"]
     run.wait_for_step(saved + 5)
     run.process.send_signal(signal.SIGTERM)
     code = run.end()
     text = f"checkpoint of step {saved} after {seconds:.1f} s, and on; then exit {code}"
-    return Measured(text, code == 143 and saved > before)
+    return Measured(text, code == 143)
 
 
 def closed_terminal(place: Place) -> Measured:
