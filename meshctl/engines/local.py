@@ -28,7 +28,7 @@ from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.checks.runner import preflight
 from meshctl.engines.engine import CannotStart, Exited, Handle, Job, Rendered, agent_commands, nodes_of
 from meshctl.engines.node import termination
-from meshctl.engines.node.scratch import remove_unused, scratch_folder
+from meshctl.engines.node.scratch import remove_scratch
 from meshctl.engines.node.worker_env import missing, resolve, unset_in_args
 from meshctl.plan.model import Plan
 from meshctl.run.authentication import TOKEN_VARIABLE
@@ -155,7 +155,7 @@ class LocalHandle:
             self._forget(process, code)
         termination.kill_children(spare=self._processes)
         for node in nodes:
-            remove_unused(scratch_folder(self._job.token, node))
+            remove_scratch(self._job.token, node)
         environ = {**os.environ, TOKEN_VARIABLE: self._job.token}
         for command in agent_commands(self._job.plan, self._job.run, self._job.head):
             if command.node in nodes:
@@ -179,7 +179,7 @@ class LocalHandle:
         for process in list(self._processes.values()):
             self._forget(process, -signal.SIGKILL)
         for node in nodes_of(self._job.plan):
-            remove_unused(scratch_folder(self._job.token, node))
+            remove_scratch(self._job.token, node)
 
     def _forget(self, process: _Process, code: int) -> None:
         os.close(process.pidfd)

@@ -41,7 +41,7 @@ from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_so
 from meshctl.engines.node.hub_download import Downloading
 from meshctl.engines.node.interpreter import groups_of
 from meshctl.engines.node.progress import POLL_S, Records
-from meshctl.engines.node.scratch import Scratch
+from meshctl.engines.node.scratch import Scratch, remove_scratch
 from meshctl.engines.node.stacks import StackRequests
 from meshctl.engines.node.worker_env import Stores
 from meshctl.engines.node.worker_logs import Outputs, WorkerLogs
@@ -136,7 +136,7 @@ class NodeProcess:
         self._scratch.release()
         self._logs.close()
         termination.kill_children()
-        self._scratch.release()  # where the process that writes logs was killed
+        remove_scratch(self._job.token, self._job.node)  # where the process that writes logs was killed
         return self._code if self._is_leaving else FAILED
 
     @property

@@ -41,7 +41,6 @@ class Scratch:
         """Ends the use of the folder by this process, and removes the folder if no other process uses it."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
-            self.descriptor = -1
         remove_unused(self._folder)
 
 
@@ -49,6 +48,11 @@ def scratch_folder(token: str, node: int) -> Path:
     """Returns the folder of a node of the run with this token."""
     name = hashlib.sha256(f"{token}/{node}".encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"meshctl-{name}"
+
+
+def remove_scratch(token: str, node: int) -> None:
+    """Removes the folder of a node whose processes are killed. They may hold the lock a moment longer."""
+    shutil.rmtree(scratch_folder(token, node), ignore_errors=True)
 
 
 def remove_unused(folder: Path) -> None:
