@@ -46,11 +46,10 @@ from meshctl.runtime.routes.header import (
     encode,
 )
 from meshctl.runtime.routes.joins import check_joinable, join
-from meshctl.runtime.routes.partitions import Partitions
 from meshctl.runtime.routes.paths import Paths
 from meshctl.runtime.routes.rows import RowRange, fill, gather
 from meshctl.runtime.routes.shared_write import SharedWrite
-from meshctl.runtime.routes.step import Partition, StepHeader
+from meshctl.runtime.routes.step import Partition, Partitions, StepHeader
 from meshctl.runtime.routes.table import decode_table, encode_parts
 from meshctl.runtime.transports.allgather import allgather
 from meshctl.runtime.transports.buffers.frames import FrameError, unpack
@@ -86,7 +85,7 @@ class Channel:
         self._me = self._producers.index(context.rank) if context.rank in self._producers else None
         sides = [(side.mesh, side.first_job_rank, side.execute) for side in (self._producer, self._consumer)]
         self._seed = crc32(repr((self.route, *sides)).encode())
-        self._partitions = Partitions(context)
+        self._partitions = Partitions(context.route, self._consumer.mesh, self._consumer.execute)
 
     def _set_producers(self, ranks: tuple[int, ...]) -> None:
         """Sets the ranks that send. Everywhere else, the number of a producer is its index in `ranks`."""

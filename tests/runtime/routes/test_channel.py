@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.routes import partitions as partitions_module
+from meshctl.runtime.routes import step as step_module
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.routes.step import FLAT_MAX_BYTES
@@ -294,7 +294,7 @@ def test_only_producers_compute_parts_that_depend_on_the_samples(balance: Any, t
     batches = [
         Batch({"x": Ragged.of(some)}, ids=torch.arange(2) + 2 * number) for number, some in enumerate(rows)
     ]
-    with patch.object(partitions_module, "parts_for", wraps=partitions_module.parts_for) as computed:
+    with patch.object(step_module, "parts_for", wraps=step_module.parts_for) as computed:
         found = run(
             Route("a -> b", "a", "b", dispatch=Dispatch(balance=balance)),
             mesh,

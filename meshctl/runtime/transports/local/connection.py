@@ -15,9 +15,9 @@ from torch import Tensor
 
 from meshctl.dataclass import dataclass
 from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX
-from meshctl.runtime.transports.local.messages import HEAD, MAX_FILES, Message, message_in
+from meshctl.runtime.transports.local.messages import HEAD, HEAD_BYTES, MAX_FILES, Message
 
-_MAX_BYTES = HEAD.size + INLINE_MAX
+_MAX_BYTES = HEAD_BYTES + INLINE_MAX
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_FILES)
 _TRUNCATED, _CLOSE_ON_EXEC = int(socket.MSG_CTRUNC), int(socket.MSG_CMSG_CLOEXEC)
 _PEER_HAS_ENDED = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
@@ -80,12 +80,12 @@ class Connection:
         `struct.error` for a malformed message."""
         data, ancillary, flags, _ = self.sock.recvmsg(_MAX_BYTES, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
         if not ancillary and not flags & _TRUNCATED:
-            return message_in(data) if data else None
+            return _message_in(data) if data else None
         files = _files_in(ancillary)
         try:
             if flags & _TRUNCATED and len(files) < MAX_FILES:
                 raise TooManyFiles
-            return message_in(data, files) if data else None
+            return _message_in(data, files) if data else None
         except BaseException:
             close_all(files)
             raise
@@ -204,6 +204,11 @@ class SendQueue:
 def close_all(files: Iterable[int]) -> None:
     for file in files:
         os.close(file)
+
+
+def _message_in(data: bytes, files: Sequence[int] = ()) -> Message:
+    """Returns the message in a datagram. Raises `struct.error`."""
+    return tuple.__new__(Message, (*HEAD.unpack_from(data), data[HEAD_BYTES:], files))
 
 
 def _files_in(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:

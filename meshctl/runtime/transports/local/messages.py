@@ -72,11 +72,6 @@ class Message(NamedTuple):
     files: Sequence[int] = ()
 
 
-def message_in(data: bytes, files: Sequence[int] = ()) -> Message:
-    """Returns the message in a datagram. Raises `struct.error`."""
-    return tuple.__new__(Message, (*HEAD.unpack_from(data), data[HEAD_BYTES:], files))
-
-
 @lru_cache(CREDITS_KEPT)
 def credit_message(generation: int, tag: int) -> bytes:
     """Returns the message that returns a slot."""

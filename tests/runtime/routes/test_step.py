@@ -9,13 +9,11 @@ import pytest
 import torch
 
 from meshctl.runtime.batch.batch import Batch
-from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.routes.header import MAX_ID, ProducerHeader, decode, describe, encode
-from meshctl.runtime.routes.partitions import Partitions
+from meshctl.runtime.routes.step import Partitions
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 from meshctl.topology.samples import Grid
-from tests.runtime.memory import MemoryDataPlane
 
 COUNTS = (3, 2)
 
@@ -33,8 +31,7 @@ def decoded(table: Sequence[bytes]) -> list[ProducerHeader]:
 
 def after_two_steps() -> Partitions:
     """Returns the partitions of a route from two producers, which have sent five samples twice."""
-    sides = RouteSide(DeviceMesh.from_sizes(dp_size=2), 0), RouteSide(DeviceMesh.from_sizes(dp_size=2), 2)
-    found = Partitions(RouteContext(Route("a -> b", "a", "b"), *sides, MemoryDataPlane(0, {}, {})))
+    found = Partitions(Route("a -> b", "a", "b"), DeviceMesh.from_sizes(dp_size=2), "all")
     for first in (0, 5):
         table = [row(first, 3), row(first + 3, 2)]
         assert found.known(table) is None
