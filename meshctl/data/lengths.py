@@ -69,8 +69,6 @@ def limit_of(encoder: type[Encoder], max_length: int | None, over_length: str, p
     known = [one for one in OVER_LENGTH if can.get(one, True)]
     if over_length not in known:
         raise DataError(f"`over_length: {over_length}` is not one of {', '.join(known)}")
-    if max_length is not None and max_length < 2:
-        raise DataError(f"`{encoder.MAX_LENGTH}` is at least 2, not {max_length}")
     if pack and max_length is None:
         raise DataError("`pack` needs `max_length`, the number of tokens of a row")
     if pack and not encoder.CAN_PACK:

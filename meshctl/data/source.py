@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from meshctl.argument_limits import check_arguments
 from meshctl.data.columns import Kept, ragged
 from meshctl.data.encoders import Encoder, Example
 from meshctl.data.errors import DataError, RowError
@@ -52,6 +53,9 @@ class Source(Component):
         "renamed": "args.fields",
         "hub": "datasets",
     }
+    RANGES: ClassVar = {"args.max_length": ">= 2", "args.holdout": ">= 0", "args.workers": ">= 0"}
+    CHOICES: ClassVar = {"args.over_length": "meshctl.data.lengths.OVER_LENGTH"}
+    EXCLUDES: ClassVar = {"args.pack": ("args.keep",)}
 
     def __init__(
         self,
@@ -89,13 +93,14 @@ class Source(Component):
         chat_template, template_args: a file with a chat template, and variables of the template.
         workers: number of processes that prepare samples ahead; with 0, `next` prepares them.
         """
+        check_arguments(type(self), locals(), DataError)
         self._seed, self._shuffle, self._workers, self._pack = seed, shuffle, workers, pack
         self._limit = limit_of(self.ENCODER, max_length, over_length, pack)
         loaded = Tokenizer(tokenizer, chat_template, template_args)
         self._encode = self._encoder(loaded, learn, fields or {})
         self._rows = split_off(self._open(path, split), holdout, held_out=held_out)
-        if keep and (pack or self._limit.over_length == "split"):
-            raise DataError("`keep` needs one sample for each row: leave out `pack` and `over_length: split`")
+        if keep and over_length == "split":
+            raise DataError("`keep` needs one sample for each row: leave out `over_length: split`")
         self._kept = [Kept.of(name, self._rows[0]) for name in keep]
         self._parts: Sequence[Part] | None = None
         """The parts of rows: the samples, or with `pack` the contents of packs. None if each row is one

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from meshctl.argument_limits import check_arguments
 from meshctl.data import tables
 from meshctl.data.columns import Kept, ragged
 from meshctl.data.encoders import ChatEncoder, Encoder, Example, PairsEncoder, TextEncoder
@@ -75,6 +76,9 @@ class Stream(Component):
         "suffixes": (".jsonl", ".json", ".ndjson", ".parquet"),
         "renamed": "args.fields",
     }
+    RANGES: ClassVar = {"args.max_length": ">= 2", "args.buffer": ">= 1", "args.workers": ">= 0"}
+    CHOICES: ClassVar = {"args.over_length": "meshctl.data.lengths.OVER_LENGTH"}
+    EXCLUDES: ClassVar = {"args.pack": ("args.keep",)}
 
     def __init__(
         self,
@@ -104,11 +108,12 @@ class Stream(Component):
             saved datasets can be read by number, so they are shuffled as a whole.
         repeat: whether the stream begins again at its end; otherwise the run ends there.
         """
+        check_arguments(type(self), locals(), DataError)
         self._repeat, self._pack = repeat, pack
         self._limit = limit_of(self.ENCODER, max_length, over_length, pack)
         self._encode = self.ENCODER(Tokenizer(tokenizer, chat_template, template_args), learn, fields or {})
-        if keep and (pack or over_length == "split"):
-            raise DataError("`keep` needs one sample for each row: leave out `pack` and `over_length: split`")
+        if keep and over_length == "split":
+            raise DataError("`keep` needs one sample for each row: leave out `over_length: split`")
         self._rows = _open_stream(path, split, shuffle=shuffle, seed=seed, buffer=buffer)
         first = next(self._rows.epoch(0), None)
         if first is None:

@@ -1,4 +1,4 @@
-"""The dtype that an argument names."""
+"""The dtypes that an argument can name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import torch
 
 from meshctl.hf.errors import ModelError
 
+DTYPES = ("float32", "float", "float64", "double", "bfloat16", "float16", "half")
+
 
 def dtype_of(name: str) -> torch.dtype:
-    """Returns the floating-point dtype of torch with this name. Raises `ModelError` if there is none."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise ModelError(f"`{name}` is no floating-point dtype of torch")
+    """Returns the dtype of torch with this name. Raises `ModelError` for a name that is not in `DTYPES`."""
+    if name not in DTYPES:
+        raise ModelError(f"`{name}` is no floating-point dtype: there are {', '.join(DTYPES)}")
+    found: torch.dtype = getattr(torch, name)
     return found

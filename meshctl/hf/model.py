@@ -9,20 +9,20 @@ override `build`, `forward` and `loss`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
+from meshctl.argument_limits import check_arguments
 from meshctl.hf import columns, estimates, micro_batches, peft_api, transformers_api, weights
 from meshctl.hf.building import Build, build
 from meshctl.hf.chunked_head import ChunkedHead
 from meshctl.hf.dtypes import dtype_of
 from meshctl.hf.errors import ModelError
+from meshctl.hf.inference import inference
 from meshctl.hf.loss_inputs import inputs_of
 from meshctl.hf.optimizer import load_state, make_lr_schedule, make_optimizer, state_of
 from meshctl.hf.outputs import REF, SIDES, Outputs, OutputsWithoutLogits, prefixes_of
@@ -53,6 +53,9 @@ class Model(StoredModel):
     }
     CHOICES: ClassVar = {
         "args.lora": "meshctl.hf.peft_api.KEYS",
+        "args.head": "meshctl.hf.transformers_api.HEADS",
+        "args.dtype": "meshctl.hf.dtypes.DTYPES",
+        "args.parity": "meshctl.hf.parity.MODES",
         "args.loss": "meshctl.losses.loss.LOSSES",
         "args.advantage": "meshctl.losses.advantages.advantage.ADVANTAGES",
         "args.optimizer": "torch.optim",
@@ -83,6 +86,23 @@ class Model(StoredModel):
         "switches": "meshctl.losses.function.SWITCHES",
         "providers": "meshctl.losses.function.PROVIDERS",
     }
+    RANGES: ClassVar = {
+        "args.lora.r": ">= 1",
+        "args.lora.dropout": ">= 0, < 1",
+        "args.temperature": "> 0",
+        "args.top_logprobs": ">= 1",
+        "args.lr": ">= 0",
+        "args.schedule.warmup": ">= 0",
+        "args.schedule.steps": ">= 1",
+        "args.clip": ">= 0",
+        "args.micro_batch": ">= 1",
+        "args.micro_batch_tokens": ">= 1",
+        "args.logits_chunk_tokens": ">= 1",
+    }
+    EXCLUDES: ClassVar = {
+        "args.micro_batch": ("args.micro_batch_tokens",),
+        "args.share_prompts": ("args.logits_chunk_tokens", "args.activation_checkpointing", "args.compile"),
+    }
     RETURNS: ClassVar = {
         "logprobs": ("logprobs", "chosen_logprobs", "rejected_logprobs"),
         "old_logprobs": ("old_logprobs", "old_chosen_logprobs", "old_rejected_logprobs"),
@@ -107,7 +127,7 @@ class Model(StoredModel):
         head: str = "lm",
         config: Mapping[str, Any] | None = None,
         dtype: str = "float32",
-        compute_dtype: str | None = None,
+        compute_dtype: Literal["bfloat16"] | None = None,
         attention: str | None = None,
         experts: str | None = None,
         lora: Mapping[str, Any] | None = None,
@@ -165,10 +185,9 @@ class Model(StoredModel):
         activation_checkpointing: whether the backward pass computes activations again.
         compile: whether to compile the model, or a mapping of options of `torch.compile`.
         """
+        check_arguments(type(self), locals(), ModelError)
         if head not in HEADS:
             raise ModelError(f"`head` is {' or '.join(HEADS)}, not `{head}`")
-        if micro_batch and micro_batch_tokens:
-            raise ModelError("`micro_batch` and `micro_batch_tokens` exclude each other")
         self.model, self.head, self.config = model, head, dict(config or {})
         self.dtype = dtype_of(dtype)
         self.compute_dtype = dtype_of(compute_dtype) if compute_dtype else None
@@ -179,23 +198,17 @@ class Model(StoredModel):
         self.loss_function: Loss = find(loss, **(loss_options or {}))
         advantage = advantage or advantages.DEFAULTS.get(loss)
         self.advantage = advantages.find(advantage, **(advantage_options or {})) if advantage else None
-        if temperature <= 0:
-            raise ModelError(f"`temperature` must be more than 0, not {temperature}")
         self.temperature, self.top_logprobs = temperature, top_logprobs
         self._parity = ParityCheck(parity if head == "lm" else "off")
         self.optimizer, self.optimizer_options = optimizer, {"lr": lr, **(optimizer_options or {})}
         self.schedule, self.clip = dict(schedule or {}), clip
         self.micro_batch, self.micro_batch_tokens = micro_batch, micro_batch_tokens
-        self.logits_chunk_tokens = logits_chunk_tokens
-        if logits_chunk_tokens and (head != "lm" or type(self).forward is not Model.forward):
-            raise ModelError("`logits_chunk_tokens` needs `head: lm` and the `forward` of `hf.Model`")
-        self.share_prompts, is_own_forward = share_prompts, type(self).forward is not Model.forward
-        if share_prompts and (head != "lm" or is_own_forward):
-            raise ModelError("`share_prompts` needs `head: lm` and the `forward` of `hf.Model`")
-        if share_prompts and (logits_chunk_tokens or activation_checkpointing or compile):
-            raise ModelError(
-                "`share_prompts` excludes `logits_chunk_tokens`, `activation_checkpointing` and `compile`"
-            )
+        self.logits_chunk_tokens, self.share_prompts = logits_chunk_tokens, share_prompts
+        if (logits_chunk_tokens or share_prompts) and not (
+            head == "lm" and type(self).forward is Model.forward
+        ):
+            name = "share_prompts" if share_prompts else "logits_chunk_tokens"
+            raise ModelError(f"`{name}` needs `head: lm` and the `forward` of `hf.Model`")
         self.skip_nonfinite = skip_nonfinite
         self.activation_checkpointing, self.compile = activation_checkpointing, compile
 
@@ -357,7 +370,7 @@ class Model(StoredModel):
         """Returns the means of the loss and of its metrics over the batch of all ranks. The weights do not
         change."""
         sums, batch = Sums(), self._with_estimates(batch)
-        with self._inference():
+        with inference(self.module):
             for part in self._parts(batch):
                 sums.add(self.loss(part))
         return sums.over_ranks(self.collective("world"), self.sizes.tp)[0].means()
@@ -419,7 +432,7 @@ class Model(StoredModel):
         both sides of its pairs."""
         sides = SIDES if f"{SIDES[0]}input_ids" in batch else ("",)
         found = []
-        with self._inference():
+        with inference(self.module):
             for part in self._parts(batch, sides):
                 texts = [self._texts(part, side) for side in sides]
                 outputs = self._outputs(texts)
@@ -431,29 +444,12 @@ class Model(StoredModel):
     def _label_logprobs(self, texts: Batch) -> Ragged:
         limit = self.micro_batch_tokens or 1  # otherwise one text at a time
         parts, found = list(micro_batches.by_tokens(texts, limit, ("",), self._data_ranks)), []
-        with self._inference():
+        with inference(self.module):
             for part in parts or [texts]:
                 [outputs] = self._outputs([self._texts(part, "")])
                 found.append(Batch(dict(columns.logprobs(outputs, ""))))
         logprobs: Ragged = Batch.concat(found)["logprobs"]
         return logprobs
-
-    @contextmanager
-    def _inference(self) -> Iterator[None]:
-        """Returns a context in which the model computes without gradients and dropout.
-
-        After a forward pass without a backward pass, FSDP keeps some parameters unsharded. The end of the
-        context shards these parameters again, and sets the model to training mode.
-        """
-        self.module.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self.module.train()
-            for module in self.module.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
 
     @property
     def _data_ranks(self) -> Collective:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from meshctl.argument_limits import check_arguments
 from meshctl.data.held_answers import HeldBySampler
 from meshctl.data.prompt_limits import PromptLimits
 from meshctl.data.tokenizer import Tokenizer
@@ -44,6 +45,16 @@ class Sampler(Component):
     LAYOUTS: ClassVar = {"dims": ("dp",)}
     MEMORY: ClassVar = {"dtype": "args.dtype", "trained_by": ()}
     ROLLOUT: ClassVar = {"temperature": "args.temperature", "group_size": "args.group_size"}
+    CHOICES: ClassVar = {"args.dtype": "meshctl.hf.dtypes.DTYPES"}
+    RANGES: ClassVar = {
+        "args.max_new_tokens": ">= 1",
+        "args.group_size": ">= 1",
+        "args.temperature": ">= 0",
+        "args.top_p": "> 0, <= 1",
+        "args.top_k": ">= 0",
+        "args.batch_size": ">= 1",
+        "args.max_batch_tokens": ">= 1",
+    }
     RETURNS: ClassVar = {
         "sample": ("*", "input_ids", "labels", "sampled_logprobs", "response", "finish_reason")
     }
@@ -85,15 +96,10 @@ class Sampler(Component):
         max_batch_tokens: the most tokens, prompts included, that these answers can have together; None for
             no limit. One answer is always generated.
         """
-        self.sampling = Sampling(temperature, top_k, top_p)
-        limits = {"max_new_tokens": max_new_tokens, "group_size": group_size, "batch_size": batch_size}
-        if max_batch_tokens is not None:
-            limits["max_batch_tokens"] = max_batch_tokens
-        for name, value in limits.items():
-            if value < 1:
-                raise ModelError(f"`{name}` is at least 1, not {value}")
+        check_arguments(type(self), locals(), ModelError)
         if not tokenizer and not isinstance(model, str):
             raise ModelError("`tokenizer` is needed with a model of config values")
+        self.sampling = Sampling(temperature, top_k, top_p)
         self.model, self.config, self.dtype = model, dict(config or {}), dtype_of(dtype)
         self.attention, self.experts = attention, experts
         self.tokenizer_name = tokenizer or str(model)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from meshctl.dataclass import dataclass
-from meshctl.hf.errors import ModelError
 
 BITS = 48
 """The number of random bits of a uniform number. With fewer bits than a float64 has, a number below 1 times
@@ -26,7 +25,7 @@ GAMMA, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn from logits. Raises `ModelError` for invalid values."""
+    """How tokens are drawn from logits."""
 
     temperature: float = 1.0
     """The divisor of the logits. With 0, the most likely token is taken."""
@@ -34,14 +33,6 @@ class Sampling:
     """The number of most likely tokens that can be drawn; 0 for all."""
     top_p: float = 1.0
     """Only the most likely tokens, whose probabilities add up to at least this number, can be drawn."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ModelError(f"`temperature` is at least 0, not {self.temperature}")
-        if self.top_k < 0:
-            raise ModelError(f"`top_k` is at least 0, not {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise ModelError(f"`top_p` is above 0 and at most 1, not {self.top_p}")
 
     def logprobs(self, logits: Tensor) -> Tensor:
         """Returns `[rows, vocabulary]` in float32 or float64: the log-probabilities of the distribution from

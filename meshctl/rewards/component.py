@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from meshctl.argument_limits import check_arguments
 from meshctl.rewards.functions import Choice, FunctionError
 from meshctl.rewards.messages import MessageError
 from meshctl.rewards.processes import Processes
@@ -37,6 +38,8 @@ class Function(Component):
         "args.function": "meshctl.rewards.functions.FUNCTIONS",
         "args.functions": "meshctl.rewards.functions.FUNCTIONS",
     }
+    RANGES: ClassVar = {"args.workers": ">= 0", "args.timeout_s": "> 0"}
+    EXCLUDES: ClassVar = {"args.functions": ("args.function", "args.options")}
     RETURNS: ClassVar = {"score": ("*", "rewards")}
 
     def __init__(
@@ -62,12 +65,9 @@ class Function(Component):
             there is no limit.
         on_error: `drop` for the removal of a sample whose reward cannot be computed, or its reward.
         """
-        if bool(function) == bool(functions):
+        check_arguments(type(self), locals(), RewardError)
+        if not (function or functions):
             raise RewardError("name one reward in `function`, or several in `functions`")
-        if options and functions:
-            raise RewardError("with `functions`, options stand beside the weight of their function")
-        if workers < 0 or (timeout_s is not None and not timeout_s > 0):
-            raise RewardError("`workers` is at least 0, and `timeout_s` more than 0")
         if timeout_s is not None and not workers:
             raise RewardError("`timeout_s` needs `workers`: only a process can be ended")
         if on_error != DROP and (isinstance(on_error, str) or not isfinite(on_error)):

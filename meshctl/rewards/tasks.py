@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+from meshctl.argument_limits import check_arguments
 from meshctl.data.errors import DataError
 from meshctl.data.prompts import Prompts
 from meshctl.data.rows import Row, Rows
@@ -57,6 +58,12 @@ class Tasks(Prompts):
 
     EXTRA: ClassVar = ("hf", "rewards")
     DATA: ClassVar = {}
+    RANGES: ClassVar = {
+        "args.size": ">= 1",
+        "args.max_prompt_tokens": ">= 2",
+        "args.holdout": ">= 0",
+        "args.workers": ">= 0",
+    }
     COLUMNS: ClassVar = ()
     RETURNS: ClassVar = {"next": ("prompt_ids", "prompt", "solution", "entry")}
 
@@ -70,7 +77,7 @@ class Tasks(Prompts):
         chat: bool = False,
         system: str = "",
         max_prompt_tokens: int | None = None,
-        over_length: str = "error",
+        over_length: Literal["error", "drop"] = "error",
         seed: int = 0,
         holdout: float = 0,
         held_out: bool = False,
@@ -87,8 +94,7 @@ class Tasks(Prompts):
         seed: the seed of the tasks. Datasets with neighbouring seeds have tasks in common, so an exam reads
             other tasks of the same seed, by `holdout` and `held_out`.
         """
-        if size < 1:
-            raise DataError(f"`size` is at least 1, not {size}")
+        check_arguments(type(self), locals(), DataError)
         self._task_options, self._size = dict(options or {}), size
         self._task_seed = seed
         super().__init__(

@@ -68,7 +68,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How answers are drawn. Raises `SamplerError` for invalid values."""
+    """How answers are drawn."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -79,18 +79,6 @@ class Sampling:
     """The number of most likely tokens that can be drawn; 0 for all."""
     stop_tokens: tuple[int, ...] = ()
     stop_texts: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise SamplerError(f"`max_new_tokens` is at least 1, not {self.max_new_tokens}")
-        if not 0 <= self.temperature < float("inf"):
-            raise SamplerError(f"`temperature` is at least 0, not {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise SamplerError(f"`top_p` is above 0 and at most 1, not {self.top_p}")
-        if self.top_k < 0:
-            raise SamplerError(f"`top_k` is at least 0, not {self.top_k}")
-        if "" in self.stop_texts:
-            raise SamplerError("a text of `stop` is empty")
 
 
 @dataclass(frozen=True)

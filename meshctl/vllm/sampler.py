@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from meshctl.argument_limits import check_arguments
 from meshctl.data.held_answers import HeldBySampler
 from meshctl.data.prompt_limits import PromptLimits
 from meshctl.data.tokenizer import Tokenizer
@@ -53,6 +54,15 @@ class Sampler(Component):
     TOKENIZER: ClassVar = {"name": "args.tokenizer"}
     LAYOUTS: ClassVar = {"dims": ("dp", "tp")}
     ROLLOUT: ClassVar = {"temperature": "args.temperature", "group_size": "args.group_size"}
+    CHOICES: ClassVar = {"args.dtype": "meshctl.vllm.options.DTYPES"}
+    RANGES: ClassVar = {
+        "args.max_new_tokens": ">= 1",
+        "args.group_size": ">= 1",
+        "args.temperature": ">= 0",
+        "args.top_p": "> 0, <= 1",
+        "args.top_k": ">= 0",
+        "args.kv_cache_bytes": ">= 1",
+    }
     RETURNS: ClassVar = {
         "sample": ("*", "input_ids", "labels", "sampled_logprobs", "response", "finish_reason")
     }
@@ -95,12 +105,13 @@ class Sampler(Component):
             same devices. This needs CUDA.
         engine: further arguments of `vllm.LLM`, such as `max_model_len`.
         """
-        if group_size < 1:
-            raise SamplerError(f"`group_size` is at least 1, not {group_size}")
+        check_arguments(type(self), locals(), SamplerError)
         if not tokenizer and not isinstance(model, str):
             raise SamplerError("`tokenizer` is needed with a model of config values")
         tokens = tuple(one for one in stop if not isinstance(one, str))
         texts = tuple(one for one in stop if isinstance(one, str))
+        if "" in texts:
+            raise SamplerError("a text of `stop` is empty")
         self.sampling = Sampling(max_new_tokens, temperature, top_p, top_k, tokens, texts)
         self.options = EngineOptions(
             model,

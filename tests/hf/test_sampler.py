@@ -302,6 +302,11 @@ def test_prompts_that_do_not_fit_are_named(batch: Batch, message: str) -> None:
         ({"tokenizer": ""}, "`tokenizer` is needed with a model of config values"),
         ({"stop": [""]}, "a text of `stop` is empty"),
         ({"dtype": "int8"}, "`int8` is no floating-point dtype"),
+        ({"temperature": -1.0}, "`temperature` is at least 0, not -1"),
+        ({"temperature": float("nan")}, "`temperature` is at least 0, not nan"),
+        ({"top_k": -2}, "`top_k` is at least 0"),
+        ({"top_p": 0.0}, "`top_p` is above 0 and at most 1"),
+        ({"top_p": 1.5}, "`top_p` is above 0 and at most 1"),
     ],
 )
 def test_invalid_arguments_are_refused(options: dict[str, Any], message: str) -> None:

@@ -151,11 +151,11 @@ def test_a_missing_column_is_named_with_those_there_are() -> None:
     ("args", "message"),
     [
         ({}, "name one reward in `function`, or several in `functions`"),
-        ({"function": "math", "functions": {"math": 1}}, "name one reward"),
+        ({"function": "math", "functions": {"math": 1}}, "`functions` and `function` exclude each other"),
         ({"functions": {"math": "much"}}, "the weight of function `math` is 'much', not a number"),
         ({"functions": {"math": True}}, "the weight of function `math` is True, not a number"),
         ({"function": "math", "workers": -1}, "`workers` is at least 0"),
-        ({"function": "math", "timeout_s": 0}, "`timeout_s` more than 0"),
+        ({"function": "math", "timeout_s": 0}, "`timeout_s` is above 0"),
         ({"function": "math", "timeout_s": 5, "workers": 0}, "`timeout_s` needs `workers`"),
         ({"function": "math", "on_error": "skip"}, "`on_error` is `drop` or a number, not 'skip'"),
         ({"function": "math", "on_error": float("nan")}, "`on_error` is `drop` or a number"),

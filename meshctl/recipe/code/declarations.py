@@ -57,6 +57,8 @@ supports.
         }
         COLUMNS = ("messages", "args.keep")        # the columns of a row, and an argument with further ones
         CHOICES = {"args.filter": "chats.FILTERS"} # an argument, and the table with its names
+        RANGES = {"args.share": "> 0, <= 1"}       # an argument, and the range of its numbers
+        EXCLUDES = {"args.pack": ("args.keep",)}   # an argument, and those that must not be set with it
 
 They are literals and may be inherited. All keys of `LAYOUTS`, `MEMORY` and `ROLLOUT` may be left out.
 Where a subclass overrides a method, its columns are unknown until it declares `RETURNS` again.
@@ -73,6 +75,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
+from meshctl.argument_limits import Range
 from meshctl.dataclass import dataclass
 from meshctl.topology.sizes import DIMS
 
@@ -213,6 +216,11 @@ class Declarations:
     """The columns that a row of the data must have. `args.NAME` is an argument with a list of columns."""
     choices: Mapping[KeyPath, str] = field(default_factory=dict)
     """Argument -> dotted path of the table with its names."""
+    ranges: Mapping[KeyPath, Range] = field(default_factory=dict)
+    """Argument -> the range of its numbers."""
+    excludes: Mapping[KeyPath, tuple[KeyPath, ...]] = field(default_factory=dict)
+    """Argument -> the arguments that must not be set with it. 0, false, null and an empty value do not set an
+    argument."""
     rollout: Rollout = Rollout()
     returns: Mapping[str, Returned] = field(default_factory=dict)
     """Endpoint -> the columns that it returns."""
@@ -345,6 +353,23 @@ def _choices(value: Any) -> Mapping[KeyPath, str]:
     return {_argument(name): table for name, table in value.items()}
 
 
+def _ranges(value: Any) -> Mapping[KeyPath, Range]:
+    if not isinstance(value, dict) or not all(map(_is_argument, value)):  # something else of this name
+        return {}
+    found = {_argument(name): Range.of(text) for name, text in value.items()}
+    if None in found.values():
+        raise Wrong('it does not map arguments to ranges such as "> 0, <= 1"')
+    return {path: one for path, one in found.items() if one is not None}
+
+
+def _excludes(value: Any) -> Mapping[KeyPath, tuple[KeyPath, ...]]:
+    if not isinstance(value, dict) or not all(map(_is_argument, value)):  # something else of this name
+        return {}
+    if not all(map(_is_texts, value.values())):
+        raise Wrong("it does not map arguments to lists of arguments")
+    return {_argument(name): tuple(map(_argument, others)) for name, others in value.items()}
+
+
 def _extra(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else _columns(value)
 
@@ -404,6 +429,8 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "DATA": _data,
     "COLUMNS": _columns,
     "CHOICES": _choices,
+    "RANGES": _ranges,
+    "EXCLUDES": _excludes,
     "ROLLOUT": _rollout,
     "RETURNS": _returned_columns,
     "EXTRA": _extra,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.rules import (
     architectures,
+    argument_limits,
     arguments,
     blocks,
     calls,
@@ -50,7 +51,7 @@ Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
     *(names, groups, devices, interpreters, meshes, models, architectures),
     *(sequence_lengths, device_memory),
-    *(components, arguments, choices, extras, tokenizers, vocabularies, data_files),
+    *(components, arguments, argument_limits, choices, extras, tokenizers, vocabularies, data_files),
     literal_texts,
     *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, costs, rollouts),
     *(loss_inputs, loss_options),

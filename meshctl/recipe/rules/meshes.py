@@ -258,7 +258,7 @@ def class_supports_layout(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def declarations_are_readable(facts: Facts) -> Iterator[Diagnostic]:
-    """`MODEL` and `LAYOUTS` of a class are valid literals. Each class is reported once."""
+    """The declarations of a class are valid literals. Each class is reported once."""
     reported: set[str] = set()
     for name, component in facts.recipe.components.items():
         found = facts.class_of(name)

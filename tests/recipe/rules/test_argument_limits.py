@@ -1,0 +1,89 @@
+"""The rules about ranges of arguments and about arguments that exclude each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshctl.diagnostics import Diagnostic
+from meshctl.recipe.load import load
+
+RECIPE = """
+groups: {{work: {{ranks: 1, device_type: cpu}}}}
+vars: {{temperature: {temperature}}}
+components:
+  sampler: {{_target_: {target}, group: work, args: {{{args}}}}}
+  other: {{_target_: mine.Free, group: work, args: {{temperature: "${{components.sampler.args.temperature}}"}}}}
+  third: {{_target_: mine.Free, group: work, args: {{temperature: "${{vars.temperature}}"}}}}
+pipeline: {{batch: {{call: third.next, samples: 4}}}}
+"""
+MINE = """
+from meshctl import Batch, Component, endpoint
+class Free(Component):
+    RANGES = {"args.temperature": "> 0"}
+    def __init__(self, temperature: float) -> None: ...
+    @endpoint
+    def next(self, samples: range) -> Batch: ...
+class Wrong(Component):
+    RANGES = {"args.temperature": "positive"}
+    EXCLUDES = {"args.temperature": "args.top_p"}
+    def __init__(self, temperature: float) -> None: ...
+"""
+MODEL = "model: {model_type: llama}, tokenizer: byte, max_new_tokens: 4"
+
+
+def reported(
+    folder: Path, args: str, target: str = "meshctl.hf.Sampler", temperature: str = "1.0"
+) -> list[Diagnostic]:
+    (folder / "mine.py").write_text(MINE)
+    (folder / "recipe.yaml").write_text(RECIPE.format(args=args, target=target, temperature=temperature))
+    found = load("recipe.yaml", [], folder, environ={}).report.diagnostics
+    return [one for one in found if one.code in ("MC457", "MC458") or "RANGES" in one.message]
+
+
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+@pytest.mark.parametrize(
+    ("given", "message", "help"),
+    [
+        ("max_new_tokens: -1", "`max_new_tokens` of `sampler` is -1; it must be at least 1", ""),
+        ("group_size: 0", "`group_size` of `sampler` is 0; it must be at least 1", "leave it out for the default, 1"),
+        ("top_p: 95", "`top_p` of `sampler` is 95; it must be above 0 and at most 1", "leave it out for the default, 1.0"),
+        ("top_k: -1", "`top_k` of `sampler` is -1; it must be at least 0", "leave it out for the default, 0"),
+    ],
+)  # fmt: skip
+def test_numbers_of_samplers(tmp_path: Path, engine: str, given: str, message: str, help: str) -> None:
+    args = f"temperature: 1.0, {MODEL.replace('max_new_tokens: 4', given) if 'max' in given else f'{MODEL}, {given}'}"
+    (one,) = reported(tmp_path, args, f"meshctl.{engine}.Sampler")
+    assert (one.code, one.message, one.help) == ("MC457", message, help)
+    assert one.primary and one.primary.line == 5
+
+
+def test_a_value_to_which_others_refer_is_reported_once_and_in_its_own_place(tmp_path: Path) -> None:
+    (one,) = reported(tmp_path, f"{MODEL}, temperature: -1")
+    assert one.message == "`temperature` of `sampler` is -1; it must be at least 0" and not one.seconds
+
+
+def test_a_value_in_vars_is_shown(tmp_path: Path) -> None:
+    (one,) = reported(tmp_path, f"{MODEL}, temperature: 1.0", temperature="0")
+    assert one.message == "`temperature` of `third` is 0; it must be above 0"
+    assert one.primary and one.primary.line == 7 and one.seconds[0].line == 3
+
+
+@pytest.mark.parametrize("value", ["0.7", '"${oc.env:T,-1}"', "hot"])
+def test_other_values_are_not_reported(tmp_path: Path, value: str) -> None:
+    assert reported(tmp_path, f"{MODEL}, temperature: {value}") == []
+
+
+def test_arguments_that_exclude_each_other(tmp_path: Path) -> None:
+    args = "temperature: 1.0, model: {model_type: llama}, micro_batch: 2, micro_batch_tokens: 64"
+    (one,) = reported(tmp_path, args, "meshctl.hf.Model")
+    assert (one.code, one.help) == ("MC458", "leave one of them out")
+    assert one.message == "`micro_batch` and `micro_batch_tokens` of `sampler` exclude each other"
+    assert one.seconds[0].label == "`micro_batch_tokens` is set"
+    assert reported(tmp_path, args.replace("micro_batch: 2", "micro_batch: null"), "meshctl.hf.Model") == []
+
+
+def test_a_wrong_declaration_is_a_note(tmp_path: Path) -> None:
+    (one,) = reported(tmp_path, "temperature: 1", "mine.Wrong")
+    assert "RANGES" in one.message and '"> 0, <= 1"' in one.message, one
