@@ -8,7 +8,8 @@ components of a recipe, all in this process: `Prompts`, `hf.Sampler`, `rewards.F
 copy of the weights. The loop and the launcher are not part of it (`empty_step` measures them). The median
 over rounds of the ratio of CPU times is judged. The ratio of the times and the last mean rewards are shown.
 Beside them stand two runs of `meshctl launch`, where the sampler is in a group of its own, without and with
-`max_staleness: 1`: the CPU time of both workers, and the time of a step.
+`max_staleness: 1`: the CPU time of both workers, and the time of a step. With it, the actor also computes
+`old_logprobs`.
 TRL 1.16 must be installed; without it the benchmark says so and measures nothing.
 """
 

@@ -62,7 +62,11 @@ def arguments(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def recipe(folder: Path, steps: int, max_staleness: int) -> str:
-    """Returns a recipe, as JSON, in which one group samples and another one trains."""
+    """Returns a recipe, as JSON, in which one group samples and another one trains.
+
+    With `max_staleness` the actor also computes `old_logprobs`. Without them, the ratio to the probabilities
+    of older weights would be clipped, and few tokens would have a gradient (docs/samplers.md).
+    """
     targets = {
         "prompts": "meshctl.data.Prompts",
         "sampler": f"{__name__}.TimedSampler",
@@ -78,7 +82,8 @@ def recipe(folder: Path, steps: int, max_staleness: int) -> str:
         "batch": {"call": "prompts.next", "samples": PROMPTS},
         "rollouts": {"call": "sampler.sample", "in": "batch"},
         "scored": {"call": "judge.score", "in": "rollouts"},
-        "metrics": {"call": "actor.update", "in": "scored"},
+        **({"old": {"call": "actor.old_logprobs", "in": "scored"}} if max_staleness else {}),
+        "metrics": {"call": "actor.update", "in": ["scored", "old"] if max_staleness else "scored"},
         "publish": {"sync": "actor", "to": "sampler", "max_staleness": max_staleness},
     }
     run = {"steps": steps, "dir": str(folder / f"runs-{max_staleness}")}
