@@ -98,6 +98,10 @@ class Model(StoredModel):
         "args.micro_batch": ">= 1",
         "args.micro_batch_tokens": ">= 1",
         "args.logits_chunk_tokens": ">= 1",
+        "args.loss_options.clip": ">= 0",
+        "args.loss_options.clip_high": ">= 0",
+        "args.loss_options.importance_cap": "> 0",
+        "args.loss_options.max_tokens": "> 0",
     }
     EXCLUDES: ClassVar = {
         "args.micro_batch": ("args.micro_batch_tokens",),

@@ -55,6 +55,7 @@ class Sampler(Component):
     LAYOUTS: ClassVar = {"dims": ("dp", "tp")}
     ROLLOUT: ClassVar = {"temperature": "args.temperature", "group_size": "args.group_size"}
     CHOICES: ClassVar = {"args.dtype": "meshctl.vllm.options.DTYPES"}
+    DEVICES: ClassVar = {"per_worker": 1, "types": {"args.sleep": ("cuda",)}}
     RANGES: ClassVar = {
         "args.max_new_tokens": ">= 1",
         "args.group_size": ">= 1",

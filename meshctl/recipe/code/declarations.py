@@ -11,6 +11,10 @@ supports.
             "lora_styles": "adapters.STYLES",      # on tp, `lora` adapts layers with these styles in the plan
             "tied_shards": "equal",                # tied embeddings on fsdp need shards of equal size
         }
+        DEVICES = {                                # the devices that the class supports
+            "per_worker": 1,                       # the most devices of a worker
+            "types": {"args.sleep": ("cuda",)},    # an argument, and the types of device that it needs
+        }
         MEMORY = {                                 # what its bytes on a rank depend on, beside its model
             "dtype": "args.dtype",                 # an argument, or a value such as "bfloat16"
             "optimizer": "args.optimizer",
@@ -133,6 +137,16 @@ class Layouts:
 
 
 @dataclass(frozen=True)
+class Devices:
+    """The devices that a component class supports."""
+
+    per_worker: int | None = None
+    """The most devices of a worker; None for any number."""
+    types: Mapping[KeyPath, tuple[str, ...]] = field(default_factory=dict)
+    """Argument -> the types of device that it needs if it is set."""
+
+
+@dataclass(frozen=True)
 class SequenceLength:
     """The arguments that determine the longest sequence."""
 
@@ -206,6 +220,7 @@ class Declarations:
     model: tuple[KeyPath, ...] = ()
     """The values that name the model or contain values of its config. Later ones take precedence."""
     layouts: Layouts = Layouts()
+    devices: Devices = Devices()
     memory: Mapping[str, Any] | None = None
     """Key of `MEMORY` -> the key path of an argument as a tuple, or a value; None if the bytes of the
     component are unknown."""
@@ -395,6 +410,18 @@ def _layouts(value: Any) -> Layouts:
     return Layouts(None if dims is None else tuple(dims), pairs, tp_plan, *others)
 
 
+def _devices(value: Any) -> Devices:
+    if not isinstance(value, dict):  # the name is common, and may mean something else
+        return Devices()
+    given = _mapping(value, "per_worker", "types")
+    per_worker, types = given.get("per_worker"), given.get("types", {})
+    if per_worker is not None and (type(per_worker) is not int or per_worker < 1):
+        raise Wrong('"per_worker" is not a number of devices')
+    if not isinstance(types, dict) or not all(map(_is_texts, types.values())):
+        raise Wrong('"types" does not map arguments to lists of device types')
+    return Devices(per_worker, {_argument(name): tuple(kinds) for name, kinds in types.items()})
+
+
 def _memory(value: Any) -> Mapping[str, Any] | None:
     if not isinstance(value, dict):  # None, or something else of this name
         return None
@@ -423,6 +450,7 @@ def _is_dims(value: Any) -> bool:
 READERS: Mapping[str, Callable[[Any], Any]] = {
     "MODEL": _model,
     "LAYOUTS": _layouts,
+    "DEVICES": _devices,
     "MEMORY": _memory,
     "SEQUENCE_LENGTH": _sequence_length,
     "TOKENIZER": _tokenizer,

@@ -1,7 +1,9 @@
-"""MC457 and MC458: checks arguments against the ranges and the exclusions that a class declares.
+"""MC457 to MC459: checks a component against the ranges, the exclusions and the devices that its class
+declares.
 
 A class declares `RANGES = {"args.top_p": "> 0, <= 1"}` for numbers, and in `EXCLUDES` the arguments that must
-not be set together. A value that is known at the launch only, such as that of an environment variable, is
+not be set together. `DEVICES` states the most devices of a worker, and arguments that need a type of device.
+A value that is known at the launch only, such as that of an environment variable, is
 checked by the constructor.
 """
 
@@ -12,7 +14,7 @@ from collections.abc import Iterator
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node, plain
 from meshctl.recipe.rules.facts import Facts
-from meshctl.text.english import listed
+from meshctl.text.english import counted, listed
 
 
 def numbers_are_in_range(facts: Facts) -> Iterator[Diagnostic]:
@@ -60,8 +62,31 @@ def arguments_do_not_exclude_each_other(facts: Facts) -> Iterator[Diagnostic]:
                     yield Diagnostic("MC458", message, node.span, seconds, "leave one of them out")
 
 
+def group_has_supported_devices(facts: Facts) -> Iterator[Diagnostic]:
+    """The group of a component has devices that the class and the arguments support."""
+    for name, component in facts.recipe.components.items():
+        group, supported = facts.recipe.groups.get(component.group), facts.declares(name).devices
+        if group is None or not facts.is_valid("groups", group.name):
+            continue
+        owner = (facts.value("components", name, "group").with_word(f"`{name}` is on `{group.name}`"),)
+        most, each = supported.per_worker, group.gpus_per_worker
+        if most is not None and each > most:
+            message = (
+                f"`{name}` uses {counted(most, 'device')} in each worker; one of `{group.name}` has {each}"
+            )
+            help = f"write `gpus_per_worker: {most}`; a large model is split by `parallel`"
+            span = facts.value("groups", group.name, "gpus_per_worker")
+            yield Diagnostic("MC459", message, span, owner, help)
+        for path, kinds in supported.types.items():
+            node = _given(facts, name, path)
+            if node is not None and plain(node) and group.device_type and group.device_type not in kinds:
+                needs = f"`{'.'.join(path[1:])}` of `{name}` needs {' or '.join(kinds)}"
+                message = f"{needs}, and the devices of `{group.name}` are {group.device_type}"
+                yield Diagnostic("MC459", message, node.span, owner, "leave it out")
+
+
 def _given(facts: Facts, component: str, path: KeyPath) -> Node | None:
     return facts.argument(component, path) if facts.is_valid("components", component, *path) else None
 
 
-RULES = (numbers_are_in_range, arguments_do_not_exclude_each_other)
+RULES = (numbers_are_in_range, arguments_do_not_exclude_each_other, group_has_supported_devices)
