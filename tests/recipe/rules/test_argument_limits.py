@@ -10,7 +10,7 @@ from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.load import load
 
 RECIPE = """
-groups: {{work: {{ranks: 1, device_type: cpu}}}}
+groups: {{work: {{{group}}}}}
 vars: {{temperature: {temperature}}}
 components:
   sampler: {{_target_: {target}, group: work, args: {{{args}}}}}
@@ -34,12 +34,17 @@ MODEL = "model: {model_type: llama}, tokenizer: byte, max_new_tokens: 4"
 
 
 def reported(
-    folder: Path, args: str, target: str = "meshctl.hf.Sampler", temperature: str = "1.0"
+    folder: Path,
+    args: str,
+    target: str = "meshctl.hf.Sampler",
+    temperature: str = "1.0",
+    group: str = "ranks: 1, device_type: cpu",
 ) -> list[Diagnostic]:
     (folder / "mine.py").write_text(MINE)
-    (folder / "recipe.yaml").write_text(RECIPE.format(args=args, target=target, temperature=temperature))
+    given = {"args": args, "target": target, "temperature": temperature, "group": group}
+    (folder / "recipe.yaml").write_text(RECIPE.format(**given))
     found = load("recipe.yaml", [], folder, environ={}).report.diagnostics
-    return [one for one in found if one.code in ("MC457", "MC458") or "RANGES" in one.message]
+    return [one for one in found if one.code in ("MC457", "MC458", "MC459") or "RANGES" in one.message]
 
 
 @pytest.mark.parametrize("engine", ["hf", "vllm"])
@@ -87,3 +92,17 @@ def test_arguments_that_exclude_each_other(tmp_path: Path) -> None:
 def test_a_wrong_declaration_is_a_note(tmp_path: Path) -> None:
     (one,) = reported(tmp_path, "temperature: 1", "mine.Wrong")
     assert "RANGES" in one.message and '"> 0, <= 1"' in one.message, one
+
+
+SLEEPS = "`sleep` of `sampler` needs cuda, and the devices of `work` are cpu"
+WIDE = "`sampler` uses 1 device in each worker; one of `work` has 2"
+
+
+def test_the_devices_of_the_group_are_supported(tmp_path: Path) -> None:
+    args, cuda = f"{MODEL}, temperature: 1.0, sleep: true", "ranks: 2, device_type: cuda"
+    (one,) = reported(tmp_path, args, "meshctl.vllm.Sampler")
+    assert (one.code, one.message) == ("MC459", SLEEPS)
+    (one,) = reported(tmp_path, args, "meshctl.vllm.Sampler", group=f"{cuda}, gpus_per_worker: 2")
+    assert (one.code, one.message) == ("MC459", WIDE)
+    assert one.primary and one.primary.line == 2 and one.seconds[0].line == 5
+    assert reported(tmp_path, args, "meshctl.vllm.Sampler", group=cuda) == []
