@@ -142,5 +142,5 @@ def test_a_bad_row_is_named(texts: Path, parquet: Path) -> None:
 def test_what_cannot_be_a_stream_is_named(tmp_path: Path, texts: Path) -> None:
     with pytest.raises(DataError, match=r"no file 'nowhere\.jsonl'"):
         PairsStream("nowhere.jsonl", "byte")
-    with pytest.raises(DataError, match="`keep` needs one sample for each row"):
+    with pytest.raises(DataError, match="`pack` and `keep` exclude each other"):
         TextStream(str(texts), "byte", keep=["n"], pack=True, max_length=9)

@@ -115,9 +115,9 @@ def test_an_empty_batch() -> None:
     ("arguments", "message"),
     [
         ({"head": "score"}, "needs `head: lm`"),
-        ({"compile": True}, "excludes"),
-        ({"logits_chunk_tokens": 8}, "excludes"),
-        ({"activation_checkpointing": True}, "excludes"),
+        ({"compile": True}, "and `compile` exclude"),
+        ({"logits_chunk_tokens": 8}, "and `logits_chunk_tokens` exclude"),
+        ({"activation_checkpointing": True}, "and `activation_checkpointing` exclude"),
     ],
 )
 def test_what_cannot_share_prompts(arguments: dict[str, Any], message: str) -> None:
