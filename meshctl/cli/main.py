@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
+
+from meshctl.cli.collection import without_collection
 
 UNREADABLE, REFUSED, INTERRUPTED = 3, 4, 130
 ANYWHERE = ("explain", "schema", "doctor", "completion", "--help", "--version")
@@ -27,11 +28,8 @@ def _called() -> None:
     if not set(sys.argv[1:]) & set(ANYWHERE) and not _has_folder():
         print("error: the working directory has been deleted: change to one that exists", file=sys.stderr)
         sys.exit(REFUSED if "launch" in sys.argv[1:] else UNREADABLE)
-    gc.disable()  # what imports make is never garbage, and a collection reads all of it
-    from meshctl.cli.app import main
-
-    gc.freeze()
-    gc.enable()
+    with without_collection():
+        from meshctl.cli.app import main
     main()
 
 
