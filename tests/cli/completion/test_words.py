@@ -43,7 +43,7 @@ OPTIONS = [
 ]
 
 
-WITHOUT_CANDIDATES = {"--ranks", "--node", "--samples", "--group", "--head"}
+WITHOUT_CANDIDATES = {"--ranks", "--node", "--samples", "--grep", "--since", "--group", "--head"}
 
 
 @pytest.mark.parametrize(("command", "option"), OPTIONS)
