@@ -129,7 +129,10 @@ def _run_of(recipe: str) -> RunDir | None:
     if not missing:
         return run
     help = "give a recipe, or the folder of a run (runs/NAME/TIME)"
-    if recipes := files(folder, ".yaml", ".yml"):
+    if runs := [path.parent for place in ("*", "*/*") for path in folder.glob(f"{place}/start.json")]:
+        newest = max(runs, key=lambda path: path.name)
+        help = f"give the folder of a run; the newest one in it is `{newest}`"
+    elif recipes := files(folder, ".yaml", ".yml"):
         help = f"give a recipe in it, such as `{folder / recipes[0].name}`"
     message = f"`{recipe}` is a folder but not a run: it has no {listed(missing, 'or')}"
     raise Unreadable(Report((Diagnostic("MC001", message, help=help),)))

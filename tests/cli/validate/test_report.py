@@ -89,6 +89,10 @@ def test_a_run_directory_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert again.resume == run and again.plan == ready.plan and again.path == ready.path
     changed = plan_of("arithmetic/now", ["layout@components.actor.parallel=hsdp", "run.steps=9"])
     assert changed.plan.component("actor").mesh.size("dp") == 2 and changed.plan.run.steps == 9
+    with pytest.raises(Unreadable) as folder_of_runs:
+        plan_of("arithmetic", [])
+    [found] = folder_of_runs.value.report.diagnostics
+    assert found.help == "give the folder of a run; the newest one in it is `arithmetic/now`"
     run.plan.unlink()
     with pytest.raises(Unreadable, match=r"not a run: it has no `plan\.json`"):
         plan_of(str(run.path), [])
