@@ -105,7 +105,7 @@ def _folders(plan: Plan, group: str, words: Sequence[str]) -> dict[str, tuple[Ro
             raise Misused(_unknown_route(plan, group, name, taken))
         for route in routes:
             if route.name in found:
-                raise Misused(f"--replay gives route `{route.name}` twice")
+                raise Misused(f"--replay names route `{route.name}` twice")
             found[route.name] = route, Path(folder)
     return found
 

@@ -61,7 +61,9 @@ def _class(name: str) -> type[torch.optim.Optimizer]:
     except ModuleNotFoundError as error:
         raise ModelError(f"optimizer `{name}`: {error}") from None
     if not isinstance(found, type) or not issubclass(found, torch.optim.Optimizer):
-        raise ModelError(f"optimizer `{name}` is no class of torch.optim, and no dotted path of an optimizer")
+        raise ModelError(
+            f"optimizer `{name}` is neither a class of torch.optim nor the dotted path of an optimizer"
+        )
     return found
 
 

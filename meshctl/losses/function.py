@@ -78,7 +78,7 @@ def lacking(what: str, missing: list[str], inputs: Mapping[str, Any]) -> str:
     """Returns the message for a function that lacks inputs. `what` names the function, and `inputs` are those
     that there are."""
     named = ", ".join(f"`{name}`" for name in missing)
-    providers = "".join(f"; {PROVIDERS[name]} gives `{name}`" for name in missing if name in PROVIDERS)
+    providers = "".join(f"; {PROVIDERS[name]} provides `{name}`" for name in missing if name in PROVIDERS)
     return (
         f"{what} needs {named}, which neither the model nor the batch provides; there are "
         f"{', '.join(sorted(inputs)) or 'none'}{providers}"

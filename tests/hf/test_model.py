@@ -288,7 +288,7 @@ def test_weights_with_an_unknown_name_or_shape_are_refused() -> None:
         ({"model": {"hidden_size": 8}}, "the config of the model cannot be read: it has no `model_type`"),
         ({"model": {"model_type": "qwen3", "hidden_size": "x"}}, "the config of the model cannot be read"),
         ({"head": "tail"}, "`head` is lm or score"),
-        ({"dtype": "int64"}, "`int64` is no floating-point dtype"),
+        ({"dtype": "int64"}, "`int64` is not a floating-point dtype"),
         ({"compute_dtype": "float16"}, "`compute_dtype` is bfloat16"),
         ({"lora": {"rank": 4}}, "`lora` has no key `rank`"),
         ({"lora": {"target": ["q_proj", "nothing"]}}, "`lora`: no module is called `nothing`; the linear"),

@@ -18,7 +18,7 @@ from meshctl.engines.checks.fork import in_fork
 from meshctl.engines.checks.probe import Answer, Probe, in_one_line
 from meshctl.engines.checks.requirements import Finding, Requirements
 
-BUG = "this is a bug in meshctl and says nothing about your machine"
+BUG = "this is a bug in meshctl; the machine itself may be fine"
 BLOCKED_S = 5.0
 """Time limit of a topic that may block."""
 UNKNOWN = "try again; `meshctl doctor` starts a child for each topic, which did not answer"

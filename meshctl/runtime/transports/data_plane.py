@@ -412,7 +412,7 @@ class DataPlane:
     def on_peer_lost(self, lost: int, announcer: int) -> None:
         """Records that the job rank `lost` is lost. The peer `announcer` reports it, and ends because of
         it."""
-        self.fail(self.peer_lost(lost, f"is lost, as {self.name_of(announcer)} says"), announcer)
+        self.fail(self.peer_lost(lost, f"is lost, as {self.name_of(announcer)} reported"), announcer)
 
     def announce_loss(self, lost: PeerLost) -> None:
         """Informs all connected peers that this job rank ends because another one is lost."""

@@ -93,7 +93,7 @@ def test_a_loss_that_a_peer_announces_ends_waits_for_that_peer_too(make: Make) -
     assert own.receive_value(B, TAG) == "first"
     b.announce_loss(PeerLost("job rank 1 is gone", A))
     for peer in (A, B):
-        with pytest.raises(PeerLost, match="job rank 1 is lost, as job rank 2 says"):
+        with pytest.raises(PeerLost, match="job rank 1 is lost, as job rank 2 reported"):
             own.receive_value(peer, TAG)
 
 

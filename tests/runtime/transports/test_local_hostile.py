@@ -36,7 +36,7 @@ def test_one_who_sends_more_than_it_has_slots_for_is_named(tag: int) -> None:
         impostor.frame(tag, b"x")
         assert (
             error_after_polling(transport)
-            == f"job rank 1 sent what is no message: a frame for which there is no slot in tag {tag}"
+            == f"job rank 1 sent bytes that are not a message: a frame for which there is no slot in tag {tag}"
         )
         assert len(transport.queued(1, tag)) == SLOTS
 
@@ -92,7 +92,7 @@ def test_a_malformed_message_is_an_error_that_names_the_peer_and_nothing_else(
             assert (
                 error_after_polling(transport) == ""
                 or error_after_polling(transport).startswith("job rank 1 ")
-                or error_after_polling(transport).endswith("as job rank 1 says")
+                or error_after_polling(transport).endswith("as job rank 1 reported")
             )
     del transport, impostor
     assert files_open() == before

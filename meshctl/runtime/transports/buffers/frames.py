@@ -235,7 +235,7 @@ def unpack(
     magic, length = _PREFIX.unpack(_bytes_in(frame, 0, _PREFIX.size))
     end = _PREFIX.size + length
     if magic != MAGIC or end > size:
-        raise FrameError("these bytes are no frame")
+        raise FrameError("these bytes are not a frame")
     return _Reader(frame, size, _aligned(end), out_of_band, device).value(_bytes_in(frame, _PREFIX.size, end))
 
 
@@ -356,7 +356,7 @@ class _Reader:
         elif isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.ndim == 2:
             depth = ids.shape[1]
         else:
-            raise FrameError("a batch whose ids are no numbers")
+            raise FrameError("a batch whose ids are not numbers")
         if (
             type(group_depth) is not int
             or not 0 <= group_depth <= depth
@@ -370,7 +370,7 @@ class _Reader:
         more samples than the frame has bytes, so that a small frame cannot make this process allocate many
         ids."""
         if len(ids) < 2 or {*map(type, ids)} != {int} or min(ids[1:]) < 1:
-            raise FrameError("a batch whose ids are no numbers")
+            raise FrameError("a batch whose ids are not numbers")
         if not -(1 << 63) <= ids[0] < (1 << 63) - ids[1] or prod(ids[1:]) > self._size + sum(
             tensor.nbytes for tensor in self._out_of_band
         ):
@@ -416,7 +416,7 @@ def ragged(values: Tensor, offsets: Tensor) -> Ragged:
     ):
         raise FrameError("a ragged column that is none")
     if offsets.dtype != torch.int64 or not values.ndim:
-        raise FrameError("a ragged column whose offsets are no numbers")
+        raise FrameError("a ragged column whose offsets are not numbers")
     if not fits(values, offsets):
         raise FrameError("a ragged column whose offsets do not fit its values")
     return Ragged(values, offsets)

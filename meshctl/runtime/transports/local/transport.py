@@ -263,7 +263,7 @@ class LocalTransport(Transport):
         except (struct.error, ArenaError, DeviceError, ProtocolError) as error:
             self._shut(connection)
             if connection.job_rank >= 0:
-                how = f"sent what is no message: {error}"
+                how = f"sent bytes that are not a message: {error}"
                 self._data_plane.fail(self._data_plane.peer_lost(connection.job_rank, how))
         finally:
             if files:
@@ -300,7 +300,7 @@ class LocalTransport(Transport):
 
     def _on_inline(self, connection: Connection, message: Message) -> None:
         if len(message.body) != message.nbytes:
-            raise ProtocolError(f"a frame of {len(message.body)} bytes that says {message.nbytes}")
+            raise ProtocolError(f"a frame of {len(message.body)} bytes whose header states {message.nbytes}")
         self._on_frame(connection, message.tag, message.body)
 
     def _on_block(self, connection: Connection, message: Message) -> None:

@@ -244,7 +244,7 @@ class TcpTransport(Transport):
         except (ProtocolError, MemoryError) as error:
             self._shut(connection)
             if connection.job_rank >= 0:
-                self._lose(connection, f"sent what is no message: {error}")
+                self._lose(connection, f"sent bytes that are not a message: {error}")
 
     def _actions_of(self, connection: Connection) -> Mapping[int, _Action]:
         if connection.job_rank < 0:

@@ -178,7 +178,7 @@ def test_a_waiting_peer_learns_which_peer_the_other_has_lost() -> None:
         assert world.ends(1)[:2] == ["PeerLost", f"job rank 0 is gone, and `lane {TAG}` waits for it"]
         assert world.ends(2)[:2] == [
             "PeerLost",
-            f"job rank 0 is lost, as job rank 1 says, and `lane {BACK}` waits for it",
+            f"job rank 0 is lost, as job rank 1 reported, and `lane {BACK}` waits for it",
         ]
 
 

@@ -108,7 +108,7 @@ def test_one_who_sends_more_than_it_has_slots_for_is_named(worlds: Worlds) -> No
     with connected(way, hello(1) + 3 * (HEAD.pack(FRAME, 0, 4, 1) + b"x")):
         assert (
             error_of(lambda: one.receive(1, 5))
-            == "job rank 1 sent what is no message: a frame for which there is no slot in tag 4"
+            == "job rank 1 sent bytes that are not a message: a frame for which there is no slot in tag 4"
         )
 
 
@@ -116,7 +116,9 @@ def test_one_who_sends_more_than_it_has_slots_for_is_named(worlds: Worlds) -> No
 def test_a_malformed_message_names_the_peer(worlds: Worlds, answers: str) -> None:
     (one, way), _ = worlds(2)
     with connected(way, hello(1) + HOSTILE[answers]):
-        assert error_of(lambda: one.receive(1, 4)) == f"job rank 1 sent what is no message: {answers}"
+        assert (
+            error_of(lambda: one.receive(1, 4)) == f"job rank 1 sent bytes that are not a message: {answers}"
+        )
 
 
 def test_frames_come_the_other_way_only(listen: Listen) -> None:
@@ -129,7 +131,8 @@ def test_frames_come_the_other_way_only(listen: Listen) -> None:
     with peer:
         peer.sendall(HEAD.pack(FRAME, 0, 4, 3) + b"abc")
         assert (
-            error_of(lambda: one.receive(1, 4)) == "job rank 1 sent what is no message: kind 1 with 3 bytes"
+            error_of(lambda: one.receive(1, 4))
+            == "job rank 1 sent bytes that are not a message: kind 1 with 3 bytes"
         )
 
 
