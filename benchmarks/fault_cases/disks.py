@@ -1,4 +1,5 @@
-"""Disks that are full, read-only or gone."""
+"""Disks that are full, read-only, frozen or gone. Some are ext4 in a file of their own, over a loop device:
+they need root."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.fault_cases.case import Case, Measured, Place, Running, Skipped, error_line
+from benchmarks.fault_cases.case import GONE_S, Case, Measured, Place, Running, Skipped, error_line
+from tests.engines.processes import name_of
 
 END_S = 15.0
 
@@ -30,6 +32,56 @@ def small_disk(path: Path, mebibytes: int) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+@contextmanager
+def own_disk(path: Path, mebibytes: int) -> Iterator[Path]:
+    """Mounts an ext4 file system of its own at a folder. It becomes read-only after an error."""
+    if os.geteuid() or not all(map(shutil.which, ("mkfs.ext4", "losetup", "fsfreeze", "e2fsck"))):
+        raise Skipped("needs root, mkfs.ext4, e2fsck, losetup and fsfreeze")
+    if not Path("/dev/loop-control").exists():
+        raise Skipped("needs loop devices")
+    path.mkdir(parents=True)
+    image = path.with_suffix(".ext4")
+    with image.open("wb") as file:
+        file.truncate(mebibytes << 20)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    mount("-o", "loop,errors=remount-ro", str(image), str(path))
+    try:
+        yield path
+    finally:
+        thaw(path)
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def freeze(disk: Path) -> None:
+    """From now on every write to the disk waits in state D."""
+    subprocess.run(["fsfreeze", "-f", str(disk)], check=True)
+
+
+def thaw(disk: Path) -> None:
+    subprocess.run(["fsfreeze", "-u", str(disk)], stderr=subprocess.DEVNULL)
+
+
+def break_file_system(folder: Path) -> Callable[[], None]:
+    """Has the kernel find an error on an ext4 disk, which makes it read-only, open files included. What was
+    not yet on the disk is lost."""
+    found = subprocess.run(
+        ["findmnt", "-no", "SOURCE,TARGET", "-T", str(folder)], capture_output=True, text=True
+    )
+    device, target = found.stdout.split()
+    trigger = Path("/sys/fs/ext4", Path(device).name, "trigger_fs_error")
+    if not trigger.exists():
+        raise Skipped("needs a kernel that can trigger an error of ext4")
+    subprocess.run(["sync", "-f", target], check=True)
+    trigger.write_text("1")
+
+    def mend() -> None:
+        subprocess.run(["umount", target], check=True)
+        subprocess.run(["e2fsck", "-fy", f"{target}.ext4"], capture_output=True)
+        mount("-o", "loop,errors=remount-ro", f"{target}.ext4", target)
+
+    return mend
+
+
 def fill(folder: Path) -> Path:
     """Fills a disk up to the last byte. Returns the file that fills it."""
     file = folder / "filler"
@@ -43,14 +95,15 @@ def fill(folder: Path) -> Path:
     return file
 
 
+Disk = Callable[[Path, int], AbstractContextManager[Path]]
 Spoil = Callable[[Path], Callable[[], None]]
 """Spoils a folder, and returns what mends it."""
 
 
-def spoiled(place: Place, spoil: Spoil) -> Measured:
+def spoiled(place: Place, spoil: Spoil, disk: Disk = small_disk) -> Measured:
     """Spoils the disk of a run directory during the run. The run must end with path and reason, or go on with
     a message, and continue on the mended disk."""
-    with small_disk(place.folder / "runs", 24):
+    with disk(place.folder / "runs", 24):
         run = place.running(22)
         path, moment = run.path, time.monotonic()
         mend = spoil(path)
@@ -127,6 +180,114 @@ def bad_from_the_start(place: Place, spoil: Spoil) -> Measured:
         return Measured(f"{seconds:.1f} s, exit {code}: {line}", code == 4 and str(disk) in line)
 
 
+def local_dir_broken(place: Place) -> Measured:
+    """A disk of `local_dir` that becomes read-only is a warning of each checkpoint. Without the last one, the
+    run has failed."""
+    with own_disk(place.folder / "local", 24) as disk:
+        run = place.launch("run.checkpoint.every=5", f"+run.checkpoint.local_dir={disk}/here")
+        run.wait_for_step(7)
+        break_file_system(disk)
+        run.until(lambda: bool(warnings_of(run)), "a warning")
+        step = max(event["step"] for event in run.events("step"))
+        run.wait_for_step(step + 10)
+        run.process.send_signal(signal.SIGTERM)
+        code, line = run.end(), error_line(run.output)
+        ok = code == 5 and str(disk) in line and "Read-only" in line and str(disk) in warnings_of(run)[0]
+        return Measured(f"exit {code}: {line}", ok)
+
+
+def frozen(place: Place) -> Measured:
+    """A run whose disk does not answer names it, and goes on once it answers."""
+    with own_disk(place.folder / "runs", 48) as disk:
+        run = place.running(12)
+        path, moment = run.path, time.monotonic()
+        freeze(disk)
+        run.until(lambda: "stalled for" in run.output, "a report")
+        seconds = time.monotonic() - moment
+        [line] = [one for one in run.output.splitlines() if "stalled for" in one]
+        thaw(disk)
+        run.wait_for_step(max(event["step"] for event in run.events("step")) + 20)
+        run.process.send_signal(signal.SIGTERM)
+        code, goes_on = run.end(), "the disk answers" in run.output
+        ok = (
+            code == 143 and goes_on and str(path) in line and "state D" in line and seconds < 12 * place.slack
+        )
+        return Measured(f"{seconds:.1f} s, exit {code}: {line}", ok and run.rows == whole(run.rows))
+
+
+def frozen_and_interrupted(place: Place) -> Measured:
+    """Two signals end all processes that the kernel lets end; the others end once the disk answers."""
+    with own_disk(place.folder / "runs", 48) as disk:
+        run = place.running(12)
+        freeze(disk)
+        time.sleep(4)
+        for _ in range(2):
+            run.process.send_signal(signal.SIGINT)
+            time.sleep(2)
+        others = [
+            f"{name_of(pid)} ({state})" for pid in run.processes() if (state := state_of(pid)) not in "DZ"
+        ]
+        is_told = "SIGINT: the run ends once the disk answers" in run.output and "killed; " in run.output
+        moment = time.monotonic()
+        thaw(disk)
+        seconds = run.gone_after(moment)
+        text = f"left beside state D: {', '.join(others) or 'none'}; gone {seconds:.1f} s after thawing"
+        return Measured(text, run.end() == 130 and is_told and not others and seconds < GONE_S * place.slack)
+
+
+def frozen_without_end(place: Place) -> Measured:
+    """A disk that does not answer for `run.patience` ends the run, with the disk as the cause."""
+    with own_disk(place.folder / "runs", 48) as disk:
+        run = place.launch("run.patience=5")
+        run.wait_for_step(12)
+        freeze(disk)
+        run.until(lambda: "has not answered for 5 s" in run.output, "the end")
+        thaw(disk)
+        code, line = run.end(), error_line(run.output)
+        return Measured(f"exit {code}: {line}", code == 5 and "has not answered for 5 s" in line)
+
+
+def local_dir_frozen(place: Place) -> Measured:
+    """A worker that waits for the disk of `local_dir` is named with its path."""
+    with own_disk(place.folder / "local", 48) as disk:
+        run = place.launch(f"+run.checkpoint.local_dir={disk}/here")
+        run.wait_for_step(12)
+        freeze(disk)
+        run.until(lambda: "(state D)" in run.output, "a report")
+        [line, *_] = [one for one in run.output.splitlines() if "(state D)" in one]
+        saved = run.saved
+        thaw(disk)
+        run.until(lambda: run.saved > saved, "another checkpoint")
+        run.process.send_signal(signal.SIGTERM)
+        code = run.end()
+        return Measured(f"exit {code}: {line.strip()}", code == 143 and str(disk) in line)
+
+
+def frozen_at_launch(place: Place) -> Measured:
+    with own_disk(place.folder / "runs", 24) as disk:
+        freeze(disk)
+        moment = time.monotonic()
+        run = place.launch()
+        code, line = run.end(30), error_line(run.output)
+        seconds = time.monotonic() - moment
+        thaw(disk)
+        ok = code == 4 and "no answer" in line and seconds < 10 * place.slack
+        return Measured(f"{seconds:.1f} s, exit {code}: {line}", ok)
+
+
+def whole(rows: list[int]) -> list[int]:
+    """Returns all steps up to the last row."""
+    return list(range(1, len(rows) + 1))
+
+
+def state_of(pid: int) -> str:
+    """Returns the letter of the kernel for a process; Z for one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
 def deleted(place: Place) -> Measured:
     run = place.running()
     path = run.path
@@ -143,6 +304,28 @@ BAR = "ends with path and reason, or goes on; never 70; resumes"
 CASES = [
     Case(17, "the disk fills up (logs, events, metrics, checkpoints)", BAR, partial(spoiled, spoil=fill_all)),
     Case(17, "the disk becomes read-only", BAR, partial(spoiled, spoil=make_read_only)),
+    Case(
+        17,
+        "an error of the disk makes it read-only",
+        BAR,
+        partial(spoiled, spoil=break_file_system, disk=own_disk),
+    ),
+    Case(
+        17,
+        "the disk of `local_dir` becomes read-only",
+        "a warning with its path, the run goes on; 5 at its end",
+        local_dir_broken,
+    ),
+    Case(17, "the disk is frozen", "named in 12 s with its path, the run goes on after it", frozen),
+    Case(
+        17,
+        "the disk is frozen, and two SIGINT",
+        "all that the kernel lets end; 130, the rest gone in 3 s",
+        frozen_and_interrupted,
+    ),
+    Case(17, "the disk stays frozen", "ends after `run.patience`, 5 with its path", frozen_without_end),
+    Case(17, "the disk of `local_dir` is frozen", "named with its path, the run goes on", local_dir_frozen),
+    Case(17, "the disk is frozen at launch", "exit 4 in 10 s", frozen_at_launch),
     Case(
         17,
         "no room for a checkpoint",

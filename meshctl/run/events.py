@@ -173,6 +173,8 @@ class Journal(EventLog):
         self._lock = threading.Lock()
         self._unwritten = b""
         """What a full disk did not take yet."""
+        self._error_number = errno.ENOSPC
+        """The number of the last error of the disk."""
         if self._size and not _ends_with_line(self._path):
             self._append(b"\n")  # a writer before this one was killed, or the disk was full
         self._templates: dict[tuple[str, ...], bytes] = {}
@@ -228,7 +230,7 @@ class Journal(EventLog):
             try:
                 written = os.write(self._file, text)
             except OSError as error:
-                self._unwritten = text
+                self._unwritten, self._error_number = text, error.errno or errno.EIO
                 if len(text) > MAX_UNWRITTEN:
                     raise OSError(error.errno, error.strerror, str(self._path)) from None
                 return
@@ -285,13 +287,13 @@ class Journal(EventLog):
         return _LINE.encode(event).replace("%", "%%")[:-1]
 
     def flush(self, seconds: float = 0.0) -> None:
-        """Writes the events that a full disk did not take, and waits for space, at most this long. Raises
-        `OSError` if the disk still does not take them."""
+        """Writes the events that a full or read-only disk did not take, and waits for it, at most this long.
+        Raises `OSError` if the disk still does not take them."""
         end = time.monotonic() + seconds
         while self._unwritten:
             self._append(b"")
             if self._unwritten and time.monotonic() >= end:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+                raise OSError(self._error_number, os.strerror(self._error_number), str(self._path))
             if self._unwritten:
                 time.sleep(RETRY_S)
 

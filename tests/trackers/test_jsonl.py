@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from meshctl.run.directory import RunDir
 from meshctl.trackers import TRACKERS, tracker_named
 
 
-def rows(run: RunDir) -> list[tuple[int, float]]:
-    return [(row["step"], row["loss"]) for row in map(json.loads, run.metrics.read_text().splitlines())]
+def rows(run: RunDir, whole: int | None = None) -> list[tuple[int, float]]:
+    """Returns the rows of the first `whole` lines."""
+    lines = run.metrics.read_text().splitlines()[:whole]
+    return [(row["step"], row["loss"]) for row in map(json.loads, lines)]
 
 
 def test_a_row_that_arrives_again_replaces_itself(tmp_path: Path) -> None:
@@ -37,6 +40,42 @@ def test_an_attempt_removes_the_rows_of_lost_steps(tmp_path: Path) -> None:
     assert rows(run) == [(1, 0.0), (2, 0.0), (3, 1.0)]
     tracker.on_attempt(2, None)
     assert rows(run) == []
+    tracker.on_end(0, "")
+
+
+def test_rows_wait_for_a_full_disk(tmp_path: Path) -> None:
+    tracker = tracker_named("jsonl", run := RunDir(tmp_path))
+    tracker.on_attempt(0, None)
+    tracker.on_row({"step": 1, "time": 1.0, "loss": 5.0})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (run.metrics.stat().st_size + 10, before[1]))
+    try:
+        for step, loss in ((2, 4.0), (3, 3.5), (3, 3.0)):
+            tracker.on_row({"step": step, "time": 1.0 * step, "loss": loss})
+        assert rows(run, whole=1) == [(1, 5.0)]
+        with pytest.raises(OSError, match=str(run.metrics)):
+            tracker.on_end(0, "")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    tracker.on_attempt(1, 1)
+    for step in (2, 3):
+        tracker.on_row({"step": step, "time": 1.0 * step, "loss": 3.0})
+    tracker.on_end(0, "")
+    assert rows(run) == [(1, 5.0), (2, 3.0), (3, 3.0)]
+
+
+def test_rows_that_waited_are_written_with_a_later_one(tmp_path: Path) -> None:
+    tracker = tracker_named("jsonl", run := RunDir(tmp_path))
+    tracker.on_attempt(0, None)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        for step, loss in ((1, 4.0), (2, 3.5), (2, 3.0)):
+            tracker.on_row({"step": step, "time": 1.0 * step, "loss": loss})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    tracker.on_row({"step": 3, "time": 3.0, "loss": 2.0})
+    assert rows(run) == [(1, 4.0), (2, 3.0), (3, 2.0)]
     tracker.on_end(0, "")
 
 

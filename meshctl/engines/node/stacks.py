@@ -24,6 +24,7 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.node import device_state
+from meshctl.engines.node.waiting_file import file_of
 from meshctl.run import stack_dump
 
 STACK_S = 1.0
@@ -50,6 +51,8 @@ class ProcessState:
     ended; empty where it is unknown."""
     waits_in: str = ""
     """The function of the kernel in which the process waits, where the kernel shows it."""
+    file: str = ""
+    """The file for which a process in state D waits, where the kernel shows it."""
     swapped_bytes: int = 0
     memory_pressure: float = 0.0
     """Percentage of the last ten seconds in which all tasks of the machine waited for memory, because it was
@@ -73,27 +76,33 @@ class ProcessState:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal or by a debugger."""
-    return _letter_of(pid) in STOPPED
+    return _letter_of(f"/proc/{pid}") in STOPPED
 
 
-def _letter_of(pid: int) -> str:
-    """Returns the letter of the kernel for the state of a process; empty if it is not there."""
+def _letter_of(folder: str | Path) -> str:
+    """Returns the letter of the kernel for the state of a process or thread; empty if it is not there."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(folder, "stat").read_text().rpartition(")")[2].split()[0]
     return ""
 
 
 def state_of(pid: int) -> ProcessState:
-    """Returns the state of a process without its stacks."""
-    found = ProcessState(pid, _letter_of(pid))
+    """Returns the state of a process without its stacks. It is D if any of its threads is in it: one that
+    writes a checkpoint, for example."""
+    found = ProcessState(pid, _letter_of(f"/proc/{pid}"))
     with suppress(OSError):
-        name = Path(f"/proc/{pid}/wchan").read_text()
+        tasks = (int(task.name) for task in Path(f"/proc/{pid}/task").iterdir())
+        task = next((task for task in tasks if _letter_of(f"/proc/{pid}/task/{task}") == "D"), 0)
+        if task:
+            found = replace(found, state="D", file=file_of(pid, task))
+        name = Path(f"/proc/{pid}/task/{task or pid}/wchan").read_text()
         found = replace(found, waits_in="" if name == "0" else name)
     with suppress(OSError, ValueError):
         status = Path(f"/proc/{pid}/status").read_text().splitlines()
         swap = next((line for line in status if line.startswith("VmSwap:")), "VmSwap: 0")
         found = replace(found, swapped_bytes=1024 * int(swap.split()[1]))
     return replace(found, memory_pressure=_pressure("memory"), disk_pressure=_pressure("io"))
+
 
 
 def _pressure(what: str) -> float:

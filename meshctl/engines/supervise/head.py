@@ -48,6 +48,7 @@ from meshctl.engines.supervise.checkpoints import Checkpoints
 from meshctl.engines.supervise.collective_check import CollectiveCheck
 from meshctl.engines.supervise.forced_end import ForcedEnd
 from meshctl.engines.supervise.judge import Judge
+from meshctl.engines.supervise.launcher_watch import LauncherWatch
 from meshctl.engines.supervise.nodes import (
     AgentExited,
     Downloads,
@@ -111,6 +112,7 @@ class Session:
     files: RunFiles
     observers: Observers
     signals: Signals
+    watch: LauncherWatch
     is_over: Callable[[], bool]
     """Returns whether `run.time_limit` is over."""
 
@@ -182,6 +184,7 @@ class Head:
 
     def _poll(self) -> None:
         now = time.monotonic()
+        self._poll_launcher()
         self._poll_processes()
         for event in self._attempt.follower.in_order():
             self._session.observers.on_event(event)
@@ -212,6 +215,13 @@ class Head:
             )
             self._causes.record(found.message, Priority.OWN)
             self._has_disagreed = True
+
+    def _poll_launcher(self) -> None:
+        """Reports that this process could not go on. That ends the run before the deaths that follow."""
+        if reason := self._session.watch.take_expired():
+            self._causes.record(reason, Priority.OWN)
+        for text in self._session.watch.take_texts():
+            self._write("stall", workers=[], seconds=0.0, text=[text])
 
     def _poll_processes(self) -> None:
         for exited in self._session.handle.poll():
@@ -366,13 +376,22 @@ class Head:
             return Outcome(
                 UNFIT if self._is_unfit else FAILED, found, found.line, has_begun, is_restartable=can_succeed
             )
-        if lost := self._checkpoints.lost_end:
+        if lost := self._checkpoints.lost_end or self._unsaved_end():
             return Outcome(FAILED, Cause(Priority.OWN, lost), lost)
         if first:
             return Outcome(self._signals.code, None, first.name)
         if late := self._late_end():
             return Outcome(FAILED, late, late.line)
         return Outcome(0, None, self._ending.reason(self._judge.stop))
+
+    def _unsaved_end(self) -> str:
+        """Returns why the last checkpoint is missing if the run was asked to end, the end was forced, and its
+        directory cannot be written: workers could not report it."""
+        is_asked = self._signals.count == 1 or self._is_timed_out
+        if self._plan.run.checkpoint is None or not (is_asked and self._is_ready and self._forced.has_begun):
+            return ""
+        problem = self._session.files.problem()
+        return f"the last checkpoint could not be written: {problem}" if problem else ""
 
     def _late_end(self) -> Cause | None:
         """Returns the cause of the failure if `run.time_limit` was over and the end had to be forced: steps

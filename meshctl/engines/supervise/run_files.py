@@ -1,4 +1,5 @@
-"""Whether the files of a run can still be written. A run whose directory was deleted ends."""
+"""Whether the files of a run can still be written. A run whose directory was deleted ends; on a disk that is
+full or became read-only it goes on, after a warning."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class RunFiles:
         self._folder = _identity(run.path)
         """The device and inode of the run directory: a worker may make a folder of its name again."""
         self._next = 0.0
-        self._is_full = False
+        self._disk_problem = ""
+        """Why the disk takes no data now, as a warning; empty if it does."""
 
     def poll(self) -> str:
         """Returns why the run cannot go on, which is that its directory was deleted; empty if it can."""
@@ -36,24 +38,33 @@ class RunFiles:
         if now < self._next:
             return ""
         self._next = now + POLL_S
-        self._warn_if_full()
+        self._examine_disk()
         was_deleted = _identity(self._run.path) != self._folder
         return f"the run directory {self._run.path} was deleted" if was_deleted else ""
 
     def on_log_problem(self, path: str, reason: str) -> None:
-        """Warns that the log of a worker cannot be written, unless the disk of all files is full."""
-        self._warn_if_full()
-        if not self._is_full:
+        """Warns that the log of a worker cannot be written, unless the disk takes no data at all."""
+        self._examine_disk()
+        if not self._disk_problem:
             self._warn(f"{path} cannot be written: {reason}; output is lost until it can")
 
-    def _warn_if_full(self) -> None:
-        """Warns once each time that the disk becomes full."""
-        with suppress(OSError):
-            is_full = os.statvfs(self._run.path).f_bavail == 0
-            if is_full and not self._is_full:
-                disk = f"the disk of {self._run.path} is full"
-                self._warn(f"{disk}: events wait until there is space, and output of workers is lost")
-            self._is_full = is_full
+    def _examine_disk(self) -> None:
+        """Warns once each time that the disk becomes full or read-only."""
+        found = self._problem_of_disk()
+        if found and found != self._disk_problem:
+            self._warn(f"the disk of {self._run.path} {found}, and output of workers is lost")
+        self._disk_problem = found
+
+    def _problem_of_disk(self) -> str:
+        try:
+            if os.statvfs(self._run.path).f_bavail == 0:
+                return "is full: events wait until there is space"
+            os.utime(self._run.path)  # a file system that became read-only after an error may not state it
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            return f"cannot be written: {error.strerror}; events wait until it can"
+        return ""
 
     def explain(self, cause: Cause | None) -> Cause | None:
         """Returns the cause of a failure. Where no worker has reported one, and the run directory cannot be

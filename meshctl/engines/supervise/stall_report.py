@@ -105,7 +105,8 @@ def _state_lines(worker: Worker, state: ProcessState) -> Iterator[str]:
         yield f"{name} is stopped; `kill -CONT {state.pid}` continues it"
     elif state.state == "D":
         waits_in = f" in `{state.waits_in}`" if state.waits_in else ""
-        yield f"{name} waits for a disk or a device{waits_in} (state D)"
+        what = f"the disk of {state.file}" if state.file else "a disk or a device"
+        yield f"{name} waits for {what}{waits_in} (state D)"
     if state.swapped_bytes:
         yield f"{name} has {state.swapped_bytes / GB:.1f} GB in swap"
     for what, percent in (("memory (swapping)", state.memory_pressure), ("disks", state.disk_pressure)):

@@ -20,6 +20,7 @@ from meshctl.engines.engine import CannotStart, Engine, Handle, Job
 from meshctl.engines.supervise.attempt import Attempt, next_attempt
 from meshctl.engines.supervise.cause import Cause, Priority
 from meshctl.engines.supervise.head import FAILED, UNFIT, Head, Outcome, Session
+from meshctl.engines.supervise.launcher_watch import LauncherWatch
 from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.restarts import Restarts
@@ -61,6 +62,9 @@ class Supervisor:
         handle = self._engine.start(job) if environ is None else self._engine.attach(job, environ)
         nodes = Nodes(nodes_listener, job.token, self._engine.lease_s)
         journal = Journal(job.run.journal("launcher"))
+        patience_s = 0.0 if attempt.start.debug else job.plan.run.patience
+        watch = LauncherWatch(job.run, self._signals, handle.kill, patience_s)
+        watch.start()
         views = Observers([])
         outcome = Outcome(70)
         try:
@@ -76,6 +80,7 @@ class Supervisor:
                 RunFiles(job.run, lambda text: views.on_event(Event("warning", value={"text": text}))),
                 views,
                 self._signals,
+                watch,
                 lambda: self._clock() >= ends_at,
             )
             outcome = self._attempts(session, attempt, handle)
@@ -87,6 +92,7 @@ class Supervisor:
             nodes.close()
             stores.close()
             journal.close()
+            watch.close()
         return outcome
 
     def _attempts(self, session: Session, attempt: Attempt, handle: Handle) -> Outcome:

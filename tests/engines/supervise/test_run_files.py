@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -59,6 +60,21 @@ def test_a_disk_that_becomes_full_is_a_warning(run: RunDir, monkeypatch: pytest.
         assert not files.poll()
     disk = f"the disk of {run.path} is full"
     assert warnings == [f"{disk}: events wait until there is space, and output of workers is lost"] * 2
+
+
+def test_a_disk_that_becomes_read_only_is_a_warning(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    clock, warnings = Clock(), list[str]()
+    files = RunFiles(run, warnings.append, clock)
+    assert not files.poll() and warnings == []
+    monkeypatch.setattr(os, "utime", refuse)
+    for _ in range(3):
+        clock.now += POLL_S
+        assert not files.poll()
+    reason = "cannot be written: Read-only file system; events wait until it can, and output of workers is"
+    assert warnings == [f"the disk of {run.path} {reason} lost"]
 
 
 def test_a_log_that_cannot_be_written_is_a_warning_unless_the_whole_disk_is_full(

@@ -1,0 +1,93 @@
+"""A launcher that waits for a disk: the report, the signals, and the end of the patience."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from meshctl.engines.supervise import launcher_watch
+from meshctl.engines.supervise.launcher_watch import POLL_S, LauncherWatch
+from meshctl.engines.supervise.signals import Signals
+from meshctl.run.directory import RunDir
+
+
+class Launcher:
+    """A launcher whose main thread is in the state that a test sets."""
+
+    def __init__(self, folder: Path, patience_s: float = 0.0) -> None:
+        self.state, self.sleeps = "S", 7
+        self.said, self.kills, self.signals = list[str](), 0, Signals()
+        self.watch = LauncherWatch(RunDir(folder), self.signals, self.kill, patience_s, self.said.append)
+
+    def kill(self) -> None:
+        self.kills += 1
+
+    def wait(self, seconds: float) -> None:
+        for _ in range(int(seconds / POLL_S)):
+            self.watch.poll()
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+    made = Launcher(tmp_path, patience_s=60.0)
+    monkeypatch.setattr(launcher_watch, "_state_of", lambda task: (made.state, str(made.sleeps)))
+    monkeypatch.setattr(launcher_watch, "file_of", lambda pid, task: "/data/metrics.jsonl")
+    monkeypatch.setattr(launcher_watch, "_waiting_processes", lambda: iter(["train:0", "meshctl-logs"]))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, Signals.NUMBERS)
+    yield made
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def send(number: int) -> None:
+    """Sends a signal that waits for the main thread, as for one in state D."""
+    signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+
+def test_one_long_wait_is_reported_and_many_short_ones_are_not(launcher: Launcher) -> None:
+    launcher.wait(30)
+    launcher.state = "D"
+    for _ in range(100):
+        launcher.sleeps += 1
+        launcher.wait(1)
+    assert launcher.said == []
+    launcher.wait(20)
+    report = "stalled for 9 s: the launcher waits for the disk of /data/metrics.jsonl (state D)"
+    assert launcher.said[:2] == [report, "  so do train:0, meshctl-logs"] and len(launcher.said) == 3
+    assert launcher.watch.take_texts() == []
+    launcher.state = "R"
+    launcher.wait(1)
+    assert launcher.watch.take_texts() == ["the disk answers: the launcher goes on, after 20 s"]
+    assert launcher.watch.take_texts() == [] and launcher.kills == 0
+
+
+def test_a_second_signal_kills(launcher: Launcher) -> None:
+    launcher.state = "D"
+    launcher.wait(12)
+    send(signal.SIGTERM)
+    launcher.wait(1)
+    assert launcher.said[-1].startswith("SIGTERM: the run ends once the disk answers") and not launcher.kills
+    send(signal.SIGINT)
+    launcher.wait(3)
+    assert launcher.kills == 1 and launcher.said[-1].startswith("killed; ")
+    assert launcher.signals.count == 2 and launcher.signals.first is signal.SIGTERM
+
+
+def test_signals_are_left_to_a_launcher_that_does_not_wait(launcher: Launcher) -> None:
+    send(signal.SIGINT)
+    launcher.wait(60)
+    assert launcher.signals.count == 0
+    assert signal.sigtimedwait([signal.SIGINT], 0) is not None
+
+
+def test_the_end_of_the_patience_kills_once_and_is_the_cause(launcher: Launcher, tmp_path: Path) -> None:
+    launcher.state = "D"
+    launcher.wait(59)
+    assert launcher.watch.take_expired() == "" and launcher.kills == 0
+    launcher.wait(30)
+    reason = f"the disk of {tmp_path} has not answered for 60 s (`run.patience`)"
+    assert launcher.kills == 1 and launcher.said[-1].startswith(f"error: {reason}; ")
+    assert launcher.watch.take_expired() == reason and launcher.watch.take_expired() == ""
