@@ -72,8 +72,8 @@ def out_of_patience(place: Place) -> Measured:
     )
 
 
-def slow_rank(place: Place) -> Measured:
-    run = place.launch("run.steps=400", fault="two:1 always slow")
+def slow_rank(place: Place, *words: str) -> Measured:
+    run = place.launch("run.steps=400", *words, fault="two:1 always slow")
     code = run.end(200.0)
     texts = [str(text) for event in run.events("warning") for text in lines_of(event)]
     named = next((text for text in texts if "two:1" in text), "nobody is named as slow")
@@ -85,6 +85,12 @@ def lines_of(event: dict[str, Any]) -> list[str]:
     return text if isinstance(text, list) else [text]
 
 
+SHARDED = (
+    "components.learner._target_=parts.Sharded",
+    "~components.learner.args",
+    "+components.learner.parallel={fsdp_size:2}",
+    "run.steps=100",
+)
 BAR = "named in 10 s, with its stack"
 CASES = [
     Case(6, "SIGSTOP a worker", "named in 10 s", lambda place: stopped(place, "two:1", "two:1 is stopped")),
@@ -106,4 +112,10 @@ CASES = [
     Case(6, "run.patience: 4, an endpoint loops", "ends 4 s + one grace later, two:1", out_of_patience),
     Case(6, "setup hangs", "named in 60 s, with its stack", hangs_in_setup),
     Case(16, "a rank ten times slower", "exit 0, two:1 is named", slow_rank),
+    Case(
+        16,
+        "a rank is slow between collectives of FSDP2",
+        "exit 0, two:1 is named",
+        lambda place: slow_rank(place, *SHARDED),
+    ),
 ]

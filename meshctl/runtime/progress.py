@@ -74,6 +74,8 @@ class Progress:
         self._calls: dict[str, CollectiveCalls] = {}
         self._in_collectives = 0.0
         """Seconds in collectives since they were last taken."""
+        self._is_in_call = False
+        """Whether one of the operations that are counted runs."""
         self.torch_meshes = TorchMeshes(self)
         self.has_torch_meshes = False
         self.has_all_checks = False
@@ -192,10 +194,18 @@ class Progress:
         data[OPERATION] = operation
         self._seconds[CALLED] = perf_counter()
         words[COLLECTIVE] = number + 1
+        self._is_in_call = True
 
     def end_call(self) -> None:
         self._words[COLLECTIVE] = 0
         self._in_collectives += perf_counter() - self._seconds[CALLED]
+        self._is_in_call = False
+
+    def add_wait(self, seconds: float) -> None:
+        """Counts a wait for one of torch's own collectives, unless it is a part of an operation that is
+        counted anyway."""
+        if not self._is_in_call:
+            self._in_collectives += seconds
 
     def take_collective_seconds(self) -> float:
         """Returns the seconds in collectives since the last call of this method."""

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from meshctl.runtime.call_site import call_site
+from meshctl.runtime.torch_waits import count_waits
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -134,6 +135,7 @@ class TorchMeshes:
         if not self._progress.has_torch_meshes:
             self._progress.has_torch_meshes = True
             _count_point_to_point()
+            count_waits(self._progress)
             threading.Thread(target=self._sample_forever, daemon=True, name="progress").start()
         self._meshes[component] = mesh
         self._find_groups()

@@ -19,17 +19,23 @@ SLOW_TIMES = 2.0
 LEAST_S = 0.01
 """Minimum difference in seconds to the median of the peers."""
 JUDGED_STEPS = 10
-"""Number of steps between two judgements of a rank. Times are means over about as many steps."""
+"""Number of steps between two judgements of a rank. Its time is the median over these steps."""
 JUDGEMENTS = 2
-"""Number of judgements in a row that find a rank slow before it is reported."""
+"""Minimum number of judgements in a row that find a rank slow before it is reported."""
+LASTING_S = 5.0
+"""Minimum number of seconds of these steps: on a busy machine a process may be slow for some seconds."""
 
 
 @dataclass
 class _Rank:
     """The times of one rank in one stage."""
 
-    mean: float = 0.0
-    steps: int = 0
+    seconds: list[float] = field(default_factory=list)
+    """Those of the steps since the last judgement."""
+    lasting: float = 0.0
+    """The seconds of these whole steps, and of those before in which it was slow."""
+    median: float | None = None
+    """The time of the last judgement; None before it."""
     slow: int = 0
     """Number of judgements in a row that have found it slow."""
 
@@ -57,25 +63,28 @@ class Stragglers:
         for name, seconds in event.value.get("stages", {}).items():
             stage = self._stages.setdefault((event.group, name), _Stage())
             rank = stage.ranks.setdefault(event.rank, _Rank())
-            rank.steps += 1
-            rank.mean += (seconds - collectives.get(name, 0.0) - rank.mean) / min(rank.steps, JUDGED_STEPS)
-            if rank.steps % JUDGED_STEPS == 0:
+            rank.seconds.append(seconds - collectives.get(name, 0.0))
+            rank.lasting += event.value["seconds"]
+            if len(rank.seconds) == JUDGED_STEPS:
                 self._judge(event.group, name, event.rank, stage)
 
     def _judge(self, group: str, name: str, number: int, stage: _Stage) -> None:
         own = stage.ranks[number]
+        time = own.median = statistics.median(own.seconds)
+        own.seconds.clear()
         peers = [
-            rank.mean for other, rank in stage.ranks.items() if other != number and rank.steps >= JUDGED_STEPS
+            rank.median for other, rank in stage.ranks.items() if other != number and rank.median is not None
         ]
-        if not peers or number in stage.reported:
+        median = statistics.median(peers) if peers else time
+        is_slow = time > SLOW_TIMES * median and time - median > LEAST_S
+        if not is_slow:
+            own.slow, own.lasting = 0, 0.0
             return
-        median = statistics.median(peers)
-        is_slow = own.mean > SLOW_TIMES * median and own.mean - median > LEAST_S
-        own.slow = own.slow + 1 if is_slow else 0
-        if own.slow >= JUDGEMENTS:
+        own.slow += 1
+        if own.slow >= JUDGEMENTS and own.lasting >= LASTING_S and number not in stage.reported:
             stage.reported.add(number)
             self._warnings.append(
-                f"{group}:{number} is slow: stage {name} takes {1000 * own.mean:.0f} ms without collectives, "
+                f"{group}:{number} is slow: stage {name} takes {1000 * time:.0f} ms without collectives, "
                 f"and {1000 * median:.0f} ms on its peers"
             )
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from meshctl.engines.supervise.stragglers import JUDGED_STEPS, JUDGEMENTS, Stragglers
+from meshctl.engines.supervise.stragglers import JUDGED_STEPS, JUDGEMENTS, LASTING_S, Stragglers
 from meshctl.run.events import Event
 
 ENOUGH = 1 + JUDGED_STEPS * (JUDGEMENTS + 1)
 
 
-def warnings(*seconds: float, in_collectives: tuple[float, ...] = (), steps: int = ENOUGH) -> list[str]:
+def warnings(
+    *seconds: float, in_collectives: tuple[float, ...] = (), steps: int = ENOUGH, each: float = 1.0
+) -> list[str]:
+    """Returns the warnings after some steps, which take `each` seconds."""
     stragglers = Stragglers()
     for step in range(1, steps + 1):
         for rank, time in enumerate(seconds):
-            value = {"stages": {"loss": time}}
+            value: dict[str, Any] = {"stages": {"loss": time}, "seconds": each}
             if in_collectives:
                 value["in_collectives"] = {"loss": in_collectives[rank]}
             stragglers.add(Event("step", "train", rank, step, value=value))
@@ -41,3 +46,16 @@ def test_small_differences_are_none(seconds: tuple[float, ...]) -> None:
 
 def test_a_few_slow_steps_are_no_straggler() -> None:
     assert warnings(0.1, 1.0, steps=JUDGED_STEPS) == []
+    assert warnings(0.1, 1.0, each=LASTING_S / ENOUGH / 2) == []
+    assert warnings(0.1, 1.0, each=LASTING_S / ENOUGH / 2, steps=3 * ENOUGH) != []
+
+
+def test_single_slow_steps_are_none() -> None:
+    stragglers = Stragglers()
+    for step in range(1, 5 * ENOUGH):
+        for rank in range(2):
+            time = 5.0 if rank and step % 3 == 0 else 0.1
+            stragglers.add(
+                Event("step", "train", rank, step, value={"stages": {"loss": time}, "seconds": 5.0})
+            )
+    assert stragglers.warnings() == []
