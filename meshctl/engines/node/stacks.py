@@ -104,7 +104,6 @@ def state_of(pid: int) -> ProcessState:
     return replace(found, memory_pressure=_pressure("memory"), disk_pressure=_pressure("io"))
 
 
-
 def _pressure(what: str) -> float:
     """Returns the percentage of the last ten seconds in which no task could run for want of something."""
     with suppress(OSError, ValueError):

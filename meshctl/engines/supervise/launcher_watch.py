@@ -1,8 +1,7 @@
 """Watches the main thread of the launcher, from another thread. While the disk of the run directory does not
 answer, every write of the launcher waits for it in state D, which no signal interrupts.
 
-    watch = LauncherWatch(run, signals, kill, patience_s)
-    watch.start()
+    watch = LauncherWatch.of(attempt, signals, handle)
     watch.take_texts()              # lines for the events, once the disk answers again
     watch.take_expired()            # once: why the run ends
     watch.close()
@@ -22,8 +21,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from meshctl.engines.engine import Handle
 from meshctl.engines.node.waiting_file import file_of
 from meshctl.engines.supervise import stalls
+from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.signals import Signals
 from meshctl.run.directory import RunDir
 
@@ -68,6 +69,14 @@ class LauncherWatch:
         self._has_reported = self._has_killed = False
         self._texts: list[str] = []
         self._expired: list[str] = []
+
+    @classmethod
+    def of(cls, attempt: Attempt, signals: Signals, handle: Handle) -> LauncherWatch:
+        """Begins to watch a run. Somebody who debugs it needs no limit."""
+        patience_s = 0.0 if attempt.start.debug else attempt.plan.run.patience
+        watch = cls(attempt.run, signals, handle.kill, patience_s)
+        watch.start()
+        return watch
 
     def start(self) -> None:
         """Starts the thread, after the engine has forked."""

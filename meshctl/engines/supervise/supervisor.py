@@ -62,9 +62,7 @@ class Supervisor:
         handle = self._engine.start(job) if environ is None else self._engine.attach(job, environ)
         nodes = Nodes(nodes_listener, job.token, self._engine.lease_s)
         journal = Journal(job.run.journal("launcher"))
-        patience_s = 0.0 if attempt.start.debug else job.plan.run.patience
-        watch = LauncherWatch(job.run, self._signals, handle.kill, patience_s)
-        watch.start()
+        watch = LauncherWatch.of(attempt, self._signals, handle)
         views = Observers([])
         outcome = Outcome(70)
         try:
@@ -88,11 +86,8 @@ class Supervisor:
         finally:
             views.on_end(outcome.code, outcome.reason)
             nodes.leave()
-            handle.close()
-            nodes.close()
-            stores.close()
-            journal.close()
-            watch.close()
+            for one in (handle, nodes, stores, journal, watch):
+                one.close()
         return outcome
 
     def _attempts(self, session: Session, attempt: Attempt, handle: Handle) -> Outcome:
