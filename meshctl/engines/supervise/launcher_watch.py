@@ -35,7 +35,7 @@ NAMES_MAX = 8
 """Maximum number of processes that a report names."""
 
 
-def _say(text: str) -> None:
+def _announce(text: str) -> None:
     with suppress(OSError):
         os.write(2, f"{text}\n".encode())
 
@@ -47,11 +47,11 @@ class LauncherWatch:
         signals: Signals,
         kill: Callable[[], None],
         patience_s: float,
-        say: Callable[[str], None] = _say,
+        announce: Callable[[str], None] = _announce,
     ) -> None:
         """Watches the thread that calls it. `kill` kills all processes of the run. `patience_s` is
         `run.patience`; 0 for no limit."""
-        self._run, self._signals, self._kill, self._say = run, signals, kill, say
+        self._run, self._signals, self._kill, self._announce = run, signals, kill, announce
         self._patience_s = patience_s or math.inf
         self._task = threading.get_native_id()
         self._is_over = threading.Event()
@@ -143,15 +143,17 @@ class LauncherWatch:
             self._kill_all("killed")
         elif count > before:
             name = signal.Signals(min(handled)).name
-            self._say(f"{name}: the run ends once the disk answers; a second one kills its processes")
+            self._announce(f"{name}: the run ends once the disk answers; a second one kills its processes")
 
     def _report(self) -> None:
         file = file_of(os.getpid(), self._task) or str(self._run.path)
-        self._say(f"stalled for {self._seconds:.0f} s: the launcher waits for the disk of {file} (state D)")
+        self._announce(
+            f"stalled for {self._seconds:.0f} s: the launcher waits for the disk of {file} (state D)"
+        )
         if names := list(_waiting_processes()):
             more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
-            self._say(f"  so do {', '.join(names[:NAMES_MAX])}{more}")
-        self._say("  all go on once it answers: look at it (df, mount, dmesg)")
+            self._announce(f"  so do {', '.join(names[:NAMES_MAX])}{more}")
+        self._announce("  all go on once it answers: look at it (df, mount, dmesg)")
 
     def _expire(self) -> None:
         reason = (
@@ -163,7 +165,7 @@ class LauncherWatch:
     def _kill_all(self, text: str) -> None:
         self._has_killed = True
         self._kill()
-        self._say(f"{text}; processes that wait for the disk, such as this one, end once it answers")
+        self._announce(f"{text}; processes that wait for the disk, such as this one, end once it answers")
 
 
 def _state_of(task: int) -> tuple[str, str]:

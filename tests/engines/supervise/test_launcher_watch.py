@@ -20,8 +20,8 @@ class Launcher:
 
     def __init__(self, folder: Path, patience_s: float = 0.0) -> None:
         self.state, self.sleeps = "S", 7
-        self.said, self.kills, self.signals = list[str](), 0, Signals()
-        self.watch = LauncherWatch(RunDir(folder), self.signals, self.kill, patience_s, self.said.append)
+        self.shown, self.kills, self.signals = list[str](), 0, Signals()
+        self.watch = LauncherWatch(RunDir(folder), self.signals, self.kill, patience_s, self.shown.append)
 
     def kill(self) -> None:
         self.kills += 1
@@ -53,10 +53,10 @@ def test_one_long_wait_is_reported_and_many_short_ones_are_not(launcher: Launche
     for _ in range(100):
         launcher.sleeps += 1
         launcher.wait(1)
-    assert launcher.said == []
+    assert launcher.shown == []
     launcher.wait(20)
     report = "stalled for 9 s: the launcher waits for the disk of /data/metrics.jsonl (state D)"
-    assert launcher.said[:2] == [report, "  so do train:0, meshctl-logs"] and len(launcher.said) == 3
+    assert launcher.shown[:2] == [report, "  so do train:0, meshctl-logs"] and len(launcher.shown) == 3
     assert launcher.watch.take_texts() == []
     launcher.state = "R"
     launcher.wait(1)
@@ -69,10 +69,10 @@ def test_a_second_signal_kills(launcher: Launcher) -> None:
     launcher.wait(12)
     send(signal.SIGTERM)
     launcher.wait(1)
-    assert launcher.said[-1].startswith("SIGTERM: the run ends once the disk answers") and not launcher.kills
+    assert launcher.shown[-1].startswith("SIGTERM: the run ends once the disk answers") and not launcher.kills
     send(signal.SIGINT)
     launcher.wait(3)
-    assert launcher.kills == 1 and launcher.said[-1].startswith("killed; ")
+    assert launcher.kills == 1 and launcher.shown[-1].startswith("killed; ")
     assert launcher.signals.count == 2 and launcher.signals.first is signal.SIGTERM
 
 
@@ -89,5 +89,5 @@ def test_the_end_of_the_patience_kills_once_and_is_the_cause(launcher: Launcher,
     assert launcher.watch.take_expired() == "" and launcher.kills == 0
     launcher.wait(30)
     reason = f"the disk of {tmp_path} has not answered for 60 s (`run.patience`)"
-    assert launcher.kills == 1 and launcher.said[-1].startswith(f"error: {reason}; ")
+    assert launcher.kills == 1 and launcher.shown[-1].startswith(f"error: {reason}; ")
     assert launcher.watch.take_expired() == reason and launcher.watch.take_expired() == ""
