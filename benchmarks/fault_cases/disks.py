@@ -227,12 +227,12 @@ def frozen_and_interrupted(place: Place) -> Measured:
         others = [
             f"{name_of(pid)} ({state})" for pid in run.processes() if (state := state_of(pid)) not in "DZ"
         ]
-        is_told = "SIGINT: the run ends once the disk answers" in run.output and "killed; " in run.output
+        is_reported = "SIGINT: the run ends once the disk answers" in run.output and "killed; " in run.output
         moment = time.monotonic()
         thaw(disk)
         seconds = run.gone_after(moment)
         text = f"left beside state D: {', '.join(others) or 'none'}; gone {seconds:.1f} s after thawing"
-        return Measured(text, run.end() == 130 and is_told and not others and seconds < GONE_S * place.slack)
+        return Measured(text, run.end() == 130 and is_reported and not others and seconds < GONE_S * place.slack)
 
 
 def frozen_without_end(place: Place) -> Measured:
