@@ -106,7 +106,7 @@ def test_the_tools_of_safetensors_open_it(tmp_path: Path) -> None:
 
 
 def test_what_is_no_data_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(FrameError, match="a PosixPath"):
+    with pytest.raises(FrameError, match="a value of the type PosixPath"):
         write(tmp_path / "file", Batch({"x": [Path()]}), 1.0, {})
     assert not list(tmp_path.iterdir())
 
