@@ -232,7 +232,8 @@ def frozen_and_interrupted(place: Place) -> Measured:
         thaw(disk)
         seconds = run.gone_after(moment)
         text = f"left beside state D: {', '.join(others) or 'none'}; gone {seconds:.1f} s after thawing"
-        return Measured(text, run.end() == 130 and is_reported and not others and seconds < GONE_S * place.slack)
+        is_ended = run.end() == 130 and not others and seconds < GONE_S * place.slack
+        return Measured(text, is_ended and is_reported)
 
 
 def frozen_without_end(place: Place) -> Measured:
