@@ -54,6 +54,8 @@ class LauncherWatch:
         self._run, self._signals, self._kill, self._announce = run, signals, kill, announce
         self._patience_s = patience_s or math.inf
         self._task = threading.get_native_id()
+        self._is_main = threading.current_thread() is threading.main_thread()
+        """Whether this thread is the one that handles signals. In tests a supervisor may run in another."""
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="launcher watch", daemon=True)
         self._handled, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -80,11 +82,13 @@ class LauncherWatch:
 
     def start(self) -> None:
         """Starts the thread, after the engine has forked."""
-        self._wakeup_before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        if self._is_main:
+            self._wakeup_before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         self._thread.start()
 
     def close(self) -> None:
-        signal.set_wakeup_fd(self._wakeup_before)
+        if self._is_main:
+            signal.set_wakeup_fd(self._wakeup_before)
         self._is_over.set()
         self._thread.join()
         os.close(self._handled)
