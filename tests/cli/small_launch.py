@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.cli.commands import MAIN
 
@@ -57,11 +60,19 @@ run: {steps: 3, dir: runs, checkpoint: {every: 2}}
 """
 
 
+class Launch(subprocess.Popen[str]):
+    def __exit__(self, kind: type[BaseException] | None, *further: Any) -> None:
+        """Waits for the end. A test that fails ends the launch, which could go on for hours."""
+        if kind is not None and self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+        super().__exit__(kind, *further)
+
+
 def started(folder: Path, *words: str) -> subprocess.Popen[str]:
     """Starts a launch in a new process group, so that a test can signal the whole group as a terminal
     does."""
     command = [sys.executable, "-c", MAIN, "launch", *words]
-    return subprocess.Popen(
+    return Launch(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
     )
 
