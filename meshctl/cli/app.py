@@ -146,7 +146,7 @@ def validate(
         option("Colors: auto, always or never.", sources.words("auto", "always", "never"), metavar="WHEN"),
     ] = "auto",
 ) -> None:
-    """Report all errors of recipes at once, without starting or importing anything."""
+    """Report all errors of recipes at once. Nothing is started or imported."""
     from meshctl.cli.validate import Options, validate
 
     raise typer.Exit(validate(recipes, Options(format, strict, fix, color)))

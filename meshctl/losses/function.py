@@ -37,8 +37,8 @@ PROVIDERS = {
     "teacher_logprobs": "a stage that calls `teacher_logprobs` of a teacher",
     "teacher_top_logprobs": "a stage that calls `teacher_logprobs` of a teacher with `top_logprobs`",
     "top_logprobs": "the model, if the batch has `teacher_top_ids` of a teacher with `top_logprobs`",
-    "group_tokens": "`update` of `hf.Model` for a batch of groups, which a sampler with `group_size` makes",
-    "group_index": "`update` of `hf.Model` for a batch of groups, which a sampler with `group_size` makes",
+    "group_tokens": "`update` of `hf.Model`, for the groups of a sampler with `group_size`,",
+    "group_index": "`update` of `hf.Model`, for the groups of a sampler with `group_size`,",
 }
 """Input -> what provides it."""
 

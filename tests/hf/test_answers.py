@@ -218,10 +218,18 @@ SHORT = Ragged.of([torch.zeros(2)] * 8)
 @pytest.mark.parametrize(
     ("arguments", "batch", "message"),
     [
-        ({"loss": "grpo"}, without("rewards"), "advantage `grpo` needs `rewards`,.*a reward component gives"),
+        (
+            {"loss": "grpo"},
+            without("rewards"),
+            "advantage `grpo` needs `rewards`,.*a reward component provides",
+        ),
         ({"loss": "ppo"}, without("values"), "a stage that calls `values` of a critic"),
-        ({"loss": "grpo"}, without("old_logprobs", "sampled_logprobs"), "calls `sample` of a sampler gives"),
-        (GRPO, without("ref_logprobs"), "a stage that calls `ref_logprobs` of a reference model gives"),
+        (
+            {"loss": "grpo"},
+            without("old_logprobs", "sampled_logprobs"),
+            "calls `sample` of a sampler provides",
+        ),
+        (GRPO, without("ref_logprobs"), "a stage that calls `ref_logprobs` of a reference model provides"),
         ({"loss": "grpo"}, nan_in(rollouts_of(1), 3), "the rewards of samples 5.1 are not finite"),
         ({"loss": "grpo"}, rollouts_of(1, group=1), "set `group_size` of the sampler to 2 or more"),
         (

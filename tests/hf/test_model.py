@@ -294,7 +294,7 @@ def test_weights_with_an_unknown_name_or_shape_are_refused() -> None:
         ({"lora": {"target": ["q_proj", "nothing"]}}, "`lora`: no module is called `nothing`; the linear"),
         ({"loss": "dop"}, "did you mean `dpo`"),
         ({"micro_batch": 1, "micro_batch_tokens": 8}, "exclude each other"),
-        ({"optimizer": "Adamw"}, "optimizer `Adamw` is no class"),
+        ({"optimizer": "Adamw"}, "optimizer `Adamw` is neither a class of torch.optim"),
         ({"optimizer_options": {"rho": 1}}, "optimizer `AdamW`: .*rho"),
         ({"schedule": {"name": "sawtooth"}}, "`schedule` sawtooth"),
     ],

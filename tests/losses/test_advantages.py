@@ -185,7 +185,7 @@ def test_wrong_use_is_named() -> None:
         find("gae", **{"lambda": 1.0})
     with pytest.raises(LossError, match=r"needs `values`, .*a stage that calls `values` of a critic"):
         find("gae")({**inputs_of(GROUPS), "mask": torch.zeros(10, 2)})
-    with pytest.raises(LossError, match="a sampler with `group_size` makes gives `group_index`"):
+    with pytest.raises(LossError, match="a sampler with `group_size`, provides `group_index`"):
         find("grpo")({"rewards": torch.zeros(2)})
     with pytest.raises(LossError, match="`rloo` needs one reward for each answer"):
         find("rloo")(inputs_of(GROUPS) | {"rewards": torch.zeros(10, 2)})
