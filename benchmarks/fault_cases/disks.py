@@ -224,9 +224,9 @@ def frozen_and_interrupted(place: Place) -> Measured:
         for _ in range(2):
             run.process.send_signal(signal.SIGINT)
             time.sleep(2)
-        others = [
-            f"{name_of(pid)} ({state})" for pid in run.processes() if (state := state_of(pid)) not in "DZ"
-        ]
+        end = time.monotonic() + GONE_S * place.slack
+        while (others := others_than_waiting(run)) and time.monotonic() < end:
+            time.sleep(0.1)
         is_reported = "SIGINT: the run ends once the disk answers" in run.output and "killed; " in run.output
         moment = time.monotonic()
         thaw(disk)
@@ -234,6 +234,12 @@ def frozen_and_interrupted(place: Place) -> Measured:
         text = f"left beside state D: {', '.join(others) or 'none'}; gone {seconds:.1f} s after thawing"
         is_ended = run.end() == 130 and not others and seconds < GONE_S * place.slack
         return Measured(text, is_ended and is_reported)
+
+
+def others_than_waiting(run: Running) -> list[str]:
+    """Returns the processes that do not wait for a disk."""
+    states = {pid: state_of(pid) for pid in run.processes()}
+    return [f"{name_of(pid)} ({state})" for pid, state in states.items() if state not in "DZ"]
 
 
 def frozen_without_end(place: Place) -> Measured:
