@@ -158,7 +158,7 @@ def test_a_handshake_that_fails_leaves_no_socket_open() -> None:
     for _ in range(3):
         with pytest.raises((ConnectError, PeerLost)):
             connect_all(made, 0, store)
-    assert {*Path("/proc/self/fd").iterdir()} == before
+    assert {*Path("/proc/self/fd").iterdir()} <= before  # a socket of an earlier test may have been collected
 
 
 def test_a_worker_of_another_generation_is_refused() -> None:
