@@ -177,7 +177,7 @@ def test_a_kill_in_flight_leaves_the_checkpoint_before(folder: Path, whole: Laun
     with waiting_disk(folder, 4):
         launch.begin("recipe.yaml", "name=killed", *options)
         launch.wait_for("saving", 4)
-        launch.wait_for("checkpoint", 2)
+        launch.wait_for("checkpoint", 2, count=1)
         wait(lambda: (launch.run.checkpoint(4) / "learner").is_dir(), "a copy")
         os.kill(launch.launcher, signal.SIGKILL)
         launch.end()
