@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
@@ -26,8 +27,7 @@ from typing import Any
 HIDDEN = "<redacted>"
 STAR = "*"
 MAX_LINE = 4_000
-"""Maximum length in characters of a line in which single secrets are searched. A longer line is masked
-whole."""
+"""Maximum length in characters of a line in which `referred_names` searches references."""
 MIN_KNOWN = 4
 """Minimum length in characters of a known text that is hidden wherever it occurs. A shorter secret is hidden
 under its key only, because it may also be a part of ordinary words."""
@@ -305,7 +305,8 @@ class Known:
         for text in texts:
             if len(text) >= MIN_KNOWN:
                 self.by_beginning.setdefault(text[:MIN_PREFIX], []).append(text)
-        self.starts = {beginning[:MIN_KNOWN] for beginning in self.by_beginning}
+        self.sorted = sorted(self.by_beginning)
+        self.starts = {beginning[:MIN_KNOWN] for beginning in self.sorted}
         self.lengths = sorted({len(beginning) for beginning in self.by_beginning}, reverse=True)
 
     def __bool__(self) -> bool:
@@ -338,8 +339,10 @@ class Known:
     def _cut_end(self, text: str, start: int) -> int:
         """Returns where a message has cut a known text that begins at `start`, at `...`; 0 if it has not."""
         stop = text.find("...", start, start + MIN_PREFIX + 3)
-        is_cut = any(beginning.startswith(text[start:stop]) for beginning in self.by_beginning)
-        return stop if stop > start and is_cut else 0
+        if stop <= start:
+            return 0
+        index = bisect_left(self.sorted, text[start:stop])
+        return stop if index < len(self.sorted) and self.sorted[index].startswith(text[start:stop]) else 0
 
 
 def _common(text: str, start: int, known: str) -> int:

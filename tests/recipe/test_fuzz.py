@@ -39,6 +39,12 @@ def test_a_mebibyte_takes_two_seconds_at_most(seed: int, folder: Path) -> None:
     check(grown(random.Random(seed)), folder)
 
 
+@pytest.mark.parametrize("cut", ["", "..."])
+def test_twenty_thousand_secrets_take_two_seconds_at_most(cut: str, folder: Path) -> None:
+    secrets = "".join(f"token: ~{number}{cut}" for number in range(20_000))
+    check(Input(f"vars: {{x: '{secrets}'}}\n".encode()), folder)
+
+
 @pytest.mark.parametrize("ranks", [1_000_000, 6])
 @pytest.mark.parametrize("device_type", ["cuda", "cpu"])
 def test_a_million_devices_take_two_seconds_at_most(ranks: int, device_type: str, folder: Path) -> None:
