@@ -323,6 +323,34 @@ def logs(
 
 
 @app.command()
+def report(
+    runs: Annotated[
+        list[str] | None,
+        argument(
+            "[RUN]...",
+            "A run, or two to compare: folder, NAME/TIME, or NAME for its newest run. Default: the newest.",
+            sources.runs,
+        ),
+    ] = None,
+    out: Annotated[
+        str,
+        option(
+            "File to write to, - for standard output. Default: report.html in the run's folder.",
+            sources.files,
+            "--out",
+            "-o",
+            metavar="FILE",
+        ),
+    ] = "",
+    folder: Folder = RUNS,
+) -> None:
+    """Write a run as one HTML page. Of two runs it shows the difference."""
+    from meshctl.cli.report import report
+
+    raise typer.Exit(report(runs or [], folder, out))
+
+
+@app.command()
 def stop(
     run: Run = "",
     now: Annotated[bool, option("End it at once, without a checkpoint.", None, "--now")] = False,

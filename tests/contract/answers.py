@@ -50,6 +50,7 @@ COMMANDS = (
     "launch",
     "runs",
     "status",
+    "report",
     "watch",
     "logs",
     "stop",

@@ -30,12 +30,36 @@ text { font: 14px "DejaVu Sans Mono", Menlo, Consolas, "Liberation Mono", ui-mon
 
 def draw(topology: Topology) -> str:
     """Returns the whole picture as an SVG document."""
+    light = _style(lambda name: tokens()[name].light)
+    dark = _style(lambda name: tokens()[name].dark)
+    return _document(
+        topology,
+        f"""\
+<style>
+{light}@media (prefers-color-scheme: dark) {{
+{dark}}}
+</style>
+""",
+    )
+
+
+def inline(topology: Topology) -> str:
+    """Returns the picture for a page that has the rules of `inline_style`."""
+    return _document(topology, "")
+
+
+def inline_style(scope: str) -> str:
+    """Returns the rules of a picture in a page, for what a selector contains. The page defines the colors as
+    variables."""
+    rules = _style(lambda name: f"var(--{name})")
+    return re.sub(r"(^|, |\} ?)(?=[.t])", rf"\1{scope} ", rules, flags=re.MULTILINE)
+
+
+def _document(topology: Topology, style: str) -> str:
     drawn = pictured(topology, WIDTH, LINES)
     width = COLUMN_PX * max(each.width for each in drawn) + 2 * MARGIN_PX
     height = LINE_PX * len(drawn) + 2 * MARGIN_PX
     size = f'width="{width:g}" height="{height:g}"'
-    light = _style(lambda name: tokens()[name].light)
-    dark = _style(lambda name: tokens()[name].dark)
     body = "\n".join(part for number, each in enumerate(drawn) for part in _markup(each, number))
     facts = drawn[0].text
     attributes = f'{size} viewBox="0 0 {width:g} {height:g}" role="img" aria-labelledby="t d"'
@@ -43,11 +67,7 @@ def draw(topology: Topology) -> str:
 <svg xmlns="http://www.w3.org/2000/svg" {attributes}>
 <title id="t">{escaped(topology.name)}</title>
 <desc id="d">{escaped(f"Placement, groups and pipeline of {facts}")}</desc>
-<style>
-{light}@media (prefers-color-scheme: dark) {{
-{dark}}}
-</style>
-<rect class="page" {size} rx="8"/>
+{style}<rect class="page" {size} rx="8"/>
 {body}
 </svg>
 """

@@ -26,6 +26,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["status"], "", ["contract", "runs/"]),
         (["watch"], "contract/", ["contract/1"]),
         (["stop"], "runs/", ["runs/contract/"]),
+        (["report", "contract"], "contract/", ["contract/1"]),
         (["logs", "contract"], "", ["rollout", "train", "script"]),
         (["logs", "contract"], "train:", ["train:0", "train:1"]),
         (["logs", "contract", "train:0"], "rollout:", ["rollout:0"]),

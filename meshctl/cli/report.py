@@ -1,0 +1,81 @@
+"""`meshctl report` writes a run, or two side by side, as one HTML page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from meshctl.cli.output import REFUSED, refuse, why, write
+from meshctl.cli.status import NO_RUN
+from meshctl.recipe.compose.folders import is_dir
+from meshctl.run.directory import RunDir, write_whole
+from meshctl.run.finding import NoRun
+from meshctl.text.redaction import redact
+from meshctl.view.live.seen_run import SeenRun
+from meshctl.view.report_page.page import draw
+from meshctl.view.report_page.record import RunRecord
+from meshctl.view.reports.text import shown
+
+MAX_RUNS = 2
+FILE = "report.html"
+
+
+def report(words: Sequence[str], folder: str, out: str) -> int:
+    """Writes the page, prints its path, and returns the exit code."""
+    if len(words) > MAX_RUNS:
+        return refuse(f"a report shows one run or two, not {len(words)}")
+    try:
+        seen = [SeenRun.named(word, folder) for word in words or [""]]
+    except NoRun as error:
+        return refuse(error, NO_RUN)
+    try:
+        records = [RunRecord.read(each, recipe_of(each.run)) for each in seen]
+    except OSError as error:
+        return refuse(f"{error.filename} cannot be read: {why(error)}", NO_RUN)
+    text = draw(records[0])
+    if out == "-":
+        write(text, sys.stdout)
+        return 0
+    return write_page(text, Path(out) if out else default_path(seen))
+
+
+def default_path(seen: Sequence[SeenRun]) -> Path:
+    """Returns `report.html` in the run directory, or for two runs a file in the working directory."""
+    if len(seen) == 1:
+        return seen[0].run.path / FILE
+    return Path(f"report-{'-and-'.join(each.name.replace('/', '-') for each in seen)}.html")
+
+
+def recipe_of(run: RunDir) -> str:
+    """Returns the composed recipe without its secrets. Where it cannot be read as a recipe any more, its text
+    is redacted line by line."""
+    from meshctl.cli.config import composed
+    from meshctl.cli.load import Unreadable, load_recipe
+
+    with suppress(Unreadable):
+        loaded, _ = load_recipe(str(run.path), [])
+        if loaded.tree is not None and loaded.readable:
+            return composed(loaded)
+    try:
+        return "\n".join(map(redact, run.recipe.read_text(encoding="utf-8").splitlines()))
+    except (OSError, ValueError) as error:
+        return f"recipe.yaml cannot be read: {why(error)}"
+
+
+def write_page(text: str, path: Path) -> int:
+    """Replaces a file at once, or writes to a pipe or device. Returns the exit code."""
+    try:
+        if is_dir(path):
+            return refuse(f"`{path}` cannot be written: it is a folder")
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+        else:
+            write_whole(path.resolve(), text)
+    except FileExistsError:
+        return refuse(f"`{path}` cannot be written: its folder is a file")
+    except (OSError, ValueError) as error:
+        return refuse(f"`{path}` cannot be written: {why(error)}", REFUSED)
+    write(f"{shown(str(path))}\n", sys.stdout)
+    return 0

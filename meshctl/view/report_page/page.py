@@ -1,0 +1,204 @@
+"""The page: one file that loads nothing. Its policy forbids the network, and all styles and scripts except
+its own, by their hashes. Without scripts, everything is shown but the values under the pointer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any
+
+from meshctl.dataclass import dataclass
+from meshctl.view.formatting import count
+from meshctl.view.pictures.colors import HUES, tokens
+from meshctl.view.pictures.html import UNSAFE
+from meshctl.view.pictures.svg import inline_style
+from meshctl.view.report_page import sections, timeline
+from meshctl.view.report_page.markup import Child, Markup, inner, tag
+from meshctl.view.report_page.plots import Curve, Plot, legend
+from meshctl.view.report_page.record import STEP_SECONDS, RunRecord
+from meshctl.view.report_page.scales import Scale, duration_text
+
+ICON = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath fill='none' "
+    "stroke='%234c88d3' stroke-width='2' d='M1 3v11h14M4 11l3-5 3 3 4-6'/%3E%3C/svg%3E"
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    anchor: str
+    title: str
+    content: Markup
+
+
+def draw(record: RunRecord) -> str:
+    """Returns the page of one run."""
+    plots = list(metric_plots([record]))
+    found = [
+        Section("topology", "Topology", sections.topology_picture(record)),
+        Section("time", "Where the time goes", times(record)),
+        Section("timeline", "Timeline", timelines(record)),
+        Section("metrics", "Metrics", metrics([record], plots)),
+        Section("faults", "Faults and restarts", faults(record)),
+        Section("checkpoints", "Checkpoints", sections.checkpoint_table(record)),
+        Section("recipe", "Recipe", tag("pre", record.recipe, class_="recipe")),
+    ]
+    head = inner(
+        tag("h1", record.seen.name, " ", sections.state_word(record)),
+        sections.cause(record),
+        sections.head_facts(record),
+    )
+    return document(record.seen.name, head, found, plots)
+
+
+def times(record: RunRecord) -> Markup:
+    return inner(sections.time_table(record), sections.route_table(record))
+
+
+def timelines(record: RunRecord) -> Markup:
+    whole, newest = timeline.whole_run(record), timeline.newest_steps(record)
+    if not whole:
+        return Markup()
+    note = "Each lane is a rank. The height of a color is the share of its time that a stage takes."
+    parts: list[Child] = [tag("h3", "The whole run"), tag("p", note, class_="note"), whole]
+    if newest:
+        parts += [tag("h3", "The newest steps"), newest]
+    return inner(*parts)
+
+
+def metric_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
+    """Yields a plot for each metric of any of the runs."""
+    names = dict.fromkeys(name for record in records for name in record.series if name != STEP_SECONDS)
+    steps = [
+        step
+        for record in records
+        for one in record.series.values()
+        for step, _ in filter(None, (one.first, one.last))
+    ]
+    low, high = min(steps, default=0.0), max(steps, default=1.0)
+    scale = Scale(low, high) if high > low else Scale(low - 0.5, high + 0.5)
+    for name in [*names, STEP_SECONDS]:
+        if not any(name in record.series for record in records):
+            continue
+        found = [
+            Curve(record.series[name].points, record.series[name].gaps, record.seen.name)
+            if name in record.series
+            else Curve((), (), record.seen.name)
+            for record in records
+        ]
+        marks = restarts(records[0]) if len(records) == 1 else []
+        if name == STEP_SECONDS:
+            most = max((value or 0.0 for curve in found for _, value in curve.points), default=1.0)
+            yield Plot(name, found, scale, marks, duration_text(most), unit="seconds")
+        else:
+            yield Plot(name, found, scale, marks)
+
+
+def restarts(record: RunRecord) -> list[tuple[float, str]]:
+    return [
+        (float(event.step or 0), f"restarted: {event.value.get('cause', '')}")
+        for event in record.events("restarted")
+    ][-50:]
+
+
+def metrics(records: Sequence[RunRecord], plots: Sequence[Plot]) -> Markup:
+    if not plots:
+        return Markup()
+    shown = [_figure(plot, number, records) for number, plot in enumerate(plots)]
+    note = "Drag over a plot to zoom all of them; a double click shows the whole run again."
+    filter_ = tag(
+        "p",
+        tag("label", "Show metrics with ", tag("input", type="search", id="filter", size=24)),
+        tag("span", note, class_="note"),
+        class_="tools script",
+        hidden=True,
+    )
+    left = sum(record.left_out for record in records)
+    more = tag("p", f"{count(left, 'further metric')} not shown.", class_="note") if left else None
+    names = legend([record.seen.name for record in records]) if len(records) > 1 else None
+    return inner(names, filter_, tag("div", shown, class_="plots"), more)
+
+
+def _figure(plot: Plot, number: int, records: Sequence[RunRecord]) -> Markup:
+    values = [record.series[plot.name] for record in records if plot.name in record.series]
+    last = " · ".join(
+        plot.text(each.last[1]) for each in values if each.last is not None and each.last[1] is not None
+    )
+    caption = tag("figcaption", tag("span", plot.name, class_="name"), tag("span", last, class_="last"))
+    return tag("figure", caption, plot.drawn(), data_plot=str(number), data_name=plot.name)
+
+
+def faults(record: RunRecord) -> Markup:
+    found = list(sections.fault_list(record))
+    logs, stalls = list(sections.log_list(record)), list(sections.stall_list(record))
+    warnings = sections.warning_list(record)
+    parts: list[Child] = [sections.attempt_table(record), found]
+    parts += [tag("h3", "Stalls"), stalls] if stalls else []
+    parts += [tag("h3", "Logs"), logs] if logs else []
+    parts += [tag("h3", "Warnings"), warnings] if warnings else []
+    return inner(*parts) or tag("p", "None.", class_="note")
+
+
+# The frame
+
+
+def document(title: str, head: Markup, found: Sequence[Section], plots: Sequence[Plot]) -> str:
+    """Returns the whole document. Sections without content are left out."""
+    shown = [section for section in found if section.content]
+    css, script = style(), f'"use strict";\n{_read("report.js")}'
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            f"style-src '{_hash(css)}'",
+            f"script-src '{_hash(script)}'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+    links = [tag("a", section.title, href=f"#{section.anchor}") for section in shown]
+    header = tag("header", head, tag("nav", links, aria_label="Sections"))
+    main = tag(
+        "main",
+        [tag("section", tag("h2", each.title), each.content, id=each.anchor) for each in shown],
+    )
+    footer = tag("footer", f"meshctl {version('meshctl')}")
+    numbers = _json([plot.data() for plot in plots])
+    return "".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
+            '<meta name="referrer" content="no-referrer">\n',
+            tag("title", f"{title} · meshctl report"),
+            f'<link rel="icon" href="{ICON}">\n<style>{css}</style>\n</head>\n<body>\n',
+            inner(header, "\n", main, "\n", footer, tag("div", id="tip", hidden=True, aria_hidden="true")),
+            f'\n<script type="application/json" id="numbers">{numbers}</script>\n',
+            f"<script>{script}</script>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def style() -> str:
+    shades = "".join(f"--{name}: light-dark({one.light}, {one.dark}); " for name, one in tokens().items())
+    stages = "".join(
+        f".s{n} {{ fill: var(--h{n}-line); background: var(--h{n}-line) }}\n" for n in range(len(HUES))
+    )
+    return f"\n:root {{ {shades}}}\n{stages}{inline_style('.topology')}{_read('report.css')}"
+
+
+def _read(name: str) -> str:
+    return files(__package__).joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _json(data: Any) -> str:
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
+    return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -1,0 +1,221 @@
+"""The sections of the report about one run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from meshctl.plan.views.topology import topology
+from meshctl.run.events import Event
+from meshctl.text.redaction import redact
+from meshctl.view.formatting import count, duration, milliseconds, number, rate, size
+from meshctl.view.live.summary import means
+from meshctl.view.pictures.svg import inline
+from meshctl.view.report_page.markup import Child, Markup, inner, tag
+from meshctl.view.report_page.record import Attempt, RunRecord
+
+MAX_FAULTS, MAX_WARNINGS = 12, 50
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Child]], numbers: Sequence[int] = ()) -> Markup:
+    """Returns a table; the columns `numbers` are right-aligned."""
+    head = tag("tr", [tag("th", text, scope="col", class_=_kind(i, numbers)) for i, text in enumerate(heads)])
+    body = [
+        tag("tr", [tag("td", cell, class_=_kind(i, numbers)) for i, cell in enumerate(row)]) for row in rows
+    ]
+    return tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="scroll")
+
+
+def _kind(column: int, numbers: Sequence[int]) -> str | None:
+    return "n" if column in numbers else None
+
+
+def facts(pairs: Iterable[tuple[str, Child]]) -> Markup:
+    return tag("dl", [tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs], class_="facts")
+
+
+def details(summary: Child, *children: Child, is_open: bool = False) -> Markup:
+    return tag("details", tag("summary", summary), *children, open=is_open)
+
+
+def when(seconds: float) -> str:
+    """Returns a time since the epoch as local time with its zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(seconds)) if seconds else ""
+
+
+# The head
+
+
+def state_word(record: RunRecord) -> Markup:
+    return tag("span", record.seen.condition, class_=f"state {record.seen.condition}")
+
+
+def head_facts(record: RunRecord) -> Markup:
+    seen, state = record.seen, record.seen.state
+    steps = f"{state.step} of {state.steps}" if state.steps else str(state.step)
+    found: list[tuple[str, Child]] = [("steps", steps), ("duration", duration(seen.seconds))]
+    if state.steps_per_second:
+        found.append(("speed", rate(state.steps_per_second)))
+    found.append(("workers", f"{seen.plan.job_size} in {count(len(seen.plan.groups), 'group')}"))
+    if record.checkpoints:
+        found.append(("newest checkpoint", f"step {record.checkpoints[-1]}"))
+    if state.restarts:
+        found.append(("restarts", str(len(state.restarts))))
+    if began := when(state.times.began):
+        found.append(("launched", began))
+    return facts(found)
+
+
+def cause(record: RunRecord) -> Markup:
+    """Returns why the run ended, or what it waits for; empty if there is nothing to say."""
+    seen, state = record.seen, record.seen.state
+    if seen.condition == "lost":
+        return tag(
+            "p", "The launcher of the run is gone and has written no end: it was killed.", class_="cause"
+        )
+    if seen.condition == "stalled":
+        return tag("pre", "\n".join(map(redact, state.stall)), class_="cause")
+    if state.reason:
+        kind = "cause" if seen.condition in ("failed", "interrupted") else "reason"
+        return tag("p", redact(state.reason), class_=kind)
+    return tag("p", seen.where, class_="reason") if seen.where else Markup()
+
+
+# Topology and times
+
+
+def topology_picture(record: RunRecord) -> Markup:
+    return tag("div", Markup(inline(topology(record.seen.plan))), class_="scroll topology", tabindex=0)
+
+
+def time_table(record: RunRecord) -> Markup:
+    """Returns the mean time of each stage in a step, by group; empty for a run without a step."""
+    rows = list[Sequence[Child]]()
+    for name, group in record.seen.state.groups.items():
+        for index, (stage, mean) in enumerate(means(group)):
+            share = mean / group.step.mean if group.step.mean else 0.0
+            rows.append((name if index == 0 else "", stage, milliseconds(mean), _bar(share), f"{share:.0%}"))
+    if not rows:
+        return Markup()
+    return table(("group", "stage", "mean ms", "share of the step", ""), rows, (2, 4))
+
+
+def _bar(share: float) -> Markup:
+    width = round(min(1.0, max(0.0, share)) * 100, 1)
+    filled = tag("rect", width=f"{width:g}%", height=8, class_="filled")
+    return tag("svg", tag("rect", width="100%", height=8, class_="rest"), filled, class_="bar", height=8)
+
+
+def route_table(record: RunRecord) -> Markup:
+    state = record.seen.state
+    rows = [
+        (name, size(total / max(1, state.step)), size(total)) for name, total in state.routes.items() if total
+    ]
+    return table(("route", "bytes a step", "total"), rows, (1, 2)) if rows else Markup()
+
+
+# Faults
+
+
+def attempt_table(record: RunRecord) -> Markup:
+    """Returns the attempts of a run with more than one."""
+    if len(record.attempts) < 2:
+        return Markup()
+    rows = [
+        (
+            str(each.number),
+            when(each.time),
+            _from(each),
+            str(each.lost) if each.lost else "",
+            redact(each.cause),
+        )
+        for each in record.attempts
+    ]
+    return table(
+        ("attempt", "began", "continued after", "steps that ran again", "why it failed"), rows, (0, 3)
+    )
+
+
+def _from(attempt: Attempt) -> str:
+    return f"step {attempt.step}" if attempt.step else "the beginning"
+
+
+def fault_list(record: RunRecord) -> Iterator[Markup]:
+    """Yields the failures with their tracebacks; one of several workers with the same one stands for all."""
+    known: dict[tuple[str, str], list[Event]] = {}
+    for event in record.faults:
+        text = str(event.value.get("traceback", ""))
+        known.setdefault((str(event.value.get("error", "")), text), []).append(event)
+    for index, ((error, traceback), events) in enumerate(list(known.items())[:MAX_FAULTS]):
+        first = events[0]
+        who = ", ".join(filter(None, (_who(event) for event in events[:4])))
+        who += f" and {len(events) - 4} more" if len(events) > 4 else ""
+        where = ", ".join(
+            filter(
+                None,
+                (who, f"stage {first.stage}" if first.stage else "", _step(first.step), _at(record, first)),
+            )
+        )
+        line = inner(tag("strong", redact(error)), " ", tag("span", where, class_="muted"))
+        if traceback:
+            yield details(line, tag("pre", redact(traceback.rstrip())), is_open=index == 0)
+        else:
+            yield tag("p", line, class_="fault-line")
+    if len(known) > MAX_FAULTS:
+        yield tag("p", f"{len(known) - MAX_FAULTS} further failures are not shown.", class_="note")
+
+
+def _who(event: Event) -> str:
+    return f"{event.group}:{event.rank}" if event.rank is not None else event.group
+
+
+def _step(step: int | None) -> str:
+    return f"step {step}" if step else ""
+
+
+def _at(record: RunRecord, event: Event) -> str:
+    return f"after {duration(record.clock.at(event.time))}" if record.clock.seconds else ""
+
+
+def warning_list(record: RunRecord) -> Markup:
+    """Returns the warnings of all attempts, each once."""
+    texts = list(dict.fromkeys(str(event.value.get("text", "")) for event in record.events("warning")))
+    if not texts:
+        return Markup()
+    shown = [tag("li", redact(text)) for text in texts[:MAX_WARNINGS]]
+    if len(texts) > MAX_WARNINGS:
+        shown.append(tag("li", f"{len(texts) - MAX_WARNINGS} further warnings are not shown.", class_="note"))
+    return tag("ul", shown, class_="warnings")
+
+
+def stall_list(record: RunRecord) -> Iterator[Markup]:
+    """Yields the reports of stalls."""
+    stalls = [event for event in record.events("stall") if event.value.get("workers")]
+    for event in stalls[-MAX_FAULTS:]:
+        first, *_ = event.value.get("text") or ["stalled"]
+        text = "\n".join(map(str, event.value.get("text", ())))
+        yield details(
+            inner(str(first), " ", tag("span", _at(record, event), class_="muted")), tag("pre", redact(text))
+        )
+
+
+def log_list(record: RunRecord) -> Iterator[Markup]:
+    for log in record.logs():
+        text = "\n".join(log.lines)
+        head = inner(tag("strong", log.worker), " ", tag("span", f"the end of {log.path}", class_="muted"))
+        yield details(head, tag("pre", text or "The log is empty."), is_open=True)
+
+
+def checkpoint_table(record: RunRecord) -> Markup:
+    """Returns the checkpoints that exist, and the best of them."""
+    if not record.checkpoints:
+        return Markup()
+    metric, best = record.seen.run.read_best()
+    values = {one.step: f"{metric} {number(one.value)}" for one in best}
+    times = {event.step: when(event.time) for event in record.events("checkpoint")}
+    heads = ("checkpoint", "published", "best value")[: 3 if values else 2]
+    rows = [
+        (f"step {step}", times.get(step, ""), values.get(step, ""))[: len(heads)]
+        for step in record.checkpoints
+    ]
+    return table(heads, rows)

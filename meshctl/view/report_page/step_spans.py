@@ -1,0 +1,140 @@
+"""The times of steps of all workers, read from the events of a run that may have millions of them.
+
+found = read_events(run)
+found.spans["train", 0]       the steps of a worker, one by one or several together, in the order of time
+found.newest["train", 0]      its newest steps, each with its stages
+found.others                  all other events
+
+Of long event files only every n-th step is decoded, so the time for a run is bounded. Folded events are sums
+of several steps.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshctl.run.directory import RunDir
+from meshctl.run.event_files import EventFiles, event_files
+from meshctl.run.events import Event, lines_of, parsed
+
+MAX_DECODED = 120_000
+"""About how many `step` events are decoded."""
+LINE_BYTES = 300
+"""The size of the events of a step of one worker, at least."""
+MAX_NEWEST = 60
+"""Number of newest steps of a worker that are kept with all their parts."""
+MAX_OTHERS = 50_000
+_STEP = re.compile(rb'{"name":"(?:step|metric)"')
+_NUMBER = re.compile(rb'"step":(\d+),')
+Worker = tuple[str, int]
+"""(group, rank)"""
+
+
+@dataclass(slots=True)
+class Span:
+    """One step of a worker, or several."""
+
+    begin: float
+    """Seconds since the epoch, as `end`."""
+    end: float
+    first: int
+    last: int
+    seconds: float
+    """The sum over its steps, as those of stages and waits."""
+    stages: Mapping[str, float]
+    waits: Mapping[str, float]
+
+
+@dataclass
+class StepSpans:
+    spans: dict[Worker, list[Span]] = field(default_factory=dict)
+    newest: dict[Worker, list[Span]] = field(default_factory=dict)
+    others: list[Event] = field(default_factory=list)
+    """All events but those of steps and metrics, in the order of time."""
+
+
+def read_events(run: RunDir) -> StepSpans:
+    found, processes = StepSpans(), event_files(run.events)
+    size = sum(_size(run, name) for each in processes for _, name in each.names_from(-1))
+    every = max(1, size // LINE_BYTES // MAX_DECODED)
+    for process in processes:
+        _Reader(run, process, every).read(found)
+    found.others = sorted(found.others[:MAX_OTHERS], key=lambda event: event.time)
+    return found
+
+
+def _size(run: RunDir, name: str) -> int:
+    with suppress(OSError):
+        return os.stat(run.events / name).st_size
+    return 0
+
+
+class _Reader:
+    """Reads the events of one process."""
+
+    def __init__(self, run: RunDir, process: EventFiles, every: int) -> None:
+        self._run, self._process, self._every = run, process, every
+
+    def read(self, found: StepSpans) -> None:
+        newest: deque[bytes] = deque(maxlen=MAX_NEWEST)
+        for line in self._lines():
+            if _STEP.match(line):
+                if line.startswith(b'{"name":"step"'):
+                    newest.append(line)
+                    self._add_step(line, found)
+            elif event := parsed(line):
+                self._add(event, found)
+        spans = [span for event in map(parsed, newest) if event and (span := span_of(event))]
+        if spans and (who := self._worker(newest[-1])):
+            found.newest[who] = spans
+
+    def _lines(self) -> Iterator[bytes]:
+        for _, name in self._process.names_from(-1):
+            yield from lines_of(self._run.events / name)
+
+    def _worker(self, line: bytes) -> Worker | None:
+        event = parsed(line)
+        return (event.group, event.rank) if event and event.rank is not None else None
+
+    def _add_step(self, line: bytes, found: StepSpans) -> None:
+        number = _NUMBER.search(line)
+        if number and int(number[1]) % self._every == 0 and (event := parsed(line)):
+            self._add(event, found)
+
+    def _add(self, event: Event, found: StepSpans) -> None:
+        if event.name not in ("step", "steps"):
+            found.others.append(event)
+        elif event.rank is not None and (span := span_of(event)):
+            spans = found.spans.setdefault((event.group, event.rank), [])
+            if self._every > 1 and spans and span.first - spans[-1].last == self._every:
+                span = stretched(span, spans[-1].end)
+            spans.append(span)
+
+
+def span_of(event: Event) -> Span | None:
+    """Returns the times of a `step` or `steps` event; None where they are damaged."""
+    value: Mapping[str, Any] = event.value
+    try:
+        seconds, last = float(value["seconds"]), int(event.step or 0)
+        stages, waits = dict(value.get("stages", {})), dict(value.get("waits", {}))
+        first = int(value.get("first", last))
+    except (KeyError, TypeError, ValueError):
+        return None
+    return Span(event.time - seconds, event.time, first, last, seconds, stages, waits)
+
+
+def stretched(span: Span, begin: float) -> Span:
+    """Returns a step that stands also for those before it, which were not decoded, from `begin` on."""
+    if not 0 < span.seconds < span.end - begin:
+        return span
+    factor = (span.end - begin) / span.seconds
+    stages, waits = (
+        {name: seconds * factor for name, seconds in parts.items()} for parts in (span.stages, span.waits)
+    )
+    return Span(begin, span.end, span.first, span.last, span.seconds * factor, stages, waits)

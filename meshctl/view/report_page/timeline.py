@@ -1,0 +1,313 @@
+"""The timeline: one lane for each rank, in which the stages are drawn over time.
+
+The whole run is drawn in columns: in each one the height of a stage is the share of its time. The newest
+steps are drawn one by one; the parts of a step are drawn one after another in the order of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from meshctl.plan.model import Plan
+from meshctl.view.formatting import duration
+from meshctl.view.pictures.colors import HUES
+from meshctl.view.report_page.markup import Markup, inner, tag
+from meshctl.view.report_page.record import RunRecord
+from meshctl.view.report_page.scales import WIDTH, Scale, Tick, time_ticks
+from meshctl.view.report_page.step_spans import Span, Worker
+
+COLUMNS = 200
+"""Number of columns of the whole run."""
+MAX_LANES = 256
+MAX_PARTS = 12_000
+"""Maximum number of drawn parts of the newest steps."""
+MAX_STEPS = 40
+WAIT = "waits for input"
+LANES_PX = 720
+"""The height of all lanes together; a lane has between `LEAST_PX` and `MOST_PX`."""
+LEAST_PX, MOST_PX, GAP_PX = 5, 22, 2
+TOP, AXIS = 14, 20
+MAX_MARKS = 200
+Box = tuple[float, float, float, float]
+"""x, y, width and height."""
+
+
+@dataclass
+class Lanes:
+    """The ranks that are drawn, and where."""
+
+    workers: list[Worker]
+    height: int = 0
+    tops: dict[Worker, int] = field(default_factory=dict)
+    bottom: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan) -> Lanes:
+        """Returns a lane for each rank. Of more than `MAX_LANES` every n-th is drawn."""
+        every = -(-plan.job_size // MAX_LANES)
+        workers = [
+            (group.name, rank)
+            for group in plan.groups
+            if group.program is None
+            for rank in range(0, group.workers, every)
+        ]
+        lanes = cls(workers)
+        lanes.height = min(MOST_PX, max(LEAST_PX, LANES_PX // max(1, len(workers)) - GAP_PX))
+        y, before = TOP, ""
+        for worker in workers:
+            y += 10 if before and worker[0] != before else 0
+            before = worker[0]
+            lanes.tops[worker] = y
+            y += lanes.height + GAP_PX
+        lanes.bottom = y
+        return lanes
+
+    def labels(self) -> Markup:
+        """Returns the names of groups and ranks, as many as there is space for."""
+        every, found, before = max(1, -(-12 // (self.height + GAP_PX))), list[Markup](), ""
+        for (group, rank), top in self.tops.items():
+            middle = top + self.height / 2 + 4
+            if group != before:
+                found.append(
+                    tag("text", _cut(group), class_="group", x=0, y=top + max(9, self.height / 2 + 4))
+                )
+                before = group
+            if rank % every == 0:
+                found.append(tag("text", str(rank), x="100%", y=middle, text_anchor="end"))
+        return tag("svg", found, class_="lane-names", height=self.bottom + AXIS, aria_hidden="true")
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= 12 else f"{name[:11]}…"
+
+
+class Colors:
+    """The class of each stage: one of eight hues, in the order of the plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.of = {stage.name: f"s{number % len(HUES)}" for number, stage in enumerate(plan.stages)}
+
+    def legend(self, names: Iterable[str]) -> Markup:
+        items = [
+            tag("li", tag("span", class_=f"swatch {self.of[name]}"), tag("span", name)) for name in names
+        ]
+        items.append(tag("li", tag("span", class_="swatch wait"), tag("span", WAIT)))
+        items.append(tag("li", tag("span", class_="swatch rest"), tag("span", "sends, saves and rest")))
+        return tag("ul", inner(items), class_="legend")
+
+
+# The whole run
+
+
+def whole_run(record: RunRecord) -> Markup:
+    """Returns the lanes of the whole run; empty for a run without a step."""
+    plan, clock = record.seen.plan, record.clock
+    lanes, colors = Lanes.of(plan), Colors(plan)
+    length = clock.seconds
+    if not record.steps.spans or length <= 0:
+        return Markup()
+    boxes: dict[str, list[Box]] = {}
+    for worker, top in lanes.tops.items():
+        for number, shares in sorted(_columns(record, record.steps.spans.get(worker, ()), length).items()):
+            _stack(boxes, colors, shares, number * WIDTH / COLUMNS, WIDTH / COLUMNS, top, lanes.height)
+    names = [name for name in colors.of if colors.of[name] in boxes]
+    scale = Scale(0.0, length)
+    drawing = _drawing(boxes, lanes, time_ticks(scale, 6), _marks(record, lanes, scale), "The whole run")
+    return inner(colors.legend(names), drawing)
+
+
+def _columns(record: RunRecord, spans: Sequence[Span], length: float) -> dict[int, dict[str, float]]:
+    """Returns column -> stage -> its share of the time; `""` is the share of waits, and `"-"` of the rest."""
+    found: dict[int, dict[str, float]] = {}
+    width = length / COLUMNS
+    for span in spans:
+        end = record.clock.at(span.end)
+        begin = max(0.0, end - max(span.seconds, 1e-9))
+        waits = min(sum(span.waits.values()), max(0.0, span.seconds - sum(span.stages.values())))
+        rest = max(0.0, span.seconds - waits - sum(span.stages.values()))
+        parts = {**span.stages, "": waits, "-": rest}
+        for number in range(int(begin / width), min(COLUMNS - 1, int(end / width)) + 1):
+            overlap = min(end, (number + 1) * width) - max(begin, number * width)
+            if overlap <= 0:
+                continue
+            factor = overlap / (end - begin) / width
+            column = found.setdefault(number, {})
+            for name, seconds in parts.items():
+                column[name] = column.get(name, 0.0) + seconds * factor
+    return found
+
+
+def _stack(
+    boxes: dict[str, list[Box]],
+    colors: Colors,
+    shares: dict[str, float],
+    x: float,
+    width: float,
+    top: int,
+    height: int,
+) -> None:
+    """Adds the boxes of one column of a lane: stages from below, then waits; the background is the rest."""
+    total = sum(shares.values())
+    covered = min(1.0, total)
+    _append(boxes, "rest", (x, top, width, height))
+    y = float(top + height)
+    for name, share in shares.items():
+        part = round(4 * height * share * covered / total) / 4 if total else 0.0
+        if name == "-" or not part:
+            continue
+        y -= part
+        _append(boxes, colors.of.get(name, "wait"), (x, y, width, part))
+
+
+def _append(boxes: dict[str, list[Box]], kind: str, box: Box) -> None:
+    """Adds a box, or makes the last one wider where this one continues it."""
+    known = boxes.setdefault(kind, [])
+    if known and known[-1][1::2] == box[1::2] and abs(known[-1][0] + known[-1][2] - box[0]) < 1e-6:
+        x, y, width, height = known.pop()
+        box = (x, y, width + box[2], height)
+    known.append(box)
+
+
+def _marks(record: RunRecord, lanes: Lanes, scale: Scale) -> Iterator[Markup]:
+    """Yields the checkpoints, restarts and faults on the axis."""
+    clock = record.clock
+    for event in record.events("checkpoint")[-MAX_MARKS:]:
+        text = f"checkpoint of step {event.step}"
+        yield _mark("checkpoint", scale.part(clock.at(event.time)), text, lanes)
+    for event in record.events("restarted")[-MAX_MARKS:]:
+        text = f"restarted after step {event.step}: {event.value.get('cause', '')}"
+        yield _mark("restart", scale.part(clock.at(event.time)), text, lanes)
+    for seam in clock.seams:
+        yield _mark("seam", scale.part(seam), f"continued by another launch, at {duration(seam)}", lanes)
+    for event in record.faults[:MAX_MARKS]:
+        if event.rank is not None and (top := lanes.tops.get((event.group, event.rank))) is not None:
+            text = f"{event.group}:{event.rank} failed: {event.value.get('error', '')}"
+            where = f"{100 * scale.part(clock.at(event.time)):.2f}%"
+            yield tag("circle", tag("title", text), class_="fault", cx=where, cy=top + lanes.height / 2, r=4)
+
+
+def _mark(kind: str, part: float, text: str, lanes: Lanes) -> Markup:
+    where = f"{100 * part:.2f}%"
+    title = tag("title", text)
+    if kind == "checkpoint":
+        return tag("line", title, class_=kind, x1=where, x2=where, y1=1, y2=TOP - 3)
+    return tag("line", title, class_=kind, x1=where, x2=where, y1=0, y2=lanes.bottom)
+
+
+# The newest steps
+
+
+def newest_steps(record: RunRecord) -> Markup:
+    """Returns the lanes of the newest steps; empty for a run without a step."""
+    plan = record.seen.plan
+    lanes, colors = Lanes.of(plan), Colors(plan)
+    count = _count_of_steps(record, lanes)
+    kept = {worker: spans[-count:] for worker, spans in record.steps.newest.items() if worker in lanes.tops}
+    spans = [span for each in kept.values() for span in each]
+    if not spans:
+        return Markup()
+    begin, end = _window(kept)
+    if end <= begin:
+        return Markup()
+    scale, boxes = Scale(begin, end), dict[str, list[Box]]()
+    for worker, each in kept.items():
+        for span in each:
+            _one_after_another(boxes, colors, span, scale, lanes.tops[worker], lanes.height)
+    names = [name for name in colors.of if any(name in span.stages for span in spans)]
+    ticks = [Tick(tick.part, tick.text) for tick in time_ticks(Scale(0.0, end - begin), 6)]
+    drawing = _drawing(boxes, lanes, ticks, (), "The newest steps")
+    steps = [span.last for span in spans if span.end > begin]
+    note = f"Steps {min(steps)} to {max(steps)}, {duration(end - begin)}"
+    if min(steps) == max(steps):
+        note = f"Step {max(steps)}, {duration(end - begin)}"
+    return inner(tag("p", note, class_="note"), colors.legend(names), drawing)
+
+
+def _count_of_steps(record: RunRecord, lanes: Lanes) -> int:
+    parts = sum(
+        2 * len(spans[-1].stages) + 1 for worker, spans in record.steps.newest.items() if worker in lanes.tops
+    )
+    return max(3, min(MAX_STEPS, MAX_PARTS // max(1, parts)))
+
+
+def _window(kept: dict[Worker, list[Span]]) -> tuple[float, float]:
+    """Returns the time in which most workers made their newest steps. A worker that ended long before the
+    others is left out."""
+    end = max(span.end for spans in kept.values() for span in spans)
+    begins = sorted(spans[0].begin for spans in kept.values() if spans[-1].end > end - 3600)
+    return begins[len(begins) // 2], end
+
+
+def _one_after_another(
+    boxes: dict[str, list[Box]], colors: Colors, span: Span, scale: Scale, top: int, height: int
+) -> None:
+    if span.end <= scale.low:
+        return
+    at = span.begin
+    _add_box(boxes, "rest", span.begin, span.end, scale, top, height)
+    for name in dict.fromkeys((*span.stages, *span.waits)):
+        for kind, seconds in (
+            ("wait", span.waits.get(name, 0)),
+            (colors.of.get(name), span.stages.get(name, 0)),
+        ):
+            if kind and seconds:
+                _add_box(boxes, kind, at, min(span.end, at + seconds), scale, top, height)
+                at += seconds
+
+
+def _add_box(
+    boxes: dict[str, list[Box]], kind: str, begin: float, end: float, scale: Scale, top: int, height: int
+) -> None:
+    left, right = max(0.0, scale.part(begin)) * WIDTH, scale.part(end) * WIDTH
+    if right - left >= 0.02:
+        boxes.setdefault(kind, []).append((left, top, right - left, height))
+
+
+# Both
+
+
+def _drawing(
+    boxes: dict[str, list[Box]], lanes: Lanes, ticks: Sequence[Tick], marks: Iterable[Markup], label: str
+) -> Markup:
+    order = sorted(boxes, key=lambda kind: (kind != "rest", kind != "wait", kind))
+    paths = [tag("path", class_=kind, d="".join(map(_shape, boxes[kind]))) for kind in order]
+    height = lanes.bottom
+    stretched = tag(
+        "svg",
+        paths,
+        class_="area",
+        width="100%",
+        height=height,
+        viewBox=f"0 0 {WIDTH} {height}",
+        preserveAspectRatio="none",
+    )
+    labels = [
+        tag("text", tick.text, x=f"{100 * tick.part:.2f}%", y=height + 15, text_anchor=_anchor(tick.part))
+        for tick in ticks
+    ]
+    lines = [
+        tag(
+            "line", class_="grid", x1=f"{100 * t.part:.2f}%", x2=f"{100 * t.part:.2f}%", y1=TOP - 2, y2=height
+        )
+        for t in ticks
+    ]
+    drawn = tag(
+        "svg",
+        (lines, stretched, labels, list(marks)),
+        class_="lanes",
+        width="100%",
+        height=height + AXIS,
+        role="img",
+        aria_label=f"{label}: a lane for each of {len(lanes.workers)} ranks",
+    )
+    return tag("div", lanes.labels(), drawn, class_="timeline")
+
+
+def _anchor(part: float) -> str:
+    return "start" if part < 0.03 else "end" if part > 0.97 else "middle"
+
+
+def _shape(box: Box) -> str:
+    x, y, width, height = (f"{number:.2f}".rstrip("0").rstrip(".") for number in box)
+    return f"M{x} {y}h{width}v{height}h-{width}z"

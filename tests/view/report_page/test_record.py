@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshctl.run.events import Event
+from meshctl.view.report_page import step_spans
+from meshctl.view.report_page.record import RunRecord
+from meshctl.view.report_page.run_clock import RunClock
+from meshctl.view.report_page.step_spans import read_events
+from tests.view.report_page.made import BEGAN, MadeRun, done, failed
+
+
+def test_attempts_with_the_steps_that_were_lost(tmp_path: Path) -> None:
+    record = RunRecord.read(failed(tmp_path / "run").seen, "")
+    first, second = record.attempts
+    assert (first.number, first.step, first.lost) == (0, 0, 2) and "SIGKILL" in first.cause
+    assert (second.number, second.step, second.lost) == (1, 4, 0) and "boom" in second.cause
+    assert [event.value["error"] for event in record.faults] == ["ValueError: boom", "train:1 is gone"]
+    (log,) = record.logs()
+    assert (log.worker, log.lines) == ("train:1", ("the last words",))
+
+
+def test_series_are_those_of_the_rows(tmp_path: Path) -> None:
+    record = RunRecord.read(done(tmp_path / "run").seen, "")
+    assert list(record.series) == ["update.loss", "update.lr", "seconds a step"]
+    assert record.series["update.loss"].gaps == [6] and record.series["seconds a step"].last == (12, 0.5)
+
+
+def test_of_many_events_some_stand_for_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = MadeRun(tmp_path / "run")
+    made.steps(1, 400)
+    whole = read_events(made.run).spans["train", 0]
+    monkeypatch.setattr(step_spans, "MAX_DECODED", 100)
+    found = read_events(made.run)
+    some = found.spans["train", 0]
+    assert len(whole) == 400 and len(some) < 200
+    assert sum(span.seconds for span in some) == pytest.approx(sum(span.seconds for span in whole), rel=0.05)
+    assert sum(span.stages["update"] for span in some) == pytest.approx(400 * 0.3, rel=0.05)
+    assert found.newest["train", 0][-1].last == 400 and len(found.newest["train", 0]) == step_spans.MAX_NEWEST
+
+
+def test_damaged_events_are_left_out(tmp_path: Path) -> None:
+    made = done(tmp_path / "run")
+    made.write("train-1", Event("step", "train", 1, 13, value={"seconds": "x"}, time=BEGAN))
+    with made.run.journal("train-0").open("a") as file:
+        file.write('{"name":"step","group":"train"\nnot json\n')
+    assert len(read_events(made.run).spans["train", 1]) == 12
+
+
+def test_the_time_between_two_launches_is_no_part_of_the_axis() -> None:
+    clock = RunClock([100.0, 1000.0], [100.0, 130.0, 1000.0, 1020.0])
+    assert clock.seconds == 50.0 and clock.seams == [30.0]
+    assert [clock.at(time) for time in (0.0, 110.0, 500.0, 1005.0)] == [0.0, 10.0, 30.0, 35.0]
