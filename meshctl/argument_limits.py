@@ -1,7 +1,9 @@
 """Limits of arguments, as a component class declares them.
 
-    RANGES = {"args.top_p": "> 0, <= 1"}
+    RANGES = {"args.top_p": "> 0, <= 1", "args.stop": ">= 0, nonempty"}
     EXCLUDES = {"args.micro_batch": ("args.micro_batch_tokens",)}
+    NEEDS = {"args.timeout_s": ("args.workers",)}
+    RESERVED = {"args.engine": ("model", "dtype")}
 
 `validate` reads the declarations as text. A constructor checks the values that it gets, which may come from
 the environment, with `check_arguments`.
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from typing import Any
 
@@ -24,26 +26,38 @@ COMPARISONS: Mapping[str, tuple[Callable[[float, float], bool], str]] = {
     "<": (operator.lt, "below"),
 }
 """Sign -> its function, and its words in a message."""
-BOUND = re.compile(r"\s*(>=|>|<=|<)\s*(-?\d+(?:\.\d+)?)\s*", re.ASCII)
+NONEMPTY = "nonempty"
+"""The word for texts that are not empty."""
+ALL = "args"
+"""In `NEEDS`: the arguments as a whole, which are always given."""
+BOUND = re.compile(r"\s*(>=|>|<=|<)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Range:
-    """The finite numbers within all bounds."""
+    """The finite numbers within all bounds, and texts, which may be empty or not. Of a list, each item is
+    judged. A value of another type is not judged."""
 
-    bounds: tuple[tuple[str, str], ...]
+    bounds: tuple[tuple[str, str], ...] = ()
     """(sign, number) of each bound."""
+    is_nonempty: bool = False
+    """Whether a text must not be empty."""
 
     @classmethod
     def of(cls, text: object) -> Range | None:
-        """Returns the range of a text such as `> 0, <= 1`; None if it is none."""
-        parts = [BOUND.fullmatch(part) for part in text.split(",")] if isinstance(text, str) else [None]
-        found = [(part[1], part[2]) for part in parts if part]
-        return cls(tuple(found)) if len(found) == len(parts) else None
+        """Returns the range of a text such as `> 0, <= 1` or `nonempty`; None if it is none."""
+        parts = text.split(",") if isinstance(text, str) else [""]
+        comparisons = [part for part in parts if part.strip() != NONEMPTY]
+        found = [(part[1], part[2]) for one in comparisons if (part := BOUND.fullmatch(one))]
+        return cls(tuple(found), len(comparisons) < len(parts)) if len(found) == len(comparisons) else None
 
     def has(self, value: object) -> bool:
-        """Whether a value is in the range. A value that is no number is not judged."""
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        """Whether a value is in the range."""
+        if isinstance(value, (list, tuple)):
+            return all(map(self.has, value))
+        if isinstance(value, str):
+            return bool(value) or not self.is_nonempty
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.bounds:
             return True
         return isfinite(value) and all(
             COMPARISONS[sign][0](value, float(bound)) for sign, bound in self.bounds
@@ -56,17 +70,37 @@ class Range:
 
 
 def check_arguments(component: type, arguments: Mapping[str, Any], error: type[Exception]) -> None:
-    """Raises `error` for the first argument outside its range, and for arguments that exclude each other.
-    `component` is a class with the declarations, and `arguments` are those of its constructor."""
+    """Raises `error` for the first argument that a declaration refuses. `component` is a class with the
+    declarations, and `arguments` are those of its constructor."""
+    for reason in _refused(component, arguments):
+        raise error(reason)
+
+
+def _refused(component: type, arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yields why arguments are refused."""
     for path, text in getattr(component, "RANGES", {}).items():
         value, found = _value(arguments, path), Range.of(text)
-        if found is not None and not found.has(value):
-            raise error(f"`{path.removeprefix('args.')}` is {found.described}, not {value}")
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            if found is not None and not found.has(one):
+                is_text = isinstance(one, str)
+                yield f"{_named(path)} is {'an empty text' if is_text else f'{found.described}, not {one}'}"
     for path, others in getattr(component, "EXCLUDES", {}).items():
         for other in others:
             if _value(arguments, path) and _value(arguments, other):
-                names = (f"`{one.removeprefix('args.')}`" for one in (path, other))
-                raise error(f"{' and '.join(names)} exclude each other")
+                yield f"{_named(path)} and {_named(other)} exclude each other"
+    for path, others in getattr(component, "NEEDS", {}).items():
+        if _value(arguments, path) and not any(_value(arguments, other) for other in others):
+            yield f"{_named(path)} needs {' or '.join(map(_named, others))}"
+    for path, keys in getattr(component, "RESERVED", {}).items():
+        given = _value(arguments, path)
+        for key in given if isinstance(given, Mapping) else ():
+            if key in keys:
+                yield f"{_named(f'{path}.{key}')} follows from other arguments: leave it out"
+
+
+def _named(path: str) -> str:
+    name = path.removeprefix(ALL).removeprefix(".")
+    return f"`{name}`" if name else "the constructor"
 
 
 def _value(arguments: Mapping[str, Any], path: str) -> Any:

@@ -69,8 +69,6 @@ def limit_of(encoder: type[Encoder], max_length: int | None, over_length: str, p
     known = [one for one in OVER_LENGTH if can.get(one, True)]
     if over_length not in known:
         raise DataError(f"`over_length: {over_length}` is not one of {', '.join(known)}")
-    if pack and max_length is None:
-        raise DataError("`pack` needs `max_length`, the number of tokens of a row")
     if pack and not encoder.CAN_PACK:
         raise DataError("pairs are not packed: leave out `pack`")
     return Limit(max_length, over_length, encoder.MAX_LENGTH, encoder.CAN_TRUNCATE)

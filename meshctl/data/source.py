@@ -56,6 +56,7 @@ class Source(Component):
     RANGES: ClassVar = {"args.max_length": ">= 2", "args.holdout": ">= 0", "args.workers": ">= 0"}
     CHOICES: ClassVar = {"args.over_length": "meshctl.data.lengths.OVER_LENGTH"}
     EXCLUDES: ClassVar = {"args.pack": ("args.keep",)}
+    NEEDS: ClassVar = {"args.pack": ("args.max_length",), "args.held_out": ("args.holdout",)}
 
     def __init__(
         self,

@@ -79,6 +79,7 @@ class Stream(Component):
     RANGES: ClassVar = {"args.max_length": ">= 2", "args.buffer": ">= 1", "args.workers": ">= 0"}
     CHOICES: ClassVar = {"args.over_length": "meshctl.data.lengths.OVER_LENGTH"}
     EXCLUDES: ClassVar = {"args.pack": ("args.keep",)}
+    NEEDS: ClassVar = {"args.pack": ("args.max_length",)}
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ class Sampler(Component):
 
     EXTRA = "hf"
     MODEL: ClassVar = ("args.model", "args.config")
-    TOKENIZER: ClassVar = {"name": "args.tokenizer"}
+    TOKENIZER: ClassVar = {"name": "args.tokenizer", "model": "args.model"}
     LAYOUTS: ClassVar = {"dims": ("dp",)}
     MEMORY: ClassVar = {"dtype": "args.dtype", "trained_by": ()}
     ROLLOUT: ClassVar = {"temperature": "args.temperature", "group_size": "args.group_size"}
@@ -52,6 +52,7 @@ class Sampler(Component):
         "args.temperature": ">= 0",
         "args.top_p": "> 0, <= 1",
         "args.top_k": ">= 0",
+        "args.stop": ">= 0, nonempty",
         "args.batch_size": ">= 1",
         "args.max_batch_tokens": ">= 1",
     }
@@ -106,8 +107,6 @@ class Sampler(Component):
         self.max_new_tokens, self.group_size = max_new_tokens, group_size
         self.stop_tokens = [one for one in stop if not isinstance(one, str)]
         self.stop_texts = tuple(one for one in stop if isinstance(one, str))
-        if "" in self.stop_texts:
-            raise ModelError("a text of `stop` is empty")
         self.batch_size, self.max_batch_tokens = batch_size, max_batch_tokens
         self._held = HeldBySampler()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from meshctl.losses.loss import LossSum
-from meshctl.losses.policy import IMPORTANCE_CAP, Tokens, kl_estimate, policy_sum
+from meshctl.losses.policy import IMPORTANCE_CAP, Aggregation, KlEstimator, Tokens, kl_estimate, policy_sum
 
 
 def cispo(
@@ -31,9 +31,9 @@ def cispo(
     min_ratio: float = 0.0,
     max_ratio: float = 5.0,
     kl: float = 0.0,
-    kl_estimator: str = "k3",
+    kl_estimator: KlEstimator = "k3",
     importance_cap: float | None = IMPORTANCE_CAP,
-    aggregation: str = "token",
+    aggregation: Aggregation = "token",
     max_tokens: float = 1.0,
 ) -> LossSum:
     """Returns the sum of the losses of all tokens, with the number of units of `aggregation` as the count.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from meshctl.losses.loss import LossSum
-from meshctl.losses.policy import IMPORTANCE_CAP, Tokens, kl_estimate, policy_sum
+from meshctl.losses.policy import IMPORTANCE_CAP, Aggregation, KlEstimator, Tokens, kl_estimate, policy_sum
 
 RATIO_OF_TOKENS, RATIO_OF_SEQUENCES = False, True
 """Whether all tokens of a sample have the geometric mean of their ratios."""
@@ -36,9 +36,9 @@ def clipped_loss(
     clip: float = 0.2,
     clip_high: float | None = None,
     kl: float = 0.0,
-    kl_estimator: str = "k3",
+    kl_estimator: KlEstimator = "k3",
     importance_cap: float | None = IMPORTANCE_CAP,
-    aggregation: str = "token",
+    aggregation: Aggregation = "token",
     max_tokens: float = 1.0,
 ) -> LossSum:
     """Returns the sum of the losses of all tokens, with the number of units of `aggregation` as the count.

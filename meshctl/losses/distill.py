@@ -15,6 +15,7 @@ https://thinkingmachines.ai/blog/on-policy-distillation). w is the truncated imp
 from __future__ import annotations
 
 import math
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from meshctl.losses.function import LossError
 from meshctl.losses.loss import LossSum
 from meshctl.losses.policy import IMPORTANCE_CAP, Tokens, policy_sum
 
-DIVERGENCES = ("forward_kl", "reverse_kl", "jsd", "sampled")
+Divergence = Literal["forward_kl", "reverse_kl", "jsd", "sampled"]
 MAX_LOG_MASS = -1e-7
 """The upper bound of the log-mass of the teacher's likeliest tokens. At 0, the tail would have the
 log-probability -inf."""
@@ -39,11 +40,11 @@ def distill(
     top_logprobs: Tensor | None = None,
     teacher_top_logprobs: Tensor | None = None,
     *,
-    divergence: str = "reverse_kl",
+    divergence: Divergence = "reverse_kl",
     beta: float = 0.5,
     tail: bool = True,
     importance_cap: float | None = IMPORTANCE_CAP,
-    aggregation: str = "token",
+    aggregation: Literal["token", "sequence", "constant"] = "token",
 ) -> LossSum:
     """Returns the sum of the divergences of all tokens, with the number of units of `aggregation` as the
     count.
@@ -53,8 +54,8 @@ def distill(
     `constant`, and `beta` is between 0 and 1. The metrics of `sampled` are `reverse_kl`, an estimate, and
     `importance` where there are `sampled_logprobs`.
     """
-    if divergence not in DIVERGENCES:
-        raise LossError(f"`divergence` is {' or '.join(DIVERGENCES)}, not `{divergence}`")
+    if divergence not in get_args(Divergence):
+        raise LossError(f"`divergence` is {' or '.join(get_args(Divergence))}, not `{divergence}`")
     if divergence == "sampled":
         assert logprobs is not None and teacher_logprobs is not None
         tokens = Tokens(logprobs, mask, sample_index, sequence_tokens, sampled_logprobs=sampled_logprobs)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -20,8 +21,8 @@ from torch import Tensor
 from meshctl.losses.function import LossError, lacking
 from meshctl.losses.loss import LossSum
 
-AGGREGATIONS = ("token", "sequence", "group", "constant")
-KL_ESTIMATORS = ("k1", "k2", "k3")
+Aggregation = Literal["token", "sequence", "group", "constant"]
+KlEstimator = Literal["k1", "k2", "k3"]
 IMPORTANCE_CAP = 2.0
 """The maximum importance weight of a token, where a recipe says nothing."""
 
@@ -59,7 +60,7 @@ class Tokens:
     group_samples: Tensor | None = None
     """`[samples]`: the number of samples of a sample's group."""
 
-    def units(self, aggregation: str, max_tokens: float = 1.0) -> Units:
+    def units(self, aggregation: Aggregation, max_tokens: float = 1.0) -> Units:
         """Returns the weights of the tokens and the number of units.
 
             token       all tokens have the same weight; the units are tokens
@@ -70,8 +71,8 @@ class Tokens:
         All weights of a token are known in its own micro-batch. Raises `LossError` for another name, and for
         `group` where the batch has no groups.
         """
-        if aggregation not in AGGREGATIONS:
-            raise LossError(f"`aggregation` is {' or '.join(AGGREGATIONS)}, not `{aggregation}`")
+        if aggregation not in get_args(Aggregation):
+            raise LossError(f"`aggregation` is {' or '.join(get_args(Aggregation))}, not `{aggregation}`")
         mask = self.mask.detach()
         if aggregation == "token":
             return Units(mask, mask.sum())
@@ -124,7 +125,7 @@ class Tokens:
         return {name: one for name, one in vars(self).items() if one is not None}
 
 
-def kl_estimate(log_ratio: Tensor, estimator: str) -> Tensor:
+def kl_estimate(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
     """Returns an estimate of KL(p || q) for each token that p sampled. `log_ratio` is log p - log q.
 
         k1    log p - log q                   without bias; its gradient is 0 in expectation
@@ -139,7 +140,7 @@ def kl_estimate(log_ratio: Tensor, estimator: str) -> Tensor:
         return log_ratio.square() / 2
     if estimator == "k3":
         return torch.expm1(-log_ratio) + log_ratio
-    raise LossError(f"`kl_estimator` is {' or '.join(KL_ESTIMATORS)}, not `{estimator}`")
+    raise LossError(f"`kl_estimator` is {' or '.join(get_args(KlEstimator))}, not `{estimator}`")
 
 
 def policy_sum(
@@ -149,7 +150,7 @@ def policy_sum(
     metrics: Mapping[str, Tensor],
     *,
     kl: float,
-    kl_estimator: str,
+    kl_estimator: KlEstimator,
     importance_cap: float | None,
 ) -> LossSum:
     """Returns the sum of `weight loss + kl KL(p || ref)` over tokens, with the number of units as the count.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from meshctl.losses.loss import LossSum
-from meshctl.losses.policy import IMPORTANCE_CAP, Tokens, policy_sum
+from meshctl.losses.policy import IMPORTANCE_CAP, Aggregation, KlEstimator, Tokens, policy_sum
 
 
 def rloo(
@@ -29,9 +29,9 @@ def rloo(
     group_samples: Tensor | None = None,
     *,
     kl: float = 0.0,
-    kl_estimator: str = "k3",
+    kl_estimator: KlEstimator = "k3",
     importance_cap: float | None = IMPORTANCE_CAP,
-    aggregation: str = "constant",
+    aggregation: Aggregation = "constant",
     max_tokens: float = 1.0,
 ) -> LossSum:
     """Returns the sum of the losses of all tokens, with the number of units of `aggregation` as the count.

@@ -9,6 +9,8 @@ whitening plus v_old (`advantages.gae`).
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,7 @@ def value(
     values: Tensor | None = None,
     *,
     clip: float | None = None,
-    aggregation: str = "token",
+    aggregation: Literal["token", "sequence"] = "token",
 ) -> LossSum:
     """Returns the sum of the losses of all tokens, with the number of units of `aggregation` as the count.
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from statistics import fmean, pstdev
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -19,7 +19,7 @@ from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.component import Component, ComponentError, endpoint
 
-DROP = "drop"
+DROP: Literal["drop"] = "drop"
 TIMEOUT_S = 10.0
 """The default of `timeout_s` with worker processes."""
 MAX_WARNINGS = 3
@@ -40,6 +40,10 @@ class Function(Component):
     }
     RANGES: ClassVar = {"args.workers": ">= 0", "args.timeout_s": "> 0"}
     EXCLUDES: ClassVar = {"args.functions": ("args.function", "args.options")}
+    NEEDS: ClassVar = {
+        "args": ("args.function", "args.functions"),
+        "args.timeout_s": ("args.workers",),  # only a process can be ended
+    }
     RETURNS: ClassVar = {"score": ("*", "rewards")}
 
     def __init__(
@@ -51,7 +55,7 @@ class Function(Component):
         columns: Mapping[str, str] | None = None,
         workers: int = 1,
         timeout_s: float | None = None,
-        on_error: str | float = DROP,
+        on_error: Literal["drop"] | float = DROP,
     ) -> None:
         """Stores and checks the arguments. `setup` imports the functions. Raises `RewardError` for invalid
         arguments.
@@ -66,11 +70,7 @@ class Function(Component):
         on_error: `drop` for the removal of a sample whose reward cannot be computed, or its reward.
         """
         check_arguments(type(self), locals(), RewardError)
-        if not (function or functions):
-            raise RewardError("name one reward in `function`, or several in `functions`")
-        if timeout_s is not None and not workers:
-            raise RewardError("`timeout_s` needs `workers`: only a process can be ended")
-        if on_error != DROP and (isinstance(on_error, str) or not isfinite(on_error)):
+        if on_error != DROP and not (isinstance(on_error, (int, float)) and isfinite(on_error)):
             raise RewardError(f"`on_error` is `{DROP}` or a number, not {on_error!r}")
         given = functions or {function: dict(options or {})}
         try:

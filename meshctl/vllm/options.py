@@ -10,26 +10,6 @@ from meshctl.dataclass import dataclass
 from meshctl.vllm.errors import SamplerError
 
 DTYPES = ("float32", "bfloat16", "float16")
-RESERVED = frozenset(
-    {
-        "data_parallel_size",
-        "distributed_executor_backend",
-        "dtype",
-        "enable_prefix_caching",
-        "enable_sleep_mode",
-        "generation_config",
-        "hf_overrides",
-        "kv_cache_memory_bytes",
-        "logprobs_mode",
-        "model",
-        "pipeline_parallel_size",
-        "skip_tokenizer_init",
-        "tensor_parallel_size",
-        "tokenizer",
-        "weight_transfer_config",
-    }
-)
-"""The arguments of `vllm.LLM` that follow from the sampler's other arguments and from its mesh."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +40,6 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise SamplerError(f"`dtype` is {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, not {self.dtype}")
-        if taken := sorted(RESERVED & self.further.keys()):
-            raise SamplerError(
-                f"`engine.{taken[0]}` follows from other arguments and from the mesh: leave it out"
-            )
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Sampler(Component):
 
     EXTRA = "vllm"
     MODEL: ClassVar = ("args.model", "args.config")
-    TOKENIZER: ClassVar = {"name": "args.tokenizer"}
+    TOKENIZER: ClassVar = {"name": "args.tokenizer", "model": "args.model"}
     LAYOUTS: ClassVar = {"dims": ("dp", "tp")}
     ROLLOUT: ClassVar = {"temperature": "args.temperature", "group_size": "args.group_size"}
     CHOICES: ClassVar = {"args.dtype": "meshctl.vllm.options.DTYPES"}
@@ -62,8 +62,29 @@ class Sampler(Component):
         "args.temperature": ">= 0",
         "args.top_p": "> 0, <= 1",
         "args.top_k": ">= 0",
+        "args.stop": ">= 0, nonempty",
         "args.kv_cache_bytes": ">= 1",
     }
+    RESERVED: ClassVar = {
+        "args.engine": (
+            "data_parallel_size",
+            "distributed_executor_backend",
+            "dtype",
+            "enable_prefix_caching",
+            "enable_sleep_mode",
+            "generation_config",
+            "hf_overrides",
+            "kv_cache_memory_bytes",
+            "logprobs_mode",
+            "model",
+            "pipeline_parallel_size",
+            "skip_tokenizer_init",
+            "tensor_parallel_size",
+            "tokenizer",
+            "weight_transfer_config",
+        )
+    }
+    """The arguments of `vllm.LLM` that follow from the sampler's other arguments and from its mesh."""
     RETURNS: ClassVar = {
         "sample": ("*", "input_ids", "labels", "sampled_logprobs", "response", "finish_reason")
     }
@@ -111,8 +132,6 @@ class Sampler(Component):
             raise SamplerError("`tokenizer` is needed with a model of config values")
         tokens = tuple(one for one in stop if not isinstance(one, str))
         texts = tuple(one for one in stop if isinstance(one, str))
-        if "" in texts:
-            raise SamplerError("a text of `stop` is empty")
         self.sampling = Sampling(max_new_tokens, temperature, top_p, top_k, tokens, texts)
         self.options = EngineOptions(
             model,

@@ -300,7 +300,7 @@ def test_a_kept_value_of_another_type_is_named(tmp_path: Path) -> None:
         (Text, {"pack": True, "max_length": 9, "keep": ["n"]}, "`pack` and `keep` exclude each other"),
         (Text, {"over_length": "split", "keep": ["n"]}, "`keep` needs one sample for each row"),
         (Text, {"keep": ["nothing"]}, "the row has no `nothing`, which `keep` names"),
-        (Text, {"held_out": True}, "`held_out: true` needs `holdout`"),
+        (Text, {"held_out": True}, "`held_out` needs `holdout`"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(

@@ -300,7 +300,7 @@ def test_prompts_that_do_not_fit_are_named(batch: Batch, message: str) -> None:
         ({"batch_size": 0}, "`batch_size` is at least 1"),
         ({"max_batch_tokens": 0}, "`max_batch_tokens` is at least 1"),
         ({"tokenizer": ""}, "`tokenizer` is needed with a model of config values"),
-        ({"stop": [""]}, "a text of `stop` is empty"),
+        ({"stop": [""]}, "`stop` is an empty text"),
         ({"dtype": "int8"}, "`int8` is not a floating-point dtype"),
         ({"temperature": -1.0}, "`temperature` is at least 0, not -1"),
         ({"temperature": float("nan")}, "`temperature` is at least 0, not nan"),

@@ -150,7 +150,7 @@ def test_a_missing_column_is_named_with_those_there_are() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({}, "name one reward in `function`, or several in `functions`"),
+        ({}, "the constructor needs `function` or `functions`"),
         ({"function": "math", "functions": {"math": 1}}, "`functions` and `function` exclude each other"),
         ({"functions": {"math": "much"}}, "the weight of function `math` is 'much', not a number"),
         ({"functions": {"math": True}}, "the weight of function `math` is True, not a number"),

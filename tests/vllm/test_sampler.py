@@ -46,7 +46,7 @@ def prompts(*rows: list[int], first: int = 0) -> Batch:
         ({"temperature": float("nan")}, "`temperature` is at least 0, not nan"),
         ({"top_p": 0}, "`top_p` is above 0 and at most 1, not 0"),
         ({"top_k": -1}, "`top_k` is at least 0, not -1"),
-        ({"stop": [""]}, "a text of `stop` is empty"),
+        ({"stop": [""]}, "`stop` is an empty text"),
         ({"dtype": "int8"}, "`dtype` is float32, bfloat16 or float16, not int8"),
         ({"tokenizer": ""}, "`tokenizer` is needed with a model of config values"),
         (

@@ -19,7 +19,7 @@ from torch import Tensor
 from meshctl.losses.advantages.advantage import Estimates
 from meshctl.losses.advantages.whitened import moments
 from meshctl.losses.function import LossError, lacking
-from meshctl.losses.policy import kl_estimate
+from meshctl.losses.policy import KlEstimator, kl_estimate
 
 
 def gae(
@@ -36,7 +36,7 @@ def gae(
     whiten: bool = True,
     eps: float = 1e-8,
     kl: float = 0.0,
-    kl_estimator: str = "k1",
+    kl_estimator: KlEstimator = "k1",
 ) -> Estimates:
     """Returns the advantages and the returns of all tokens, `[samples, tokens]`.
 

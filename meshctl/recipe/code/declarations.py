@@ -52,6 +52,7 @@ supports.
         TOKENIZER = {                              # the argument that names the tokenizer
             "name": "args.tokenizer",
             "chat_template": "args.chat_template", # the tokenizer needs a template, unless a file has one
+            "model": "args.model",                 # the model whose tokenizer it is where `name` is left out
         }
         DATA = {                                   # the argument that names the data: a file, a pattern, ...
             "path": "args.path",
@@ -61,8 +62,10 @@ supports.
         }
         COLUMNS = ("messages", "args.keep")        # the columns of a row, and an argument with further ones
         CHOICES = {"args.filter": "chats.FILTERS"} # an argument, and the table with its names
-        RANGES = {"args.share": "> 0, <= 1"}       # an argument, and the range of its numbers
+        RANGES = {"args.share": "> 0, <= 1"}       # an argument, and the range of its numbers or texts
         EXCLUDES = {"args.pack": ("args.keep",)}   # an argument, and those that must not be set with it
+        NEEDS = {"args.pack": ("args.max_length",)}  # an argument, and those of which it needs one
+        RESERVED = {"args.engine": ("model",)}     # an argument, and keys that must not be in its mapping
 
 They are literals and may be inherited. All keys of `LAYOUTS`, `MEMORY` and `ROLLOUT` may be left out.
 Where a subclass overrides a method, its columns are unknown until it declares `RETURNS` again.
@@ -79,7 +82,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
-from meshctl.argument_limits import Range
+from meshctl.argument_limits import ALL, Range
 from meshctl.dataclass import dataclass
 from meshctl.topology.sizes import DIMS
 
@@ -163,6 +166,8 @@ class TokenizerNames:
     name: KeyPath = ()
     chat_template: KeyPath = ()
     """The file with a chat template in place of the tokenizer's own; empty if no template is needed."""
+    model: KeyPath = ()
+    """The model whose tokenizer is used where `name` is not given."""
 
 
 @dataclass(frozen=True)
@@ -232,10 +237,14 @@ class Declarations:
     choices: Mapping[KeyPath, str] = field(default_factory=dict)
     """Argument -> dotted path of the table with its names."""
     ranges: Mapping[KeyPath, Range] = field(default_factory=dict)
-    """Argument -> the range of its numbers."""
+    """Argument -> the range of its numbers or texts."""
     excludes: Mapping[KeyPath, tuple[KeyPath, ...]] = field(default_factory=dict)
     """Argument -> the arguments that must not be set with it. 0, false, null and an empty value do not set an
     argument."""
+    needs: Mapping[KeyPath, tuple[KeyPath, ...]] = field(default_factory=dict)
+    """Argument -> the arguments of which one must be set with it. `("args",)` is always set."""
+    reserved: Mapping[KeyPath, tuple[str, ...]] = field(default_factory=dict)
+    """Argument -> the keys that must not be in its mapping."""
     rollout: Rollout = Rollout()
     returns: Mapping[str, Returned] = field(default_factory=dict)
     """Endpoint -> the columns that it returns."""
@@ -301,7 +310,7 @@ def _sequence_length(value: Any) -> SequenceLength:
 
 
 def _tokenizer(value: Any) -> TokenizerNames:
-    return TokenizerNames(**_arguments(value, "name", "chat_template"))
+    return TokenizerNames(**_arguments(value, "name", "chat_template", "model"))
 
 
 def _data(value: Any) -> DataNames:
@@ -385,6 +394,21 @@ def _excludes(value: Any) -> Mapping[KeyPath, tuple[KeyPath, ...]]:
     return {_argument(name): tuple(map(_argument, others)) for name, others in value.items()}
 
 
+def _needs(value: Any) -> Mapping[KeyPath, tuple[KeyPath, ...]]:
+    if not isinstance(value, dict) or ALL not in value:
+        return _excludes(value)
+    others = _excludes({name: one for name, one in value.items() if name != ALL})
+    return {(ALL,): _excludes({"args.all": value[ALL]})["args", "all"], **others}
+
+
+def _reserved(value: Any) -> Mapping[KeyPath, tuple[str, ...]]:
+    if not isinstance(value, dict) or not all(map(_is_argument, value)):  # something else of this name
+        return {}
+    if not all(map(_is_texts, value.values())):
+        raise Wrong("it does not map arguments to lists of keys")
+    return {_argument(name): tuple(keys) for name, keys in value.items()}
+
+
 def _extra(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else _columns(value)
 
@@ -459,6 +483,8 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "CHOICES": _choices,
     "RANGES": _ranges,
     "EXCLUDES": _excludes,
+    "NEEDS": _needs,
+    "RESERVED": _reserved,
     "ROLLOUT": _rollout,
     "RETURNS": _returned_columns,
     "EXTRA": _extra,

@@ -1,41 +1,51 @@
-"""MC457 to MC459: checks a component against the ranges, the exclusions and the devices that its class
-declares.
+"""MC457 to MC459, MC462 and MC463: checks a component against the limits that its class declares.
 
-A class declares `RANGES = {"args.top_p": "> 0, <= 1"}` for numbers, and in `EXCLUDES` the arguments that must
-not be set together. `DEVICES` states the most devices of a worker, and arguments that need a type of device.
-A value that is known at the launch only, such as that of an environment variable, is
-checked by the constructor.
+A class declares `RANGES = {"args.top_p": "> 0, <= 1"}` for numbers and texts, in `EXCLUDES` the arguments
+that must not be set together, in `NEEDS` those that need another one, and in `RESERVED` the keys of a mapping
+that the class sets itself. `DEVICES` states the most devices of a worker, and arguments that need a type of
+device. A value that is known at the launch only, such as that of an environment variable, is checked by the
+constructor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshctl.argument_limits import ALL
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node, plain
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import counted, listed
 
 
-def numbers_are_in_range(facts: Facts) -> Iterator[Diagnostic]:
-    """Each number is in the range that the class declares. A value to which other arguments refer is reported
-    once, in its own place if it is an argument."""
+def values_are_in_range(facts: Facts) -> Iterator[Diagnostic]:
+    """Each number and text is in the range that the class declares. A value to which other arguments refer is
+    reported once, in its own place if it is an argument."""
     found = [
         (component, path, range, node)
         for component in facts.recipe.components
         for path, range in facts.declares(component).ranges.items()
-        if (node := _given(facts, component, path)) is not None and not range.has(plain(node))
+        for node in _items(_given(facts, component, path))
+        if not range.has(plain(node))
     ]
     reported: set[Span] = set()
     for component, path, range, node in sorted(found, key=lambda one: one[-1].target is not None):
         place = node.target or node.span
         if place not in reported:
             reported.add(place)
-            message = (
-                f"`{'.'.join(path[1:])}` of `{component}` is {plain(node)}; it must be {range.described}"
-            )
+            value, needed = plain(node), f"it must be {range.described}"
+            wrong = "an empty text" if isinstance(value, str) else f"{value}; {needed}"
+            message = f"`{'.'.join(path[1:])}` of `{component}` is {wrong}"
             seconds = (place.with_word("this is its value"),) if node.target else ()
             yield Diagnostic("MC457", message, node.span, seconds, _help(facts, component, path))
+
+
+def _items(node: Node | None) -> Iterator[Node]:
+    """Yields a value, or the known items of a list."""
+    if node is not None and node.is_list:
+        yield from (one for one in node.value if not one.from_environment and not one.is_interpolated)
+    elif node is not None:
+        yield node
 
 
 def _help(facts: Facts, component: str, path: KeyPath) -> str:
@@ -60,6 +70,48 @@ def arguments_do_not_exclude_each_other(facts: Facts) -> Iterator[Diagnostic]:
                     message = f"{listed(names)} of `{component}` exclude each other"
                     seconds = (second.span.with_word(f"`{names[1]}` is set"),)
                     yield Diagnostic("MC458", message, node.span, seconds, "leave one of them out")
+
+
+def arguments_have_what_they_need(facts: Facts) -> Iterator[Diagnostic]:
+    """Of the arguments that another one needs, one is set."""
+    for component in facts.recipe.components:
+        for path, others in facts.declares(component).needs.items():
+            is_whole = path == (ALL,)
+            node = facts.key("components", component, "args") if is_whole else None
+            given = None if is_whole else _given(facts, component, path)
+            if given is not None and plain(given):
+                node = given.span
+            if node is None or any(_may_be_set(facts, component, other) for other in others):
+                continue
+            names = listed([".".join(other[1:]) for other in others], "or")
+            what = f"`{component}`" if is_whole else f"`{'.'.join(path[1:])}` of `{component}`"
+            stated = [one for other in others if (one := _given(facts, component, other))]
+            seconds = tuple(one.span.with_word(f"this is {one.written}") for one in stated)
+            help = f"set {names}" if is_whole else f"set {names}, or leave out `{'.'.join(path[1:])}`"
+            yield Diagnostic("MC462", f"{what} needs {names}", node, seconds, help)
+
+
+def _may_be_set(facts: Facts, component: str, path: KeyPath) -> bool:
+    """Whether an argument is set, by the recipe or by its default, or is unknown."""
+    if facts.node("components", component, *path) is not None:
+        node = _given(facts, component, path)
+        return node is None or bool(plain(node))
+    found = facts.class_of(component)
+    if found is None or found.constructor is None or len(path) != 2:
+        return True
+    return bool(found.constructor.defaults.get(path[-1], True))
+
+
+def keys_are_not_reserved(facts: Facts) -> Iterator[Diagnostic]:
+    """A mapping of further arguments has no key that the class sets itself."""
+    for component in facts.recipe.components:
+        for path, keys in facts.declares(component).reserved.items():
+            node = _given(facts, component, path)
+            for key, value in node.items() if node is not None else ():
+                if key in keys:
+                    name = ".".join((*path[1:], key))
+                    message = f"`{name}` of `{component}` follows from other arguments or from the mesh"
+                    yield Diagnostic("MC463", message, value.key or value.span, help="leave it out")
 
 
 def group_has_supported_devices(facts: Facts) -> Iterator[Diagnostic]:
@@ -89,4 +141,10 @@ def _given(facts: Facts, component: str, path: KeyPath) -> Node | None:
     return facts.argument(component, path) if facts.is_valid("components", component, *path) else None
 
 
-RULES = (numbers_are_in_range, arguments_do_not_exclude_each_other, group_has_supported_devices)
+RULES = (
+    values_are_in_range,
+    arguments_do_not_exclude_each_other,
+    arguments_have_what_they_need,
+    keys_are_not_reserved,
+    group_has_supported_devices,
+)

@@ -85,15 +85,22 @@ def argument_types_fit(facts: Facts) -> Iterator[Diagnostic]:
     for name, found, constructor in _constructors(facts):
         for key, hint in constructor.hints.items():
             node = facts.node("components", name, "args", key)
-            if node is None or node.from_environment or hint.takes(plain(node)):
+            if node is None or node.from_environment:
                 continue
-            message = f"`{key}` of `{found.target}` must be {hint.described}, {found_instead(node)}"
-            if node.target is None:
-                help, fixes = _meant(node, hint), _fixes(node, hint)
-                yield Diagnostic("MC508", message, node.span, (), help, fixes=fixes)
-            elif not any(other.primary == node.target for other in facts.read.found):
-                seconds = (node.target.with_word("this is its value"),)
-                yield Diagnostic("MC508", message, node.span, seconds)
+            if not node.target or all(other.primary != node.target for other in facts.read.found):
+                yield from wrong_type(node, hint, f"`{key}` of `{found.target}`")
+
+
+def wrong_type(node: Node, hint: Hint, what: str) -> Iterator[Diagnostic]:
+    """Yields a diagnostic if a value does not fit an annotation. `what` names the argument."""
+    if hint.takes(plain(node)):
+        return
+    message = f"{what} must be {hint.described}, {found_instead(node)}"
+    if node.target is None:
+        help, fixes = _meant(node, hint), _fixes(node, hint)
+        yield Diagnostic("MC508", message, node.span, (), help, fixes=fixes)
+    else:
+        yield Diagnostic("MC508", message, node.span, (node.target.with_word("this is its value"),))
 
 
 def _meant(node: Node, hint: Hint) -> str:

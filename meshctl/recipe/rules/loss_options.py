@@ -1,4 +1,5 @@
-"""MC465: the options of a loss, and of its advantage, are keyword-only parameters of the function."""
+"""MC465 and MC508: the options of a loss, and of its advantage, are keyword-only parameters of the function,
+and fit their annotations."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.code.declarations import KeyPath
 from meshctl.recipe.code.functions import parameters_of
 from meshctl.recipe.fixes import renamed
+from meshctl.recipe.rules.arguments import wrong_type
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.rollouts import advantage_of, loss_of
 from meshctl.text.english import did_you_mean
@@ -39,6 +41,8 @@ def _checked(
             help = did_you_mean(option, known) if known else "it has no options"
             span = value.key or value.span
             yield Diagnostic("MC465", message, span, help=help, fixes=renamed(span, option, known))
+        elif (hint := parameters.hints.get(option)) and not value.from_environment:
+            yield from wrong_type(value, hint, f"`{option}` of {kind} `{name}`")
 
 
 RULES = (options_exist,)

@@ -1,6 +1,7 @@
 """MC443 to MC445: checks the tokenizers that arguments of components name.
 
-A class declares `TOKENIZER = "args.tokenizer"`, or a mapping with `chat_template` if it renders chats.
+A class declares `TOKENIZER = "args.tokenizer"`, or a mapping: with `chat_template` if it renders chats, and
+with `model` if it uses the tokenizer of its model where no tokenizer is named.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.code.tokenizers import Tokenizer, tokenizer
 from meshctl.recipe.compose.folders import is_file
-from meshctl.recipe.compose.yaml_tree import Node
+from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.named_arguments import named_by, once
 from meshctl.text.english import listed
@@ -24,19 +25,31 @@ def tokenizers_are_usable(facts: Facts) -> Iterator[Diagnostic]:
 
 def _of_component(facts: Facts, component: str) -> Diagnostic | None:
     declared = facts.declares(component).tokenizer
-    node = named_by(facts, component, declared.name)
+    is_left_out = _is_empty(facts, component, declared.name)
+    node = named_by(facts, component, declared.model if is_left_out else declared.name)
     if node is None:
-        return None
+        return _without_name(facts, component) if is_left_out else None
     found = tokenizer(node.value, facts.code.path, facts.hub)
-    needs_template = bool(declared.chat_template) and not _is_given(facts, component)
+    needs_template = bool(declared.chat_template) and _is_empty(facts, component, declared.chat_template)
     template = named_by(facts, component, declared.chat_template)
     return _of_file(facts, template) or _of_tokenizer(node, found, needs_template)
 
 
-def _is_given(facts: Facts, component: str) -> bool:
-    """Whether the recipe names a file with a chat template. Its name may be unknown until the launch."""
-    node = facts.node("components", component, *facts.declares(component).tokenizer.chat_template)
-    return node is not None and bool(node.value)
+def _without_name(facts: Facts, component: str) -> Diagnostic | None:
+    """Returns a diagnostic if neither the tokenizer nor the model has a name."""
+    declared = facts.declares(component).tokenizer
+    model = facts.argument(component, declared.model)
+    if model is None or not model.is_mapping or not facts.is_valid("components", component, "args"):
+        return None
+    message = f"`{component}` has no tokenizer: its model is a mapping of config values"
+    help = f"add `{'.'.join(declared.name[1:])}` to its args: `byte`, a folder, or a name of the hub"
+    return Diagnostic("MC444", message, model.key or model.span, help=help)
+
+
+def _is_empty(facts: Facts, component: str, path: KeyPath) -> bool:
+    """Whether the recipe does not set an argument. Its value may be unknown until the launch."""
+    node = facts.node("components", component, *path)
+    return node is None or not node.value
 
 
 def _of_file(facts: Facts, template: Node | None) -> Diagnostic | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.load import load
@@ -30,6 +32,7 @@ class Wrong(Component):
     EXCLUDES = {"args.temperature": "args.top_p"}
     def __init__(self, temperature: float) -> None: ...
 """
+CODES = ("MC444", "MC457", "MC458", "MC459", "MC462", "MC463")
 MODEL = "model: {model_type: llama}, tokenizer: byte, max_new_tokens: 4"
 
 
@@ -44,7 +47,7 @@ def reported(
     given = {"args": args, "target": target, "temperature": temperature, "group": group}
     (folder / "recipe.yaml").write_text(RECIPE.format(**given))
     found = load("recipe.yaml", [], folder, environ={}).report.diagnostics
-    return [one for one in found if one.code in ("MC457", "MC458", "MC459") or "RANGES" in one.message]
+    return [one for one in found if one.code in CODES or re.search("RANGES|on_error", one.message)]
 
 
 @pytest.mark.parametrize("engine", ["hf", "vllm"])
@@ -54,6 +57,8 @@ def reported(
         ("max_new_tokens: -1", "`max_new_tokens` of `sampler` is -1; it must be at least 1", ""),
         ("group_size: 0", "`group_size` of `sampler` is 0; it must be at least 1", "leave it out for the default, 1"),
         ("top_p: 95", "`top_p` of `sampler` is 95; it must be above 0 and at most 1", "leave it out for the default, 1.0"),
+        ("stop: [7, '']", "`stop` of `sampler` is an empty text", ""),
+        ("stop: [-7, '.']", "`stop` of `sampler` is -7; it must be at least 0", ""),
         ("top_k: -1", "`top_k` of `sampler` is -1; it must be at least 0", "leave it out for the default, 0"),
     ],
 )  # fmt: skip
@@ -92,6 +97,95 @@ def test_arguments_that_exclude_each_other(tmp_path: Path) -> None:
 def test_a_wrong_declaration_is_a_note(tmp_path: Path) -> None:
     (one,) = reported(tmp_path, "temperature: 1", "mine.Wrong")
     assert "RANGES" in one.message and '"> 0, <= 1"' in one.message, one
+
+
+OPTIONS = "`optimizer_options"
+NUMBERS = [
+    ("lr: 1e38", "`lr` of `sampler` is 1e+38; it must be above 0 and at most 1e6"),
+    ("lr: 0", "`lr` of `sampler` is 0; it must be above 0 and at most 1e6"),
+    ("optimizer_options: {weight_decay: -1}", f"{OPTIONS}.weight_decay` of `sampler` is -1; it must be at least 0"),
+    ("optimizer_options: {betas: [0.9, 1]}", f"{OPTIONS}.betas` of `sampler` is 1; it must be at least 0 and below 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "message"), NUMBERS)
+def test_numbers_of_optimizers(tmp_path: Path, given: str, message: str) -> None:
+    """The constructor refuses them too, as they may come from the environment."""
+    from meshctl.hf import Model
+    from meshctl.hf.errors import ModelError
+
+    args = f"temperature: 1.0, model: {{model_type: llama}}, {given}"
+    (one,) = reported(tmp_path, args, "meshctl.hf.Model")
+    assert (one.code, one.message) == ("MC457", message)
+    values = yaml.safe_load(f"{{{given}}}")
+    with pytest.raises(
+        ModelError, match=f"{re.escape(message.partition(' of ')[0])} is (above 0|at least 0)"
+    ):
+        Model("any", **({"lr": 1e38} if "1e38" in given else values))
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "code", "message", "help"),
+    [
+        (
+            "meshctl.rewards.Function",
+            "function: math, timeout_s: 5, workers: 0",
+            "MC462",
+            "`timeout_s` of `sampler` needs `workers`",
+            "set `workers`, or leave out `timeout_s`",
+        ),
+        (
+            "meshctl.rewards.Function",
+            "workers: 1",
+            "MC462",
+            "`sampler` needs `function` or `functions`",
+            "set `function` or `functions`",
+        ),
+        (
+            "meshctl.rewards.Function",
+            "function: math, on_error: dorp",
+            "MC508",
+            "`on_error` of `meshctl.rewards.Function` must be a number or `drop`, not the text `dorp`",
+            "did you mean `drop`?",
+        ),
+        (
+            "meshctl.data.Text",
+            "path: rows.jsonl, tokenizer: byte, pack: true",
+            "MC462",
+            "`pack` of `sampler` needs `max_length`",
+            "set `max_length`, or leave out `pack`",
+        ),
+        (
+            "meshctl.vllm.Sampler",
+            f"{MODEL}, engine: {{max_model_len: 9, tokenizer: byte}}",
+            "MC463",
+            "`engine.tokenizer` of `sampler` follows from other arguments or from the mesh",
+            "leave it out",
+        ),
+        (
+            "meshctl.hf.Sampler",
+            "model: {model_type: llama}, max_new_tokens: 4",
+            "MC444",
+            "`sampler` has no tokenizer: its model is a mapping of config values",
+            "add `tokenizer` to its args: `byte`, a folder, or a name of the hub",
+        ),
+    ],
+)
+def test_arguments_that_need_others(
+    tmp_path: Path, target: str, args: str, code: str, message: str, help: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    found = reported(tmp_path, args, target)
+    (one,) = [one for one in found if "temperature" not in one.message]
+    assert (one.code, one.message, one.help) == (code, message, help)
+    assert one.primary and one.primary.line == 5
+
+
+def test_needs_that_are_met(tmp_path: Path) -> None:
+    (tmp_path / "tokens").mkdir()
+    for args in ("function: math, timeout_s: 5", "functions: {math: 1}, timeout_s: null, workers: 0"):
+        found = reported(tmp_path, args, "meshctl.rewards.Function")
+        assert [one for one in found if "temperature" not in one.message] == []
 
 
 SLEEPS = "`sleep` of `sampler` needs cuda, and the devices of `work` are cpu"

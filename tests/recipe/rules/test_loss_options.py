@@ -21,7 +21,9 @@ pipeline:
 """
 MINE = """
 from functools import partial
-def own(logprobs, mask, scale, *, weight=1.0, names=()): ...
+from typing import Literal
+Kind = Literal["a", "b"]
+def own(logprobs, mask, scale, *, weight: float = 1.0, names=(), kind: Kind = "a"): ...
 bound = partial(own, scale=2.0)
 def free(logprobs, **more): ...
 """
@@ -32,7 +34,25 @@ def reported(folder: Path, args: str) -> list[Diagnostic]:
     (folder / "rows.jsonl").write_text('{"messages": []}\n')
     (folder / "recipe.yaml").write_text(RECIPE.format(args=args))
     found = load("recipe.yaml", [], folder, environ={}).report.diagnostics
-    return [one for one in found if one.code == "MC465"]
+    return [one for one in found if one.code in ("MC465", "MC508")]
+
+
+@pytest.mark.parametrize(
+    ("args", "message", "help"),
+    [
+        ("loss: grpo, loss_options: {aggregation: tokens}", "`aggregation` of loss `grpo` must be", "did you mean `token`?"),
+        ("loss: rloo, loss_options: {kl_estimator: k4}", "`kl_estimator` of loss `rloo` must be `k1`", ""),
+        ("loss: value, loss_options: {aggregation: group}", "`aggregation` of loss `value` must be", ""),
+        ("loss: grpo, loss_options: {clip: wide}", "`clip` of loss `grpo` must be a number", ""),
+        ("loss: grpo, advantage: gae, advantage_options: {kl_estimator: k}", "`kl_estimator` of advantage `gae`", ""),
+        ("loss: mine.own, loss_options: {kind: c}", "`kind` of loss `mine.own` must be `a` or `b`", ""),
+        ("loss: mine.bound, loss_options: {weight: much}", "`weight` of loss `mine.bound` must be a number", ""),
+    ],
+)  # fmt: skip
+def test_an_option_of_another_type_is_an_error(tmp_path: Path, args: str, message: str, help: str) -> None:
+    (one,) = reported(tmp_path, args)
+    assert one.code == "MC508" and one.message.startswith(message) and one.help.startswith(help), one
+    assert one.primary and one.primary.line == 5
 
 
 @pytest.mark.parametrize(
@@ -64,7 +84,7 @@ def test_an_unknown_option_is_an_error(
     [
         "loss: grpo",
         "loss: dapo, loss_options: {kl: 0.1, clip_high: 0.3}",
-        "loss: mine.own, loss_options: {weight: 2, names: [a]}",
+        "loss: mine.own, loss_options: {weight: 2, names: [a], kind: b}",
         "loss: mine.bound, loss_options: {scale: 3.0}",
         "loss: mine.free, loss_options: {}",
         "loss: grpo, loss_options: null",
