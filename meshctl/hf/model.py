@@ -92,7 +92,6 @@ class Model(StoredModel):
         "args.temperature": "> 0",
         "args.top_logprobs": ">= 1",
         "args.lr": "> 0, <= 1e6",
-        "args.optimizer_options.lr": "> 0, <= 1e6",
         "args.optimizer_options.betas": ">= 0, < 1",
         "args.optimizer_options.eps": ">= 0",
         "args.optimizer_options.momentum": ">= 0",
