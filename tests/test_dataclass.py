@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any
+from pydoc import plaintext, render_doc
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -70,6 +73,25 @@ CALLS: dict[str, Callable[[Any, Any], object]] = {
     "subclass": lambda point, named: repr(_derived(named)(1, name="a", more=2)),
     "plain subclass": lambda point, named: vars(_with_attribute(type("Plain", (point,), {})(1))),
 }
+
+
+READINGS: dict[str, Callable[[Any], object]] = {
+    "signature of the class": lambda kind: str(inspect.signature(kind)),
+    "signature of the method": lambda kind: str(inspect.signature(kind.__init__)),
+    "annotations": lambda kind: inspect.get_annotations(kind.__init__),
+    "types": lambda kind: get_type_hints(kind.__init__, localns={"list": list}),
+    "comparison": lambda kind: str(inspect.signature(kind.__eq__)),
+    "help": lambda kind: set(re.findall(r"\w+\(self, x.*", render_doc(kind, renderer=plaintext))),
+}
+"""What tools show of a class before its first instance."""
+
+
+@pytest.mark.parametrize("what", READINGS)
+@pytest.mark.parametrize("number", [0, 1])
+def test_tools_show_a_class_without_instances_as_one_of_the_standard_library(what: str, number: int) -> None:
+    ours, standard = classes(dataclass)[number], classes(dataclasses.dataclass)[number]
+    shown = READINGS[what](ours)
+    assert shown == READINGS[what](standard) and shown
 
 
 def _derived(base: Any) -> Any:
