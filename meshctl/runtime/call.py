@@ -252,7 +252,7 @@ class Call:
         if self._producer is not None and not isinstance(value, Batch):
             self._metrics.add_returned(value, weight)
             if self._producer == 0 and not outputs:
-                self._metrics.warn_of_others(value)
+                self._metrics.warn_of_others(value, self._method)
         return False
 
     def _has_ended(self, outputs: Sequence[Channel], all_ended: bool) -> bool:
