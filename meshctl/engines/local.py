@@ -42,8 +42,9 @@ from meshctl.run.parent_death import die_with
 die_with(int(sys.argv.pop(1)), signal.SIGTERM)
 runpy.run_module("meshctl", run_name="__main__", alter_sys=True)
 """
-"""What a node process that is started by exec runs. The imports of `meshctl agent` take seconds, in which the
-launcher may die. The first argument is the pid of the launcher."""
+"""The program of a node process that is started by exec. Its first argument is the pid of the launcher. The
+process is tied to the launcher before it imports `meshctl agent`, because the imports take seconds, in which
+the launcher may die."""
 
 
 class LocalEngine:

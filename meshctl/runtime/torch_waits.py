@@ -4,7 +4,7 @@ they are called from Python.
     count_waits(progress)       from now on, the waits of this thread are part of its seconds in collectives
 
 A rank that is slow in such a step waits less than its peers. On gloo the wait takes the time; with NCCL it
-only adds to a stream, so this tells nothing about ranks on CUDA. Waits in C++ (DDP, compiled code) are not
+only adds to a stream, so the waits of ranks on CUDA stay unknown. Waits in C++ (DDP, compiled code) are not
 counted.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import wraps
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ def count_waits(progress: Progress) -> None:
 
 
 def _timed(wait: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(wait)
     def timed(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return wait(*args, **kwargs)
@@ -46,5 +48,4 @@ def _timed(wait: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             progress.add_wait(perf_counter() - begin)
 
-    timed.__wrapped__ = wait  # type: ignore[attr-defined]
     return timed

@@ -17,7 +17,7 @@ ELSEWHERE = "write elsewhere: run.checkpoint.local_dir=PATH"
 
 @dataclass(frozen=True)
 class Facts(disk.Facts):
-    """Those of its disk."""
+    """The facts about the disk of `local_dir`."""
 
 
 def measure(requirements: dict[str, Any]) -> dict[str, Any]:

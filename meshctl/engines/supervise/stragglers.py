@@ -31,13 +31,13 @@ class _Rank:
     """The times of one rank in one stage."""
 
     seconds: list[float] = field(default_factory=list)
-    """Those of the steps since the last judgement."""
+    """The seconds that the stage took in each step since the last judgement, without its collectives."""
     lasting: float = 0.0
-    """The seconds of these whole steps, and of those before in which it was slow."""
+    """Seconds of all whole steps since the last judgement that has not found the rank slow."""
     median: float | None = None
-    """The time of the last judgement; None before it."""
+    """Median seconds of the stage in the steps of the last judgement; None before the first one."""
     slow: int = 0
-    """Number of judgements in a row that have found it slow."""
+    """Number of judgements in a row that have found the rank slow."""
 
 
 @dataclass

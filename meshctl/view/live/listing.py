@@ -38,7 +38,7 @@ DAY_S, HOUR_S, MINUTE_S = 86400, 3600, 60
 
 @dataclass(frozen=True)
 class Row:
-    """What the table shows of a run."""
+    """One row of the table: a run and its state."""
 
     run: RunDir
     state: str

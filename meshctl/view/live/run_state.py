@@ -93,7 +93,7 @@ class History:
     steps: list[int] = field(default_factory=list)
     """The step of each point."""
     every: int = 1
-    """Of so many values one is a point."""
+    """Number of values for each stored point."""
     seen: int = 0
     """Number of values."""
 
