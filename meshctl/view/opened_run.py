@@ -26,7 +26,6 @@ from meshctl.run.events import Event, Follower
 from meshctl.run.finding import NoRun, run_at
 from meshctl.run.log_lines import LogLine, lines_of_workers
 from meshctl.run.row_file import rows_of
-from meshctl.run.saved_checkpoints import steps_of
 from meshctl.view.live.run_state import Condition
 from meshctl.view.live.seen_run import SeenRun, plan_of_run
 
@@ -151,9 +150,7 @@ class OpenedRun:
     @property
     def checkpoints(self) -> list[Checkpoint]:
         """The published checkpoints that exist, by step."""
-        newest = self._seen.run.saved()
-        steps = sorted(step for step in steps_of(self._seen.run) if step <= newest)
-        return [Checkpoint(step, self._seen.run.checkpoint(step)) for step in steps]
+        return [Checkpoint(step, self._seen.run.checkpoint(step)) for step in self._seen.checkpoints]
 
     def events(self) -> Iterator[Event]:
         """Yields the events of all processes in the order of their times. Those of old steps are folded into

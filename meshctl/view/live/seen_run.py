@@ -70,9 +70,15 @@ class SeenRun:
             return ""
         return f"its launcher, process {self.launcher.pid} on {self.launcher.host}, cannot be seen from here"
 
+    @property
+    def checkpoints(self) -> list[int]:
+        """The steps of the published checkpoints that exist."""
+        newest = self.run.saved()
+        return sorted(step for step in steps_of(self.run) if step <= newest)
+
     def to_data(self) -> dict[str, Any]:
         """Returns what is known about the run as plain data."""
-        state, launcher, newest = self.state, self.launcher, self.run.saved()
+        state, launcher = self.state, self.launcher
         return {
             "run": str(self.run.path),
             "name": self.name,
@@ -91,7 +97,7 @@ class SeenRun:
             "launcher": None
             if launcher is None
             else {"host": launcher.host, "pid": launcher.pid, "alive": launcher.is_alive()},
-            "checkpoints": sorted(step for step in steps_of(self.run) if step <= newest),
+            "checkpoints": self.checkpoints,
             "stalled": state.stalled,
             "stall": state.stall if state.stalled else [],
             "restarts": state.restarts,
