@@ -358,7 +358,8 @@ def stop(
     folder: Folder = RUNS,
     format: DataFormat = "text",
 ) -> None:
-    """End a run in order, as Ctrl-C does. Waits until it has ended, with its last checkpoint."""
+    """End a run in order, as Ctrl-C does. Waits until it has ended, with its last checkpoint. A second `stop`
+    waits as well; only --now ends it at once."""
     from meshctl.cli.stop import Options, stop
 
     raise typer.Exit(stop(run, Options(now, checkpoint, folder, format)))
@@ -372,13 +373,14 @@ def restart(
         bool, option("Return once it has begun; it goes on without this terminal.", None, "--detach")
     ] = False,
     folder: Folder = RUNS,
+    format: DataFormat = "text",
 ) -> None:
     """Stop a run, and continue it. It goes on from its last checkpoint, with the overrides."""
     from meshctl.cli.stop import restart
 
     if "=" in run:  # the run is left out
         run, overrides = "", [run, *(overrides or [])]
-    raise typer.Exit(restart(run, overrides or [], folder, detach))
+    raise typer.Exit(restart(run, overrides or [], folder, detach, format))
 
 
 @app.command()

@@ -21,11 +21,9 @@ from typing import NoReturn
 from meshctl.cli.output import write
 from meshctl.cli.parallel_start import run_and_exit
 from meshctl.engines.node.forkserver import flush
-from meshctl.run.directory import RunDir
+from meshctl.run.directory import RUNS, RunDir
 from meshctl.run.finding import name_of
 
-RUNS = "runs"
-"""The folder in which other commands search a run by its name."""
 Begin = Callable[[RunDir], None]
 Launch = Callable[[Begin], int]
 """Launches a run, calls its argument with the run directory before any process is started, and returns the

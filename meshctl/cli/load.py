@@ -3,7 +3,9 @@ plan."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, RecipeError, Report
 from meshctl.recipe.compose.folders import files, is_dir, is_file
 from meshctl.recipe.secrets import Secrets
-from meshctl.run.directory import RunDir, Start
+from meshctl.run.directory import RUNS, RunDir, Start
 from meshctl.run.saved_checkpoints import Whole
 from meshctl.text.english import listed
 
@@ -123,6 +125,7 @@ def _run_of(recipe: str) -> RunDir | None:
         raise Unreadable(Report((Diagnostic("MC001", "the name of the recipe is empty"),)))
     folder = Path(recipe)
     if not is_dir(folder):
+        _refuse_name_of_run(recipe)
         return None
     run = RunDir(folder.resolve())
     missing = [path.name for path in (run.recipe, run.plan, folder / "start.json") if not is_file(path)]
@@ -136,3 +139,16 @@ def _run_of(recipe: str) -> RunDir | None:
         help = f"give a recipe in it, such as `{folder / recipes[0].name}`"
     message = f"`{recipe}` is a folder but not a run: it has no {listed(missing, 'or')}"
     raise Unreadable(Report((Diagnostic("MC001", message, help=help),)))
+
+
+def _refuse_name_of_run(recipe: str) -> None:
+    """Raises `Unreadable` if there is no file of this name, but a run below `runs` that other commands find
+    by it. A command that reads recipes does not take it: a misspelt recipe would continue an old run."""
+    if os.path.lexists(recipe) or not is_dir(Path(RUNS, recipe)):
+        return
+    from meshctl.run.finding import NoRun, find, name_of
+
+    with suppress(NoRun):
+        run = find(recipe, Path(RUNS))
+        help = f"`meshctl restart {recipe}` continues the run `{name_of(run)}`"
+        raise Unreadable(Report((Diagnostic("MC001", f"recipe `{recipe}` does not exist", help=help),)))

@@ -6,17 +6,20 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 
 from meshctl.cli.output import REFUSED, refuse, write
 from meshctl.cli.status import NO_RUN, check_format
 from meshctl.dataclass import dataclass
 from meshctl.run.finding import NoRun
 from meshctl.run.launcher import Launcher
-from meshctl.view.live.seen_run import SeenRun
+from meshctl.view.live.seen_run import SeenRun, plan_of_run
 from meshctl.view.live.summary import ending
 
 POLL_S = 0.2
 FAILED = 5
+NOT_BEGUN = (1, 2, 3, REFUSED)
+"""The exit codes of a launch that was refused before the run began."""
 ORDER = [signal.SIGINT, signal.SIGTERM]
 """The signals that request an orderly end, and then the end at once."""
 
@@ -120,9 +123,12 @@ def _print(seen: SeenRun, text: str, options: Options) -> None:
     write(f"{text}\n" if is_text else json.dumps(seen.to_data(), indent=2) + "\n", sys.stdout)
 
 
-def restart(word: str, overrides: Sequence[str], folder: str, is_detached: bool) -> int:
-    """Ends a run if it goes on, and continues it from its last checkpoint. Returns the exit code of the
-    run."""
+def restart(word: str, overrides: Sequence[str], folder: str, is_detached: bool, format: str = "text") -> int:
+    """Ends a run if it goes on, and continues it from its last checkpoint. Returns the exit code of the run.
+    With the format `json`, stdout has the state of the run at its end, or at its beginning in the background,
+    and what `launch` prints is on stderr."""
+    if problem := check_format(format):
+        return refuse(problem)
     try:
         seen = stopped(SeenRun.named(word, folder))
     except NoRun as error:
@@ -132,4 +138,8 @@ def restart(word: str, overrides: Sequence[str], folder: str, is_detached: bool)
     from meshctl.cli.launch import Options as LaunchOptions
     from meshctl.cli.launch import launch
 
-    return launch(str(seen.run.path), list(overrides), LaunchOptions(is_detached=is_detached))
+    with redirect_stdout(sys.stderr) if format == "json" else nullcontext():
+        code = launch(str(seen.run.path), list(overrides), LaunchOptions(is_detached=is_detached))
+    if format == "json" and code not in NOT_BEGUN:
+        _print(SeenRun.of(seen.run, plan_of_run(seen.run)), "", Options(format=format))
+    return code

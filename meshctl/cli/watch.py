@@ -20,6 +20,7 @@ def watch(word: str, folder: str, format: str) -> int:
     """Returns the exit code of the run, once it is over."""
     if problem := check_format(format):
         return refuse(problem)
+    seen: SeenRun | None = None
     try:
         seen = SeenRun.named(word, folder)
         if not seen.is_live and format == "text":
@@ -29,7 +30,8 @@ def watch(word: str, folder: str, format: str) -> int:
     except NoRun as error:
         return refuse(error, NO_RUN)
     except KeyboardInterrupt:
-        print(f"\n{seen.name} goes on; stop it: meshctl stop {seen.name}", file=sys.stderr)
+        if seen is not None:
+            print(f"\n{seen.name} goes on; stop it: meshctl stop {seen.name}", file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
         if not is_closed(error, sys.stdout):

@@ -31,6 +31,9 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.run.best import ScoredCheckpoint
 
+RUNS = "runs"
+"""The folder in which a command finds a run by its name, if the user names no other one."""
+
 
 @dataclass(frozen=True)
 class Start:

@@ -86,8 +86,9 @@ def test_a_run_in_the_background(background: Path) -> None:
     again = meshctl(background, "stop")
     assert again.returncode == 0 and again.stdout.startswith(f"{name} was not running: small: interrupted")
     last = steps(run)[-1]
-    done = meshctl(background, "restart", f"run.steps={last + 2}")
+    done = meshctl(background, "restart", f"run.steps={last + 2}", "-f", "json")
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["state"] == "done" and f"small: done after {last + 2} steps" in done.stderr
     assert steps(run) == list(range(1, last + 3))
     assert "interrupted (SIGINT)" in (run / "logs" / "launcher.log").read_text()
     status = json.loads(meshctl(background, "status", "-f", "json").stdout)

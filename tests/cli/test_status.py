@@ -1,4 +1,4 @@
-"""`meshctl runs` and `meshctl status`, as a user calls them."""
+"""`meshctl runs`, `status` and `watch`, as a user calls them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from meshctl.cli.watch import watch
+from meshctl.view.live.seen_run import SeenRun
 from tests.cli.commands import meshctl
 from tests.contract.launches import old_runs
 from tests.contract.pinned import DATA
@@ -48,6 +50,7 @@ def test_as_json(runs: Path) -> None:
         (["status", "contrat"], 3, "the run `contrat` does not exist below runs: did you mean `contract`?"),
         (["status", "--dir", "none"], 3, "no runs: the folder none does not exist"),
         (["status", "."], 3, ". is a folder but not a run"),
+        (["restart", "-f", "xml"], 2, "no format `xml`: text or json"),
         (["runs", "none"], 3, "no runs: the folder none does not exist"),
         (["runs", "-f", "xml"], 2, "no format `xml`: text or json"),
         (["status", "-f", "xml"], 2, "no format `xml`: text or json"),
@@ -71,3 +74,21 @@ def test_a_run_that_may_not_be_read(runs: Path) -> None:
 def test_a_folder_without_runs(tmp_path: Path) -> None:
     done = meshctl(tmp_path, "runs", ".")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ". has no runs\n")
+
+
+@pytest.mark.parametrize("word", ["contract", f"contract/{OLD}"])
+def test_launch_does_not_take_the_name_of_a_run(word: str, runs: Path) -> None:
+    done = meshctl(runs.parent, "launch", word)
+    assert (done.returncode, done.stdout) == (3, "")
+    help = f"  = help: `meshctl restart {word}` continues the run `contract/{OLD}`"
+    assert done.stderr.splitlines() == [f"error[MC001]: recipe `{word}` does not exist", help]
+
+
+def test_ctrl_c_while_watch_searches_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(word: str, folder: str) -> SeenRun:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SeenRun, "named", interrupted)
+    assert watch("", "runs", "text") == 130 and capsys.readouterr() == ("", "")

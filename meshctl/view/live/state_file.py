@@ -3,8 +3,9 @@
     StateFile(plan, run)                an observer of the run, which writes the file
     saved_state(plan, run)              the state that another process reads
 
-The file is written whole, by a rename, at most once a second, and only when something has changed. A thread
-writes it, so a slow disk never delays the run. It is one JSON object in two lines: the first one has what
+The file is written whole, by a rename, at most once a second, and only when something has changed. That the
+run stops is written at once, so that a second `meshctl stop` waits and sends no second signal. A thread does
+this, so a slow disk never delays the run. The file is one JSON object in two lines: the first one has what
 `meshctl runs` lists, the second one the groups, routes and metrics.
 """
 
@@ -230,7 +231,7 @@ class StateFile:
         self._run, self._launcher = run, Launcher.present()
         self._state = _state_before(plan, run)
         self._lock, self._wake = threading.Lock(), threading.Condition()
-        self._has_changed = self._is_over = False
+        self._has_changed = self._is_urgent = self._is_over = False
         self._thread: threading.Thread | None = None
         with suppress(OSError):
             self._write()
@@ -247,7 +248,7 @@ class StateFile:
             return
         with self._lock:
             self._state.on_event(event)
-        self._note_change()
+        self._note_change(is_urgent=event.name == "stopping")
 
     def on_row(self, row: Mapping[str, Any]) -> None:
         with self._lock:
@@ -268,17 +269,17 @@ class StateFile:
         with suppress(OSError):  # the run directory was deleted, or the disk is full
             self._write()
 
-    def _note_change(self) -> None:
-        if not self._has_changed:
+    def _note_change(self, is_urgent: bool = False) -> None:
+        if is_urgent or not self._has_changed:
             with self._wake:
-                self._has_changed = True
+                self._has_changed, self._is_urgent = True, self._is_urgent or is_urgent
                 self._wake.notify()
 
     def _write_changes(self) -> None:
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._has_changed or self._is_over)
-                self._has_changed = False
+                self._has_changed = self._is_urgent = False
                 if self._is_over:
                     return
             begun = time.thread_time()
@@ -286,7 +287,7 @@ class StateFile:
                 self._write()
             pause = max(INTERVAL_S, (time.thread_time() - begun) / MAX_PART)
             with self._wake:
-                self._wake.wait_for(lambda: self._is_over, pause)
+                self._wake.wait_for(lambda: self._is_over or self._is_urgent, pause)
 
     def _write(self) -> None:
         if not self._run.path.is_dir():  # `write_whole` would make a deleted folder again

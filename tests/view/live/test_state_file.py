@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -169,3 +170,19 @@ def test_a_deleted_run_directory_is_not_made_again(recorded: Recorded, run: RunD
     run.path.rmdir()
     view.on_end(5, "the run directory was deleted")
     assert not run.path.exists()
+
+
+def test_that_the_run_stops_is_written_at_once(
+    recorded: Recorded, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second `meshctl stop` would else send a second signal, which ends the run at once."""
+    monkeypatch.setattr("meshctl.view.live.state_file.INTERVAL_S", 1e6)
+    file = StateFile(recorded.plan, run)
+    file.on_attempt(0, None)
+    file.on_event(Event("warning", value={"text": "a warning"}))
+    while not read_data(run)["warnings"]:
+        time.sleep(0.001)
+    file.on_event(Event("stopping", value={"reason": "SIGINT"}))
+    while read_data(run)["state"] != "stopping":
+        time.sleep(0.001)
+    file.on_end(130, "interrupted")
