@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
+from meshctl.dataclass import dataclass
 from meshctl.run.events import Event
 from meshctl.run.log_files import read_tail, without_stamps
 from meshctl.run.row_file import rows_of
