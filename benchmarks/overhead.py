@@ -41,6 +41,7 @@ from meshctl.run.event_folding import EventFolding
 from meshctl.run.events import Follower, Journal, StepReport
 from meshctl.run.metrics import Fold
 from meshctl.run.progress import RECORD_BYTES, Activity
+from meshctl.runtime.memory_use import MemoryUse
 from meshctl.runtime.progress import Progress
 from meshctl.trackers.jsonl import JsonLines
 from meshctl.view.live import for_terminal
@@ -99,7 +100,7 @@ class Worker:
         self._journal = Journal(run.journal(f"{group}-{rank}"), group, rank)
         self._journal.write("started", pid=os.getpid())
         self._journal.write("ready", step=0, last=None, source="")
-        self._stage, self._route = stage, route
+        self._stage, self._route, self._memory = stage, route, MemoryUse(self._journal)
 
     def step(self, number: int) -> None:
         progress, report = self._progress, StepReport(number, seconds=1e-3)
@@ -115,6 +116,7 @@ class Worker:
         report.add_times(self._stage, 1e-4, 1e-3, progress.take_collective_seconds())
         report.collectives = progress.end_step()
         self._journal.write_step(report)
+        self._memory.report(number, perf_counter())
 
 
 class Watching:

@@ -31,6 +31,7 @@ from meshctl.engines.supervise.signals import Signals
 from meshctl.plan.model import Group, Plan
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.early_stopping import EarlyStopping
+from meshctl.run.launches import record_launch
 from meshctl.run.observer import Observer
 from meshctl.run.row_file import rows_of
 from meshctl.run.saved_checkpoints import Whole
@@ -96,6 +97,7 @@ def launch(
         return refuse(error, REFUSED)
     except OSError as error:
         return refuse(f"the run directory cannot be written: {why(error)}: {error.filename}", REFUSED)
+    record_launch(attempt.run, overrides)
     state_file = StateFile(ready.plan, attempt.run)
     if on_begin:
         on_begin(attempt.run)

@@ -4,6 +4,7 @@ recipe.yaml     as composed; `${oc.env:X}` stays as written, so no secret is in 
 plan.json       the plan (a secret that a recipe contains as literal text is in both files, which only their
                 owner may read)
 start.json      facts of the start: where the recipe's code is found, the attempt, the checkpoint it resumes
+launches.jsonl  one object per launch: its overrides, versions and machine
 events/         JSON lines, a file per process
 state.json      the state of the run for other processes, which its launcher writes once a second
 metrics.jsonl   one object per step
@@ -99,6 +100,10 @@ class RunDir:
     @property
     def state(self) -> Path:
         return self.path / "state.json"
+
+    @property
+    def launches(self) -> Path:
+        return self.path / "launches.jsonl"
 
     @property
     def events(self) -> Path:

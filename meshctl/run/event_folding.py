@@ -4,22 +4,21 @@
     folding.poll(now, follower)          # a few milliseconds each time
 
 A segment of a worker's events is folded once newer ones exist, the supervisor has read it, and the rows of
-its steps are in `metrics.jsonl`. Its `step` events become a part of one `steps` event with their sums.
+its steps are in `metrics.jsonl`. Its `step` events become parts of a few `steps` events with their sums.
 Metrics, which are in the rows, and the files of old checkpoints are left out. A folded file replaces the
 segments in one rename, so a kill at any moment loses nothing and counts nothing twice.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.event_files import EventFiles, delete_folded, event_files, folded_name, segment_name
-from meshctl.run.events import Event, Follower, lines_of, parsed
+from meshctl.run.event_history import EventHistory
+from meshctl.run.events import Follower, lines_of, parsed
 from meshctl.run.row_file import last_row
 
 POLL_S = 1.0
@@ -27,41 +26,9 @@ POLL_S = 1.0
 KEPT_SEGMENTS = 2
 """Number of segments of a worker that are not folded, beside the one that is being written."""
 LINES_PER_POLL = 1500
-MAX_OTHERS = 2000
-"""Maximum number of other events that a folded file keeps, the newest ones."""
 _FOLDED = (b'{"name":"step"', b'{"name":"steps"')
+_MEMORY = b'{"name":"memory"'
 _LEFT_OUT = (b'{"name":"metric"', b'{"name":"saved"', b'{"name":"saving"')
-
-
-@dataclass
-class StepSums:
-    """The sums of the `step` events of one worker."""
-
-    first: int = 0
-    count: int = 0
-    seconds: float = 0.0
-    totals: dict[str, dict[str, float]] = field(
-        default_factory=lambda: {"stages": {}, "times": {}, "waits": {}, "routes": {}}
-    )
-    newest: Event = field(default_factory=lambda: Event("step", step=-1))
-
-    def add(self, event: Event) -> None:
-        """Adds a `step` or a `steps` event."""
-        value, step = event.value, event.step or 0
-        times = value.get("times", dict.fromkeys(value.get("stages", {}), 1))
-        if not self.count:
-            self.first = value.get("first", step)
-        self.count += value.get("count", 1)
-        self.seconds += value.get("seconds", 0.0)
-        for name, sums in self.totals.items():
-            for key, number in (times if name == "times" else value.get(name, {})).items():
-                sums[key] = sums.get(key, 0) + number
-        if step >= (self.newest.step or 0):
-            self.newest = event
-
-    def event(self) -> Event:
-        value = {"first": self.first, "count": self.count, "seconds": self.seconds, **self.totals}
-        return replace(self.newest, name="steps", value=value)
 
 
 class EventFolding:
@@ -91,33 +58,31 @@ class EventFolding:
                 has_rows = self._waiting.get(process.who, -1) <= covered
                 if not has_rows or not follower.has_read(process.who, number):
                     break
-                sums, others = StepSums(), deque[bytes](maxlen=MAX_OTHERS)
-                yield from self._add_lines(process, number, sums, others)
-                if (sums.newest.step or 0) > covered:
-                    self._waiting[process.who] = sums.newest.step or 0
+                history = EventHistory()
+                yield from self._add_lines(process, number, history)
+                if history.last > covered:
+                    self._waiting[process.who] = history.last
                     break
-                self._write(process.who, number, sums, others)
+                self._write(process.who, number, history)
                 process = replace(process, folded=number)
 
-    def _add_lines(
-        self, process: EventFiles, number: int, sums: StepSums, others: deque[bytes]
-    ) -> Iterator[None]:
+    def _add_lines(self, process: EventFiles, number: int, history: EventHistory) -> Iterator[None]:
         """Adds the lines of a process's folded file and of a segment. Yields after each part of them."""
         names = [folded_name(process.who, process.folded)] if process.folded >= 0 else []
         for name in [*names, segment_name(process.who, number)]:
             for count, line in enumerate(lines_of(self._run.events / name), 1):
                 if line.startswith(_FOLDED):
                     if event := parsed(line):
-                        sums.add(event)
+                        history.add_step(event)
+                elif line.startswith(_MEMORY):
+                    history.add_memory(line)
                 elif not line.startswith(_LEFT_OUT):
-                    others.append(line)
+                    history.add_other(line)
                 if count % LINES_PER_POLL == 0:
                     yield
 
-    def _write(self, who: str, number: int, sums: StepSums, others: deque[bytes]) -> None:
-        lines = list(others)
-        if sums.count:
-            lines.append(json.dumps(asdict(sums.event()), separators=(",", ":")).encode() + b"\n")
+    def _write(self, who: str, number: int, history: EventHistory) -> None:
         folder = self._run.events
-        write_whole(folder / folded_name(who, number), b"".join(lines).decode(errors="replace"))
+        text = b"".join(history.lines()).decode(errors="replace")
+        write_whole(folder / folded_name(who, number), text)
         delete_folded(folder, who, number)

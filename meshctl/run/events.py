@@ -26,6 +26,8 @@ further files (`event_files.py`), so that those of old steps can be folded into 
                                         replaces, and how many of them have each stage
     metric              worker          {"values": {NAME: number}, "weight": w,
                                         "collect": "mean" | "sum" | "first"} of the stage in `stage`
+    memory              worker          {"resident": bytes, "peak": bytes} of its process now and then, and
+                                        {"device": bytes, "device_peak": bytes} that torch has reserved
     uncounted           worker          {"names": [NAME], "counted": rank} of numbers that this rank logs for
                                         the first time; `counted` is the rank whose numbers count
     differs             worker          {"metric": NAME, "counted": GROUP:RANK, "values": [TEXT, TEXT]}
@@ -423,10 +425,9 @@ class Follower:
 
 
 def _size_of(path: Path | str) -> int:
-    try:
+    with suppress(FileNotFoundError):
         return os.stat(path).st_size
-    except FileNotFoundError:
-        return 0
+    return 0
 
 
 def events_of(path: Path) -> Iterator[Event]:

@@ -28,6 +28,7 @@ from meshctl.runtime.call import Call, Channels, RouteKey, SourceCall
 from meshctl.runtime.component import Component, context_of
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import LoopContext, StepState
+from meshctl.runtime.memory_use import MemoryUse
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE, RouteContext, RouteEnd
 from meshctl.runtime.routes.held import HeldInput, MinibatchInput
@@ -90,7 +91,7 @@ class Loop:
         """The last step after which the state was saved, or with which the run began."""
         self._is_open_ended = False
         """Whether a stream may end unannounced."""
-        self._order = StreamOrder(self._plan)
+        self._order, self._memory = StreamOrder(self._plan), MemoryUse(context.events)
 
     @property
     def at(self) -> tuple[str, int]:
@@ -320,9 +321,11 @@ class Loop:
         for end in self._ends:
             if end.bytes_sent:
                 report.routes[end.route.name], end.bytes_sent = end.bytes_sent, 0
-        report.seconds = perf_counter() - self._state.begin
+        now = perf_counter()
+        report.seconds = now - self._state.begin
         report.collectives = self._context.progress.end_step()
         self._context.events.write_step(report)
+        self._memory.report(report.step, now)
 
     # Weights
 

@@ -40,6 +40,7 @@ def test_a_run_and_its_continuation(folder: Path) -> None:
         *(
             "checkpoints",
             "events",
+            "launches.jsonl",
             "logs",
             "metrics.jsonl",
             "plan.json",

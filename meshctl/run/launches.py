@@ -1,0 +1,87 @@
+"""`launches.jsonl` in the run directory: an object for each launch of the run, with its overrides, versions
+and machine.
+
+    record_launch(run, ["run.steps=5"])
+    launches(run)[-1]["python"]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from meshctl.run import clock
+from meshctl.run.directory import RunDir
+from meshctl.text.redaction import redact
+
+PACKAGES = ("meshctl", "torch", "transformers", "vllm", "numpy")
+GPUS = "/proc/driver/nvidia/gpus"
+MAX_BYTES = 1 << 20
+"""Bytes at the end of the file that are read."""
+
+
+def record_launch(run: RunDir, overrides: Sequence[str]) -> None:
+    """Appends what is known about a launch. A disk that does not take it is no reason to fail."""
+    data = {
+        "time": clock.now(),
+        "overrides": [redact(override) for override in overrides],
+        "host": socket.gethostname(),
+        "folder": os.getcwd(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "packages": dict(_versions()),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory": _memory(),
+        "gpus": _gpus(),
+    }
+    with suppress(OSError), run.launches.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(data, separators=(",", ":")) + "\n")
+
+
+def launches(run: RunDir) -> list[dict[str, Any]]:
+    """Returns the launches of a run, the first one first; none for a run of an earlier version."""
+    try:
+        with run.launches.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    found = list[dict[str, Any]]()
+    for line in lines:
+        with suppress(ValueError):
+            if isinstance(data := json.loads(line), dict):
+                found.append(data)
+    return found
+
+
+def _versions() -> list[tuple[str, str]]:
+    found = list[tuple[str, str]]()
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found.append((name, version(name)))
+    return found
+
+
+def _memory() -> int | None:
+    """Returns the bytes of main memory of this machine; None where that is unknown."""
+    with suppress(OSError, ValueError, AttributeError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _gpus() -> list[str]:
+    """Returns the names of the NVIDIA devices of this machine, from the driver's files."""
+    found = list[str]()
+    with suppress(OSError):
+        for folder in sorted(Path(GPUS).iterdir()):
+            if name := re.search(r"^Model:\s*(.+)$", (folder / "information").read_text(), re.MULTILINE):
+                found.append(name[1].strip())
+    return found
