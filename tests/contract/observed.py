@@ -158,7 +158,7 @@ def run_directory(found: Found) -> Json:
         (r"checkpoints/step-\d+/trainer/.*", "checkpoints/step-N/COMPONENT/"),
         (r"checkpoints/step-\d+/checkpoint\.manifest\.json", "checkpoints/step-N/checkpoint.manifest.json"),
         (r"recorded/rollouts/step-\d+/\d+-of-\d+\.safetensors", "recorded/STAGE/step-N/K-of-M.safetensors"),
-        (r"(recipe\.yaml|plan\.json|start\.json|state\.json|metrics\.jsonl)", ""),
+        (r"(recipe\.yaml|plan\.json|start\.json|state\.json|metrics\.jsonl|launches\.jsonl)", ""),
         (r"(events/launcher\.jsonl|logs/fork-server\.log)", ""),
     ]
     path = found.runs["SIGINT"].path
