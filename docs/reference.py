@@ -28,6 +28,7 @@ SHOWN = {
     "stop": fields.STOP,
     "restarts": fields.RESTARTS,
     "logs": fields.LOGS,
+    "trace": fields.TRACE,
 }
 """Name of a marker in a document -> the section whose keys stand there."""
 WORDS = {

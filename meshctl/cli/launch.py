@@ -40,6 +40,7 @@ from meshctl.text.redaction import command_line, redact
 from meshctl.trackers import tracker_named
 from meshctl.view.live.state_file import StateFile
 from meshctl.view.reports.text import shown
+from meshctl.view.trace.writer import TraceWriter
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,8 @@ def outcome_of(
     from meshctl.engines.supervise.supervisor import Supervisor
 
     def all_observers() -> list[Observer]:
-        return [tracker_named("jsonl", job.run), *observers()]
+        traces = [TraceWriter(attempt.plan, job.run)] if attempt.plan.run.trace else []
+        return [tracker_named("jsonl", job.run), *traces, *observers()]
 
     return Supervisor(engine, signals).run(job, attempt, all_observers)
 

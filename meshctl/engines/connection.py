@@ -7,13 +7,14 @@
     head -> node    {"type": "attempt", "number": 2, "store": "HOST:PORT", "plan": JSON, "start": {...}, ...}
                     {"type": "signal", "attempt": 2, "signal": 15, "groups": null}
                     {"type": "stacks", "attempt": 2, "workers": [["train", 1, PID], ...]}
-                    {"type": "leave"}, {"type": "beat"}
+                    {"type": "leave"}, {"type": "beat"}, {"type": "clock", "sent": SECONDS}
     node -> head    {"type": "exited", "attempt": 2, "group": "train", "code": 0}
                     {"type": "progress", "attempt": 2, "workers": [["train", 1, RECORD, SECONDS], ...],
                      "moved": [["train", 0], ...]}
                     {"type": "stacks", "attempt": 2, "workers": [["train", 1, STATE], ...]}
                     {"type": "stopped", "attempt": 2, "processes": [["the agent of train", PID], ...]}
                     {"type": "ended", "attempt": 2}, {"type": "refused", "error": "why"}, {"type": "beat"}
+                    {"type": "clock", "sent": SECONDS, "at": SECONDS}: what the head sent, and its own clock
                     {"type": "download", "attempt": 2, "name": "ORG/MODEL", "received": BYTES, "total": BYTES}
                     {"type": "unfit", "attempt": 2, "error": "why"}: no worker of the attempt was started
 

@@ -3,8 +3,8 @@
     value = type_.read(reader, node, path)       the value; None for a wrong one, which the reader reports
     type_.schema()                               the JSON Schema of the values that `read` accepts
 
-A new type is one class. `device_types.py` has the types of values about devices, `section_types.py` those of
-mappings.
+A new type is one class. `device_types.py` has the types of values about devices, `step_types.py` those of
+steps, and `section_types.py` those of mappings.
 """
 
 from __future__ import annotations
@@ -117,22 +117,6 @@ class Whole(Type):
 
     def schema(self) -> Schema:
         return whole(self.min, self.max)
-
-
-class StepsOrTime(Whole):
-    """A number of steps, an integer, or a time with units, 90s, 10m, 1h30m, which is read as a float."""
-
-    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        if isinstance(node.value, str) and node.value and node.value[-1].isalpha():
-            if (seconds := seconds_in(node.value)) and not node.value.isdigit():
-                return seconds
-            reader.expected("a number of steps, or a time such as 10m", node, path, seconds_hint(node))
-            return None
-        return super().read(reader, node, path)
-
-    def schema(self) -> Schema:
-        time = {"type": "string", "pattern": f"{SECONDS_SCHEMA}|{OPEN}"}
-        return {"anyOf": [whole(self.min, self.max), time]}
 
 
 class OptionalWhole(Whole):

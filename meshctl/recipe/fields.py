@@ -25,7 +25,6 @@ from meshctl.recipe.field_types import (
     OptionalWhole,
     Seconds,
     Size,
-    StepsOrTime,
     Text,
     Texts,
     Whole,
@@ -35,16 +34,17 @@ from meshctl.recipe.field_types import (
 from meshctl.recipe.section_types import (
     Defaults,
     Field,
+    FirstKey,
     FreeMapping,
     Inputs,
     ModelConfig,
     Named,
     Nested,
     PlainData,
-    Restarts,
     Script,
     Section,
 )
+from meshctl.recipe.step_types import StepsOrTime, Window
 from meshctl.topology.sizes import MAY_BE_AUTO, SIZES
 
 # Words that values may be
@@ -463,6 +463,18 @@ RESTARTS = Section("restarts", "`run.restarts`", (
         doc="Time in which restarts count, in seconds or as 30m or 2h."),
 ))
 
+TRACE = Section("trace", "`run.trace`", (
+    Field("steps", Window(1, MAX_STEPS),
+        doc="First and last step that are traced, [FIRST, LAST], or one step.",
+        required="`run.trace` needs `steps`",
+        required_help="the first and the last step, as [FIRST, LAST]",
+        related="step start_step start end_step stop_step wait warmup active"),
+    Field("profiler", Boolean(),
+        doc="Whether torch's profiler also runs in these steps. It writes a file for each worker beside "
+            "the trace.",
+        aliases="torch_profiler profile"),
+))
+
 LOGS = Section("logs", "`run.logs`", (
     Field("keep", Bytes(),
         doc="Bytes of the log of each worker that are kept, the newest, such as 1GiB. Default: all.",
@@ -522,7 +534,7 @@ RUN = Section("run", "`run`", (
             "from the launch; 0: no limit.",
         aliases="max_time max_duration max_run_time time_budget",
         related="walltime"),
-    Field("restarts", Restarts(RESTARTS, may_be_off=True, example="3"),
+    Field("restarts", FirstKey(RESTARTS, may_be_off=True, example="3"),
         doc="Restarts of the run after a failure, from its newest checkpoint: a number, which is short for "
             "{times: NUMBER, within: 1h}; false for none.",
         aliases="max_restarts max_failures"),
@@ -540,6 +552,11 @@ RUN = Section("run", "`run`", (
     Field("accept", Words(ACCEPTED, "a difference", "MC102"),
         doc="Differences from the checkpoint with which a resume goes on: `seed`, `args`, `components`, "
             "`pipeline`."),
+    Field("trace", FirstKey(TRACE, may_be_off=True, example="{steps: [FIRST, LAST]}"),
+        doc="Records what all workers do in some steps, in `trace.json` for https://ui.perfetto.dev: "
+            "[FIRST, LAST] is short for {steps: [FIRST, LAST]}; false for no trace.",
+        aliases="tracing timeline chrome_trace",
+        related="profiler profile profile_steps"),
     Field("show", Texts("pipeline", is_prefix=True),
         doc="Metrics that the display shows, as STAGE.NAME."),
     Field("record", Texts("pipeline"),
@@ -597,7 +614,7 @@ RECIPE = Section("recipe", "a recipe", (
 
 SECTIONS = (
     *(PARALLEL, MODEL, GROUP, COMPONENT, CHECKPOINT, RUN, CLUSTER, STOP, BEST),
-    *(RESTARTS, LOGS, CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE, BLOCK, INNER, REPEAT),
+    *(RESTARTS, LOGS, TRACE, CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE, BLOCK, INNER, REPEAT),
 )
 """All sections. A misplaced key is assigned to the first section that has the key."""
 PLANNED = {

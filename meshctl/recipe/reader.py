@@ -31,7 +31,7 @@ from meshctl.recipe.fields import (
     SYNC,
 )
 from meshctl.recipe.section_types import Section
-from meshctl.run.settings import Best, Checkpoint, Restarts, Run, Stop
+from meshctl.run.settings import Best, Checkpoint, Restarts, Run, Stop, Trace
 from meshctl.topology.sizes import SIZES
 
 
@@ -261,13 +261,14 @@ def _dispatch(value: Mapping[str, Any] | str | None) -> model.DispatchWords | No
 
 
 def _run(values: Mapping[str, Any]) -> Run:
-    stop, logs = values["stop"], values["logs"]
+    stop, logs, trace = values["stop"], values["logs"], values["trace"]
     restarts = values["restarts"] and Restarts(**values["restarts"])
     own = {
         "checkpoint": _checkpoint(values["checkpoint"]),
         "stop": stop and Stop(**stop),
         "restarts": restarts if restarts and restarts.times else None,
         "log_keep": logs["keep"] if logs else 0,
+        "trace": Trace(**trace) if trace and trace["steps"] else None,
     }
     return Run(**{**{key: value for key, value in values.items() if key != "logs"}, **own})
 

@@ -248,15 +248,16 @@ class Nested(Type):
         return ref(self.section.name)
 
 
-class Restarts(Nested):
-    """A section, or its first key as a number."""
+class FirstKey(Nested):
+    """A section, or the value of its first key."""
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if node.is_mapping or node.value is None or isinstance(node.value, bool):
             return super().read(reader, node, path)
         first, *others = self.section.fields
-        times = first.type.read(reader, node, path)
-        return {first.key: times or 0, **{field.key: field.value_if_absent for field in others}}
+        value = first.type.read(reader, node, path)
+        found = {first.key: first.type.empty if value is None else value}
+        return {**found, **{field.key: field.value_if_absent for field in others}}
 
     def schema(self) -> Schema:
         return {"anyOf": [self.section.fields[0].type.schema(), *super().schema()["anyOf"]]}

@@ -16,6 +16,9 @@ checkpoints/latest           a link to the newest one, which people follow and m
 checkpoints/damaged-step-N/  a damaged checkpoint of a step that ran again
 checkpoints/best.json        with `run.checkpoint.best`: the best checkpoints, the best first
 recorded/STAGE/step-N/K-of-M.safetensors      the value of each producer of a stage in `run.record`
+trace/GROUP-RANK.jsonl       with `run.trace`: what a worker has recorded (`trace_file.py`)
+trace/GROUP-RANK.profile.json                  with `run.trace.profiler`: the trace of torch's profiler
+trace.json                   the trace of all workers for https://ui.perfetto.dev
 """
 
 from __future__ import annotations
@@ -145,6 +148,17 @@ class RunDir:
     def stalls(self) -> Path:
         """The log of the stacks of workers that have held up the run."""
         return self.path / "logs" / "stalls.log"
+
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace.json"
+
+    def traced(self, group: str, rank: int) -> Path:
+        """Returns the file of what a worker has recorded for the trace."""
+        return self.path / "trace" / f"{group}-{rank}.jsonl"
+
+    def profile(self, group: str, rank: int) -> Path:
+        return self.path / "trace" / f"{group}-{rank}.profile.json"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step}"

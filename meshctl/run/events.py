@@ -46,7 +46,7 @@ further files (`event_files.py`), so that those of old steps can be folded into 
     launched, stopping, launcher        see `engines/supervise/head.py`
     resumed, checkpoint, over,
     warning, download, restarted,
-    stall
+    stall, clock
 """
 
 from __future__ import annotations

@@ -61,6 +61,16 @@ class Restarts:
 
 
 @dataclass(frozen=True)
+class Trace:
+    """The steps in which workers record what they do."""
+
+    steps: tuple[int, int]
+    """The first and the last one."""
+    profiler: bool = False
+    """Whether torch's profiler runs in these steps as well."""
+
+
+@dataclass(frozen=True)
 class Run:
     steps: int = 0
     """The number of steps; 0 if the data end the run."""
@@ -93,6 +103,8 @@ class Run:
     """None for a run that ends with its first failure."""
     log_keep: int = field(default=0, metadata=SPARSE)
     """The maximum number of bytes of the log of each worker; 0 for no limit."""
+    trace: Trace | None = field(default=None, metadata=SPARSE)
+    """None for a run without a trace."""
     accept: tuple[str, ...] = field(default=(), metadata=SPARSE)
     """The unsound differences from a checkpoint with which a resume goes on."""
 

@@ -335,7 +335,8 @@ class SourceCall(Call):
         self._progress.enter(Activity.CALLING, self._number, begin)
         value = self._next_samples(step)
         called = perf_counter()
-        state.report.add_times(self.stage.name, 0.0, called - begin)
+        in_collectives = self._progress.take_collective_seconds()
+        state.report.add_times(self.stage.name, 0.0, called - begin, in_collectives)
         if outputs:
             self._progress.enter(Activity.SENDING, self._number, called)
         weight = float(len(value)) if isinstance(value, Batch) else 1.0

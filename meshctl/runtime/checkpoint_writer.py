@@ -42,6 +42,7 @@ from meshctl.runtime.collective import Collective
 from meshctl.runtime.process_group import RUNNING
 from meshctl.runtime.state.staging import Staging
 from meshctl.runtime.state.tree import StateTree
+from meshctl.runtime.trace.no_trace import NoTrace
 from meshctl.topology.mesh import DeviceMesh
 
 POLL_S = 1.0
@@ -81,6 +82,7 @@ class CheckpointWriter:
         events: EventLog,
         options: Checkpoint = Checkpoint(),
         advanced: Callable[[], None] = lambda: None,
+        trace: NoTrace = NoTrace(),
     ) -> None:
         """`states` maps each component with state to its state and its mesh, which knows this rank. With
         `options.is_async` it is a collective call of all ranks of the group. Raises `CheckpointError` if
@@ -89,7 +91,7 @@ class CheckpointWriter:
         self._staging = Staging() if options.is_async else None
         self._world = _background_world(rank) if options.is_async else None
         self._local = _local_folder(options.local_dir, run, group, rank) if options.local_dir else None
-        self._advanced = advanced
+        self._advanced, self._trace = advanced, trace
         self._background = Background()
         self._part: _Part | None = None
         """The checkpoint in flight, or the last one."""
@@ -148,7 +150,8 @@ class CheckpointWriter:
         """Writes the files of this rank. It is a collective call of all ranks of the group."""
         for name, tree, mesh in states:
             try:  # after a failure the rank still takes part in the collectives of the other components
-                part.files += checkpoint.save_tree(part.folder, name, tree, mesh, self._world)
+                with self._trace.span("checkpoint", f"write {name} of step {part.step}"):
+                    part.files += checkpoint.save_tree(part.folder, name, tree, mesh, self._world)
             except (OSError, dcp.CheckpointException) as error:
                 part.fail(error, part.folder / name)
         try:
@@ -162,7 +165,8 @@ class CheckpointWriter:
         files: dict[str, Any] = {}
         try:
             if not part.failure:
-                files = describe(part.folder, part.files)
+                with self._trace.span("checkpoint", f"digests of step {part.step}"):
+                    files = describe(part.folder, part.files)
             if self._local and not part.failure:
                 self._local.copy(part.step, files)
         except OSError as error:

@@ -137,6 +137,7 @@ class Loop:
         if self._is_open_ended and not self._agreement.has_failed:
             self._close(step, start)
         self._wait_for_save(step)
+        self._context.trace.end()
         if self._context.recorder:
             self._context.recorder.forget(step)
         self._agreement.leave()
@@ -229,6 +230,7 @@ class Loop:
 
     def _run_step(self, step: int) -> None:
         now = self._scheduled(step)
+        self._context.trace.begin_step(step)
         program = self._programs.get(now.stages)
         if program is None:
             program = self._programs[now.stages] = self._program(now.stages)
@@ -236,7 +238,8 @@ class Loop:
         if self._state.ended:
             return
         if now.is_saved:
-            self._save(step, now.stages)
+            with self._context.trace.span("checkpoint", f"checkpoint of step {step}"):
+                self._save(step, now.stages)
         self._write_report()
 
     def _scheduled(self, step: int) -> ScheduledStep:
@@ -359,14 +362,18 @@ class Loop:
         return StageMetrics(stage, *modes, mesh, rank, self._state, self._context.events)
 
     def _load_due(self, stage: Stage, step: int) -> None:
-        self._load(stage, step, step)
+        if self._syncs[stage.name].due(step):
+            self._state.at = (stage.name, step)
+            self._context.progress.enter(Activity.SYNCING, self._plan.stages.index(stage), perf_counter())
+            self._load(stage, step, step)
 
     def _load(self, stage: Stage, step: int, until: int) -> None:
         """Loads the weights that are due by the step `until`."""
         end = self._syncs[stage.name]
         while end.due(until):
             received = end.receive(step)
-            getattr(self._component(stage, stage.to), stage.to_method)(received.value)
+            with self._context.trace.weights_of(received.sent_step):
+                getattr(self._component(stage, stage.to), stage.to_method)(received.value)
             if left := [f"`{name}`" for name, _ in received.value]:
                 raise StageError(
                     f"`{stage.to}.{stage.to_method}` left {', '.join(left[:3])} of its stream unread"

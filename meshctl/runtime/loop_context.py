@@ -15,6 +15,7 @@ from meshctl.runtime.component import Component
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.routes.end import RouteSide
 from meshctl.runtime.routes.record import Recorder
+from meshctl.runtime.trace.no_trace import NoTrace
 from meshctl.runtime.transports.data_plane import DataPlane
 
 CheckpointHook = Callable[[int, Mapping[str, int]], None]
@@ -41,6 +42,7 @@ class LoopContext:
     progress: Progress = field(default_factory=Progress)
     wait_for_save: Callable[[], None] = lambda: None
     """Waits until no checkpoint is being written beside training."""
+    trace: NoTrace = field(default_factory=NoTrace)
 
     def hosts(self, stage: Stage) -> bool:
         """Whether this worker's group runs a stage, or one of the two sides of a sync."""

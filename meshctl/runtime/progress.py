@@ -208,7 +208,8 @@ class Progress:
             self._in_collectives += seconds
 
     def take_collective_seconds(self) -> float:
-        """Returns the seconds in collectives since the last call of this method."""
+        """Returns the seconds in collectives since the last call of this method, at the end of the call of an
+        endpoint."""
         found, self._in_collectives = self._in_collectives, 0.0
         return found
 

@@ -48,6 +48,7 @@ from meshctl.runtime.progress import Progress
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.record import Recorder
 from meshctl.runtime.seeding import seed_all
+from meshctl.runtime.trace.no_trace import NoTrace
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import ConnectError, PeerLost
 from meshctl.runtime.user_modes import ModeError
@@ -123,6 +124,7 @@ class Worker:
         self._data_plane: DataPlane | None = None
         self._plan: Plan | None = None
         self._doing = "setup"
+        self._trace = NoTrace()
 
     def work(self) -> None:
         """Connects to the peers, sets up the components and runs the loop until the last step."""
@@ -181,6 +183,7 @@ class Worker:
         agreement: StopAgreement,
         data_plane: DataPlane,
     ) -> LoopContext:
+        self._trace = self._tracer(plan, data_plane)
         save, wait = self._checkpoint_hooks(plan, components)
         recorder = Recorder(plan.run.record, self._run.recorded) if plan.run.record else None
         recorded = {route: Recorded(Path(folder)) for route, folder in start.replay.items()}
@@ -197,7 +200,17 @@ class Worker:
             recorded,
             self._progress,
             wait,
+            self._trace,
         )
+
+    def _tracer(self, plan: Plan, data_plane: DataPlane) -> NoTrace:
+        if plan.run.trace is None:
+            return NoTrace()
+        from meshctl.runtime.trace.tracer import Tracer
+
+        worker = self._env.group, self._env.rank
+        paths = self._run.traced(*worker), self._run.profile(*worker)
+        return Tracer(plan, plan.run.trace, self._progress, data_plane, *paths, self._env.attempt)
 
     def _close(self, plan: Plan, name: str, component: Component, last: int) -> None:
         metrics = PhaseMetrics(plan.component(name), "close", self._env.rank, last, self._journal)
@@ -284,7 +297,7 @@ class Worker:
         }
         options = plan.run.checkpoint
         writer = CheckpointWriter(
-            self._run, env.group, env.rank, states, self._journal, options, self._note_saving
+            self._run, env.group, env.rank, states, self._journal, options, self._note_saving, self._trace
         )
         sources = [stage.name for stage in plan.sources if stage.component in components]
 
@@ -300,6 +313,7 @@ class Worker:
     def report_fault(self, error: Exception | SystemExit) -> None:
         """Writes the `fault` event with the stage and step, and the whole traceback to the log."""
         stage, step = self._loop.at if self._loop else ("", None)
+        self._trace.end()
         known = secrets_of(self._plan, self._env.group, os.environ) if self._plan else ()
         if not sys.stderr.isatty():  # on a terminal the launcher shows it
             sys.stderr.write(redact_traceback("".join(traceback.format_exception(error)), known))

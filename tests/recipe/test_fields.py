@@ -53,6 +53,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "best": ("run", "checkpoint", "best"),
     "restarts": ("run", "restarts"),
     "logs": ("run", "logs"),
+    "trace": ("run", "trace"),
 }
 TREE = of_plain(
     {

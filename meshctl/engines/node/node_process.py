@@ -178,6 +178,8 @@ class NodeProcess:
                 self._signal(signal.Signals(message["signal"]), message["groups"])
             case "stacks" if self._attempt and message["attempt"] == self._attempt.number:
                 self._stacks.begin(map(tuple, message["workers"]), time.monotonic())
+            case "clock":
+                self._connection.send({"type": "clock", "sent": message["sent"], "at": time.monotonic()})
             case "leave":
                 self._is_leaving = True
 

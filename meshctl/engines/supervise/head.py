@@ -14,6 +14,7 @@ The head writes these events to `events/launcher.jsonl`:
 | `checkpoint` | `{"path": folder}`: all workers have saved `step`, and `latest` points to it |
 | `warning` | `{"text": one line}` |
 | `download` | `{"node": n, "model": NAME, "received": bytes, "total": bytes}`, once a second |
+| `clock` | `{"node": n, "offset": s, "error": s, "at": s}` with `run.trace`: how far its clock is ahead |
 | `stall` | `{"workers": [GROUP:RANK], "seconds": s, "text": [lines]}`: these workers hold up the run |
 | `stall` | `{"advanced": [GROUP:RANK], ...}`, without `workers`: these no longer do |
 | `fault` | the death of an agent or of a node process |
@@ -45,12 +46,14 @@ from meshctl.engines.node.termination import name_of
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.cause import POLL_S, Cause, Causes, Priority, position_of
 from meshctl.engines.supervise.checkpoints import Checkpoints
+from meshctl.engines.supervise.clocks import Clocks
 from meshctl.engines.supervise.collective_check import CollectiveCheck
 from meshctl.engines.supervise.forced_end import ForcedEnd
 from meshctl.engines.supervise.judge import Judge
 from meshctl.engines.supervise.launcher_watch import LauncherWatch
 from meshctl.engines.supervise.nodes import (
     AgentExited,
+    ClockRead,
     Downloads,
     LogProblem,
     NodeLost,
@@ -129,6 +132,7 @@ class Head:
         self._services = frozenset(services) if len(services) < len(plan.groups) else frozenset[str]()
         self._causes = Causes(frozenset(components), attempt.run.log, self._services)
         self._collectives = CollectiveCheck(plan, attempt.step or 0)
+        self._clocks = Clocks(session.journal)
         self._progress = ProgressWatch(attempt, session.nodes, session.journal, self._causes)
         self._abort_seen = math.inf
         """When a worker was first known to have aborted inside a collective."""
@@ -248,6 +252,8 @@ class Head:
                         self._causes.place(group, rank, position_of(self._plan, record))
                     self._progress.receive(report)
                     self._check_collectives()
+                case ClockRead():
+                    self._clocks.add(report)
                 case LogProblem(path, reason):
                     self._session.files.on_log_problem(path, reason)
                 case Stacks() | Stopped():

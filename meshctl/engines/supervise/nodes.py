@@ -23,6 +23,9 @@ from meshctl.engines.node.stacks import ProcessState
 from meshctl.run.connection import STRANGER_S, STRANGERS_MAX, Connection, Message, ProtocolError
 from meshctl.run.progress import Record
 
+CLOCK_READINGS = 4
+"""How often the clock of a node is read after each of its beats."""
+
 
 @dataclass(frozen=True)
 class AgentExited:
@@ -99,6 +102,19 @@ class LogProblem:
 
 
 @dataclass(frozen=True)
+class ClockRead:
+    """The clock of a node was read, in seconds."""
+
+    node: int
+    sent: float
+    """When the head asked for it, by the head's clock."""
+    remote: float
+    """The node's clock."""
+    received: float
+    """When the head got the answer."""
+
+
+@dataclass(frozen=True)
 class NodeUnfit:
     """A node lacks something that a worker needs, and has started none."""
 
@@ -107,7 +123,16 @@ class NodeUnfit:
 
 
 Report = (
-    AgentExited | ServerExited | NodeLost | Standing | Stacks | Stopped | Downloads | NodeUnfit | LogProblem
+    AgentExited
+    | ServerExited
+    | NodeLost
+    | Standing
+    | Stacks
+    | Stopped
+    | Downloads
+    | NodeUnfit
+    | LogProblem
+    | ClockRead
 )
 
 
@@ -122,12 +147,18 @@ class _Node:
     last_seen: float = 0.0
     pid: int = 0
     """The pid of its process; 0 while it is unknown."""
+    clock_readings: int = 0
+    """How often its clock was read since its last beat."""
 
 
 class Nodes:
-    def __init__(self, listener: socket.socket, token: str, lease_s: float) -> None:
+    def __init__(
+        self, listener: socket.socket, token: str, lease_s: float, *, reads_clocks: bool = False
+    ) -> None:
+        """With `reads_clocks`, `poll` also returns readings of the clocks of all nodes."""
         listener.setblocking(False)
         self._listener, self._token, self._lease_s = listener, token, lease_s
+        self._reads_clocks = reads_clocks
         self._strangers: list[Handshake] = []
         self._nodes: dict[int, _Node] = {}
         self._attempt: Message = {}
@@ -293,8 +324,8 @@ class Nodes:
         return reports
 
     def _on_message(self, number: int, node: _Node, message: Message) -> list[Report]:
-        if message["type"] == "beat":
-            node.pid = int(message.get("pid", 0))
+        if message["type"] in ("beat", "clock"):
+            return self._on_beat(number, node, message)
         if message.get("attempt") != self._attempt["number"]:
             return []
         match message["type"]:
@@ -328,6 +359,22 @@ class Nodes:
             case "ended":
                 _end(node)
         return []
+
+    def _on_beat(self, number: int, node: _Node, message: Message) -> list[Report]:
+        """Handles a beat of a node, or its clock, for which the head has asked."""
+        received = time.monotonic()
+        if message["type"] == "beat":
+            node.pid, node.clock_readings = int(message.get("pid", 0)), 0
+        self._ask_clock(node)
+        if message["type"] == "beat":
+            return []
+        return [ClockRead(number, float(message["sent"]), float(message["at"]), received)]
+
+    def _ask_clock(self, node: _Node) -> None:
+        """Asks a node for its clock, some times after each of its beats: the quickest answer counts."""
+        if self._reads_clocks and node.connection and node.clock_readings < CLOCK_READINGS:
+            node.clock_readings += 1
+            node.connection.send({"type": "clock", "sent": time.monotonic()})
 
     def _lose(self, number: int, node: _Node, reason: str = "") -> list[Report]:
         was_ended = node.is_ended

@@ -60,7 +60,8 @@ class Supervisor:
         head = f"{host}:{nodes_listener.getsockname()[1]}"
         job = replace(job, head=head, token=job.token or new_token())
         handle = self._engine.start(job) if environ is None else self._engine.attach(job, environ)
-        nodes = Nodes(nodes_listener, job.token, self._engine.lease_s)
+        reads_clocks = job.plan.run.trace is not None
+        nodes = Nodes(nodes_listener, job.token, self._engine.lease_s, reads_clocks=reads_clocks)
         journal = Journal(job.run.journal("launcher"))
         watch = LauncherWatch.of(attempt, self._signals, handle)
         views = Observers([])

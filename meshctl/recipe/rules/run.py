@@ -1,5 +1,5 @@
-"""MC560, MC562, MC563, MC567 and MC568: the metrics that `run.show`, `run.stop` and `run.checkpoint.best`
-name, and the routes that `run.record` names."""
+"""MC560, MC562, MC563, MC567, MC568 and MC569: the metrics that `run.show`, `run.stop` and
+`run.checkpoint.best` name, the routes that `run.record` names, and the steps of `run.trace`."""
 
 from __future__ import annotations
 
@@ -155,4 +155,26 @@ def route_exists(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC563", f"`{word}` has no route to record", span, seconds, did_you_mean("", routes))
 
 
-RULES = (metric_exists, metric_is_known, metric_can_have_values, metric_is_often_enough, route_exists)
+def trace_is_in_the_run(facts: Facts) -> Iterator[Diagnostic]:
+    """The steps that are traced are steps of the run, which has components."""
+    run = facts.recipe.run
+    if run.trace is None or not facts.is_valid("run", "steps") or not facts.is_valid("run", "trace"):
+        return
+    (first, last), steps = run.trace.steps, run.steps
+    node = facts.node("run", "trace")
+    span = facts.value("run", "trace", *(["steps"] if node is not None and node.is_mapping else []))
+    if not facts.recipe.components:
+        message = "nothing is traced: the run has programs only, and `run.trace` records components"
+        yield Diagnostic("MC569", message, span, severity="warning")
+    elif steps and last > steps:
+        what = "is never written" if first > steps else "lacks some of its steps"
+        message = f"the trace {what}: the run ends with step {steps}, before step {last}"
+        seconds = (facts.value("run", "steps").with_word("the last step"),)
+        help = f"trace steps up to {steps}" if first <= steps else f"trace steps from 1 to {steps}"
+        yield Diagnostic("MC569", message, span, seconds, help, severity="warning")
+
+
+RULES = (
+    *(metric_exists, metric_is_known, metric_can_have_values, metric_is_often_enough),
+    *(route_exists, trace_is_in_the_run),
+)

@@ -161,6 +161,8 @@ def paths(state: RunState, run: RunDir, is_over: bool) -> Iterator[tuple[str, st
     for group in state.plan.groups:
         if group.program:
             yield f"output of {group.name}", str(run.log(group.name, 0).parent)
+    if run.trace.exists():
+        yield "trace", f"{run.trace} (https://ui.perfetto.dev)"
     if run.latest.exists() and is_over and state.code != 0:
         yield "continue it", f"meshctl launch {shlex.quote(str(run.path))}"
 

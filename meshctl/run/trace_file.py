@@ -1,0 +1,140 @@
+"""What a worker records for the trace of a run (`run.trace`), on disk: JSON lines, of which each is complete.
+
+    {"format": 1, "attempt": n, "start": step, "begin": time, "boot": ID, "mark": [NAME, time]}
+    {"attempt": n, "step": n, "dropped": n, "spans": [...]}     what was recorded in a step
+
+In the first line recording begins, after the step `start`. Times are seconds of the monotonic clock of the
+worker's node, and `boot` names its machine since its start. At `mark` torch's profiler, if it runs, has a
+range with this name. A span is a list: thread, category, name, begin,
+end, facts. The thread is empty for the main thread. The facts of a frame that was sent are
+
+    {"tag": n, "of": step, "to": [[JOB RANK, NUMBER], ...], "bytes": n, "sent": time}
+
+and those of one that was received have "from": [JOB RANK, NUMBER] in place of "to" and "sent". Frames of one
+tag between two workers arrive in order, so their numbers within the step `of` are equal on both sides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Container, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meshctl.run.launcher import BOOT_ID
+
+FORMAT = 1
+SPANS_PER_STEP_MAX = 100_000
+"""The maximum number of spans that a worker keeps in memory, which are those of one step."""
+SPANS_MAX = 1_000_000
+"""The maximum number of spans in the file of a worker. One takes about 100 bytes."""
+
+Span = list[Any]
+"""Thread, category, name, begin, end, facts."""
+
+
+class Written(NamedTuple):
+    """What a worker has recorded in one step."""
+
+    spans: list[Span]
+    dropped: int
+    """The number of spans beyond the limits."""
+
+
+class TraceFile:
+    """A worker's file, for appending."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `OSError`."""
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if os.fstat(self._file).st_size:
+            os.write(self._file, b"\n")  # a line of a killed worker may lack its end
+
+    def begin(self, attempt: int, start: int, begin: float, mark: tuple[str, float] | None) -> None:
+        times = {"begin": begin, "boot": boot_id(), "mark": mark}
+        self._write({"format": FORMAT, "attempt": attempt, "start": start, **times})
+
+    def add(self, attempt: int, step: int, spans: Sequence[Sequence[Any]], dropped: int) -> None:
+        """Appends a step. Raises `OSError` on a full disk."""
+        self._write({"attempt": attempt, "step": step, "dropped": dropped, "spans": spans})
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        while data:
+            data = data[os.write(self._file, data) :]
+
+
+_STEP = re.compile(rb'{"attempt":(\d+),"step":(\d+),')
+
+
+class WorkerTrace:
+    """The file of a worker, for reading: an index of its steps, each of which is read when it is needed."""
+
+    def __init__(self, path: Path, steps: Container[int]) -> None:
+        """Of each of `steps`, what the last attempt has recorded counts. Raises `OSError`."""
+        self._path, self._steps = path, steps
+        self.begin = 0.0
+        """When recording began, in seconds of the clock of the worker's node."""
+        self.mark = ("", 0.0)
+        """The name and the time of a range in the file of torch's profiler; empty without one."""
+        self._boot = ""
+        self._places: dict[int, list[tuple[int, int]]] = {}
+        """Step -> the place and the length of each of its lines. Stages at the end of a run have their
+        own."""
+        self.attempts: dict[int, int] = {}
+        """Step -> the attempt that has recorded it."""
+        place = 0
+        with path.open("rb") as file:
+            for line in file:
+                self._add(place, line)
+                place += len(line)
+
+    def _add(self, place: int, line: bytes) -> None:
+        if found := _STEP.match(line):
+            attempt, step = int(found[1]), int(found[2])
+            if step in self._steps:
+                self.attempts[step] = attempt
+                self._places.setdefault(step, []).append((place, len(line)))
+        elif line.startswith(b'{"format"') and (begun := parsed(line)):
+            if mark := begun["mark"]:
+                self.mark = str(mark[0]), float(mark[1])
+            is_same = begun["boot"] == self._boot  # else its times cannot be compared with the former ones
+            self._boot, after = begun["boot"], int(begun["start"])
+            for step in [step for step in self._places if not is_same or step > after]:
+                del self._places[step], self.attempts[step]
+            if not self._places:
+                self.begin = float(begun["begin"])
+
+    def read(self, step: int) -> Written:
+        """Returns what was recorded in a step. A line that was cut is skipped."""
+        spans, dropped = list[Span](), 0
+        with self._path.open("rb") as file:
+            for place, length in self._places[step]:
+                file.seek(place)
+                if found := parsed(file.read(length)):
+                    spans += found["spans"]
+                    dropped += found["dropped"]
+        return Written(spans, dropped)
+
+
+def parsed(line: bytes) -> dict[str, Any]:
+    """Returns the object in a line; an empty one for a line that was cut."""
+    try:
+        found: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return {}
+    return found
+
+
+def boot_id() -> str:
+    """Returns a random number that the kernel draws when the machine starts."""
+    with suppress(OSError):
+        return BOOT_ID.read_text().strip()
+    return ""

@@ -1,0 +1,23 @@
+"""The tracer of a worker whose run has no trace. It does nothing."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+
+class NoTrace:
+    """What a worker has in place of a `Tracer` in a run without a trace."""
+
+    def begin_step(self, step: int) -> None:
+        """Begins a step, before its first part."""
+
+    def span(self, category: str, name: str) -> AbstractContextManager[None]:
+        """Records what runs in the `with` block as one span, from any thread."""
+        return nullcontext()
+
+    def weights_of(self, step: int) -> AbstractContextManager[None]:
+        """Frames in the `with` block belong to weights that were sent in `step`."""
+        return nullcontext()
+
+    def end(self) -> None:
+        """Writes what has been recorded, and records nothing from now on."""

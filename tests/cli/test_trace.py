@@ -1,0 +1,207 @@
+"""`run.trace` in whole runs, read back: every stage, wait, route, collective, sync, pass and checkpoint of the
+steps that are traced, also where the run fails, restarts or is interrupted in one of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import meshctl
+from tests.cli.test_repeat import PARTS, RECIPE
+from tests.view.trace.read_back import Trace, read_back
+
+MOODS = """
+import json, os, signal
+
+class Moody(Policy):
+    def __init__(self, mood: str, at: int) -> None:
+        super().__init__()
+        self.mood, self.at, self.calls = mood, at, 0
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        marker = f"{self.run_dir}/marker"
+        if self.step == self.at and self.rank == 1 and not os.path.exists(marker):
+            open(marker, "w").close()
+            if self.mood == "raises":
+                raise ValueError("boom")
+            if self.mood == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.mood == "interrupts":
+                with open(f"{self.run_dir}/state.json") as file:
+                    os.kill(json.load(file)["launcher"]["pid"], signal.SIGINT)
+        return super().update(batch)
+"""
+WORKERS = ("rollout:0", "rollout:1", "train:0", "train:1", "train:2")
+
+
+@dataclass
+class Traced:
+    code: int
+    output: str
+    run: Path
+
+    @property
+    def trace(self) -> Trace:
+        return read_back(self.run / "trace.json")
+
+
+def launched(folder: Path, *overrides: str, mood: str = "", at: int = 0) -> Traced:
+    (folder / "parts.py").write_text(PARTS + MOODS)
+    (folder / "recipe.yaml").write_text(RECIPE)
+    moody = ["components.policy._target_=parts.Moody", f"+components.policy.args={{mood: {mood}, at: {at}}}"]
+    words = ["run.steps=7", *(moody if mood else []), *overrides]
+    done = meshctl(folder, "launch", "recipe.yaml", *words)
+    [run] = folder.glob("runs/small/*")
+    return Traced(done.returncode, done.stdout + done.stderr, run)
+
+
+def steps_of(trace: Trace) -> dict[str, list[str]]:
+    return {
+        thread: [one.name for one in slices] for thread, slices in trace.threads.items() if " " not in thread
+    }
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Traced:
+    asynchronous = "run.checkpoint.async=true", "pipeline.publish.max_staleness=1"
+    folder = tmp_path_factory.mktemp("trace")
+    found = launched(folder, "run.trace={steps: [3, 5], profiler: true}", *asynchronous)
+    assert found.code == 0, found.output
+    return found
+
+
+def test_every_stage_of_every_step_is_on_every_rank(traced: Traced) -> None:
+    trace = traced.trace
+    assert steps_of(trace) == {worker: ["step 3", "step 4", "step 5"] for worker in WORKERS}
+    for worker in WORKERS:
+        for name, step in trace.steps(worker).items():
+            is_eval, stages = name == "step 4", step.named("stage")
+            if worker.startswith("rollout"):
+                evals = ["eval.questions", "eval.answers"] * 4  # in the last pass they receive the end
+                assert stages == ["batch", "rollouts", *(evals if is_eval else [])]
+            else:
+                evals = ["eval.exam", "eval.count"] * 4
+                assert stages == ["ppo.old", "ppo.update"] * 8 + (evals if is_eval else [])
+                passes = [f"ppo pass {number}" for number in range(1, 9)]
+                passes += [f"eval pass {number}" for number in range(1, 5) if is_eval]
+                assert step.named("pass") == passes
+            assert step.named("sync") == ["publish"]
+            assert bool(step.named("checkpoint")) == is_eval
+
+
+def test_what_is_inside_of_what(traced: Traced) -> None:
+    trace = traced.trace
+    for worker in ("train:0", "train:1", "train:2"):
+        for step in trace.steps(worker).values():
+            collectives = [one for one in step.all() if one.category == "collective"]
+            assert [one.name for one in collectives] == ["all_reduce sum float32 [2]"] * 6
+            for one in collectives:
+                assert one.parent is not None and one.parent.name == "ppo.update"
+                assert one.args["group"] == "policy:dp" and one.args["at"].startswith("parts.py:")
+    for _, one in trace.slices():
+        if one.category == "frame":
+            assert one.parent is not None and one.parent.category in (
+                "wait",
+                "send",
+                "sync",
+                "pass",
+                "checkpoint",
+            )
+    in_background = {
+        thread: [one.name for one in some] for thread, some in trace.threads.items() if " " in thread
+    }
+    written = "write policy of step 4"
+    assert {"train:0 checkpoint", "train:1 checkpoint", "train:2 checkpoint"} <= in_background.keys()
+    assert all(written in names for thread, names in in_background.items() if thread.startswith("train"))
+
+
+def test_each_send_has_its_receive(traced: Traced) -> None:
+    trace = traced.trace
+    receives = [
+        one for _, one in trace.slices() if one.category == "frame" and one.name.startswith("receive")
+    ]
+    sends = [one for _, one in trace.slices() if one.category == "frame" and one.name.startswith("send")]
+    arrived = {id(one) for _, (_, one, _) in trace.arrows}
+    for (sender, sent, _), (receiver, received, _) in trace.arrows:
+        while sent.category != "frame":  # it waited for a slot
+            assert sent.parent is not None
+            sent = sent.parent
+        assert sent.name.removeprefix("send ") == received.name.removeprefix("receive ")
+        assert receiver in sent.args["to"].split(", ") and sender == received.args["from"]
+        assert sent.args["bytes"] in (received.args["bytes"], 0)
+    lost = [one for one in receives if id(one) not in arrived]
+    assert len(lost) == 0  # the checkpoint of step 2 lets the sync catch up
+    assert sum(len(one.args["to"].split(", ")) for one in sends) >= len(trace.arrows) > 100
+    routes = {one.name.removeprefix("receive ") for one in receives}
+    assert {"rollouts -> ppo.old", "publish", "eval.answers -> eval.exam"} <= routes
+
+
+def test_the_files_of_torchs_profiler_have_the_same_times(traced: Traced) -> None:
+    trace = traced.trace
+    for worker in ("rollout:0", "train:2"):
+        path = traced.run / "trace" / f"{worker.replace(':', '-')}.profile.json"
+        events = json.loads(path.read_text())["traceEvents"]
+        ranges = [event for event in events if event.get("cat") == "user_annotation"]
+        stages = [one for step in trace.threads[worker] for one in step.all() if one.category == "stage"]
+        names = {one.name for one in stages}
+        ranges = sorted((one for one in ranges if one["name"] in names), key=lambda one: one["ts"])
+        assert [event["name"] for event in ranges] == [one.name for one in stages]
+        for event, one in zip(ranges, stages, strict=True):
+            assert one.begin - 20 <= event["ts"] <= one.end + 20
+    assert {path.name for path in (traced.run / "trace").glob("*.profile.json")} == {
+        f"{worker.replace(':', '-')}.profile.json" for worker in WORKERS
+    }
+
+
+def test_the_summary_names_the_file_which_only_its_owner_reads(traced: Traced) -> None:
+    path = traced.run / "trace.json"
+    assert f"trace: {path}" in traced.output
+    files = [path, *(traced.run / "trace").iterdir()]
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    assert not [file.name for file in traced.run.glob(".trace*")]
+
+
+def test_the_clock_of_this_machine_was_measured(traced: Traced) -> None:
+    lines = (traced.run / "events" / "launcher.jsonl").read_text().splitlines()
+    clocks = [event["value"] for event in map(json.loads, lines) if event["name"] == "clock"]
+    assert clocks and all(abs(one["offset"]) <= one["error"] < 1 for one in clocks)
+
+
+def test_of_steps_that_run_again_the_last_attempt_counts(tmp_path: Path) -> None:
+    found = launched(tmp_path, "run.trace=[3,6]", "run.restarts=1", mood="dies", at=5)
+    assert found.code == 0, found.output
+    trace = found.trace
+    assert steps_of(trace) == {worker: [f"step {number}" for number in range(3, 7)] for worker in WORKERS}
+    restarts = [event for event in trace.instants if event["name"] == "restarted"]
+    assert len(restarts) == 1 and "train:1" in restarts[0]["args"]["text"]
+    for _, (_, received, _) in trace.arrows:
+        assert received.name.startswith("receive")
+    lines = (found.run / "trace" / "train-0.jsonl").read_bytes().splitlines()
+    recorded = [
+        (line["attempt"], line["step"]) for line in map(json.loads, filter(None, lines)) if "step" in line
+    ]
+    assert (0, 3) in recorded and (1, 5) in recorded
+
+
+def test_a_run_that_fails_leaves_what_was_recorded_and_the_fault(tmp_path: Path) -> None:
+    found = launched(tmp_path, "run.trace=[3,6]", mood="raises", at=4)
+    assert found.code == 5
+    trace = found.trace
+    assert steps_of(trace)["train:1"] == ["step 3", "step 4"]
+    [fault] = [one for one in trace.instants if one["name"] == "fault" and "boom" in one["args"]["text"]]
+    step = trace.steps("train:1")["step 4"]
+    assert step.begin <= fault["ts"] <= step.end + 0.001 and fault["s"] == "t"
+    assert step.named("stage")[-1] == "ppo.update"
+
+
+def test_a_run_that_is_interrupted_ends_its_trace(tmp_path: Path) -> None:
+    found = launched(tmp_path, "run.trace=[3,900]", "run.steps=1000", mood="interrupts", at=4)
+    assert found.code == 130
+    recorded = steps_of(found.trace)
+    assert len({tuple(steps) for steps in recorded.values()}) == 1 and recorded.keys() == {*WORKERS}
+    assert recorded["train:0"][:2] == ["step 3", "step 4"]
+    assert "stopping" in {event["name"] for event in found.trace.instants}
