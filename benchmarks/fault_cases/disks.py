@@ -181,8 +181,8 @@ def bad_from_the_start(place: Place, spoil: Spoil) -> Measured:
 
 
 def local_dir_broken(place: Place) -> Measured:
-    """A disk of `local_dir` that becomes read-only is a warning of each checkpoint. Without the last one, the
-    run has failed."""
+    """A disk of `local_dir` that becomes read-only is one warning. Without the last checkpoint, the run
+    has failed."""
     with own_disk(place.folder / "local", 24) as disk:
         run = place.launch("run.checkpoint.every=5", f"+run.checkpoint.local_dir={disk}/here")
         run.wait_for_step(7)

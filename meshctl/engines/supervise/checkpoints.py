@@ -10,12 +10,15 @@ becomes `latest`, and older checkpoints are deleted.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.judge import Judge
 from meshctl.engines.supervise.saved_files import SavedFiles
 from meshctl.run.events import Event, Journal
+
+NUMBERS = re.compile(r"[\d,]+")
 
 
 class Checkpoints:
@@ -28,6 +31,8 @@ class Checkpoints:
         """The step of the newest checkpoint; None without one."""
         self._next = math.inf
         """Time of the next checkpoint, with a time in `run.checkpoint.every`."""
+        self._failure, self._failed = "", list[int]()
+        """Why the newest checkpoints could not be written, without files and numbers, and their steps."""
 
     def add(self, event: Event) -> None:
         """Notes a `saved` or `unsaved` event of a worker."""
@@ -55,16 +60,31 @@ class Checkpoints:
         """Publishes the steps that all workers have saved and that are right, and warns of those that could
         not be written. To be called when all events of a poll are read: those of a worker arrive in
         order."""
-        for step in self._saving.complete:
-            if is_right(step):
+        for step in self._saving.reported:
+            if not self._saving.failure(step) and is_right(step):
                 self._publish(step)
-        for text in self._saving.failures():
-            self._warn(text)
+            if reason := self._saving.failure(step):
+                self._saving.discard(step)
+                self._warn_once(step, reason)
+
+    def _warn_once(self, step: int, reason: str) -> None:
+        """Warns of a checkpoint that could not be written, unless the one before had the same reason."""
+        self._failed.append(step)
+        files = re.escape(str(self._run.checkpoint(step))) + "[^:]*"
+        kind = NUMBERS.sub("", re.sub(files, "", reason))
+        if kind != self._failure:
+            self._failure = kind
+            self._warn(f"the checkpoint of step {step} could not be written: {reason}")
 
     def _publish(self, step: int) -> None:
         if self._recipe is None or not self._saving.publish(step):
             return
         self.newest = step
+        if self._failed and step > self._failed[-1]:
+            if len(self._failed) > 1:
+                lost = f"{len(self._failed)} before it, from step {self._failed[0]} on, are missing"
+                self._warn(f"the checkpoint of step {step} is written; {lost}")
+            self._failure, self._failed = "", []
         self._published.add(step)
         self._published = {one for one in self._published if self._run.checkpoint(one).is_dir()}
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from meshctl.engines.checks.resume import code_of
@@ -38,22 +38,19 @@ class SavedFiles:
                 self._failures.setdefault(event.step, str(event.value.get("error", "")))
 
     @property
-    def complete(self) -> list[int]:
-        """The steps that all workers have saved, in rising order."""
-        return [step for step in self._reported if step not in self._failures]
-
-    @property
-    def _reported(self) -> list[int]:
-        """The steps for which all workers have saved their part, or reported that they cannot."""
+    def reported(self) -> list[int]:
+        """The steps for which all workers have saved their part, or reported that they cannot, in rising
+        order."""
         return sorted(step for step, saved in self._saved.items() if len(saved) == self._workers)
 
-    def failures(self) -> Iterator[str]:
-        """Yields a warning for each checkpoint that could not be written, and deletes what there is of it."""
-        for step in self._reported:
-            if step in self._failures:
-                del self._saved[step]
-                shutil.rmtree(self._run.checkpoint(step), ignore_errors=True)
-                yield f"the checkpoint of step {step} could not be written: {self._failures[step]}"
+    def failure(self, step: int) -> str:
+        """Why the checkpoint of a step could not be written; empty if it could."""
+        return self._failures.get(step, "")
+
+    def discard(self, step: int) -> None:
+        """Deletes what there is of a checkpoint."""
+        del self._saved[step]
+        shutil.rmtree(self._run.checkpoint(step), ignore_errors=True)
 
     @property
     def lost_end(self) -> str:
