@@ -66,13 +66,14 @@ class MadeRun:
         write_whole(self.run.plan, self.plan.to_json())
         self.run.write_start(Start(loaded.path))
         self.run.metrics.touch()
+        self._step = self.events = 0
+        self.prepare()
         self._journals = {
             (group.name, rank): Journal(self.run.journal(f"{group.name}-{rank}"), group.name, rank)
             for group in self.plan.groups
             for rank in range(group.workers)
         }
         self._state, self._rows = StateFile(self.plan, self.run), JsonLines(self.run)
-        self._step = self.events = 0
         for view in (self._state, self._rows):
             view.on_attempt(0, None)
         self._launcher = Journal(self.run.journal("launcher"))
@@ -85,6 +86,9 @@ class MadeRun:
                 self._state.on_event(Event(name, group, rank, 0, time=clock.now()))
                 self.events += 1
 
+    def prepare(self) -> None:
+        """Called before the first event is written."""
+
     def step(self) -> None:
         """Writes the events and the row of a step, and folds them into the state."""
         self._step += 1
@@ -95,6 +99,9 @@ class MadeRun:
             value = {"seconds": 1.0, "stages": report.stages, "waits": report.waits, "routes": {}}
             self._state.on_event(Event("step", group, rank, self._step, value=value, time=clock.now()))
             self.events += 1
+        self.write_row()
+
+    def write_row(self) -> None:
         row = {"step": self._step, "time": clock.now() - self._began}
         row |= {f"total.metric_{number}": 1.0 / (self._step + number) for number in range(METRICS)}
         for view in (self._state, self._rows):

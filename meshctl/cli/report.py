@@ -34,7 +34,7 @@ def report(words: Sequence[str], folder: str, out: str) -> int:
         records = [RunRecord.read(each, recipe_of(each.run)) for each in seen]
     except OSError as error:
         return refuse(f"{error.filename} cannot be read: {why(error)}", NO_RUN)
-    text = draw(records[0])
+    text = draw(records)
     if out == "-":
         write(text, sys.stdout)
         return 0

@@ -112,6 +112,7 @@ BENCHMARKS: dict[str, str] = {
     "long_run": "files goal name ok steps value what",
     "overhead": "goal microseconds name ok others value what",
     "overlap": "goal load name ok value",
+    "report": "cpu goal megabytes name ok others value what",
     "restart": "goal killed name ok others value",
     "topology_scale": "goal name ok others value what",
     "validate_time": "goal name ok others value what",

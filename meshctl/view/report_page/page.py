@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -16,9 +16,12 @@ from meshctl.view.formatting import count
 from meshctl.view.pictures.colors import HUES, tokens
 from meshctl.view.pictures.html import UNSAFE
 from meshctl.view.pictures.svg import inline_style
-from meshctl.view.report_page import sections, timeline
+from meshctl.view.report_page import comparison, environment, sections, timeline
+from meshctl.view.report_page.environment import overrides_of
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
-from meshctl.view.report_page.plots import Curve, Plot, legend
+from meshctl.view.report_page.memory_plots import memory_plots, memory_table
+from meshctl.view.report_page.plots import Curve, Plot
+from meshctl.view.report_page.recipe_text import compared, marked
 from meshctl.view.report_page.record import STEP_SECONDS, RunRecord
 from meshctl.view.report_page.scales import Scale, duration_text
 
@@ -35,24 +38,60 @@ class Section:
     content: Markup
 
 
-def draw(record: RunRecord) -> str:
-    """Returns the page of one run."""
-    plots = list(metric_plots([record]))
+def draw(records: Sequence[RunRecord]) -> str:
+    """Returns the page of one run, or of two beside each other."""
+    return draw_two(records) if len(records) > 1 else draw_one(records[0])
+
+
+def draw_one(record: RunRecord) -> str:
+    plots = Plots([record])
+    overrides = [each for launch in record.launches for each in overrides_of(launch)]
     found = [
         Section("topology", "Topology", sections.topology_picture(record)),
         Section("time", "Where the time goes", times(record)),
         Section("timeline", "Timeline", timelines(record)),
-        Section("metrics", "Metrics", metrics([record], plots)),
+        Section("metrics", "Metrics", plots.metrics()),
+        Section("memory", "Memory", inner(memory_table(record), plots.memory())),
         Section("faults", "Faults and restarts", faults(record)),
         Section("checkpoints", "Checkpoints", sections.checkpoint_table(record)),
-        Section("recipe", "Recipe", tag("pre", record.recipe, class_="recipe")),
+        Section("environment", "Environment", environment.environment(record)),
+        Section("recipe", "Recipe", recipe(record, overrides)),
     ]
     head = inner(
         tag("h1", record.seen.name, " ", sections.state_word(record)),
         sections.cause(record),
         sections.head_facts(record),
     )
-    return document(record.seen.name, head, found, plots)
+    return document(record.seen.name, head, found, plots.all)
+
+
+def draw_two(records: Sequence[RunRecord]) -> str:
+    plots, (before, after) = Plots(records), records
+
+    def both(of: Callable[[RunRecord], Markup], is_open: bool = True) -> Markup:
+        names = comparison.names_of(records)
+        parts = [(name, of(record)) for name, record in zip(names, records, strict=True)]
+        return inner(*(sections.details(name, part or "No step.", is_open=is_open) for name, part in parts))
+
+    found = [
+        Section("recipes", "Difference of the recipes", compared(before.recipe, after.recipe)),
+        Section("metrics", "Metrics", inner(plots.metrics(), comparison.metric_table(records))),
+        Section("time", "Where the time goes", comparison.times(records)),
+        Section("timeline", "Timeline", both(timeline.whole_run)),
+        Section("memory", "Memory", plots.memory()),
+        Section("faults", "Faults and restarts", both(faults)),
+        Section("environment", "Environment", environment.compared(records)),
+        Section("topology", "Topology", both(sections.topology_picture, is_open=False)),
+    ]
+    title = " and ".join(record.seen.name for record in records)
+    return document(title, inner(tag("h1", title), comparison.facts(records)), found, plots.all)
+
+
+def recipe(record: RunRecord, overrides: Sequence[str]) -> Markup:
+    if not overrides:
+        return marked(record.recipe, ())
+    words = [inner(tag("mark", each, class_="mono"), " ") for each in dict.fromkeys(overrides)]
+    return inner(tag("p", "Overrides: ", words, class_="overrides"), marked(record.recipe, overrides))
 
 
 def times(record: RunRecord) -> Markup:
@@ -105,31 +144,45 @@ def restarts(record: RunRecord) -> list[tuple[float, str]]:
     ][-50:]
 
 
-def metrics(records: Sequence[RunRecord], plots: Sequence[Plot]) -> Markup:
-    if not plots:
-        return Markup()
-    shown = [_figure(plot, number, records) for number, plot in enumerate(plots)]
-    note = "Drag over a plot to zoom all of them; a double click shows the whole run again."
-    filter_ = tag(
-        "p",
-        tag("label", "Show metrics with ", tag("input", type="search", id="filter", size=24)),
-        tag("span", note, class_="note"),
-        class_="tools script",
-        hidden=True,
-    )
-    left = sum(record.left_out for record in records)
-    more = tag("p", f"{count(left, 'further metric')} not shown.", class_="note") if left else None
-    names = legend([record.seen.name for record in records]) if len(records) > 1 else None
-    return inner(names, filter_, tag("div", shown, class_="plots"), more)
+class Plots:
+    """The plots of the page, numbered for the script."""
+
+    def __init__(self, records: Sequence[RunRecord]) -> None:
+        self._records = records
+        self._metrics, self._memory = list(metric_plots(records)), list(memory_plots(records))
+        self.all = [*self._metrics, *self._memory]
+
+    def metrics(self) -> Markup:
+        if not self._metrics:
+            return Markup()
+        note = "Drag over a plot to zoom all of them; a double click shows the whole run again."
+        label = tag("label", "Show metrics with ", tag("input", type="search", id="filter", size=24))
+        tools = tag("div", label, tag("span", note, class_="note"), class_="tools script", hidden=True)
+        left = sum(record.left_out for record in self._records)
+        more = tag("p", f"{count(left, 'further metric')} not shown.", class_="note") if left else None
+        return inner(self._legend(), tools, self._figures(self._metrics, 0), more)
+
+    def memory(self) -> Markup:
+        if not self._memory:
+            return Markup()
+        return inner(self._legend(), self._figures(self._memory, len(self._metrics)))
+
+    def _legend(self) -> Markup | None:
+        return comparison.curves(self._records) if len(self._records) > 1 else None
+
+    def _figures(self, plots: Sequence[Plot], first: int) -> Markup:
+        return tag("div", [_figure(plot, first + index) for index, plot in enumerate(plots)], class_="plots")
 
 
-def _figure(plot: Plot, number: int, records: Sequence[RunRecord]) -> Markup:
-    values = [record.series[plot.name] for record in records if plot.name in record.series]
-    last = " · ".join(
-        plot.text(each.last[1]) for each in values if each.last is not None and each.last[1] is not None
-    )
+def _figure(plot: Plot, number: int) -> Markup:
+    values = [
+        next((value for _, value in reversed(curve.points) if value is not None), None)
+        for curve in plot.curves
+    ]
+    last = " · ".join("–" if value is None else plot.text(value) for value in values)
     caption = tag("figcaption", tag("span", plot.name, class_="name"), tag("span", last, class_="last"))
-    return tag("figure", caption, plot.drawn(), data_plot=str(number), data_name=plot.name)
+    name = plot.name if plot.axis == "step" else None
+    return tag("figure", caption, plot.drawn(), data_plot=str(number), data_name=name)
 
 
 def faults(record: RunRecord) -> Markup:

@@ -28,6 +28,10 @@ class Curve:
     name: str = ""
     """Of one of several curves of a plot."""
 
+    @property
+    def last(self) -> float | None:
+        return next((value for _, value in reversed(self.points) if value is not None), None)
+
 
 @dataclass(frozen=True)
 class Plot:
@@ -41,10 +45,14 @@ class Plot:
     x_ticks: Sequence[Tick] | None = None
     unit: str = ""
     """How the script writes a value: `bytes`, `seconds`, or empty for a number."""
+    axis: str = "step"
+    """What `x` is: `step`, or `time` in seconds."""
 
     @property
     def y(self) -> Scale | None:
         values = [value for curve in self.curves for _, value in curve.points if value is not None]
+        if values and self.unit == "bytes":
+            return Scale(0.0, 1.06 * max(values) or 1.0)
         return scale_of(values) if values else None
 
     def drawn(self) -> Markup:
@@ -109,6 +117,7 @@ class Plot:
         return {
             "x": [self.x.low, self.x.high],
             "unit": self.unit,
+            "axis": self.axis,
             "curves": [
                 {
                     "name": curve.name,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import field
 from functools import cached_property
+from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.run.events import Event
+from meshctl.run.launches import launches
 from meshctl.run.log_files import read_tail, without_stamps
 from meshctl.run.row_file import rows_of
 from meshctl.run.saved_checkpoints import steps_of
@@ -52,7 +54,6 @@ class RunRecord:
     seen: SeenRun
     recipe: str
     """The composed recipe without its secrets."""
-    overrides: tuple[str, ...] = ()
     series: dict[str, Series] = field(default_factory=dict)
     left_out: int = 0
     """Number of metrics that are not in `series`, because there are too many."""
@@ -84,6 +85,16 @@ class RunRecord:
         if seconds.count:
             self.series[STEP_SECONDS] = seconds
         self.left_out = len(left_out)
+
+    @cached_property
+    def launches(self) -> list[dict[str, Any]]:
+        """What is known about each launch; nothing for a run of an earlier version."""
+        return launches(self.seen.run)
+
+    @property
+    def git(self) -> dict[str, str]:
+        """The state of the recipe's repository at the launch."""
+        return {}
 
     @cached_property
     def launcher_events(self) -> list[Event]:

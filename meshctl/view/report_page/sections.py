@@ -17,7 +17,7 @@ from meshctl.view.report_page.record import Attempt, RunRecord
 MAX_FAULTS, MAX_WARNINGS = 12, 50
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[Child]], numbers: Sequence[int] = ()) -> Markup:
+def table(heads: Sequence[Child], rows: Iterable[Sequence[Child]], numbers: Sequence[int] = ()) -> Markup:
     """Returns a table; the columns `numbers` are right-aligned."""
     head = tag("tr", [tag("th", text, scope="col", class_=_kind(i, numbers)) for i, text in enumerate(heads)])
     body = [

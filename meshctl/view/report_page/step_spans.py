@@ -12,7 +12,6 @@ of several steps.
 from __future__ import annotations
 
 import os
-import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -23,15 +22,14 @@ from meshctl.run.directory import RunDir
 from meshctl.run.event_files import EventFiles, event_files
 from meshctl.run.events import Event, lines_of, parsed
 
-MAX_DECODED = 120_000
+MAX_DECODED = 60_000
 """About how many `step` events are decoded."""
-LINE_BYTES = 300
-"""The size of the events of a step of one worker, at least."""
+LINE_BYTES = 180
+"""The size of a `step` event, at least."""
 MAX_NEWEST = 60
 """Number of newest steps of a worker that are kept with all their parts."""
 MAX_OTHERS = 50_000
-_STEP = re.compile(rb'{"name":"(?:step|metric)"')
-_NUMBER = re.compile(rb'"step":(\d+),')
+_STEP, _METRIC = b'{"name":"step"', b'{"name":"metric"'
 Worker = tuple[str, int]
 """(group, rank)"""
 
@@ -83,12 +81,15 @@ class _Reader:
 
     def read(self, found: StepSpans) -> None:
         newest: deque[bytes] = deque(maxlen=MAX_NEWEST)
+        left = 1
         for line in self._lines():
-            if _STEP.match(line):
-                if line.startswith(b'{"name":"step"'):
-                    newest.append(line)
-                    self._add_step(line, found)
-            elif event := parsed(line):
+            if line.startswith(_STEP):
+                newest.append(line)
+                left -= 1
+                if left:
+                    continue
+                left = self._every
+            if not line.startswith(_METRIC) and (event := parsed(line)):
                 self._add(event, found)
         spans = [span for event in map(parsed, newest) if event and (span := span_of(event))]
         if spans and (who := self._worker(newest[-1])):
@@ -102,17 +103,12 @@ class _Reader:
         event = parsed(line)
         return (event.group, event.rank) if event and event.rank is not None else None
 
-    def _add_step(self, line: bytes, found: StepSpans) -> None:
-        number = _NUMBER.search(line)
-        if number and int(number[1]) % self._every == 0 and (event := parsed(line)):
-            self._add(event, found)
-
     def _add(self, event: Event, found: StepSpans) -> None:
         if event.name not in ("step", "steps"):
             found.others.append(event)
         elif event.rank is not None and (span := span_of(event)):
             spans = found.spans.setdefault((event.group, event.rank), [])
-            if self._every > 1 and spans and span.first - spans[-1].last == self._every:
+            if self._every > 1 and spans and 0 < span.first - spans[-1].last <= self._every:
                 span = stretched(span, spans[-1].end)
             spans.append(span)
 

@@ -123,17 +123,18 @@ def _columns(record: RunRecord, spans: Sequence[Span], length: float) -> dict[in
     width = length / COLUMNS
     for span in spans:
         end = record.clock.at(span.end)
-        begin = max(0.0, end - max(span.seconds, 1e-9))
-        waits = min(sum(span.waits.values()), max(0.0, span.seconds - sum(span.stages.values())))
-        rest = max(0.0, span.seconds - waits - sum(span.stages.values()))
-        parts = {**span.stages, "": waits, "-": rest}
-        for number in range(int(begin / width), min(COLUMNS - 1, int(end / width)) + 1):
-            overlap = min(end, (number + 1) * width) - max(begin, number * width)
-            if overlap <= 0:
-                continue
-            factor = overlap / (end - begin) / width
+        length = max(span.seconds, 1e-9)
+        begin = max(0.0, end - length)
+        busy = sum(span.stages.values())
+        waits = min(sum(span.waits.values()), max(0.0, span.seconds - busy))
+        parts = [*span.stages.items(), ("", waits), ("-", max(0.0, span.seconds - waits - busy))]
+        first, last = int(begin / width), min(COLUMNS - 1, int(end / width))
+        for number in range(first, last + 1):
+            factor = 1 / width
+            if first < last:
+                factor *= (min(end, (number + 1) * width) - max(begin, number * width)) / length
             column = found.setdefault(number, {})
-            for name, seconds in parts.items():
+            for name, seconds in parts:
                 column[name] = column.get(name, 0.0) + seconds * factor
     return found
 

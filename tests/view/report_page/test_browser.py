@@ -45,7 +45,7 @@ def opened(pages: Pages, tmp_path: Path) -> Iterator[Opened]:
 
 
 def text_of(made: MadeRun) -> str:
-    return draw(RunRecord.read(made.seen, "name: arithmetic\n" + f"vars: {{x: {'y' * 300}}}\n"))
+    return draw([RunRecord.read(made.seen, "name: arithmetic\n" + f"vars: {{x: {'y' * 300}}}\n")])
 
 
 def test_every_run_fits_its_window(opened: Opened, tmp_path: Path) -> None:

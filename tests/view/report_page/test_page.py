@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import platform
+import random
 import re
+import socket
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+
+from meshctl.run.events import Event
+from meshctl.run.launches import record_launch
 from meshctl.run.row_file import as_json
 from meshctl.view.report_page.page import draw
+from meshctl.view.report_page.recipe_text import marked
 from meshctl.view.report_page.record import RunRecord
-from tests.view.report_page.made import MadeRun, done, failed, plan
+from tests.view.report_page.made import BEGAN, MadeRun, done, failed, plan
 
 HARM = '</script></style><img src=x onerror="alert(1)"><!--'
 
 
 def drawn(made: MadeRun, recipe: str = "name: arithmetic\n") -> str:
-    return draw(RunRecord.read(made.seen, recipe))
+    return draw([RunRecord.read(made.seen, recipe)])
 
 
 class Tags(HTMLParser):
@@ -72,3 +80,67 @@ def test_the_policy_forbids_everything_else(tmp_path: Path) -> None:
     kinds = dict(part.split(" ", 1) for part in policy[1].split("; "))
     assert kinds["default-src"] == "'none'" and kinds["script-src"].startswith("'sha256-")
     assert "unsafe" not in policy[1] and "http" not in policy[1]
+
+
+def test_two_runs_beside_each_other(tmp_path: Path) -> None:
+    one, two = done(tmp_path / "runs" / "a"), failed(tmp_path / "runs" / "b")
+    records = [
+        RunRecord.read(one.seen, "name: x\nrun: {steps: 3}\n"),
+        RunRecord.read(two.seen, "name: x\nrun: {steps: 5}\n"),
+    ]
+    text = draw(records)
+    assert "<del>- run: {steps: 3}\n</del><ins>+ run: {steps: 5}\n</ins>" in text
+    assert 'class="curve k0"' in text and 'class="curve k1"' in text
+    assert text.count('class="state done"') == 1 == text.count('class="state failed"')
+    assert "runs/a and runs/b" in text and "killed by SIGKILL" in text
+    Tags(text)
+    same = draw([records[0], RunRecord.read(one.seen, records[0].recipe)])
+    assert "The two recipes are the same." in same
+
+
+def test_what_was_launched_and_how_much_memory_it_took(tmp_path: Path) -> None:
+    made = done(tmp_path / "run")
+    record_launch(made.run, ["run.steps=5", "components.actor.args.api_key=abcdef"])
+    for rank in (0, 1):
+        for at in (1.0, 2.0):
+            value = {"resident": 10**9 * (rank + at), "peak": 3 * 10**9 + rank}
+            made.worker("memory", "train", rank, at, step=2, value=value)
+    text = drawn(made, "name: x\nrun:\n  steps: 5\n")
+    assert "<mark>  steps: 5</mark>" in text and ">run.steps=5</mark>" in text and "abcdef" not in text
+    assert "train: main memory, the most of 2 ranks" in text and "3 GB" in text
+    assert platform.python_version() in text and socket.gethostname() in text
+
+
+def test_overrides_mark_the_nearest_line() -> None:
+    recipe = "run:\n  steps: 5\n  checkpoint: {every: 2}\nvars:\n  text: |\n    run: no\n"
+    text = marked(recipe, ["run.checkpoint.every=2", "+vars.new=1", "~nothing", "engine=slurm"])
+    assert re.findall("<mark>(.*?)</mark>", text) == ["  checkpoint: {every: 2}", "vars:"]
+
+
+@pytest.mark.slow
+def test_a_long_run_of_many_workers_is_a_small_page(tmp_path: Path) -> None:
+    """64 workers with different times, whose old steps are folded, and 100,000 rows of eight metrics."""
+    made, draws = MadeRun(tmp_path / "run", plan(32)), random.Random(0)
+    made.launcher("launched", 0.0, attempt=0)
+    for group, stage in (("rollout", "rollouts"), ("train", "update")):
+        for rank in range(32):
+            spans = [
+                Event(
+                    "steps" if step < 95_000 else "step",
+                    group,
+                    rank,
+                    step,
+                    value={"seconds": 500.0, "stages": {stage: draws.random() * 300}, "waits": {stage: 100.0}}
+                    | ({"first": step - 499, "count": 500} if step < 95_000 else {"seconds": 1.0}),
+                    time=BEGAN + step,
+                )
+                for step in [*range(500, 95_000, 500), *range(99_900, 100_001)]
+            ]
+            made.write(f"{group}-{rank}", *spans)
+    rows = (
+        {"step": n, "time": n, **{f"update.m{k}": draws.random() for k in range(8)}}
+        for n in range(1, 100_001)
+    )
+    made.run.metrics.write_text("".join(map(as_json, rows)))
+    text = drawn(made)
+    assert 300_000 < len(text.encode()) < 5_000_000

@@ -153,6 +153,7 @@ class Figure {
     const values = this.plot.curves.flatMap((curve) =>
       curve.y.filter((value, index) => value !== null && curve.x[index] >= this.x[0] && curve.x[index] <= this.x[1]));
     if (!values.length) return [0, 1];
+    if (this.plot.unit === "bytes") return [0, (1 + MARGIN) * Math.max(...values) || 1];
     const low = Math.min(...values), high = Math.max(...values), wide = high - low || Math.abs(low) || 1;
     return [low - MARGIN * wide, high + MARGIN * wide];
   }

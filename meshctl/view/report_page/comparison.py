@@ -1,0 +1,131 @@
+"""Two runs beside each other: their facts, recipes, metrics and times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from meshctl.text.redaction import redact
+from meshctl.view.formatting import duration, milliseconds, number, rate, size
+from meshctl.view.live.summary import means
+from meshctl.view.report_page import sections
+from meshctl.view.report_page.markup import Child, Markup, inner, tag
+from meshctl.view.report_page.plots import legend
+from meshctl.view.report_page.record import RunRecord
+from meshctl.view.report_page.series import Point, Series
+
+
+def names_of(records: Sequence[RunRecord]) -> list[str]:
+    """Returns the names of both runs; NAME of the recipe is left out where it is the same for both."""
+    names = [record.seen.name for record in records]
+    if len({name.partition("/")[0] for name in names}) == 1 and len(set(names)) > 1:
+        return [name.partition("/")[2] for name in names]
+    return names
+
+
+def facts(records: Sequence[RunRecord]) -> Markup:
+    rows: list[Sequence[Child]] = [
+        ("state", *map(sections.state_word, records)),
+        ("steps", *(_steps(record) for record in records)),
+        ("duration", *(duration(record.seen.seconds) for record in records)),
+        ("speed", *(_speed(record) for record in records)),
+        ("workers", *(str(record.seen.plan.job_size) for record in records)),
+        ("restarts", *(str(len(record.seen.state.restarts)) for record in records)),
+        ("launched", *(sections.when(record.seen.state.times.began) for record in records)),
+        ("why it ended", *(redact(record.seen.state.reason) for record in records)),
+    ]
+    rows = [row for row in rows if set(row[1:]) - {"", "0"}]
+    heads = [
+        tag("span", tag("span", class_=f"swatch k{n}"), name) for n, name in enumerate(names_of(records))
+    ]
+    return sections.table(("", *heads), rows)
+
+
+def _steps(record: RunRecord) -> str:
+    state = record.seen.state
+    return f"{state.step} of {state.steps}" if state.steps else str(state.step)
+
+
+def _speed(record: RunRecord) -> str:
+    speed = record.seen.state.steps_per_second
+    return rate(speed) if speed else ""
+
+
+def metric_table(records: Sequence[RunRecord]) -> Markup:
+    """Returns the first, last, least and greatest value of each metric, a row for each run."""
+    rows = list[Sequence[Child]]()
+    for name in dict.fromkeys(name for record in records for name in record.series):
+        for index, record in enumerate(records):
+            swatch = tag("span", class_=f"swatch k{index}", title=names_of(records)[index])
+            rows.append((name if index == 0 else "", swatch, *_row(record.series.get(name))))
+    heads = ("metric", "run", "first", "last", "least", "at step", "greatest", "at step")
+    return sections.table(heads, rows, (2, 3, 4, 5, 6, 7)) if rows else Markup()
+
+
+def _row(series: Series | None) -> list[str]:
+    if series is None:
+        return [""] * 6
+    return [
+        _value(series.first),
+        _value(series.last),
+        *_with_step(series.low),
+        *_with_step(series.high),
+    ]
+
+
+def _value(point: Point | None) -> str:
+    return number(point[1]) if point else ""
+
+
+def _with_step(point: Point | None) -> tuple[str, str]:
+    return (_value(point), f"{point[0]:g}") if point else ("", "")
+
+
+def times(records: Sequence[RunRecord]) -> Markup:
+    return inner(time_table(records), route_table(records))
+
+
+def time_table(records: Sequence[RunRecord]) -> Markup:
+    """Returns the mean time of each stage in a step of both runs, and by how much they differ."""
+    known = [dict(_times(record)) for record in records]
+    rows = list[Sequence[Child]]()
+    for place in dict.fromkeys(place for one in known for place in one):
+        values = [one.get(place) for one in known]
+        texts = ("" if value is None else milliseconds(value) for value in values)
+        rows.append((*place, *texts, _change(values)))
+    return (
+        sections.table(("group", "stage", *names_of(records), "change"), rows, (2, 3, 4))
+        if rows
+        else Markup()
+    )
+
+
+def _times(record: RunRecord) -> Iterator[tuple[tuple[str, str], float]]:
+    for name, group in record.seen.state.groups.items():
+        for stage, mean in means(group):
+            yield (name, stage), mean
+        if group.step.times:
+            yield (name, "whole step"), group.step.mean
+
+
+def _change(values: Sequence[float | None]) -> str:
+    before, after = values
+    if not before or after is None:
+        return ""
+    change = f"{(after - before) / before:+.0%}"
+    return "0%" if change in ("+0%", "-0%") else change
+
+
+def route_table(records: Sequence[RunRecord]) -> Markup:
+    """Returns the bytes of each route in a step of both runs."""
+    states = [record.seen.state for record in records]
+    rows = [
+        (name, *(size(state.routes.get(name, 0) / max(1, state.step)) for state in states))
+        for name in dict.fromkeys(name for state in states for name in state.routes)
+        if any(state.routes.get(name) for state in states)
+    ]
+    return sections.table(("bytes a step", *names_of(records)), rows, (1, 2)) if rows else Markup()
+
+
+def curves(records: Sequence[RunRecord]) -> Markup:
+    """Returns the legend of the plots."""
+    return legend(names_of(records))
