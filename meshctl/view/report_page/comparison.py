@@ -10,7 +10,7 @@ from meshctl.view.live.summary import means
 from meshctl.view.report_page import sections
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
 from meshctl.view.report_page.plots import legend
-from meshctl.view.report_page.record import RunRecord
+from meshctl.view.report_page.record import STEP_SECONDS, RunRecord
 from meshctl.view.report_page.series import Point, Series
 
 
@@ -53,7 +53,8 @@ def _speed(record: RunRecord) -> str:
 def metric_table(records: Sequence[RunRecord]) -> Markup:
     """Returns the first, last, least and greatest value of each metric, a row for each run."""
     rows = list[Sequence[Child]]()
-    for name in dict.fromkeys(name for record in records for name in record.series):
+    known = dict.fromkeys(name for record in records for name in record.series)
+    for name in sorted(known, key=STEP_SECONDS.__eq__):
         for index, record in enumerate(records):
             swatch = tag("span", class_=f"swatch k{index}", title=names_of(records)[index])
             rows.append((name if index == 0 else "", swatch, *_row(record.series.get(name))))

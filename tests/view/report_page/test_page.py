@@ -82,7 +82,7 @@ def test_the_policy_forbids_everything_else(tmp_path: Path) -> None:
     assert "unsafe" not in policy[1] and "http" not in policy[1]
 
 
-def test_two_runs_beside_each_other(tmp_path: Path) -> None:
+def test_two_runs_on_one_page(tmp_path: Path) -> None:
     one, two = done(tmp_path / "runs" / "a"), failed(tmp_path / "runs" / "b")
     records = [
         RunRecord.read(one.seen, "name: x\nrun: {steps: 3}\n"),
