@@ -15,6 +15,9 @@ from meshctl.dataclass import dataclass
 DRIFT = 20e-6
 """Seconds in a second by which two clocks may drift apart."""
 
+TICK = 1e-9
+"""The resolution of a clock in seconds."""
+
 
 @dataclass(frozen=True)
 class Offset:
@@ -38,7 +41,7 @@ class Offset:
     @property
     def corrected(self) -> float:
         """The value, or 0 where both clocks may be the same, as on one machine."""
-        return 0.0 if abs(self.value) <= self.error else self.value
+        return 0.0 if abs(self.value) <= self.error + TICK else self.value
 
 
 def best_at(offsets: Iterable[Offset], time: float) -> Offset | None:

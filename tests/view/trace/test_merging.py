@@ -1,0 +1,169 @@
+"""The trace of a run whose workers are on two nodes with other clocks, from files that a test writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+
+from meshctl.plan.model import Group, Plan, Run
+from meshctl.run import clock
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Event
+from meshctl.run.settings import Trace
+from meshctl.run.trace_file import TraceFile
+from meshctl.topology.cluster import Cluster
+from meshctl.view.trace.profile_times import move
+from meshctl.view.trace.writer import TraceWriter
+from tests.view.trace import read_back
+
+AHEAD = 5000.0
+"""Seconds by which the clock of node 1 is ahead."""
+BEGIN, LATENCY = 100.0, 0.001
+"""When the workers begin, by the clock of node 0, and the time from a sending to its receipt, in seconds."""
+GROUPS = Group("one", "cpu", 1, 0), Group("two", "cpu", 2, 1)
+PLAN = Plan("two", 0, Cluster(nodes=2), GROUPS, (), (), (), Run(trace=Trace((3, 4))))
+
+
+def span(name: str, begin: float, end: float, *, thread: str = "", category: str = "stage") -> list[object]:
+    return [thread, category, name, begin, end, None]
+
+
+def sent(begin: float, receiver: int, step: int) -> list[object]:
+    facts = {"tag": 7, "of": step, "to": [[receiver, 1]], "bytes": 64, "sent": begin}
+    return ["", "frame", "a -> b", begin, begin + 1e-5, facts]
+
+
+def received(end: float, sender: int, step: int) -> list[object]:
+    facts = {"tag": 7, "of": step, "from": [sender, 1], "bytes": 64}
+    return ["", "frame", "a -> b", end - 0.002, end, facts]
+
+
+def write(
+    run: RunDir, group: str, rank: int, attempt: int, steps: dict[int, list[list[object]]], at: float
+) -> None:
+    """Writes what a worker has recorded in some steps of an attempt, which began at `at`."""
+    file = TraceFile(run.traced(group, rank))
+    file.begin(attempt, min(steps) - 1, at, None)
+    for step, spans in steps.items():
+        file.add(attempt, step, spans, 0)
+    file.close()
+
+
+def write_run(run: RunDir, attempt: int = 0, begin: float = BEGIN, steps: range = range(3, 5)) -> None:
+    """Has one:0, on node 0, send a frame to each rank of two, of which the second is on node 1."""
+    for group, rank, ahead in (("one", 0, 0.0), ("two", 0, 0.0), ("two", 1, AHEAD)):
+        recorded = {}
+        for step in steps:
+            at = begin + ahead + step
+            own = [sent(at + 0.1 * receiver, receiver, step) for receiver in (1, 2)]
+            if group == "two":
+                own = [received(at + 0.1 * (rank + 1) + LATENCY, 0, step)]
+            recorded[step] = [*own, span(f"attempt {attempt}", at + 0.5, at + 0.6), span("step", at, at + 1)]
+        write(run, group, rank, attempt, recorded, begin + ahead + steps[0])
+
+
+def merged(run: RunDir, *events: Event, error: float = 0.0002) -> read_back.Trace:
+    writer = TraceWriter(PLAN, run)
+    for node, offset in ((0, error / 2), (1, AHEAD + error / 2)):
+        for worse in (1, 0, 3):
+            value = {
+                "node": node,
+                "offset": offset + worse * error,
+                "error": error * (1 + worse),
+                "at": BEGIN,
+            }
+            writer.on_event(Event("clock", value=value))
+    for event in events:
+        writer.on_event(event)
+    writer.on_end(0, "")
+    return read_back.read_back(run.trace)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path)
+
+
+def test_clocks_are_aligned_by_their_best_measurement(run: RunDir) -> None:
+    write_run(run)
+    trace = merged(run)
+    assert trace.processes == ["launcher of two", "one on node 0", "two on node 0", "two on node 1"]
+    begins = {thread: [one.begin for one in slices] for thread, slices in trace.threads.items()}
+    for thread, error in (("one:0", 100), ("two:0", 100), ("two:1", 0)):  # microseconds
+        assert begins[thread] == pytest.approx([error, 1e6 + error], abs=0.01)
+    assert len(trace.arrows) == 4
+    for (sender, _, start), (receiver, _, end) in trace.arrows:
+        assert sender == "one:0" and 800 < end - start < 1100, receiver
+
+
+def test_a_worker_on_a_clock_that_was_not_measured_keeps_its_times(run: RunDir) -> None:
+    write_run(run)
+    writer = TraceWriter(PLAN, run)
+    writer.on_end(0, "")
+    trace = read_back.read_back(run.trace)
+    assert trace.threads["two:1"][0].begin == pytest.approx(AHEAD * 1e6)
+
+
+def test_no_arrow_points_back_in_time(run: RunDir) -> None:
+    """With an error of 10 ms the receipt may seem to be before the sending."""
+    write_run(run)
+    trace = merged(run, error=0.01)
+    assert {receiver for _, (receiver, _, _) in trace.arrows} == {"two:0"}
+
+
+def test_the_last_attempt_of_each_step_counts_on_all_workers(run: RunDir) -> None:
+    write_run(run)
+    write_run(run, attempt=1, begin=BEGIN + 60, steps=range(4, 5))
+    with run.traced("two", 0).open("ab") as file:
+        file.write(b'{"attempt":1,"step":4,"dropped":0,"spans":[["","sta')  # killed while it wrote
+    trace = merged(run)
+    for slices in trace.threads.values():
+        assert [one.children[-1].name for one in slices] == ["attempt 0", "attempt 1"]
+    write(run, "one", 0, 2, {4: [span("attempt 2", BEGIN + 200, BEGIN + 201)]}, BEGIN + 200)
+    run.trace.unlink()
+    trace = merged(run)
+    assert [len(slices) for slices in trace.threads.values()] == [2, 1, 1]
+
+
+def test_what_happened_is_where_it_belongs(run: RunDir) -> None:
+    write_run(run)
+    epoch = clock.now() - perf_counter()
+    fault = Event("fault", "two", 1, 4, value={"error": "boom"}, time=epoch + BEGIN + 90)
+    inside = Event("checkpoint", step=3, value={"path": "x"}, time=epoch + BEGIN + 3.5)
+    before = Event("stall", value={"text": ["a", "b"]}, time=epoch + BEGIN)
+    trace = merged(run, fault, inside, before)
+    found = {one["name"]: one for one in trace.instants}
+    assert found.keys() == {"fault", "checkpoint"}
+    assert found["fault"]["ts"] == trace.threads["two:1"][-1].end and found["fault"]["args"] == {
+        "text": "boom"
+    }
+    assert found["checkpoint"]["ts"] == pytest.approx(0.5e6, abs=1000) and found["checkpoint"]["s"] == "g"
+
+
+def test_nothing_is_written_where_nothing_was_recorded(run: RunDir) -> None:
+    TraceWriter(PLAN, run).on_end(0, "")
+    assert not run.trace.exists()
+
+
+def test_a_file_of_the_profiler_is_moved_once(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    marked = {"name": "meshctl mark 3", "ts": 5000000000000.25, "dur": 1.5}
+    events = [
+        {"ph": "X", "name": f"op {number}", "ts": 4999999999999.0 + number / 8} for number in range(40_000)
+    ]
+    document = {"baseTimeNanoseconds": 1_700_000_000_000_000_000, "traceEvents": [*events, marked]}
+    path.write_text(json.dumps(document, indent=2))
+    move(path, "meshctl mark 3", 70.5)
+    moved = json.loads(path.read_text())
+    assert moved["traceEvents"][-1] == {**marked, "ts": 70.5}
+    shift = 5000000000000.25 - 70.5
+    assert moved["baseTimeNanoseconds"] == 1_700_000_000_000_000_000 + round(1000 * shift)
+    for before, after in zip(events, moved["traceEvents"], strict=False):
+        assert after["ts"] == pytest.approx(float(before["ts"]) - shift, abs=0.002)  # type: ignore[arg-type]
+    size, inode = path.stat().st_size, path.stat().st_ino
+    move(path, "meshctl mark 3", 70.5)
+    move(path, "another mark", 0.0)
+    assert (path.stat().st_size, path.stat().st_ino) == (size, inode)
