@@ -32,6 +32,7 @@ SPANS_PER_STEP_MAX = 100_000
 SPANS_MAX = 1_000_000
 """The maximum number of spans in the file of a worker. One takes about 100 bytes."""
 
+_LINE = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 Span = list[Any]
 """Thread, category, name, begin, end, facts."""
 
@@ -66,7 +67,7 @@ class TraceFile:
         os.close(self._file)
 
     def _write(self, line: dict[str, Any]) -> None:
-        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        data = _LINE.encode(line).encode() + b"\n"
         while data:
             data = data[os.write(self._file, data) :]
 

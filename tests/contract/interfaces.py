@@ -115,6 +115,7 @@ BENCHMARKS: dict[str, str] = {
     "report": "cpu goal megabytes name ok others value what",
     "restart": "goal killed name ok others value",
     "topology_scale": "goal name ok others value what",
+    "tracing": "goal load name ok others value what",
     "validate_time": "goal name ok others value what",
     "weight_sync": "case goal load most ms name ok others value",
     "weight_sync_vllm": "bytes goal load ms name ok others value what",
