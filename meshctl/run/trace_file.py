@@ -5,8 +5,8 @@
 
 In the first line recording begins, after the step `start`. Times are seconds of the monotonic clock of the
 worker's node, and `boot` names its machine since its start. At `mark` torch's profiler, if it runs, has a
-range with this name. A span is a list: thread, category, name, begin,
-end, facts. The thread is empty for the main thread. The facts of a frame that was sent are
+range with this name. A span is a list: thread, category, name, begin, end, facts. The thread is empty for the
+main thread. The facts of a frame that was sent are
 
     {"tag": n, "of": step, "to": [[JOB RANK, NUMBER], ...], "bytes": n, "sent": time}
 
