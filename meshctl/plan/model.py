@@ -259,6 +259,12 @@ class Plan:
         """The group that runs a stage. Two groups run a sync; this is the one that sends its weights."""
         return self.component(stage.component).group
 
+    def ends_of(self, route: Route) -> tuple[str, str]:
+        """Returns the groups from which and to which a route leads."""
+        source, target = self.stage(route.source), self.stage(route.target)
+        into = target.to if route.kind == "weights" else target.component
+        return self.group_of(source), self.component(into).group
+
     def components_of(self, group: str) -> tuple[Component, ...]:
         return tuple(component for component in self.components if component.group == group)
 

@@ -4,7 +4,8 @@
     folding.poll(now, follower)          # a few milliseconds each time
 
 A segment of a worker's events is folded once newer ones exist, the supervisor has read it, and the rows of
-its steps are in `metrics.jsonl`. Its `step` events become parts of a few `steps` events with their sums.
+its steps are in `metrics.jsonl`. Its `step` events become parts of a few `steps` events with their sums, all
+but the first one of an attempt, which takes longer than the others.
 Metrics, which are in the rows, and the files of old checkpoints are left out. A folded file replaces the
 segments in one rename, so a kill at any moment loses nothing and counts nothing twice.
 """
@@ -27,7 +28,7 @@ KEPT_SEGMENTS = 2
 """Number of segments of a worker that are not folded, beside the one that is being written."""
 LINES_PER_POLL = 1500
 _FOLDED = (b'{"name":"step"', b'{"name":"steps"')
-_MEMORY = b'{"name":"memory"'
+_MEMORY, _STEP, _READY = b'{"name":"memory"', b'{"name":"step"', b'{"name":"ready"'
 _LEFT_OUT = (b'{"name":"metric"', b'{"name":"saved"', b'{"name":"saving"')
 
 
@@ -69,15 +70,20 @@ class EventFolding:
     def _add_lines(self, process: EventFiles, number: int, history: EventHistory) -> Iterator[None]:
         """Adds the lines of a process's folded file and of a segment. Yields after each part of them."""
         names = [folded_name(process.who, process.folded)] if process.folded >= 0 else []
+        is_first = False
         for name in [*names, segment_name(process.who, number)]:
             for count, line in enumerate(lines_of(self._run.events / name), 1):
-                if line.startswith(_FOLDED):
+                if is_first and line.startswith(_STEP):
+                    history.add_first_step(line)
+                    is_first = False
+                elif line.startswith(_FOLDED):
                     if event := parsed(line):
                         history.add_step(event)
                 elif line.startswith(_MEMORY):
                     history.add_memory(line)
                 elif not line.startswith(_LEFT_OUT):
                     history.add_other(line)
+                    is_first = is_first or line.startswith(_READY)
                 if count % LINES_PER_POLL == 0:
                     yield
 

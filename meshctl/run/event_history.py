@@ -15,7 +15,7 @@ import re
 from collections import deque
 from dataclasses import asdict, dataclass, field, replace
 
-from meshctl.run.events import Event
+from meshctl.run.events import TIMES, Event, parsed
 
 MAX_SUMS = 200
 """Maximum number of `steps` events of a worker. Beyond it, neighbours are added up until half as many are
@@ -35,7 +35,7 @@ class StepSums:
     count: int = 0
     seconds: float = 0.0
     totals: dict[str, dict[str, float]] = field(
-        default_factory=lambda: {"stages": {}, "times": {}, "waits": {}, "routes": {}}
+        default_factory=lambda: {name: {} for name in ("stages", "times", "waits", "routes", *TIMES)}
     )
     newest: Event = field(default_factory=lambda: Event("step", step=-1))
 
@@ -78,6 +78,12 @@ class EventHistory:
         self.last = max(self.last, event.step or 0)
         if len(sums) > MAX_SUMS:
             self._thin()
+
+    def add_first_step(self, line: bytes) -> None:
+        """Keeps the first step of an attempt as it is."""
+        self._others.append(line)
+        if event := parsed(line):
+            self.last = max(self.last, event.step or 0)
 
     def _is_next(self, event: Event) -> bool:
         """Whether a step begins a further sum: the last one is large enough, or the steps run again."""

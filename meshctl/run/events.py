@@ -19,11 +19,18 @@ further files (`event_files.py`), so that those of old steps can be folded into 
                                         {"count": n, "digest": n, "sites": {FILE:LINE: calls}}}}: this
                                         rank's calls since its last `step`, `sites` where they changed,
                                         and "operations" with all calls for `run.checks: all`;
-                                        "in_collectives": {STAGE: s} is the part of `stages` in these
+                                        "in_collectives": {STAGE: s} is the part of `stages` in these.
+                                        Where there were such times, {"sends": {STAGE: s}} until a value
+                                        was sent, and {"awaited": {ROUTE: s}, "full": {ROUTE: s},
+                                        "peers": {ROUTE: s}}: the parts of `waits`, `sends` and, for a
+                                        sync, `stages` in which this rank did nothing, because values of
+                                        the route had not arrived, because it had no free slot, and
+                                        because other ranks of this group were not there
     steps               launcher        {"first": step, "count": n, "seconds": s, "stages": {STAGE: s},
                                         "times": {STAGE: n}, "waits": {STAGE: s}, "routes": {ROUTE:
-                                        bytes}}: the sums of the `step` events up to `step` that it
-                                        replaces, and how many of them have each stage
+                                        bytes}, ...}: the sums of the `step` events up to `step` that it
+                                        replaces, and how many of them have each stage. The first `step`
+                                        event after `ready` is not replaced
     metric              worker          {"values": {NAME: number}, "weight": w,
                                         "collect": "mean" | "sum" | "first"} of the stage in `stage`
     memory              worker          {"resident": bytes, "peak": bytes} of its process now and then, and
@@ -81,6 +88,10 @@ MAX_UNWRITTEN = 4 << 20
 """Bytes of events that wait for space on a full disk, at most. Beyond it the writer fails."""
 RETRY_S = 0.1
 """Seconds between two attempts to write to a full disk."""
+TIMES = ("sends", "awaited", "full", "peers")
+"""The keys of a `step` event, and fields of its report, that are left out where they are empty."""
+MAX_TEMPLATES = 256
+"""Maximum number of cached lines of a process."""
 _LINE = json.JSONEncoder(separators=(",", ":"))
 _decode = json.JSONDecoder().raw_decode
 """Half the cost of `json.loads` of bytes, which detects their encoding first."""
@@ -120,6 +131,7 @@ class EventLog(ABC):
         more: dict[str, Any] = {"collectives": report.collectives} if report.collectives else {}
         if report.in_collectives:
             more["in_collectives"] = report.in_collectives
+        more |= {key: times for key in TIMES if (times := getattr(report, key))}
         self.write(
             "step",
             step=report.step,
@@ -146,6 +158,14 @@ class StepReport:
     """Stage -> seconds until its inputs had arrived."""
     routes: dict[str, int] = field(default_factory=dict)
     """Route -> bytes sent."""
+    sends: dict[str, float] = field(default_factory=dict)
+    """Stage -> seconds until its value was sent."""
+    awaited: dict[str, float] = field(default_factory=dict)
+    """Route -> seconds in which this rank did nothing until values had arrived."""
+    full: dict[str, float] = field(default_factory=dict)
+    """Route -> seconds in which this rank did nothing until a slot was free."""
+    peers: dict[str, float] = field(default_factory=dict)
+    """Route -> seconds in which this rank did nothing until other ranks of its group were there."""
     collectives: dict[str, Any] = field(default_factory=dict)
     """Key of a process group -> what this rank has called in it."""
     seconds: float = 0.0
@@ -180,7 +200,7 @@ class Journal(EventLog):
         if self._size and not _ends_with_line(self._path):
             self._append(b"\n")  # a writer before this one was killed, or the disk was full
         self._templates: dict[tuple[str, ...], bytes] = {}
-        """The names in a `step` line (stages, waits, routes) -> the line, with formats for numbers."""
+        """The names in a `step` line (stages, routes) -> the line, with formats for numbers."""
         self._metrics: dict[tuple[str, ...], bytes] = {}
         """The same for the lines of metrics, by their stage, `collect` and names."""
 
@@ -193,12 +213,19 @@ class Journal(EventLog):
     def write_step(self, report: StepReport) -> None:
         """Appends the events of a step in one write. The `step` line is a template filled with numbers,
         because encoding it as JSON would take longer than everything else in the loop of an empty step."""
-        stages, waits, routes = report.stages, report.waits, report.routes
-        key = (*stages, "", *waits, "", *routes)
+        stages, waits, routes, sends = report.stages, report.waits, report.routes, report.sends
+        awaited, full, peers = report.awaited, report.full, report.peers
+        key = (*stages, "", *waits, "", *routes, "", *sends, "", *awaited, "", *full, "", *peers)
         template = self._templates.get(key)
         if template is None:
+            if len(self._templates) >= MAX_TEMPLATES:
+                self._templates.clear()
             template = self._templates[key] = self._template(report)
-        numbers = (report.step, report.seconds, *stages.values(), *waits.values(), *routes.values())
+        numbers = (
+            *(report.step, report.seconds),
+            *(*stages.values(), *waits.values(), *routes.values()),
+            *(*sends.values(), *awaited.values(), *full.values(), *peers.values()),
+        )
         now = clock.now()
         if self._size >= SEGMENT_BYTES:
             self._begin_segment()
@@ -275,7 +302,9 @@ class Journal(EventLog):
         numbers."""
         stages, waits = _template_of(report.stages, "%.7f"), _template_of(report.waits, "%.7f")
         routes = _template_of(report.routes, "%d")
-        value = f'{{"seconds":%.7f,"stages":{stages},"waits":{waits},"routes":{routes}%b}}'
+        more = [(key, times) for key in TIMES if (times := getattr(report, key))]
+        rest = "".join(f',"{key}":{_template_of(times, "%.7f")}' for key, times in more)
+        value = f'{{"seconds":%.7f,"stages":{stages},"waits":{waits},"routes":{routes}{rest}%b}}'
         return f'{self._head("step")},"step":%d,"stage":"","value":{value},"time":%.6f}}\n'.encode()
 
     def _metric_template(self, metric: Mapping[str, Any]) -> bytes:

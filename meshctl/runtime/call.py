@@ -192,9 +192,7 @@ class Call:
         called = perf_counter()
         in_collectives = self._progress.take_collective_seconds()
         state.report.add_times(self.stage.name, ready - begin, called - ready, in_collectives)
-        if outputs:
-            self._progress.enter(Activity.SENDING, self._number, called)
-        return self._send(outputs, value, step, weight)
+        return self._send_timed(outputs, value, step, weight, called)
 
     def _no_data_expected(self) -> StageError:
         """Returns the error for a stage without data that returns a batch: its samples would have no ids."""
@@ -238,6 +236,18 @@ class Call:
         if self._has_home:
             marks[MARK + "home." + self.stage.name] = torch.full((len(batch),), self._data_rank)
         return batch.with_columns(**marks) if marks else batch
+
+    def _send_timed(
+        self, outputs: Sequence[Channel], value: Any, step: int, weight: float, begin: float
+    ) -> bool:
+        """Does what `_send` does, from `begin` in seconds of `perf_counter`, and notes how long it takes."""
+        if not outputs:
+            return self._send(outputs, value, step, weight)
+        self._progress.enter(Activity.SENDING, self._number, begin)
+        has_ended = self._send(outputs, value, step, weight)
+        sends = self._state.report.sends
+        sends[self.stage.name] = sends.get(self.stage.name, 0.0) + perf_counter() - begin
+        return has_ended
 
     def _send(self, outputs: Sequence[Channel], value: Any, step: int, weight: float) -> bool:
         """Sends the value on all outputs, and adds the numbers that it contains to the metrics of the stage.
@@ -337,10 +347,8 @@ class SourceCall(Call):
         called = perf_counter()
         in_collectives = self._progress.take_collective_seconds()
         state.report.add_times(self.stage.name, 0.0, called - begin, in_collectives)
-        if outputs:
-            self._progress.enter(Activity.SENDING, self._number, called)
         weight = float(len(value)) if isinstance(value, Batch) else 1.0
-        has_ended = self._send(outputs, value, step, weight)
+        has_ended = self._send_timed(outputs, value, step, weight, called)
         self._had_no_data = value is END
         return has_ended
 

@@ -182,6 +182,7 @@ class Loop:
                 self._state.at = (stage.name, start)
                 self._syncs[stage.name].open(start)
                 self._cut(stage, start)
+        self._context.progress.report_waits(self._state.report)
         self._context.events.write_metrics(self._state.report)
 
     def _run_steps(self, start: int) -> int:
@@ -327,6 +328,7 @@ class Loop:
         now = perf_counter()
         report.seconds = now - self._state.begin
         report.collectives = self._context.progress.end_step()
+        self._context.progress.report_waits(report)
         self._context.events.write_step(report)
         self._memory.report(report.step, now)
 

@@ -24,6 +24,7 @@ from zlib import crc32
 
 import torch
 
+from meshctl.run.events import StepReport
 from meshctl.run.progress import (
     ACTIVITY,
     ATTEMPT,
@@ -53,6 +54,7 @@ from meshctl.run.progress import (
 from meshctl.runtime.call_site import call_site
 from meshctl.runtime.errors import CollectiveError
 from meshctl.runtime.torch_calls import TorchMeshes
+from meshctl.runtime.wait_times import WaitTimes
 
 FORMS_MAX = 4096
 """Maximum number of cached texts of operations."""
@@ -76,6 +78,8 @@ class Progress:
         """Seconds in collectives since they were last taken."""
         self._is_in_call = False
         """Whether one of the operations that are counted runs."""
+        self.waits: WaitTimes | None = None
+        """The seconds in which this worker waits for others, if a data plane counts them."""
         self.torch_meshes = TorchMeshes(self)
         self.has_torch_meshes = False
         self.has_all_checks = False
@@ -143,6 +147,11 @@ class Progress:
             found = {**found, **{calls.key: calls.end_step() for calls in self.called}}
             self.called.clear()
         return found
+
+    def report_waits(self, report: StepReport) -> None:
+        """Moves the waits since the last call into the report of a step."""
+        if self.waits:
+            self.waits.move_to(report)
 
     def begin_end(self, step: int, visit: int) -> None:
         """Continues after an unannounced end, with the stages that run after the last step. Counts of a

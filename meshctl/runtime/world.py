@@ -51,6 +51,7 @@ from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.runtime.transports.tcp.transport import Address as TcpAddress
 from meshctl.runtime.transports.tcp.transport import TcpTransport, address_towards
 from meshctl.runtime.user_modes import source_digests
+from meshctl.runtime.wait_times import WaitTimes
 from meshctl.topology.cluster import transport_error
 from meshctl.topology.modes import Route
 
@@ -233,7 +234,9 @@ class Handshake:
             ),
             generations=self.generations,
             has_left=self.has_left,
-            on_wait=partial(_note_wait, self.progress) if self.progress else lambda job_rank, tag: None,
+            on_wait=_noting_waits(plan, self._group, self.progress)
+            if self.progress
+            else lambda job_rank, tag: None,
             has_digests=plan.run.has_all_checks,
             device=device if device.type != "cpu" else None,
             make_transfers=partial(transfers_of, self.job_rank, device, self.torch_store)
@@ -361,8 +364,18 @@ def _name(plan: Plan, job_rank: int) -> str:
     )
 
 
-def _note_wait(progress: Progress, job_rank: int, tag: int) -> None:
-    progress.wait_for(job_rank, tag // TAGS_PER_ROUTE)
+def _noting_waits(plan: Plan, group: str, progress: Progress) -> Callable[[int, int], None]:
+    """Returns what notes for whom, and for how long, this worker waits."""
+    progress.waits = waits = WaitTimes(plan, group)
+
+    def note(job_rank: int, tag: int) -> None:
+        progress.wait_for(job_rank, tag // TAGS_PER_ROUTE)
+        if job_rank < 0:
+            waits.end()
+        else:
+            waits.begin(tag)
+
+    return note
 
 
 def _route_of(plan: Plan, tag: int) -> str:

@@ -28,6 +28,7 @@ from meshctl.run.log_lines import LogLine, lines_of_workers
 from meshctl.run.row_file import rows_of
 from meshctl.view.live.run_state import Condition
 from meshctl.view.live.seen_run import SeenRun, plan_of_run
+from meshctl.view.times.use import TimeUse
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,12 @@ class OpenedRun:
                 if len(column) == count:
                     column.append(None)
         return Metrics(columns)
+
+    @property
+    def time_use(self) -> TimeUse | None:
+        """Where the time of the last launch goes: what each group does in a step, for whom it waits, and what
+        bounds the run. None before the second step, and for programs."""
+        return self._seen.state.time_use
 
     @property
     def checkpoints(self) -> list[Checkpoint]:

@@ -93,6 +93,22 @@ def test_old_steps_become_their_sums_and_other_events_stay(run: Run) -> None:
     assert sums_of(run.dir.events)[0]["count"] == 3 * STEPS
 
 
+def test_the_first_step_of_each_attempt_is_kept(run: Run) -> None:
+    """It takes longer than the others, and does not count where the time of a run is shown."""
+    for first in (1, STEPS + 1):
+        run.journal.write("ready", step=first - 1)
+        run.steps(first, first + STEPS - 1)
+        run.fold()
+    run.steps(2 * STEPS + 1, 3 * STEPS)
+    run.fold()
+    found = [event for event in Follower(run.dir.events).in_order() if event.name in ("step", "steps")]
+    folded = next(event for event in found if event.name == "steps")
+    first, second = [event.step for event in found if (event.step or 0) < (folded.step or 0)]
+    assert (first, second) == (1, STEPS + 1)
+    assert folded.value["count"] == folded.step - 2
+    assert sums_of(run.dir.events)[0]["count"] == 3 * STEPS
+
+
 def test_steps_without_a_row_are_not_folded(run: Run) -> None:
     run.steps(1, STEPS, has_rows=False)
     names = run.names

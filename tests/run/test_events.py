@@ -55,6 +55,20 @@ def test_collectives_and_their_times_are_part_of_the_step(tmp_path: Path) -> Non
     assert found == (made.collectives, made.in_collectives)
 
 
+def test_times_of_sends_and_waits_are_part_of_the_step_where_there_are_any(tmp_path: Path) -> None:
+    journal, made = Journal(tmp_path / "train-3.jsonl", "train", 3), report()
+    made.sends, made.peers = {"loss": 0.5}, {"a -> b": 0.25}
+    journal.write_step(made)
+    made.awaited, made.full, made.sends = {"a -> b": 0.75}, {"loss -> c": 1.0}, {}
+    journal.write_step(made)
+    found = [event.value for event in events(tmp_path / "train-3.jsonl") if event.name == "step"]
+    times = [{key: value[key] for key in events_module.TIMES if key in value} for value in found]
+    assert times == [
+        {"sends": {"loss": 0.5}, "peers": {"a -> b": 0.25}},
+        {"awaited": {"a -> b": 0.75}, "full": {"loss -> c": 1.0}, "peers": {"a -> b": 0.25}},
+    ]
+
+
 def test_reports_with_other_stages_and_routes_are_sent_with_theirs(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "train-0.jsonl", "train", 0)
     journal.write_step(StepReport(1, stages={"a": 1.0, "b": 2.0}, waits={"a": 0.5}))

@@ -14,6 +14,9 @@ from typing import Any, Literal
 
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
+from meshctl.view.times.measures import time_use
+from meshctl.view.times.use import TimeUse
+from meshctl.view.times.worker_times import WorkerTimes
 
 State = Literal["waiting", "starting", "running", "done", "stopped", "failed"]
 """`stopped`: the worker was ended because another one failed."""
@@ -126,6 +129,10 @@ class GroupState:
     stages: dict[str, Timing] = field(default_factory=dict)
     """Stage -> the seconds that a worker spends in it in a step, over all workers and steps."""
     step: Timing = field(default_factory=Timing)
+    times: dict[int, WorkerTimes] = field(default_factory=dict)
+    """Rank -> the sums of its steps in this launch."""
+    starting: set[int] = field(default_factory=set)
+    """The ranks whose next step is the first one of an attempt."""
     phases: dict[str, float] = field(default_factory=dict)
     """Phase before the first step -> its seconds in the worker that took longest."""
     running: dict[int, tuple[str, float]] = field(default_factory=dict)
@@ -291,7 +298,7 @@ class RunState:
             self.times.newest = event.time
         if name in ("step", "steps"):
             if group := self.groups.get(event.group):
-                self._worked(group, event.value)
+                self._worked(group, event)
                 if self.stalled:
                     self._advance({f"{event.group}:{event.rank}"})
         elif name != "metric" and event.group in self.groups:
@@ -303,6 +310,7 @@ class RunState:
         if event.name == "ready":
             self.steps = event.value.get("last") or self.steps
             self.source = event.value.get("source") or ""
+            group.starting.add(rank)
         if event.name in ("phase", "ready", "fault", "exited"):
             group.begin_phase(rank, str(event.value.get("phase", "")), event.time)
         if state := self._state_after(event, group.states.get(rank, "waiting")):
@@ -321,6 +329,7 @@ class RunState:
                     self.notice = STARTING
                 for group in self.groups.values():
                     group.phases, group.running = {}, {}
+                    group.times = group.times if is_restart else {}
             case "stopping":
                 self.is_stopping = True
             case "warning":
@@ -365,7 +374,15 @@ class RunState:
                 return "done"
         return None
 
-    def _worked(self, group: GroupState, value: Mapping[str, Any]) -> None:
+    def _worked(self, group: GroupState, event: Event) -> None:
+        value, rank = event.value, event.rank or 0
+        if rank in group.starting and event.name == "step":
+            group.starting.remove(rank)
+        elif rank in group.times:
+            group.times[rank].add(value)
+        else:
+            group.times[rank] = WorkerTimes()
+            group.times[rank].add(value)
         group.step.add(value.get("seconds", 0.0), value.get("count", 1))
         times = value.get("times", {})
         for stage, seconds in value.get("stages", {}).items():
@@ -397,6 +414,11 @@ class RunState:
         for name in self.plan.run.show or list(self.histories)[:MAX_SHOWN]:
             if name in self.histories:
                 yield name, self.histories[name]
+
+    @property
+    def time_use(self) -> TimeUse | None:
+        """Where the time of this launch goes; None before the second step, and for programs."""
+        return time_use(self.plan, {name: group.times for name, group in self.groups.items()})
 
     @property
     def failed(self) -> list[tuple[str, int]]:

@@ -16,7 +16,7 @@ from meshctl.run.directory import RunDir
 from meshctl.run.finding import NoRun, find, name_of
 from meshctl.run.launcher import Launcher, is_locked
 from meshctl.run.saved_checkpoints import steps_of
-from meshctl.view.live.run_state import Condition, RunState
+from meshctl.view.live.run_state import Condition, GroupState, RunState
 from meshctl.view.live.state_file import OtherFormat, folded_state, saved_state
 from meshctl.view.live.summary import means
 
@@ -78,7 +78,7 @@ class SeenRun:
 
     def to_data(self) -> dict[str, Any]:
         """Returns what is known about the run as plain data."""
-        state, launcher = self.state, self.launcher
+        state, launcher, use = self.state, self.launcher, self.state.time_use
         return {
             "run": str(self.run.path),
             "name": self.name,
@@ -102,21 +102,23 @@ class SeenRun:
             "stall": state.stall if state.stalled else [],
             "restarts": state.restarts,
             "warnings": state.warnings,
-            "groups": {
-                name: {
-                    "workers": group.workers,
-                    "state": group.state,
-                    "phase": group.phase,
-                    "stages": {stage: round(mean, 9) for stage, mean in means(group)},
-                }
-                for name, group in state.groups.items()
-            },
+            "groups": {name: _group_data(group) for name, group in state.groups.items()},
             "metrics": {
                 name: {"first": history.first, "last": history.last}
                 for name, history in state.histories.items()
             },
             "routes": state.routes,
+            "time": use.to_data() if use else None,
         }
+
+
+def _group_data(group: GroupState) -> dict[str, Any]:
+    return {
+        "workers": group.workers,
+        "state": group.state,
+        "phase": group.phase,
+        "stages": {stage: round(mean, 9) for stage, mean in means(group)},
+    }
 
 
 def plan_of_run(run: RunDir) -> Plan:

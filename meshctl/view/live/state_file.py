@@ -27,6 +27,7 @@ from meshctl.run.events import Event, Follower, lines_of, parsed
 from meshctl.run.launcher import Launcher
 from meshctl.run.row_file import last_row, rows_of
 from meshctl.view.live.run_state import GroupState, History, RunState, Times, Timing
+from meshctl.view.times.worker_times import WorkerTimes
 
 FORMAT = 1
 """The format of the file. One of another format is refused."""
@@ -93,6 +94,7 @@ def _group_data(group: GroupState) -> dict[str, Any]:
         "states": group.states,
         "stages": {name: vars(timing) for name, timing in group.stages.items()},
         "step": vars(group.step),
+        "times": {rank: vars(times) for rank, times in group.times.items()},
         "phases": group.phases,
         "running": group.running,
     }
@@ -121,6 +123,7 @@ def _fill_group(group: GroupState, data: Mapping[str, Any]) -> None:
     group.states = {int(rank): state for rank, state in data["states"].items()}
     group.stages = {name: Timing(**timing) for name, timing in data["stages"].items()}
     group.step, group.phases = Timing(**data["step"]), dict(data["phases"])
+    group.times = {int(rank): WorkerTimes(**times) for rank, times in data.get("times", {}).items()}
     group.running = {int(rank): (phase, begun) for rank, (phase, begun) in data["running"].items()}
 
 

@@ -1,0 +1,114 @@
+"""What bounds a run: the stage, sync, transfer, or rest of a group, without which a step is shortest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from meshctl.dataclass import dataclass
+from meshctl.topology.modes import Route
+from meshctl.view.times.schedule import Costs, Schedule
+
+MIN_PART = 0.01
+"""The least part of a step that something takes, to be computed without it."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What bounds a run, and how long a step would take without it."""
+
+    kind: Literal["stage", "sync", "route", "rest"]
+    """`stage`: its method. `route`, `sync`: moving values or weights. `rest`: what belongs to no stage of
+    a group, such as checkpoints."""
+    name: str
+    """The stage, the sync or the route; empty for `rest`."""
+    group: str
+    """The group that runs it, or sends."""
+    seconds: float
+    """The mean seconds of a step as they would be without it."""
+    gain: float
+    """The part of a step that would be saved, 0 to 1."""
+    next: Bound | None = None
+    """What would then bound the run."""
+
+
+class _Candidate(NamedTuple):
+    kind: Literal["stage", "sync", "route", "rest"]
+    name: str
+    group: str
+    seconds: float
+    """Its seconds in a step, of which a step can become shorter at most."""
+    without: Costs
+
+
+def bound_of(schedule: Schedule, costs: Costs, measured: float) -> Bound | None:
+    """Returns what bounds a run whose steps take `measured` seconds, and what would bound it next. The gain
+    is computed, and the seconds are those of the measured step without it."""
+    whole = schedule.step_seconds(costs)
+    first = _best(schedule, costs, whole)
+    if first is None:
+        return None
+    candidate, seconds = first
+    second = _best(schedule, candidate.without, seconds)
+    after = None if second is None else _bound(*second, whole, measured)
+    return _bound(candidate, seconds, whole, measured, after)
+
+
+def _bound(
+    one: _Candidate, seconds: float, whole: float, measured: float, after: Bound | None = None
+) -> Bound:
+    part = seconds / whole
+    return Bound(one.kind, one.name, one.group, measured * part, max(0.0, 1 - part), after)
+
+
+def _best(schedule: Schedule, costs: Costs, whole: float) -> tuple[_Candidate, float] | None:
+    """Returns the candidate without which a step is shortest, and its seconds; the one that takes longest
+    among equal ones. What cannot save more than the best so far is not computed."""
+    best: tuple[_Candidate, float] | None = None
+    found = [one for one in candidates(schedule, costs) if one.seconds > MIN_PART * whole]
+    for one in sorted(found, key=lambda one: -one.seconds):
+        if best and one.seconds <= whole - best[1]:
+            break
+        seconds = schedule.step_seconds(one.without)
+        if best is None or seconds < best[1]:
+            best = one, seconds
+    return best
+
+
+def candidates(schedule: Schedule, costs: Costs) -> Iterator[_Candidate]:
+    """Yields everything that takes time, with the costs of a run without it."""
+    plan = schedule.plan
+    for name, seconds in costs.calls.items():
+        group = plan.group_of(plan.stage(name))
+        without = replace(costs, calls={**costs.calls, name: 0.0})
+        yield _Candidate("stage", name, group, schedule.rate(name) * seconds, without)
+    for name in {sync: None for sync, _ in costs.syncs}:
+        left = {key: seconds for key, seconds in costs.syncs.items() if key[0] != name}
+        both = sum(seconds for key, seconds in costs.syncs.items() if key[0] == name)
+        group = plan.group_of(plan.stage(name))
+        yield _Candidate("sync", name, group, schedule.rate(name) * both, replace(costs, syncs=left))
+    for routes in schedule.into.values():
+        for route in routes:
+            yield _without_route(schedule, costs, route)
+    for group, seconds in costs.rest.items():
+        yield _Candidate("rest", "", group, seconds, replace(costs, rest={**costs.rest, group: 0.0}))
+
+
+def _without_route(schedule: Schedule, costs: Costs, route: Route) -> _Candidate:
+    sends = _left(costs.sends, route.source, _share(costs, route, schedule.out_of[route.source]))
+    receives = _left(costs.receives, route.target, _share(costs, route, schedule.into[route.target]))
+    saved = schedule.rate(route.source) * (costs.sends.get(route.source, 0.0) - sends[route.source])
+    saved += schedule.rate(route.target) * (costs.receives.get(route.target, 0.0) - receives[route.target])
+    group = schedule.plan.group_of(schedule.plan.stage(route.source))
+    return _Candidate("route", route.name, group, saved, replace(costs, sends=sends, receives=receives))
+
+
+def _left(costs: Mapping[str, float], stage: str, share: float) -> dict[str, float]:
+    return {**costs, stage: costs.get(stage, 0.0) * (1 - share)}
+
+
+def _share(costs: Costs, route: Route, routes: list[Route]) -> float:
+    """Returns the part of the bytes of some routes that one of them carries."""
+    total = sum(costs.sizes.get(one.name, 0.0) for one in routes)
+    return costs.sizes.get(route.name, 0.0) / total if total else 1 / len(routes)

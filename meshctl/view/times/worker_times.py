@@ -1,0 +1,85 @@
+"""The sums of a worker's `step` events, from which `use` computes where the time of a run goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LONG_CALL = 10.0
+"""A call is long that takes this many times the mean of its stage so far. A single long call counts no more
+than that, because the machine may have slept for example. With the second one, both count."""
+MIN_CALLS = 8
+"""Number of calls of a stage before one can be long."""
+SUMS = ("waits", "sends", "awaited", "full", "peers", "routes")
+
+
+@dataclass
+class WorkerTimes:
+    """The seconds of a worker in all steps but the first one of each attempt, which takes longer."""
+
+    steps: int = 0
+    """The number of steps that count."""
+    seconds: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    """Stage -> seconds in the called method, or in a sync."""
+    calls: dict[str, int] = field(default_factory=dict)
+    """Stage -> the number of steps in which it ran."""
+    collectives: dict[str, float] = field(default_factory=dict)
+    """Stage -> the part of its seconds in collectives."""
+    waits: dict[str, float] = field(default_factory=dict)
+    """Stage -> seconds until its inputs had arrived."""
+    sends: dict[str, float] = field(default_factory=dict)
+    """Stage -> seconds until its value was sent."""
+    awaited: dict[str, float] = field(default_factory=dict)
+    """Route -> seconds in which the worker only waited for values to arrive."""
+    full: dict[str, float] = field(default_factory=dict)
+    """Route -> seconds in which it only waited for a free slot."""
+    peers: dict[str, float] = field(default_factory=dict)
+    """Route -> seconds in which it only waited for other ranks of its group."""
+    routes: dict[str, int] = field(default_factory=dict)
+    """Route -> bytes sent."""
+
+    left_out: dict[str, float] = field(default_factory=dict)
+    """Stage -> the seconds of its first long call that do not count; 0 once it has had a second one."""
+
+    def add(self, value: Mapping[str, Any]) -> None:
+        """Adds the value of a `step` or a `steps` event."""
+        self.steps += value.get("count", 1)
+        seconds, stages, calls = value.get("seconds", 0.0), self.stages, self.calls
+        times = value.get("times")
+        for stage, spent in value.get("stages", {}).items():
+            before, count = stages.get(stage, 0.0), calls.get(stage, 0)
+            if times is None and count >= MIN_CALLS and spent * count > LONG_CALL * before:
+                counted = self._counted(stage, spent, LONG_CALL * before / count)
+                seconds += counted - spent
+                spent = counted
+            stages[stage] = before + spent
+            calls[stage] = count + (1 if times is None else times.get(stage, 1))
+        self.seconds += seconds
+        for name in SUMS:
+            if found := value.get(name):
+                sums = getattr(self, name)
+                for key, number in found.items():
+                    sums[key] = sums.get(key, 0) + number
+        for stage, spent in value.get("in_collectives", {}).items():
+            self.collectives[stage] = self.collectives.get(stage, 0.0) + spent
+
+    def _counted(self, stage: str, spent: float, most: float) -> float:
+        """Returns with how many seconds a long call counts."""
+        if stage not in self.left_out:
+            self.left_out[stage] = spent - most
+            return most
+        left_out, self.left_out[stage] = self.left_out[stage], 0.0
+        return spent + left_out
+
+    def since(self, before: WorkerTimes) -> WorkerTimes:
+        """Returns the sums without those of an earlier time."""
+        found = WorkerTimes(self.steps - before.steps, self.seconds - before.seconds)
+        for name in (*SUMS, "stages", "calls", "collectives"):
+            old, new = getattr(before, name), getattr(self, name)
+            getattr(found, name).update({key: new[key] - old.get(key, 0) for key in new})
+        return found
+
+    def copy(self) -> WorkerTimes:
+        return self.since(WorkerTimes())
