@@ -34,7 +34,7 @@ def test_a_chain_of_stages(seconds: tuple[float, ...], groups: int, expected: fl
     assert schedule.step_seconds(costs) == pytest.approx(expected)
 
 
-def test_a_group_sends_and_receives_beside_its_stages() -> None:
+def test_transfers_count_for_the_group_that_sends_or_receives() -> None:
     schedule, costs = chain(0.2, 0.2, groups=2, sends={"s0": 0.05}, receives={"s1": 0.1})
     assert schedule.step_seconds(costs) == pytest.approx(0.3)
 
