@@ -28,6 +28,13 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def precise(seconds: float) -> str:
+    """Returns a time with three significant digits."""
+    if seconds >= 60:
+        return duration(seconds)
+    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
+
+
 def milliseconds(seconds: float) -> str:
     """Returns milliseconds with two decimals, so that columns are aligned."""
     return f"{seconds * 1000:.2f}"

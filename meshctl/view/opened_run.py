@@ -150,8 +150,8 @@ class OpenedRun:
 
     @property
     def time_use(self) -> TimeUse | None:
-        """Where the time of the last launch goes: what each group does in a step, for whom it waits, and what
-        bounds the run. None before the second step, and for programs."""
+        """Where the time of the last attempt goes: what each group does in a step, for whom it waits, and
+        what bounds the run. None before the second step, and for programs."""
         return self._seen.state.time_use
 
     @property

@@ -17,6 +17,7 @@ from meshctl.topology.modes import Route
 
 BEGAN = 1000.0
 STEPS = 12
+ROUTE = "rollouts -> metrics"
 
 
 def make_plan(steps: int = STEPS, show: tuple[str, ...] = ("exam.reward", "metrics.loss")) -> Plan:
@@ -35,7 +36,7 @@ def make_plan(steps: int = STEPS, show: tuple[str, ...] = ("exam.reward", "metri
             Stage("metrics", "call", "actor", "update", (Input(("rollouts",)),), collect="mean"),
             Stage("exam", "call", "sampler", "exam", collect="mean"),
         ),
-        routes=(Route("rollouts -> metrics", "rollouts", "metrics"),),
+        routes=(Route(ROUTE, "rollouts", "metrics"),),
         run=Run(steps=steps, show=show),
     )
 
@@ -55,7 +56,13 @@ def step_events(step: int) -> Iterator[Event]:
                 now,
             )
         stages = {"rollouts": 0.06, **({"exam": 0.004} if step % 3 == 0 else {})}
-        value = {"seconds": 0.25, "stages": stages, "routes": {"rollouts -> metrics": 1500}}
+        value = {
+            "seconds": 0.25,
+            "stages": stages,
+            "routes": {ROUTE: 1500},
+            "waits": dict.fromkeys(stages, 0.0),
+        }
+        value |= {"sends": {"rollouts": 0.185}, "full": {ROUTE: 0.18}, "peers": {ROUTE: 0.001}}
         yield Event("step", "rollout", rank, step, value=value, time=now)
     for rank in (0, 1):
         loss = math.nan if step == 7 else 2 / step
@@ -73,7 +80,13 @@ def step_events(step: int) -> Iterator[Event]:
             "train",
             rank,
             step,
-            value={"seconds": 0.25, "stages": {"metrics": 0.18}, "routes": {}},
+            value={
+                "seconds": 0.25,
+                "stages": {"metrics": 0.18},
+                "waits": {"metrics": 0.065},
+                "awaited": {ROUTE: 0.001},
+                "routes": {},
+            },
             time=now,
         )
 

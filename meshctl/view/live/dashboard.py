@@ -2,6 +2,7 @@
 a second.
 
     grpo-arithmetic  step 57/200 ━━━━━━━━━━━━━━━━━━━━━━━  0:12  6.8 steps/s  21.0 s left
+    147 ms a step  train busy 93 %  rollout waits 61 % for train (metrics)
 
     metric           first    now
     exam.reward       0.05   0.93  ▁▁▂▃▅▆▇█
@@ -38,6 +39,7 @@ from meshctl.run.events import Event
 from meshctl.view.formatting import bar, duration, milliseconds, number, rate, size, spark
 from meshctl.view.live.output import Output, OutputThread
 from meshctl.view.live.run_state import GroupState, RunState, State
+from meshctl.view.times.lines import Interval, parts_of
 
 REFRESH_HZ = 8
 STYLES: Mapping[State, str] = {
@@ -48,6 +50,8 @@ STYLES: Mapping[State, str] = {
     "stopped": "yellow",
     "failed": "bold red",
 }
+TIMES_S = 2.0
+"""Seconds of the run for which a line about the times of its steps stays."""
 SPARK_COLUMNS = 24
 """Maximum width of the history of a metric."""
 BAR_COLUMNS = 20
@@ -64,6 +68,7 @@ class Dashboard:
     ) -> None:
         self._state, self._clock, self._began = RunState(plan), clock, clock()
         self._output = output
+        self._times = StepTimes()
         self._closed = False
         self._lock = threading.Lock()
         self._live = Live(
@@ -108,7 +113,8 @@ class Dashboard:
             elapsed = self._clock() - self._began
             if self._closed:
                 return Picture.last(self._state, elapsed)
-            return Picture.of(self._state, elapsed, self._state.notice, self._log_table())
+            times = self._times.text(self._state)
+            return Picture.of(self._state, elapsed, self._state.notice, self._log_table(), times)
 
     def _log_table(self) -> Table:
         if self._output is None:
@@ -120,6 +126,20 @@ class Dashboard:
         self._live.console.print(Text(line), soft_wrap=True)
 
 
+class StepTimes:
+    """The line about where the time goes, of the steps since the line before."""
+
+    def __init__(self) -> None:
+        self._interval, self._text, self._at = Interval(), "", 0.0
+
+    def text(self, state: RunState) -> str:
+        """Returns the line for a state. It changes at most once in `TIMES_S`."""
+        now = state.times.newest
+        if not 0 <= now - self._at < TIMES_S and (use := self._interval.next(state.plan, state.workers)):
+            self._text, self._at = "  ".join(parts_of(use)), now
+        return self._text
+
+
 class Picture:
     """Several drawings of the state of a run, from the most to the least detailed. rich prints the first one
     that fits the console."""
@@ -128,10 +148,14 @@ class Picture:
         self._choices = choices
 
     @classmethod
-    def of(cls, state: RunState, elapsed: float, notice: str = "", logs: Table | None = None) -> Picture:
+    def of(
+        cls, state: RunState, elapsed: float, notice: str = "", logs: Table | None = None, times: str = ""
+    ) -> Picture:
         """Returns the picture of a running job. It reads everything from the state now, so that the picture
         does not change while it is drawn."""
         head: list[RenderableType] = [progress(state, elapsed)]
+        if times:
+            head.append(Text(times, style="dim", no_wrap=True, overflow="ellipsis"))
         if notice:
             head.append(Text(notice, style="yellow", no_wrap=True, overflow="ellipsis"))
         states, seen, spent, sent = groups(state, stages=False), metrics(state), groups(state), routes(state)

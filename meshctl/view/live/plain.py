@@ -1,9 +1,10 @@
 """A run as plain lines, for a log or a pipe: no color, no cursor, nothing rewritten.
 
     rollout:0: loading 1.2 GB of weights
-    step 57/200  12.4 s  exam.reward 0.61  metrics.loss 0.07
+    step 57/200  12.4 s  exam.reward 0.61  metrics.loss 0.07  rollout waits 61 % for train (metrics)
 
-One line a step, or one a second where steps are faster. The last step always has its line. The lines of
+One line a step, or one a second where steps are faster. The last step always has its line. It ends with where
+the time went since the line before, as far as there is room in 80 columns. The lines of
 workers are those that `output.py` chooses.
 """
 
@@ -19,6 +20,7 @@ from meshctl.run.events import Event
 from meshctl.view.formatting import count, duration, number
 from meshctl.view.live.output import Output, OutputThread
 from meshctl.view.live.run_state import RunState, download_line, restart_line, saving_line
+from meshctl.view.times.lines import Interval, extended
 
 INTERVAL_S = 1.0
 """Minimum time of the run between two lines of steps."""
@@ -42,6 +44,7 @@ class PlainOutput:
         """The step of the last checkpoint of which workers have said that they write it beside training."""
         self._pending: dict[str, Any] = {}
         """The newest value of each metric since the last line."""
+        self._interval = Interval()
         self._lock = threading.Lock()
         self._hint = output.hint if output else ""
         self._output = OutputThread(output, self._print) if output else None
@@ -123,7 +126,8 @@ class PlainOutput:
             for name, _ in self._state.shown()
             if name in self._pending
         ]
-        self._print("  ".join([f"step {step}{steps}", duration(time), *values]))
+        line = "  ".join([f"step {step}{steps}", duration(time), *values])
+        self._print(extended(line, self._interval.next(self._plan, self._state.workers)))
         self._printed_at, self._pending = time, {}
 
     def on_end(self, code: int, reason: str) -> None:

@@ -130,9 +130,7 @@ class GroupState:
     """Stage -> the seconds that a worker spends in it in a step, over all workers and steps."""
     step: Timing = field(default_factory=Timing)
     times: dict[int, WorkerTimes] = field(default_factory=dict)
-    """Rank -> the sums of its steps in this launch."""
-    starting: set[int] = field(default_factory=set)
-    """The ranks whose next step is the first one of an attempt."""
+    """Rank -> the sums of its steps in this attempt, without the first one."""
     phases: dict[str, float] = field(default_factory=dict)
     """Phase before the first step -> its seconds in the worker that took longest."""
     running: dict[int, tuple[str, float]] = field(default_factory=dict)
@@ -310,7 +308,7 @@ class RunState:
         if event.name == "ready":
             self.steps = event.value.get("last") or self.steps
             self.source = event.value.get("source") or ""
-            group.starting.add(rank)
+            group.times.pop(rank, None)
         if event.name in ("phase", "ready", "fault", "exited"):
             group.begin_phase(rank, str(event.value.get("phase", "")), event.time)
         if state := self._state_after(event, group.states.get(rank, "waiting")):
@@ -329,7 +327,6 @@ class RunState:
                     self.notice = STARTING
                 for group in self.groups.values():
                     group.phases, group.running = {}, {}
-                    group.times = group.times if is_restart else {}
             case "stopping":
                 self.is_stopping = True
             case "warning":
@@ -376,12 +373,10 @@ class RunState:
 
     def _worked(self, group: GroupState, event: Event) -> None:
         value, rank = event.value, event.rank or 0
-        if rank in group.starting and event.name == "step":
-            group.starting.remove(rank)
-        elif rank in group.times:
-            group.times[rank].add(value)
-        else:
+        is_first = rank not in group.times
+        if is_first:
             group.times[rank] = WorkerTimes()
+        if not is_first or event.name == "steps":
             group.times[rank].add(value)
         group.step.add(value.get("seconds", 0.0), value.get("count", 1))
         times = value.get("times", {})
@@ -417,8 +412,13 @@ class RunState:
 
     @property
     def time_use(self) -> TimeUse | None:
-        """Where the time of this launch goes; None before the second step, and for programs."""
-        return time_use(self.plan, {name: group.times for name, group in self.groups.items()})
+        """Where the time of this attempt goes; None before the second step, and for programs."""
+        return time_use(self.plan, self.workers)
+
+    @property
+    def workers(self) -> dict[str, dict[int, WorkerTimes]]:
+        """Group -> rank -> the sums of its steps in this attempt, without the first one."""
+        return {name: group.times for name, group in self.groups.items()}
 
     @property
     def failed(self) -> list[tuple[str, int]]:

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from meshctl.run.events import lines_of, parsed
 from meshctl.run.row_file import parsed_row
-from meshctl.view.live.dashboard import Picture, newest_logs
+from meshctl.view.live.dashboard import Picture, StepTimes, newest_logs
 from meshctl.view.live.output import Output
 from meshctl.view.live.plain import PlainOutput
 from meshctl.view.live.seen_run import SeenRun
@@ -78,7 +78,7 @@ class LivePicture:
     """The picture of `launch`, drawn once a second."""
 
     def __init__(self, stream: TextIO, output: Output) -> None:
-        self._output, self._stall = output, list[str]()
+        self._output, self._stall, self._times = output, list[str](), StepTimes()
         self._live = Live(console=Console(file=stream), auto_refresh=False, vertical_overflow="crop")
         self._live.start()
 
@@ -92,7 +92,8 @@ class LivePicture:
             self._print("\n".join(state.stall))
             self._stall = state.stall
         logs = newest_logs(state, dict(self._output.newest), self._output.hint)
-        picture = Picture.of(state, seen.seconds, seen.where or state.notice, logs)
+        notice, times = seen.where or state.notice, self._times.text(state)
+        picture = Picture.of(state, seen.seconds, notice, logs, times)
         self._live.update(picture, refresh=True)
 
     def end(self, seen: SeenRun) -> None:

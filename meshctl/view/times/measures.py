@@ -79,10 +79,16 @@ class _Group:
         )
         stages = {name: seconds for name, seconds in (calls | syncs).items() if self._runs(name)}
         rest = max(0.0, seconds - busy - moving - waiting)
-        return GroupUse(seconds, busy, moving, waiting, rest, stages, waits, self._slow_ranks(calls))
+        means = {name: seconds / self._rate(name) for name, seconds in stages.items()}
+        slow_ranks = self._slow_ranks(calls)
+        return GroupUse(seconds, busy, moving, waiting, rest, stages, means, waits, slow_ranks)
 
     def _runs(self, stage: str) -> bool:
-        return any(times.calls.get(stage) for times in self.all)
+        return self._rate(stage) > 0
+
+    def _rate(self, stage: str) -> float:
+        """Returns how often a stage has run in a step."""
+        return self._mean("calls", stage)
 
     def _mean(self, name: str, key: str) -> float:
         """Returns the mean over all workers of a sum, for a step."""

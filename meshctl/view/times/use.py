@@ -54,6 +54,9 @@ class GroupUse:
     """Everything else: checkpoints, events, the loop."""
     stages: Mapping[str, float]
     """Stage -> seconds; for a sync those in which it moves bytes."""
+    calls: Mapping[str, float]
+    """Stage -> the mean seconds of a call, or of a sync; more than those of a step where it does not run in
+    each."""
     waits: tuple[Wait, ...] = ()
     """The longest first."""
     slow_ranks: Mapping[str, int] = field(default_factory=dict)
@@ -80,7 +83,7 @@ class GroupUse:
 
 @dataclass(frozen=True)
 class TimeUse:
-    """Where the time of a run goes, over its steps without the first one of each attempt."""
+    """Where the time of a run goes, over the steps of an attempt without the first one."""
 
     plan: Plan
     steps: int

@@ -16,7 +16,7 @@ SUMS = ("waits", "sends", "awaited", "full", "peers", "routes")
 
 @dataclass
 class WorkerTimes:
-    """The seconds of a worker in all steps but the first one of each attempt, which takes longer."""
+    """The seconds of a worker in the steps of an attempt. The first one, which takes longer, is left out."""
 
     steps: int = 0
     """The number of steps that count."""
