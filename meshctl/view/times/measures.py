@@ -15,14 +15,16 @@ SLOW_RANK = 1.3
 """A rank is slow if it takes this many times the median of its group in a stage."""
 SLOW_PART = 0.02
 """The least part of a step by which it takes longer."""
+NO_SIZES: Mapping[str, float] = {}
 Ranks = Mapping[int, WorkerTimes]
 Workers = Mapping[str, Ranks]
 """Group -> rank -> its sums."""
 
 
-def time_use(plan: Plan, workers: Workers) -> TimeUse | None:
+def time_use(plan: Plan, workers: Workers, sizes: Mapping[str, float] = NO_SIZES) -> TimeUse | None:
     """Returns where the time of a run goes; None where no worker has completed two steps, where all groups
-    run programs, and for a run of an earlier version, whose events have too few times."""
+    run programs, and for a run of an earlier version, whose events have too few times. `sizes` is route ->
+    the bytes that it has carried, by which the times of stages with several routes are divided."""
     known = {
         group.name: {rank: times for rank, times in workers.get(group.name, {}).items() if times.steps}
         for group in plan.groups
@@ -34,10 +36,10 @@ def time_use(plan: Plan, workers: Workers) -> TimeUse | None:
         return None
     uses = {group.name: group.use() for group in groups}
     steps = max(times.steps for group in groups for times in group.all)
-    return TimeUse(plan, steps, max(use.seconds for use in uses.values()), uses, _costs(groups))
+    return TimeUse(plan, steps, max(use.seconds for use in uses.values()), uses, _costs(groups, sizes))
 
 
-def _costs(groups: Iterable[_Group]) -> Costs:
+def _costs(groups: Iterable[_Group], sizes: Mapping[str, float]) -> Costs:
     costs = [group.costs() for group in groups]
     return Costs(
         calls={stage: seconds for one in costs for stage, seconds in one.calls.items()},
@@ -45,7 +47,7 @@ def _costs(groups: Iterable[_Group]) -> Costs:
         sends={stage: seconds for one in costs for stage, seconds in one.sends.items()},
         syncs={sync: seconds for one in costs for sync, seconds in one.syncs.items()},
         rest={group: seconds for one in costs for group, seconds in one.rest.items()},
-        sizes={route: size for one in costs for route, size in one.sizes.items()},
+        sizes=sizes,
     )
 
 
@@ -152,14 +154,12 @@ class _Group:
     def costs(self) -> Costs:
         called = [stage for stage in self._hosted if stage.kind == "call" and self._runs(stage.name)]
         synced = [stage for stage in self._hosted if stage.kind == "sync" and self._runs(stage.name)]
-        sizes = {name: sum(times.routes.get(name, 0) for times in self.all) for name in self._routes}
         return Costs(
             calls={stage.name: max(self._call(times, stage) for times in self.all) for stage in called},
             receives={stage.name: self._received(stage) * stage.every for stage in called},
             sends={stage.name: self._sent(stage) * stage.every for stage in called},
             syncs={(stage.name, self.name): self._moved(stage) * stage.every for stage in synced},
             rest={self.name: self.use().rest},
-            sizes={name: size for name, size in sizes.items() if size},
         )
 
     def _call(self, times: WorkerTimes, stage: Stage) -> float:
@@ -174,4 +174,4 @@ class _Group:
 
 def _alone(times: WorkerTimes, stage: str) -> float:
     """Returns the seconds of a worker in a stage without those in collectives, where it waits for others."""
-    return times.stages.get(stage, 0.0) - times.collectives.get(stage, 0.0)
+    return times.stages.get(stage, 0.0) - times.in_collectives.get(stage, 0.0)

@@ -44,7 +44,7 @@ class Costs:
     rest: Mapping[str, float] = field(default_factory=dict)
     """Group -> what belongs to no stage, in each step."""
     sizes: Mapping[str, float] = field(default_factory=dict)
-    """Route -> the bytes of a step."""
+    """Route -> the bytes that it carries."""
 
 
 class Schedule:

@@ -11,7 +11,8 @@ LONG_CALL = 10.0
 than that, because the machine may have slept for example. With the second one, both count."""
 MIN_CALLS = 8
 """Number of calls of a stage before one can be long."""
-SUMS = ("waits", "sends", "awaited", "full", "peers", "routes")
+SUMS = ("in_collectives", "waits", "sends", "awaited", "full", "peers")
+NOTHING: Mapping[str, float] = {}
 
 
 @dataclass
@@ -25,7 +26,7 @@ class WorkerTimes:
     """Stage -> seconds in the called method, or in a sync."""
     calls: dict[str, int] = field(default_factory=dict)
     """Stage -> the number of steps in which it ran."""
-    collectives: dict[str, float] = field(default_factory=dict)
+    in_collectives: dict[str, float] = field(default_factory=dict)
     """Stage -> the part of its seconds in collectives."""
     waits: dict[str, float] = field(default_factory=dict)
     """Stage -> seconds until its inputs had arrived."""
@@ -37,33 +38,31 @@ class WorkerTimes:
     """Route -> seconds in which it only waited for a free slot."""
     peers: dict[str, float] = field(default_factory=dict)
     """Route -> seconds in which it only waited for other ranks of its group."""
-    routes: dict[str, int] = field(default_factory=dict)
-    """Route -> bytes sent."""
 
     left_out: dict[str, float] = field(default_factory=dict)
     """Stage -> the seconds of its first long call that do not count; 0 once it has had a second one."""
 
     def add(self, value: Mapping[str, Any]) -> None:
         """Adds the value of a `step` or a `steps` event."""
+        stages, calls, times = self.stages, self.calls, value.get("times")
         self.steps += value.get("count", 1)
-        seconds, stages, calls = value.get("seconds", 0.0), self.stages, self.calls
-        times = value.get("times")
-        for stage, spent in value.get("stages", {}).items():
+        self.seconds += value.get("seconds", 0.0)
+        for stage, spent in value.get("stages", NOTHING).items():
             before, count = stages.get(stage, 0.0), calls.get(stage, 0)
-            if times is None and count >= MIN_CALLS and spent * count > LONG_CALL * before:
-                counted = self._counted(stage, spent, LONG_CALL * before / count)
-                seconds += counted - spent
-                spent = counted
+            if times is not None:
+                calls[stage] = count + times.get(stage, 1)
+            else:
+                calls[stage] = count + 1
+                if count >= MIN_CALLS and spent * count > LONG_CALL * before:
+                    counted = self._counted(stage, spent, LONG_CALL * before / count)
+                    self.seconds += counted - spent
+                    spent = counted
             stages[stage] = before + spent
-            calls[stage] = count + (1 if times is None else times.get(stage, 1))
-        self.seconds += seconds
         for name in SUMS:
             if found := value.get(name):
-                sums = getattr(self, name)
-                for key, number in found.items():
-                    sums[key] = sums.get(key, 0) + number
-        for stage, spent in value.get("in_collectives", {}).items():
-            self.collectives[stage] = self.collectives.get(stage, 0.0) + spent
+                sums: dict[str, float] = self.__dict__[name]
+                for key, seconds in found.items():
+                    sums[key] = sums.get(key, 0.0) + seconds
 
     def _counted(self, stage: str, spent: float, most: float) -> float:
         """Returns with how many seconds a long call counts."""
@@ -76,7 +75,7 @@ class WorkerTimes:
     def since(self, before: WorkerTimes) -> WorkerTimes:
         """Returns the sums without those of an earlier time."""
         found = WorkerTimes(self.steps - before.steps, self.seconds - before.seconds)
-        for name in (*SUMS, "stages", "calls", "collectives"):
+        for name in (*SUMS, "stages", "calls"):
             old, new = getattr(before, name), getattr(self, name)
             getattr(found, name).update({key: new[key] - old.get(key, 0) for key in new})
         return found

@@ -99,7 +99,7 @@ def test_the_slowest_rank_bounds_a_group_and_is_named() -> None:
 def test_a_fast_rank_waits_in_collectives_and_is_not_slow() -> None:
     ranks = {
         rank: replace(
-            worker(0.4, {"metrics": 0.39}, awaited={ROUTE: 0.0}), collectives={"metrics": 10 * waits}
+            worker(0.4, {"metrics": 0.39}, awaited={ROUTE: 0.0}), in_collectives={"metrics": 10 * waits}
         )
         for rank, waits in enumerate((0.3, 0.01))
     }

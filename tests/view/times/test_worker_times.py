@@ -18,7 +18,6 @@ def steps(seconds: Iterable[float]) -> list[dict[str, object]]:
             "stages": {"loss": each},
             "waits": {"loss": 0.25},
             "awaited": {"a -> loss": 0.125},
-            "routes": {"loss -> b": 10},
             **({"sends": {"loss": 0.125}} if number % 2 else {}),
         }
         for number, each in enumerate(seconds)
