@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from meshctl.dataclass import dataclass
+from meshctl.run import clock
 from meshctl.view.formatting import count
 from meshctl.view.pictures.colors import HUES, tokens
 from meshctl.view.pictures.html import UNSAFE
@@ -219,7 +220,7 @@ def document(title: str, head: Markup, found: Sequence[Section], plots: Sequence
         "main",
         [tag("section", tag("h2", each.title), each.content, id=each.anchor) for each in shown],
     )
-    footer = tag("footer", f"meshctl {version('meshctl')}")
+    footer = tag("footer", f"Written by meshctl {version('meshctl')} at {sections.when(clock.now())}.")
     numbers = _json([plot.data() for plot in plots])
     return "".join(
         [

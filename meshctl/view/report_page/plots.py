@@ -9,12 +9,12 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.view.formatting import count, number
 from meshctl.view.report_page.markup import Markup, inner, tag
-from meshctl.view.report_page.scales import HEIGHT, WIDTH, Scale, Tick, scale_of
+from meshctl.view.report_page.scales import HEIGHT, WIDTH, Scale, Tick, scale_of, step_text
 from meshctl.view.report_page.series import Point
 
 AXIS = 20
 """Pixels below a plot for the numbers of its axis."""
-X_TICKS, Y_TICKS = 6, 4
+X_TICKS, Y_TICKS = 5, 4
 MAX_DOTS = 60
 """Maximum number of points that are also drawn as dots."""
 MAX_GAP_MARKS = 60
@@ -69,7 +69,7 @@ class Plot:
         area = tag(
             "svg",
             tag("svg", self._inside(y), **_STRETCHED, class_="area"),
-            (_x_label(tick) for tick in self.x_ticks or self.x.ticks(X_TICKS)),
+            (_x_label(tick) for tick in self.x_ticks or self.x.ticks(X_TICKS, step_text(self.x.high))),
             class_="plot-area",
             width="100%",
             height=HEIGHT + AXIS,

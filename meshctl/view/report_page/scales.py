@@ -36,6 +36,11 @@ class Scale:
         return [Tick(self.part(value), text(float(f"{value:.12g}"))) for value in values]
 
 
+def step_text(most: float) -> Callable[[float], str]:
+    """Returns how a step is written on an axis up to step `most`: in thousands where it is long."""
+    return (lambda step: f"{step / 1000:.12g}k" if step else "0") if most >= 20_000 else number
+
+
 def round_step(least: float) -> float:
     """Returns the least of 1, 2, 5, 10, 20, ... (times any power of ten) that is not below `least`."""
     power = 10.0 ** math.floor(math.log10(least))

@@ -44,9 +44,11 @@ class Span:
     first: int
     last: int
     seconds: float
-    """The sum over its steps, as those of stages and waits."""
+    """The sum over its steps, as those of stages, waits and sends."""
     stages: Mapping[str, float]
     waits: Mapping[str, float]
+    sends: Mapping[str, float]
+    """Stage -> seconds until its value was sent; nothing for a run of an earlier version."""
 
 
 @dataclass
@@ -118,11 +120,11 @@ def span_of(event: Event) -> Span | None:
     value: Mapping[str, Any] = event.value
     try:
         seconds, last = float(value["seconds"]), int(event.step or 0)
-        stages, waits = dict(value.get("stages", {})), dict(value.get("waits", {}))
+        stages, waits, sends = (dict(value.get(key, {})) for key in ("stages", "waits", "sends"))
         first = int(value.get("first", last))
     except (KeyError, TypeError, ValueError):
         return None
-    return Span(event.time - seconds, event.time, first, last, seconds, stages, waits)
+    return Span(event.time - seconds, event.time, first, last, seconds, stages, waits, sends)
 
 
 def stretched(span: Span, begin: float) -> Span:
@@ -130,7 +132,8 @@ def stretched(span: Span, begin: float) -> Span:
     if not 0 < span.seconds < span.end - begin:
         return span
     factor = (span.end - begin) / span.seconds
-    stages, waits = (
-        {name: seconds * factor for name, seconds in parts.items()} for parts in (span.stages, span.waits)
+    stages, waits, sends = (
+        {name: seconds * factor for name, seconds in parts.items()}
+        for parts in (span.stages, span.waits, span.sends)
     )
-    return Span(begin, span.end, span.first, span.last, span.seconds * factor, stages, waits)
+    return Span(begin, span.end, span.first, span.last, span.seconds * factor, stages, waits, sends)

@@ -6,6 +6,7 @@ steps are drawn one by one; the parts of a step are drawn one after another in t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from meshctl.view.formatting import duration
 from meshctl.view.pictures.colors import HUES
 from meshctl.view.report_page.markup import Markup, inner, tag
 from meshctl.view.report_page.record import RunRecord
-from meshctl.view.report_page.scales import WIDTH, Scale, Tick, time_ticks
+from meshctl.view.report_page.scales import WIDTH, Scale, time_ticks
 from meshctl.view.report_page.step_spans import Span, Worker
 
 COLUMNS = 200
@@ -23,7 +24,8 @@ MAX_LANES = 256
 MAX_PARTS = 12_000
 """Maximum number of drawn parts of the newest steps."""
 MAX_STEPS = 40
-WAIT = "waits for input"
+OTHERS = {"send": "sends", "wait": "waits for input", "rest": "checkpoints and rest"}
+"""Class -> what a worker does outside of its stages."""
 LANES_PX = 720
 """The height of all lanes together; a lane has between `LEAST_PX` and `MOST_PX`."""
 LEAST_PX, MOST_PX, GAP_PX = 5, 22, 2
@@ -92,8 +94,10 @@ class Colors:
         items = [
             tag("li", tag("span", class_=f"swatch {self.of[name]}"), tag("span", name)) for name in names
         ]
-        items.append(tag("li", tag("span", class_="swatch wait"), tag("span", WAIT)))
-        items.append(tag("li", tag("span", class_="swatch rest"), tag("span", "sends, saves and rest")))
+        items += [
+            tag("li", tag("span", class_=f"swatch {kind}"), tag("span", name))
+            for kind, name in OTHERS.items()
+        ]
         return tag("ul", inner(items), class_="legend")
 
 
@@ -109,25 +113,28 @@ def whole_run(record: RunRecord) -> Markup:
         return Markup()
     boxes: dict[str, list[Box]] = {}
     for worker, top in lanes.tops.items():
-        for number, shares in sorted(_columns(record, record.steps.spans.get(worker, ()), length).items()):
-            _stack(boxes, colors, shares, number * WIDTH / COLUMNS, WIDTH / COLUMNS, top, lanes.height)
+        for number, shares in sorted(_columns(record, record.steps.spans.get(worker, ()), colors).items()):
+            _stack(boxes, shares, number * WIDTH / COLUMNS, WIDTH / COLUMNS, top, lanes.height)
     names = [name for name in colors.of if colors.of[name] in boxes]
     scale = Scale(0.0, length)
-    drawing = _drawing(boxes, lanes, time_ticks(scale, 6), _marks(record, lanes, scale), "The whole run")
+    drawing = _drawing(boxes, lanes, length, _marks(record, lanes, scale), "The whole run")
     return inner(colors.legend(names), drawing)
 
 
-def _columns(record: RunRecord, spans: Sequence[Span], length: float) -> dict[int, dict[str, float]]:
-    """Returns column -> stage -> its share of the time; `""` is the share of waits, and `"-"` of the rest."""
+def _columns(record: RunRecord, spans: Sequence[Span], colors: Colors) -> dict[int, dict[str, float]]:
+    """Returns column -> class -> its share of the time."""
     found: dict[int, dict[str, float]] = {}
-    width = length / COLUMNS
+    width = record.clock.seconds / COLUMNS
     for span in spans:
         end = record.clock.at(span.end)
         length = max(span.seconds, 1e-9)
         begin = max(0.0, end - length)
         busy = sum(span.stages.values())
-        waits = min(sum(span.waits.values()), max(0.0, span.seconds - busy))
-        parts = [*span.stages.items(), ("", waits), ("-", max(0.0, span.seconds - waits - busy))]
+        left = max(0.0, span.seconds - busy)
+        sends = min(sum(span.sends.values()), left)
+        waits = min(sum(span.waits.values()), left - sends)
+        stages = ((colors.of.get(name, "rest"), seconds) for name, seconds in span.stages.items())
+        parts = [*stages, ("send", sends), ("wait", waits), ("rest", left - sends - waits)]
         first, last = int(begin / width), min(COLUMNS - 1, int(end / width))
         for number in range(first, last + 1):
             factor = 1 / width
@@ -140,25 +147,20 @@ def _columns(record: RunRecord, spans: Sequence[Span], length: float) -> dict[in
 
 
 def _stack(
-    boxes: dict[str, list[Box]],
-    colors: Colors,
-    shares: dict[str, float],
-    x: float,
-    width: float,
-    top: int,
-    height: int,
+    boxes: dict[str, list[Box]], shares: dict[str, float], x: float, width: float, top: int, height: int
 ) -> None:
-    """Adds the boxes of one column of a lane: stages from below, then waits; the background is the rest."""
+    """Adds the boxes of one column of a lane: stages from below, sends, then waits; the rest is behind
+    them."""
     total = sum(shares.values())
     covered = min(1.0, total)
     _append(boxes, "rest", (x, top, width, height))
     y = float(top + height)
-    for name, share in shares.items():
-        part = round(4 * height * share * covered / total) / 4 if total else 0.0
-        if name == "-" or not part:
+    for name in sorted(shares):
+        part = round(4 * height * shares[name] * covered / total) / 4 if total else 0.0
+        if name == "rest" or not part:
             continue
         y -= part
-        _append(boxes, colors.of.get(name, "wait"), (x, y, width, part))
+        _append(boxes, name, (x, y, width, part))
 
 
 def _append(boxes: dict[str, list[Box]], kind: str, box: Box) -> None:
@@ -216,8 +218,7 @@ def newest_steps(record: RunRecord) -> Markup:
         for span in each:
             _one_after_another(boxes, colors, span, scale, lanes.tops[worker], lanes.height)
     names = [name for name in colors.of if any(name in span.stages for span in spans)]
-    ticks = [Tick(tick.part, tick.text) for tick in time_ticks(Scale(0.0, end - begin), 6)]
-    drawing = _drawing(boxes, lanes, ticks, (), "The newest steps")
+    drawing = _drawing(boxes, lanes, end - begin, (), "The newest steps")
     steps = [span.last for span in spans if span.end > begin]
     note = f"Steps {min(steps)} to {max(steps)}, {duration(end - begin)}"
     if min(steps) == max(steps):
@@ -247,11 +248,13 @@ def _one_after_another(
         return
     at = span.begin
     _add_box(boxes, "rest", span.begin, span.end, scale, top, height)
-    for name in dict.fromkeys((*span.stages, *span.waits)):
-        for kind, seconds in (
-            ("wait", span.waits.get(name, 0)),
-            (colors.of.get(name), span.stages.get(name, 0)),
-        ):
+    for name in dict.fromkeys((*span.stages, *span.waits, *span.sends)):
+        parts = (
+            ("wait", span.waits.get(name)),
+            (colors.of.get(name), span.stages.get(name)),
+            ("send", span.sends.get(name)),
+        )
+        for kind, seconds in parts:
             if kind and seconds:
                 _add_box(boxes, kind, at, min(span.end, at + seconds), scale, top, height)
                 at += seconds
@@ -269,10 +272,11 @@ def _add_box(
 
 
 def _drawing(
-    boxes: dict[str, list[Box]], lanes: Lanes, ticks: Sequence[Tick], marks: Iterable[Markup], label: str
+    boxes: dict[str, list[Box]], lanes: Lanes, seconds: float, marks: Iterable[Markup], label: str
 ) -> Markup:
-    order = sorted(boxes, key=lambda kind: (kind != "rest", kind != "wait", kind))
-    paths = [tag("path", class_=kind, d="".join(map(_shape, boxes[kind]))) for kind in order]
+    """Returns the lanes above an axis of so many seconds."""
+    ticks = time_ticks(Scale(0.0, seconds), 6)
+    paths = [tag("path", class_=kind, d="".join(map(_shape, boxes[kind]))) for kind in sorted(boxes)]
     height = lanes.bottom
     stretched = tag(
         "svg",
@@ -302,7 +306,8 @@ def _drawing(
         role="img",
         aria_label=f"{label}: a lane for each of {len(lanes.workers)} ranks",
     )
-    return tag("div", lanes.labels(), drawn, class_="timeline")
+    names = json.dumps([[f"{group}:{rank}", top] for (group, rank), top in lanes.tops.items()])
+    return tag("div", lanes.labels(), drawn, class_="timeline", data_lanes=names, data_seconds=seconds)
 
 
 def _anchor(part: float) -> str:

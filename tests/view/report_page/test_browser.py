@@ -44,22 +44,22 @@ def opened(pages: Pages, tmp_path: Path) -> Iterator[Opened]:
     assert pages.noted == []
 
 
-def text_of(made: MadeRun) -> str:
-    return draw([RunRecord.read(made.seen, "name: arithmetic\n" + f"vars: {{x: {'y' * 300}}}\n")])
+def text_of(*made: MadeRun) -> str:
+    return draw(
+        [RunRecord.read(each.seen, f"seed: {n}\nvars: {{x: {'y' * 300}}}\n") for n, each in enumerate(made)]
+    )
 
 
 def test_every_run_fits_its_window(opened: Opened, tmp_path: Path) -> None:
     long_names = plan(3, name=LONG, stages=(LONG, f"{LONG}_two"))
-    for number, made in enumerate(
-        (
-            done(tmp_path / "0"),
-            failed(tmp_path / "1", plan=long_names),
-            done(tmp_path / "2", 1),
-            MadeRun(tmp_path / "3"),
-            done(tmp_path / "4", plan=plan(32)),
+    whole, broken = done(tmp_path / "0"), failed(tmp_path / LONG, plan=long_names)
+    for at in (1.0, 3.0):
+        broken.worker(
+            "memory", "train", 0, at, value={"resident": 10**9, "peak": 10**9, "device": 5 * 10**10}
         )
-    ):
-        page = opened(text_of(made))
+    shown = [[whole], [broken], [done(tmp_path / "2", 1)], [MadeRun(tmp_path / "3")], [whole, broken]]
+    for number, made in enumerate([*shown, [done(tmp_path / "4", plan=plan(32))]]):
+        page = opened(text_of(*made))
         for width, scheme in ((1400, "light"), (390, "dark")):
             page.set_viewport_size({"width": width, "height": 900})
             page.emulate_media(color_scheme=scheme)
@@ -67,7 +67,7 @@ def test_every_run_fits_its_window(opened: Opened, tmp_path: Path) -> None:
             assert page.evaluate(OVERLAPS) == [], (number, width)
             back = page.evaluate("getComputedStyle(document.body).backgroundColor")
             assert back == {"light": "rgb(248, 247, 244)", "dark": "rgb(20, 22, 26)"}[scheme]
-        assert page.locator("h1").inner_text().startswith(made.seen.name)
+        assert page.locator("h1").inner_text().startswith(made[0].seen.name)
         page.set_viewport_size({"width": 1280, "height": 900})
         page.emulate_media(color_scheme="light")
 
@@ -84,9 +84,15 @@ def test_the_value_under_the_pointer_and_zoom(opened: Opened, tmp_path: Path) ->
     page.mouse.up()
     ticks = "all => all.map((one) => one.textContent)"
     texts = plot.locator("> text").evaluate_all(ticks)
-    assert "2" in texts and "12" not in texts
+    assert "2" in texts and "10" not in texts
     page.keyboard.press("Escape")
-    assert "12" in plot.locator("> text").evaluate_all(ticks)
+    assert "10" in plot.locator("> text").evaluate_all(ticks)
+    lanes = page.locator(".lanes").nth(1)
+    lanes.scroll_into_view_if_needed()
+    box = lanes.bounding_box()
+    page.mouse.move(box["x"] + 1, box["y"] + 20)
+    text = page.locator("#tip").inner_text()
+    assert text.startswith("rollout:0, 0.00") and text.endswith(" s: waits for input")
     page.fill("#filter", "lr")
     assert page.locator("figure:visible").count() == 1
 

@@ -2,7 +2,7 @@
 
 const plots = JSON.parse(document.getElementById("numbers").textContent);
 const tip = document.getElementById("tip");
-const WIDTH = 1000, HEIGHT = 150, MARGIN = 0.06, TICKS = 6;
+const WIDTH = 1000, HEIGHT = 150, MARGIN = 0.06, TICKS = 5;
 const NS = "http://www.w3.org/2000/svg";
 let zoomed = null;
 
@@ -30,6 +30,8 @@ function span(seconds) {
   const minutes = Math.floor(seconds / 60);
   return minutes < 60 ? `${minutes} min ${Math.floor(seconds % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
+
+const stepOf = (step, most) => (most >= 20000 && step ? `${short(step / 1000)}k` : short(step));
 
 /* The tip */
 
@@ -135,7 +137,7 @@ class Figure {
     for (let value = Math.ceil(range[0] / wide) * wide; value <= range[1]; value += wide) {
       const part = (value - range[0]) / (range[1] - range[0]), anchor = part < 0.03 ? "start" : part > 0.97 ? "end" : "middle";
       make("text", {x: `${100 * part}%`, y: HEIGHT + 15, "text-anchor": anchor}, this.svg).textContent =
-        this.plot.axis === "time" ? span(value) : short(Number(value.toPrecision(12)));
+        this.plot.axis === "time" ? span(value) : stepOf(Number(value.toPrecision(12)), range[1]);
     }
     this.plot.curves.forEach((curve, number) => {
       let path = "", down = false;
@@ -165,6 +167,24 @@ function zoom(range, axis) {
   zoomed = range;
   hide();
   for (const figure of figures) if (!range || figure.plot.axis === axis) figure.draw(range);
+}
+
+/* The timelines: the rank, the time and the part under the pointer. */
+
+for (const frame of document.querySelectorAll(".timeline")) {
+  const svg = frame.querySelector(".lanes"), area = frame.querySelector(".area"), lanes = JSON.parse(frame.dataset.lanes);
+  const names = new Map([...(frame.previousElementSibling?.children ?? [])].map((one) => [one.firstChild.classList[1], one.textContent]));
+  const paths = [...area.querySelectorAll("path")].reverse();
+  svg.addEventListener("pointermove", (event) => {
+    const box = svg.getBoundingClientRect(), y = event.clientY - box.top;
+    const lane = lanes.filter(([, top]) => top <= y).at(-1), part = (event.clientX - box.left) / box.width;
+    if (!lane || part < 0 || part > 1 || y > area.getBoundingClientRect().height) { hide(); return; }
+    const point = area.createSVGPoint();
+    [point.x, point.y] = [part * WIDTH, y];
+    const under = paths.find((path) => path.isPointInFill(point));
+    show(`${lane[0]}, ${span(part * Number(frame.dataset.seconds))}${under ? `: ${names.get(under.classList[0]) ?? ""}` : ""}`, event);
+  });
+  svg.addEventListener("pointerleave", hide);
 }
 
 /* The filter */
