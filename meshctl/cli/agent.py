@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import time
 from pathlib import Path
 
 from meshctl.cli.collection import without_collection
-from meshctl.cli.output import refuse
+from meshctl.cli.output import refuse, why
+from meshctl.engines.connection import CONNECT_S
 from meshctl.engines.engine import groups_on, nodes_of
 from meshctl.plan.model import Plan
+from meshctl.run.addresses import split
 from meshctl.run.authentication import TOKEN_VARIABLE
 from meshctl.run.directory import RunDir
 
-TOKEN_FILE = ".token"
-"""File in the run directory that holds the token if the environment variable is not set."""
+POLL_S = 0.2
+"""Seconds between two reads of the address of the head, while it is awaited."""
 
 
-def agent(path: Path, group: str, node: int, head: str) -> int:
+def agent(path: Path, group: str, node: int, head: str, wait_s: float = 0.0) -> int:
     """Runs the node process. Returns the exit code: 0 if all workers exited with 0, 1 if one did not, 2 if
-    the plan has nothing to run on this node, 4 if the head cannot be reached or refuses."""
+    the plan has nothing to run on this node, 4 if the head cannot be reached or refuses. `head` is
+    HOST:PORT, or empty for the address that the head has written, and `wait_s` the seconds to wait for a
+    head."""
     run, token = RunDir.of_plan(path), os.environ.pop(TOKEN_VARIABLE, "")
     wrong = refusal(path, group, node)
-    if not wrong and not head.rpartition(":")[2].isdigit():
+    if not wrong and head and problem_of(head):
         wrong = f"--head must be HOST:PORT, not {head!r}"
-    token = token or _token_of(run)
-    if not wrong and not token:
-        wrong = f"the token of the run is neither in {TOKEN_VARIABLE} nor in {run.path / TOKEN_FILE}"
     if wrong:
         return refuse(wrong)
+    began = time.monotonic()
+    head = head or published_head(run, wait_s)
+    if not head:
+        return refuse(f"no head has written its address to {run.head}: give it as --head HOST:PORT", 4)
+    token = token or _token_of(run)
+    if not token:
+        return refuse(f"the token of the run is neither in {TOKEN_VARIABLE} nor in {run.token}")
     with without_collection():
         from meshctl.engines.node.interpreter import groups_of
         from meshctl.engines.node.node_process import NodeJob, serve
@@ -37,13 +48,50 @@ def agent(path: Path, group: str, node: int, head: str) -> int:
 
         plan, folders = Plan.read(path), run.read_start().path
         preload(plan, folders, groups_of(plan, folders))
-    job = NodeJob(run, node, head, token, main, (group,) if group else ())
+    left = max(0.0, wait_s - (time.monotonic() - began))
+    groups = (group,) if group else ()
+    job = NodeJob(run, node, head, token, main, groups, digest=plan.digest, wait_s=left)
     return serve(job, ends=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+
+
+def problem_of(head: str) -> str:
+    """Returns why a text is no address; empty if it is one."""
+    try:
+        split(head)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def published_head(run: RunDir, wait_s: float) -> str:
+    """Returns the address that the head of a run has written; empty if there is none within `wait_s`
+    seconds."""
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            address = str(json.loads(run.head.read_text(encoding="utf-8"))["address"])
+        except (OSError, ValueError, KeyError, TypeError):
+            address = ""
+        is_over = time.monotonic() >= until
+        if address and not problem_of(address) and (is_over or _answers(address)):
+            return address
+        if is_over:
+            return ""
+        time.sleep(POLL_S)
+
+
+def _answers(address: str) -> bool:
+    """Whether something accepts connections at an address. A head that was killed has left its address."""
+    try:
+        socket.create_connection(split(address), timeout=CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _token_of(run: RunDir) -> str:
     try:
-        return (run.path / TOKEN_FILE).read_text(encoding="utf-8").strip()
+        return run.token.read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return ""
 
@@ -53,7 +101,9 @@ def refusal(path: Path, group: str, node: int) -> str:
     all groups of the node."""
     try:
         plan = Plan.read(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        return f"the plan cannot be read: {why(error)}: {path}; is the run directory on a shared file system?"
+    except (ValueError, KeyError, TypeError) as error:
         return f"{path} is not a plan: {error}"
     if not group:
         if groups_on(plan, node):

@@ -32,10 +32,10 @@ app = typer.Typer(
 )
 
 
-def option(help: str, complete: Any = None, *names: str, metavar: str | None = None) -> Any:
+def option(help: str, complete: Any = None, *names: str, metavar: str | None = None, **more: Any) -> Any:
     """Returns an option. `complete` is a callback of `completion/sources.py`. If `names` is empty, the option
     has the name of its parameter."""
-    return typer.Option(*names, metavar=metavar, help=help, autocompletion=complete)
+    return typer.Option(*names, metavar=metavar, help=help, autocompletion=complete, **more)
 
 
 def argument(metavar: str, help: str, complete: Any) -> Any:
@@ -251,6 +251,10 @@ def launch(
         bool,
         option("Return once the run has begun; it goes on without this terminal.", None, "--detach"),
     ] = False,
+    engine: Annotated[
+        str,
+        option("Engine, in place of the recipe's, as engine=NAME.", sources.engines, metavar="NAME"),
+    ] = "",
     multirun: Annotated[
         bool, option("Run every combination of key=1,2, one after another.", None, "--multirun", "-m")
     ] = False,
@@ -259,13 +263,14 @@ def launch(
     from meshctl.cli.launch import Options, launch
 
     options = Options(dry_run, only, replay or (), follow or (), debug, detach)
+    overrides = [*(overrides or []), *([f"engine={engine}"] if engine else [])]
     if detach and (debug or multirun):
         raise typer.Exit(refuse(f"--detach does not go with {'--debug' if debug else '--multirun'}"))
     if multirun:
         from meshctl.cli.multirun import multirun as launch_all
 
-        raise typer.Exit(launch_all(recipe, overrides or [], options))
-    raise typer.Exit(launch(recipe, overrides or [], options))
+        raise typer.Exit(launch_all(recipe, overrides, options))
+    raise typer.Exit(launch(recipe, overrides, options))
 
 
 @app.command()
@@ -441,13 +446,36 @@ def completion(
 def agent(
     plan: Annotated[Path, option("RUN/plan.json", sources.files)],
     node: Annotated[int, option("Number of this node.")],
-    head: Annotated[str, option("Address of the supervisor, HOST:PORT.")],
+    head: Annotated[
+        str, option("Address of the head, HOST:PORT. Default: that in RUN/head.json.", metavar="HOST:PORT")
+    ] = "",
+    wait: Annotated[
+        float, option("Seconds to wait for a head that is not there yet.", metavar="SECONDS")
+    ] = 0.0,
     group: Annotated[str, option("Group to run. Default: all groups of the node.")] = "",
 ) -> None:
     """Run the workers of one node. Engines start this command on each node."""
     from meshctl.cli.agent import agent
 
-    raise typer.Exit(agent(plan, group, node, head))
+    raise typer.Exit(agent(plan, group, node, head, wait))
+
+
+@app.command()
+def head(
+    plan: Annotated[Path, option("RUN/plan.json", sources.files)],
+    host: Annotated[
+        str,
+        option(
+            "Address, host name or interface to listen at. Default: that of the engine.", metavar="ADDRESS"
+        ),
+    ] = "",
+    port: Annotated[int, option("Port to listen at. Default: any.", min=0)] = 0,
+) -> None:
+    """Supervise a run whose nodes are started by others. Writes its address to RUN/head.json, and the
+    token of the run to RUN/.token."""
+    from meshctl.cli.head import head as supervise
+
+    raise typer.Exit(supervise(plan, host, port))
 
 
 def of_command(arguments: list[str]) -> typer.Typer:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from importlib import import_module
@@ -24,13 +24,15 @@ from meshctl.cli.worker_options import DebuggedWorker, check_workers, with_debug
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.diagnostics.health import Check
-from meshctl.engines.engine import DEFAULT_ENGINE, CannotStart, Engine, Job, engine_named
+from meshctl.engines.engine import CannotStart, Engine, Job, engine_named
 from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin, check_unheld
 from meshctl.engines.supervise.head import Outcome
 from meshctl.engines.supervise.signals import Signals
 from meshctl.plan.model import Group, Plan
+from meshctl.run.addresses import joined
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.early_stopping import EarlyStopping
+from meshctl.run.engine_choice import EngineChoice
 from meshctl.run.launches import record_launch
 from meshctl.run.observer import Observer
 from meshctl.run.row_file import rows_of
@@ -56,7 +58,21 @@ class Options:
     """GROUP:RANK"""
     is_detached: bool = False
     """Whether the launcher goes on in the background."""
-    engine: str = DEFAULT_ENGINE
+    engine: str = ""
+    """An engine of the table `ENGINES`, in place of that of the recipe."""
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """How a run is supervised."""
+
+    engine: Engine
+    host: str = ""
+    """The IP address at which the head listens; empty for that of the engine."""
+    port: int = 0
+    """The port to which nodes connect; 0 for any."""
+    environ: Mapping[str, str] | None = None
+    """The environment of `meshctl head`, whose nodes are started by others; None for a launcher."""
 
 
 def launch(
@@ -70,7 +86,7 @@ def launch(
     if options.dry_run:
         code, ready = prepare(recipe, overrides, options)
         if ready:
-            write(f"{dry(ready, options.engine)}\n", sys.stdout)
+            write(f"{dry(ready)}\n", sys.stdout)
         return code
     if options.is_detached:
         from meshctl.cli.detach import detach
@@ -88,7 +104,7 @@ def launch(
         return 0
     try:
         attempt = begin(ready.plan, ready.composed, ready.path, ready.resume, ready.whole)
-        if ready.start.only or ready.start.debug:
+        if ready.start != Start(()):
             begun = attempt.start
             start = replace(ready.start, path=begun.path, attempt=begun.attempt, resume=begun.resume)
             attempt.run.write_start(start)
@@ -102,7 +118,11 @@ def launch(
     state_file = StateFile(ready.plan, attempt.run)
     if on_begin:
         on_begin(attempt.run)
-    return run(ready, attempt, engine_named(options.engine), state_file, options.follow)
+    return run(ready, attempt, Supervision(engine_of(ready)), state_file, options.follow)
+
+
+def engine_of(ready: Launchable) -> Engine:
+    return engine_named(ready.start.engine.name, ready.start.engine.options)
 
 
 def reason_of_end(plan: Plan, run: RunDir, saved: int) -> str:
@@ -133,7 +153,9 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
         check_workers(ready.plan, "--follow", options.follow)
         if options.debug:
             ready = with_debugging(ready, options.debug)
-        engine = engine_named(options.engine)
+        if options.engine:
+            ready = replace(ready, start=replace(ready.start, engine=EngineChoice(options.engine)))
+        engine = engine_of(ready)
         engine.preflight(ready.plan, Start(ready.path))
         checks = engine.examine(requirements_of(ready))
         if ready.resume:
@@ -187,7 +209,7 @@ def serialize(code: int, ready: Launchable | None) -> tuple[int, str]:
 
 def deserialize(text: str) -> Launchable:
     plan, composed, path, run, (saved, step, warning), given_start = json.loads(text)
-    start = Start(**{**given_start, "path": tuple(path)})
+    start = Start.from_json(given_start)
     resume, whole = RunDir(Path(run)) if run else None, Whole(Path(saved) if saved else None, step, warning)
     return Launchable(Plan.from_json(plan), composed, tuple(path), Report(), resume, whole, start=start)
 
@@ -200,7 +222,11 @@ def import_torch() -> None:
 
 
 def run(
-    ready: Launchable, attempt: Attempt, engine: Engine, state: Observer, follow: Sequence[str] = ()
+    ready: Launchable,
+    attempt: Attempt,
+    supervision: Supervision,
+    state: Observer,
+    follow: Sequence[str] = (),
 ) -> int:
     """Runs a prepared recipe, shows the run, and returns the exit code."""
     from meshctl.engines.node.interpreter import groups_of
@@ -226,7 +252,7 @@ def run(
             stack.enter_context(worker.interrupted_by(signals.receive))
         preload(plan, ready.path, groups_of(plan, ready.path))
         job = Job(plan, run, main, keep=(attempt.lock,))
-        outcome = outcome_of(engine, job, attempt, signals, observers)
+        outcome = outcome_of(supervision, job, attempt, signals, observers)
         state.on_end(outcome.code, outcome.reason)  # where the run ended before it had observers
     write(summary(plan, run), sys.stdout)
     try:
@@ -237,14 +263,15 @@ def run(
 
 
 def outcome_of(
-    engine: Engine,
+    supervision: Supervision,
     job: Job,
     attempt: Attempt,
     signals: Signals,
     observers: Callable[[], list[Observer]],
 ) -> Outcome:
     """Supervises the run, or follows it if the supervisor runs inside the job."""
-    if engine.supervisor == "inside":
+    engine, environ = supervision.engine, supervision.environ
+    if engine.supervisor == "inside" and environ is None:
         from meshctl.engines.supervise.follow import follow
 
         return follow(engine.start(job), attempt, signals, observers())
@@ -254,7 +281,8 @@ def outcome_of(
         traces = [TraceWriter(attempt.plan, job.run)] if attempt.plan.run.trace else []
         return [tracker_named("jsonl", job.run), *traces, *observers()]
 
-    return Supervisor(engine, signals).run(job, attempt, all_observers)
+    supervisor = Supervisor(engine, signals, host=supervision.host, port=supervision.port)
+    return supervisor.run(job, attempt, all_observers, environ)
 
 
 def print_cause(outcome: Outcome) -> None:
@@ -267,10 +295,10 @@ def print_cause(outcome: Outcome) -> None:
             print(f"log: {cause.log}", file=sys.stderr)
 
 
-def dry(ready: Launchable, engine_name: str) -> str:
+def dry(ready: Launchable) -> str:
     """Returns the text of `--dry-run`: the files that would be written and the processes that would be
     started."""
-    engine, plan = engine_named(engine_name), ready.plan
+    engine, plan = engine_of(ready), ready.plan
     run = ready.resume or RunDir(Path(plan.run.dir).resolve() / plan.name / "TIME")
     lines = [
         f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.job_size, 'worker')}; plan "
@@ -280,8 +308,10 @@ def dry(ready: Launchable, engine_name: str) -> str:
     for group in plan.groups:
         work = _work(plan, group, ready.secrets.written)
         lines.append(f"  {group.name}: {group.workers} x {group.device_type}{_devices(group)}, {work}")
-    rendered = engine.render(plan, run, f"{engine.host}:PORT")
+    rendered = engine.render(plan, run, joined(engine.host, "PORT"))
     lines.append("")
+    if rendered.head:
+        lines += [shlex.join(rendered.head), ""]
     for path, text in rendered.files.items():
         lines += [f"{path}:", *(f"  {line}" for line in text.splitlines()), ""]
     lines += [shlex.join(command.argv) for command in rendered.commands]

@@ -53,7 +53,7 @@ class Launchable:
     facts: Facts | None = None
     """Facts about the recipe that its plan does not contain."""
     start: Start = Start(())
-    """For a run of one group: the group, and the recordings that it reads."""
+    """The engine; for a run of one group also the group, and the recordings that it reads."""
 
 
 def plan_of(
@@ -69,9 +69,16 @@ def plan_of(
         raise RecipeError(loaded.report)
     from meshctl.plan.resolve import resolve  # imported here, as a report of errors does not need it
 
-    plan = resolve(loaded.recipe, loaded.endpoints)
+    plan, start = resolve(loaded.recipe, loaded.endpoints), Start((), engine=loaded.recipe.engine)
     return Launchable(
-        plan, loaded.composed, loaded.path, loaded.report, run, secrets=loaded.secrets, facts=loaded.facts
+        plan,
+        loaded.composed,
+        loaded.path,
+        loaded.report,
+        run,
+        secrets=loaded.secrets,
+        facts=loaded.facts,
+        start=start,
     )
 
 

@@ -82,7 +82,7 @@ def multirun(recipe: str, overrides: Sequence[str], options: launch.Options) -> 
         return max(codes)
     if options.dry_run:
         for index, one in enumerate(ready):
-            write(f"{_title(jobs, index)}\n{launch.dry(one, options.engine)}\n\n", sys.stdout)
+            write(f"{_title(jobs, index)}\n{launch.dry(one)}\n\n", sys.stdout)
         return 0
     runner = _Runner(recipe, data, jobs, options)
     results = runner.run()

@@ -1,6 +1,6 @@
 """The connection between a node process and the head: JSON objects, one per line, both ways.
 
-    node -> head    {"node": 1, "version": "0.1.0", "nonce": HEX}
+    node -> head    {"node": 1, "version": "0.1.0", "plan": DIGEST, "nonce": HEX}
     head -> node    {"nonce": HEX, "proof": HEX, "lease_s": 15.0}      or {"refused": "why"}
     node -> head    {"proof": HEX}
 
@@ -28,13 +28,18 @@ import socket
 import time
 
 from meshctl.engines.engine import CannotStart
-from meshctl.run.authentication import is_proof, new_nonce, proof_of
+from meshctl.run.addresses import split
+from meshctl.run.authentication import TOKEN_VARIABLE, is_proof, new_nonce, proof_of
 from meshctl.run.connection import Connection, Message, ProtocolError
 
 BEAT_S = 3.0
-"""Seconds between two beats."""
+"""Seconds between two beats, if the lease is not much shorter."""
 JOIN_S = 60.0
-"""Time limit for a node process to reach the head and to authenticate."""
+"""Time limit for a node process to reach the head and to authenticate, on engines without another one."""
+CONNECT_S = 10.0
+"""Time limit of one attempt to connect, and for an answer of the head."""
+RETRY_S = 0.5
+"""Seconds between two attempts to connect."""
 MESSAGE_BYTES_MAX = 1 << 28
 
 
@@ -48,11 +53,17 @@ def version() -> str:
         return ""
 
 
+def beat_s(lease_s: float) -> float:
+    """Returns the seconds between two beats for a lease; 0 is no lease."""
+    return min(BEAT_S, lease_s / 4) if lease_s else BEAT_S
+
+
 class Handshake:
     """The head's side of the authentication of one connection, message by message."""
 
-    def __init__(self, connection: Connection, token: str, lease_s: float) -> None:
-        self.connection, self._token, self._lease_s = connection, token, lease_s
+    def __init__(self, connection: Connection, token: str, lease_s: float, digest: str = "") -> None:
+        """`digest` is that of the plan; a node process with another plan is refused."""
+        self.connection, self._token, self._lease_s, self._digest = connection, token, lease_s, digest
         self.began = time.monotonic()
         self._nonce, self._expected = new_nonce(), ""
         self.node = -1
@@ -72,6 +83,12 @@ class Handshake:
             theirs = str(message.get("version"))[:40]
             self.connection.send({"refused": f"meshctl {version()} runs the head, {theirs} runs this node"})
             raise ProtocolError("the versions differ")
+        theirs = str(message.get("plan", ""))[:40]
+        if theirs and self._digest and theirs != self._digest:
+            self.connection.send(
+                {"refused": f"the head runs the plan {self._digest}, and this node has {theirs}"}
+            )
+            raise ProtocolError("the plans differ")
         self.node = node
         self._expected = proof_of(self._token, "node", str(node), nonce, self._nonce)
         ours = proof_of(self._token, "head", str(node), nonce, self._nonce)
@@ -79,37 +96,64 @@ class Handshake:
         return False
 
 
-def join(head: str, node: int, token: str) -> tuple[Connection, float]:
+def join(
+    head: str, node: int, token: str, digest: str = "", limit_s: float = JOIN_S, wait_s: float = 0.0
+) -> tuple[Connection, float]:
     """Connects a node process to the head. Returns the connection and the lease in seconds.
 
-    Raises `CannotStart` if the head cannot be reached, refuses, or does not prove that it has the token.
+    A head that refuses connections, or whose name is unknown, is tried again for `wait_s` seconds: it may
+    start later than the node. One that does not answer at all is given `limit_s` seconds. Raises
+    `CannotStart` if the head cannot be reached, refuses, or does not prove that it has the token.
     """
-    host, _, port = head.rpartition(":")
+    host, port = split(head)
+    connection = Connection(_connected(head, host, port, node, limit_s, wait_s))
     try:
-        connection = Connection(socket.create_connection((host, int(port)), timeout=JOIN_S))
-    except OSError as error:
-        raise CannotStart(f"the head at {head} cannot be reached: {error}") from error
-    try:
-        return connection, _introduce(connection, head, node, token)
+        return connection, _introduce(connection, head, node, token, digest)
     except CannotStart:
         connection.close()
         raise
 
 
-def _introduce(connection: Connection, head: str, node: int, token: str) -> float:
+def _connected(head: str, host: str, port: int, node: int, limit_s: float, wait_s: float) -> socket.socket:
+    """Returns a socket that is connected to the head. Raises `CannotStart`."""
+    began = time.monotonic()
+    while True:
+        left = limit_s - (time.monotonic() - began)
+        try:
+            return socket.create_connection((host, port), timeout=max(1.0, min(CONNECT_S, left)))
+        except TimeoutError:
+            reason, limit = "it does not answer", limit_s
+            help = "look for a firewall between the two, and whether the head listens on this address"
+        except socket.gaierror:
+            reason, limit = f"the name {host} is unknown here", wait_s
+            help = "give the head an IP address (`engine.NAME.head`, or `meshctl head --host`)"
+        except OSError as error:
+            reason, limit = (error.strerror or str(error)).lower(), wait_s
+            help = "look whether the head still runs, and whether it listens on this address"
+        waited = time.monotonic() - began
+        if waited + RETRY_S > limit:
+            waited_for = f" within {waited:.0f} s" if waited >= 1 else ""
+            raise CannotStart(f"node {node} cannot reach the head at {head}{waited_for}: {reason}; {help}")
+        time.sleep(RETRY_S)
+
+
+def _introduce(connection: Connection, head: str, node: int, token: str, digest: str) -> float:
     """Authenticates this node process and the head to each other. Returns the lease in seconds. Raises
     `CannotStart`."""
     nonce = new_nonce()
-    connection.send({"node": node, "version": version(), "nonce": nonce})
+    connection.send({"node": node, "version": version(), "plan": digest, "nonce": nonce})
     try:
         answer = _answer(connection)
     except ProtocolError as error:
-        raise CannotStart(f"the head at {head} cannot be reached: {error}") from error
+        raise CannotStart(f"node {node} cannot join the head at {head}: {error}") from error
     if "refused" in answer:
-        raise CannotStart(str(answer["refused"]))
+        raise CannotStart(f"the head at {head} refuses node {node}: {str(answer['refused'])[:200]}")
     nonces = nonce, str(answer.get("nonce"))
     if not is_proof(answer.get("proof"), proof_of(token, "head", str(node), *nonces)):
-        raise CannotStart(f"the head at {head} does not have the token of this run")
+        raise CannotStart(
+            f"the head at {head} does not have the token of node {node}: {TOKEN_VARIABLE} or the file "
+            "`.token` is of another run"
+        )
     connection.message_bytes_max = MESSAGE_BYTES_MAX
     connection.send({"proof": proof_of(token, "node", str(node), *nonces)})
     return float(answer.get("lease_s", 0.0))
@@ -118,11 +162,11 @@ def _introduce(connection: Connection, head: str, node: int, token: str) -> floa
 def _answer(connection: Connection) -> Message:
     """Waits for the next message of the head. Raises `ProtocolError` if none arrives in time or the head
     closes the connection."""
-    if not select.select([connection], [], [], JOIN_S)[0]:
-        raise ProtocolError(f"no answer within {JOIN_S:.0f} s")
-    messages = connection.receive()
+    until = time.monotonic() + JOIN_S
+    messages: list[Message] = []
     while not messages and not connection.is_closed:
-        select.select([connection], [], [], JOIN_S)
+        if not select.select([connection], [], [], max(0.0, until - time.monotonic()))[0]:
+            raise ProtocolError(f"it does not answer within {JOIN_S:.0f} s; is it a head of meshctl?")
         messages = connection.receive()
     if not messages:
         raise ProtocolError("it has closed the connection")

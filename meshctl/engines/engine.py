@@ -20,20 +20,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from importlib import import_module
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, cast
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start
+from meshctl.run.engine_choice import LOCAL
 
 ENGINES = {
     "local": "meshctl.engines.local:LocalEngine",
     "loopback": "meshctl.engines.local:LoopbackEngine",
+    "commands": "meshctl.engines.commands:CommandsEngine",
+    "ssh": "meshctl.engines.ssh:SshEngine",
 }
-"""Name -> "module:attribute" of a callable that returns an `Engine`. The module is imported on use."""
-DEFAULT_ENGINE = "local"
+"""Name -> "module:attribute" of a callable that returns an `Engine`; its keyword arguments are the options of
+`engine.NAME` in a recipe. The module is imported on use."""
+DEFAULT_ENGINE = LOCAL
 
 STOP_KEY = "stop"
 """A key in the store, under the prefix of an attempt. It requests the agents of programs to end in order."""
@@ -60,6 +65,8 @@ class Rendered:
     """The files that an engine would write for a plan, and the commands that it would run."""
 
     commands: tuple[Command, ...]
+    head: tuple[str, ...] = ()
+    """The command line of the head, if somebody may start it elsewhere than `launch` does."""
     files: Mapping[Path, str] = field(default_factory=dict)
 
 
@@ -129,6 +136,8 @@ class Engine(Protocol):
     ("inside")."""
     host: str
     """Address on which a supervisor in the launcher's process listens."""
+    join_limit_s: float
+    """Seconds within which all node processes must have connected to the supervisor."""
     lease_s: float
     """Seconds without a beat after which a node process and the supervisor regard each other as lost; 0 for
     no limit, as on one machine, where each notices the death of the other."""
@@ -153,9 +162,10 @@ class Engine(Protocol):
         launcher's process."""
 
 
-def engine_named(name: str = DEFAULT_ENGINE) -> Engine:
+def engine_named(name: str = DEFAULT_ENGINE, options: Mapping[str, Any] = MappingProxyType({})) -> Engine:
+    """Returns an engine with its options, as a recipe states them."""
     module, _, attribute = ENGINES[name].partition(":")
-    return cast(Engine, getattr(import_module(module), attribute)())
+    return cast(Engine, getattr(import_module(module), attribute)(**options))
 
 
 def nodes_of(plan: Plan) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from meshctl.engines.checks.interpreters import check_interpreters
 from meshctl.engines.checks.models import check_libraries, downloads
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.checks.runner import preflight
+from meshctl.engines.connection import JOIN_S
 from meshctl.engines.engine import CannotStart, Exited, Handle, Job, Rendered, agent_commands, nodes_of
 from meshctl.engines.node import termination
 from meshctl.engines.node.scratch import remove_scratch
@@ -50,6 +51,7 @@ the launcher may die."""
 class LocalEngine:
     supervisor: Literal["here", "inside"] = "here"
     host = HOST
+    join_limit_s = JOIN_S
     lease_s = 0.0
     """No lease is needed: the kernel ends node processes when the launcher dies."""
 
@@ -58,7 +60,8 @@ class LocalEngine:
         not met."""
         if plan.cluster.nodes > 1:
             raise CannotStart(
-                f"the plan has {plan.cluster.nodes} nodes, and the local engine has one: this machine"
+                f"the plan has {plan.cluster.nodes} nodes, and the local engine has one, this machine; other "
+                "engines have more: `--engine ssh` or `commands`, and to try the plan here, `loopback`"
             )
         check_devices(plan)
         check_interpreters(plan, start.path)

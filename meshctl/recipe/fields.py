@@ -10,7 +10,7 @@ from another system. A new key needs one `Field` here, one attribute of the clas
 
 from __future__ import annotations
 
-from meshctl.recipe import device_types
+from meshctl.recipe import device_types, engine_fields
 from meshctl.recipe import field_types as types
 from meshctl.recipe.field_types import (
     MAX_BYTES,
@@ -606,6 +606,11 @@ RECIPE = Section("recipe", "a recipe", (
             "of its value.",
         related="stages flow"),
     Field("run", Nested(RUN), doc="How long the recipe runs, and what it writes.", related="trainer"),
+    Field("engine", engine_fields.CHOICE,
+        doc="Where the recipe runs: one engine with its options, such as {ssh: {hosts: [a, b]}}, or the name "
+            "of an engine. `launch --engine NAME` chooses another one. Default: local.",
+        aliases="launcher scheduler backend",
+        related="executor"),
     Field("vars", FreeMapping(),
         doc="Values written once and used as ${vars.NAME}.",
         aliases="variables"),
@@ -615,6 +620,7 @@ RECIPE = Section("recipe", "a recipe", (
 SECTIONS = (
     *(PARALLEL, MODEL, GROUP, COMPONENT, CHECKPOINT, RUN, CLUSTER, STOP, BEST),
     *(RESTARTS, LOGS, TRACE, CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE, BLOCK, INNER, REPEAT),
+    *(engine_fields.ENGINE, *engine_fields.OPTIONS),
 )
 """All sections. A misplaced key is assigned to the first section that has the key."""
 PLANNED = {

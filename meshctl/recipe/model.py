@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from meshctl.dataclass import dataclass
 from meshctl.recipe.fields import GROUP, RECIPE, REPEAT, STAGE
+from meshctl.run.engine_choice import EngineChoice
 from meshctl.run.settings import Run
 from meshctl.topology.modes import Dispatch
 
@@ -237,6 +238,7 @@ class Recipe:
     """Stages by name, those of blocks included."""
     blocks: Mapping[str, Block] = field(default_factory=dict)
     run: Run = Run()
+    engine: EngineChoice = EngineChoice()
 
     def before(self, stage: Stage) -> tuple[str, ...]:
         """Returns the stages that run before a stage in a step, where both run."""

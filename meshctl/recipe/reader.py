@@ -31,6 +31,7 @@ from meshctl.recipe.fields import (
     SYNC,
 )
 from meshctl.recipe.section_types import Section
+from meshctl.run.engine_choice import EngineChoice
 from meshctl.run.settings import Best, Checkpoint, Restarts, Run, Stop, Trace
 from meshctl.topology.sizes import SIZES
 
@@ -77,6 +78,7 @@ class _RecipeReader(FieldReader):
             pipeline=flat(values["pipeline"] or {}),
             blocks=blocks_of(values["pipeline"] or {}),
             run=_run(run) if run else Run(),
+            engine=values["engine"] or EngineChoice(),
         )
 
     def build(self, section: Section, name: str, node: Node, path: KeyPath) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 Message = dict[str, Any]
@@ -39,6 +40,12 @@ class Connection:
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    @property
+    def own_host(self) -> str:
+        """The IP address of this end."""
+        host: str = self._socket.getsockname()[0]
+        return host
 
     @property
     def has_unsent(self) -> bool:
@@ -77,6 +84,12 @@ class Connection:
         *lines, rest = self._received.split(b"\n")
         self._received = bytearray(rest)
         return [_parsed(bytes(line)) for line in lines]
+
+    def end(self) -> None:
+        """Tells the peer that nothing more is sent. What it still sends can be received."""
+        self.flush()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self.is_closed = True

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
+from meshctl.run.addresses import split
 from meshctl.run.authentication import is_proof, new_nonce, proof_of
 
 CLIENT, SERVER = "store client", "store server"
@@ -68,11 +69,11 @@ class StoreClient:
         """Connects to the server at HOST:PORT and authenticates, within `limit_s` seconds. `prefix` is put
         before every key. Raises `StoreLost`."""
         self.address = address
-        host, _, port = address.rpartition(":")
+        host, port = split(address)
         self._prefix, self._limit_s = prefix, limit_s
         self._lock = threading.Lock()
         try:
-            self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout=limit_s)
+            self._socket = socket.create_connection((host, port), timeout=limit_s)
         except OSError as error:
             raise StoreLost(f"the launcher's store at {address} cannot be reached: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

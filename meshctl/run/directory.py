@@ -3,8 +3,12 @@
 recipe.yaml     as composed; `${oc.env:X}` stays as written, so no secret is in it
 plan.json       the plan (a secret that a recipe contains as literal text is in both files, which only their
                 owner may read)
-start.json      facts of the start: where the recipe's code is found, the attempt, the checkpoint it resumes
+start.json      facts of the start: where the recipe's code is found, the attempt, the checkpoint it resumes,
+                the engine with its options
 launches.jsonl  one object per launch: its overrides, versions and machine
+head.json       the address of the head, while nodes that others start may connect to it
+.token          the secret by which these nodes and the head authenticate each other, for its owner alone
+commands.txt    the command lines that start these nodes
 events/         JSON lines, a file per process
 state.json      the state of the run for other processes, which its launcher writes once a second
 metrics.jsonl   one object per step
@@ -34,6 +38,7 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.run.best import ScoredCheckpoint
+from meshctl.run.engine_choice import EngineChoice
 
 RUNS = "runs"
 """The folder in which a command finds a run by its name, if the user names no other one."""
@@ -59,6 +64,24 @@ class Start:
     """GROUP:RANK of the worker that is debugged; empty for none."""
     terminal: str = ""
     """The path of the terminal that this worker has as its standard streams."""
+    engine: EngineChoice = EngineChoice()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Start:
+        """Returns the start of its fields as plain data. Those that an older version has not written have their
+        defaults. Raises `KeyError`, `TypeError` and `ValueError`."""
+        replay = {str(route): str(folder) for route, folder in dict(data.get("replay", {})).items()}
+        return cls(
+            path=tuple(data["path"]),
+            attempt=int(data["attempt"]),
+            resume=str(data["resume"]),
+            only=str(data.get("only", "")),
+            replay=replay,
+            after=int(data.get("after", 0)),
+            debug=str(data.get("debug", "")),
+            terminal=str(data.get("terminal", "")),
+            engine=EngineChoice(**data.get("engine", {})),
+        )
 
 
 @dataclass(frozen=True)
@@ -99,6 +122,18 @@ class RunDir:
     def lock(self) -> Path:
         """The file that the launcher of the run has locked, and its node processes with it."""
         return self.path / ".lock"
+
+    @property
+    def head(self) -> Path:
+        return self.path / "head.json"
+
+    @property
+    def token(self) -> Path:
+        return self.path / ".token"
+
+    @property
+    def commands(self) -> Path:
+        return self.path / "commands.txt"
 
     @property
     def state(self) -> Path:
@@ -179,12 +214,7 @@ class RunDir:
         """Raises `ValueError` if `start.json` is damaged."""
         file = self.start
         try:
-            data: dict[str, Any] = json.loads(file.read_text())
-            replay = {str(route): str(folder) for route, folder in dict(data.get("replay", {})).items()}
-            only, after = str(data.get("only", "")), int(data.get("after", 0))
-            debug, terminal = str(data.get("debug", "")), str(data.get("terminal", ""))
-            path, attempt, resume = tuple(data["path"]), int(data["attempt"]), str(data["resume"])
-            return Start(path, attempt, resume, only, replay, after, debug, terminal)
+            return Start.from_json(json.loads(file.read_text()))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{file} is damaged: {error}") from error
 

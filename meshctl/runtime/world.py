@@ -26,6 +26,7 @@ from torch.distributed import Store as TorchStore
 
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import Group, Plan
+from meshctl.run.addresses import address_towards, split
 from meshctl.run.control_store import CONNECT_S, Store, StoreClient, StoreLost, StoreTimeout
 from meshctl.run.name_lookups import with_short_lookups
 from meshctl.run.shutdown import PREFIX, has_left
@@ -49,7 +50,7 @@ from meshctl.runtime.transports.errors import ConnectError, PeerLost
 from meshctl.runtime.transports.local.connection import Address as LocalAddress
 from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.runtime.transports.tcp.transport import Address as TcpAddress
-from meshctl.runtime.transports.tcp.transport import TcpTransport, address_towards
+from meshctl.runtime.transports.tcp.transport import TcpTransport
 from meshctl.runtime.user_modes import source_digests
 from meshctl.runtime.wait_times import WaitTimes
 from meshctl.topology.cluster import transport_error
@@ -67,8 +68,8 @@ NEAR, FAR = "this node", "other nodes"
 def connect_torch(head: str, attempt: int) -> PrefixStore:
     """Returns a connection to the store of torch's process groups at HOST:PORT, under the attempt's
     prefix."""
-    host, port = head.rsplit(":", 1)
-    store = with_short_lookups(lambda: TCPStore(host, int(port), is_master=False, timeout=JOIN))
+    host, port = split(head)
+    store = with_short_lookups(lambda: TCPStore(host, port, is_master=False, timeout=JOIN))
     return PrefixStore(f"run/{attempt}", store)
 
 
@@ -340,8 +341,7 @@ def _own_address(store: Store) -> str:
     """Returns the IP address from which this worker reaches the launcher; loopback for a store without a
     network."""
     if isinstance(store, StoreClient):
-        host, _, port = store.address.rpartition(":")
-        return address_towards(host, int(port))
+        return address_towards(*split(store.address))
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return address_towards(store.host, store.port) if isinstance(store, TCPStore) else "127.0.0.1"

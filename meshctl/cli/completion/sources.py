@@ -140,6 +140,12 @@ def layouts(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
     return (Candidate(name, description) for name, (description, _) in LAYOUTS.items())
 
 
+def engines(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    from meshctl.recipe.engine_fields import MEANINGS
+
+    return (Candidate(name, meaning) for name, meaning in MEANINGS.items())
+
+
 def device_types(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
     from meshctl.recipe.fields import DEVICE_TYPES
 

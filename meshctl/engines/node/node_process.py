@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.checks.models import downloads
-from meshctl.engines.connection import BEAT_S, join
+from meshctl.engines.connection import BEAT_S, JOIN_S, beat_s, join
 from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
 from meshctl.engines.node import forkserver, process_setup, stacks, termination
 from meshctl.engines.node.agent import AgentJob, run_agent
@@ -46,6 +46,7 @@ from meshctl.engines.node.stacks import StackRequests
 from meshctl.engines.node.worker_env import Stores
 from meshctl.engines.node.worker_logs import Outputs, WorkerLogs
 from meshctl.plan.model import Plan
+from meshctl.run.addresses import interface_of
 from meshctl.run.connection import Connection, Message, ProtocolError
 from meshctl.run.directory import RunDir, Start
 
@@ -66,6 +67,12 @@ class NodeJob:
     """Starts only these groups of the node; empty for all."""
     keep: tuple[int, ...] = ()
     """Descriptors that the node process and its agents keep open."""
+    digest: str = ""
+    """The digest of the node's plan, which must be that of the head; empty for a process of the head."""
+    limit_s: float = JOIN_S
+    """Seconds that a head which does not answer is given."""
+    wait_s: float = 0.0
+    """Seconds that a head which has not been started is given."""
 
 
 @dataclass
@@ -93,7 +100,9 @@ class NodeProcess:
         self._is_leaving = False
         self._stopped: list[tuple[str, int]] = []
         """The stopped processes that were reported last."""
-        self._looked = 0.0
+        self._looked = self._silence_s = 0.0
+        """When the stopped processes were looked for, and for how long the head was silent when it was
+        lost."""
         self._last_seen = time.monotonic()
         self._beat = -math.inf
         """When the last beat was sent. The first one, which has the pid of this process, is due at once."""
@@ -132,6 +141,8 @@ class NodeProcess:
                 self._receive()
             self._report_progress()
             self._end_attempt()
+        if not self._is_leaving and not self._wakeup.is_ending:
+            print(f"error: node {self._job.node} ends: {self._why_lost}", file=sys.stderr, flush=True)
         termination.kill_children(spare=[self._logs.pid])
         self._scratch.release()
         self._logs.close()
@@ -140,10 +151,17 @@ class NodeProcess:
         return self._code if self._is_leaving else FAILED
 
     @property
+    def _why_lost(self) -> str:
+        head = f"the head at {self._job.head}"
+        if self._silence_s:
+            return f"{head} has been silent for {self._silence_s:.0f} s"
+        return f"{head} has closed the connection"
+
+    @property
     def _poll_s(self) -> float:
         if self._stacks.is_open:
             return stacks.POLL_S
-        return POLL_S if self._records.is_open else BEAT_S
+        return POLL_S if self._records.is_open else beat_s(self._lease_s)
 
     def _keep_lease(self, before: float) -> None:
         """Sends a beat to the head when one is due, and closes the connection when the head has been silent
@@ -155,10 +173,11 @@ class NodeProcess:
         now = time.monotonic()
         if now - before > 2 * BEAT_S:
             self._last_seen = now
-        if now - self._beat >= BEAT_S:
+        if now - self._beat >= beat_s(self._lease_s):
             self._beat = now
             self._connection.send({"type": "beat", "pid": os.getpid()})
         if self._lease_s and now - self._last_seen > self._lease_s:
+            self._silence_s = now - self._last_seen
             self._connection.close()
 
     def _receive(self) -> None:
@@ -187,13 +206,14 @@ class NodeProcess:
 
     def _begin(self, message: Message) -> None:
         plan, number = Plan.from_json(message["plan"]), int(message["number"])
-        start = Start(**{**message["start"], "path": tuple(message["start"]["path"])})
+        start = Start.from_json(message["start"])
         groups = [
             group
             for group in groups_on(plan, self._job.node)
             if not self._job.groups or group in self._job.groups
         ]
-        stores = Stores(str(message["store"]), str(message["control"]), self._job.token)
+        interface = interface_of(self._connection.own_host)
+        stores = Stores(str(message["store"]), str(message["control"]), self._job.token, interface)
         run, node = self._job.run, self._job.node
         self._attempt = _Attempt(
             number, [AgentJob(plan, run, start, group, node, stores, os.getppid()) for group in groups]
@@ -390,7 +410,7 @@ def serve(job: NodeJob, ends: Sequence[signal.Signals] = (signal.SIGTERM,)) -> i
     termination.adopt_orphans()
     process_setup.set_title(forkserver.TITLE)
     try:
-        connection, lease_s = join(job.head, job.node, job.token)
+        connection, lease_s = join(job.head, job.node, job.token, job.digest, job.limit_s, job.wait_s)
     except CannotStart as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED

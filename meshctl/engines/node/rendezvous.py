@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from meshctl.dataclass import dataclass
+from meshctl.run import addresses
 from meshctl.run.name_lookups import with_short_lookups
 
 JOIN_S = 60.0
@@ -35,16 +36,16 @@ STORE_LIMIT = timedelta(seconds=60)
 
 def connect(head: str) -> TCPStore:
     """Returns a client of the head's store at HOST:PORT."""
-    host, _, port = head.rpartition(":")
+    host, port = addresses.split(head)
     return with_short_lookups(
-        lambda: TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=STORE_LIMIT)
+        lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=STORE_LIMIT)
     )
 
 
 def serve(listener: socket.socket) -> TCPStore:
     """Returns a store that accepts connections on `listener`, which is bound to one address. By itself, torch
     would listen on every interface."""
-    host, port = listener.getsockname()
+    host, port = listener.getsockname()[:2]
     return with_short_lookups(
         lambda: TCPStore(
             host,
@@ -88,7 +89,7 @@ class PlannedRendezvous(RendezvousHandler):
         self._store.set(f"here/{self._meeting.node}", "")
         self._wait_for_all()
         host, port = (
-            json.loads(self._store.get("master")) if self._own_store else self._meeting.head.rsplit(":", 1)
+            json.loads(self._store.get("master")) if self._own_store else addresses.split(self._meeting.head)
         )
         return RendezvousInfo(
             self._store,
@@ -99,7 +100,7 @@ class PlannedRendezvous(RendezvousHandler):
 
     def _serve_group(self) -> None:
         """Opens the group's own store and publishes its address. Called before this node registers."""
-        listener = socket.create_server((_address_towards(self._meeting.head), 0), backlog=512)
+        listener = addresses.listen(addresses.address_towards(*addresses.split(self._meeting.head)))
         self._store.set("master", json.dumps(listener.getsockname()[:2]))
         self._serving = serve(listener)
 
@@ -137,12 +138,3 @@ class PlannedRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         self._serving = None
         return True
-
-
-def _address_towards(head: str) -> str:
-    """Returns the address of this host's interface to the head: loopback if both are on one machine."""
-    host, _, port = head.rpartition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, int(port)))
-        address: str = probe.getsockname()[0]
-    return address

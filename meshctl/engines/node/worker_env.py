@@ -57,6 +57,8 @@ class Stores:
     """HOST:PORT of the control store."""
     token: str = field(repr=False)
     """The token of the run, which the control store asks for."""
+    interface: str = ""
+    """The network interface of this node's connection to the head; empty if it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,11 @@ class WorkerEnv:
         found = {"OMP_NUM_THREADS": self.inherited.get("OMP_NUM_THREADS", "1")}
         if self.plan.cluster.nodes == 1:  # nothing leaves this machine
             found |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
+        elif (
+            self.stores.interface
+        ):  # by themselves they take the address of the host's name, perhaps 127.0.1.1
+            own = {"GLOO_SOCKET_IFNAME": self.stores.interface, "NCCL_SOCKET_IFNAME": self.stores.interface}
+            found |= {name: self.inherited.get(name, value) for name, value in own.items()}
         found |= self._device_lists(worker)
         for name, value in self.group.env:
             if value is not None:

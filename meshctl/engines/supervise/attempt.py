@@ -85,13 +85,22 @@ def attached(plan: Plan, run: RunDir) -> Attempt:
     return _reading(plan, run, run.read_start(), -1)
 
 
+def taken_up(plan: Plan, run: RunDir) -> Attempt:
+    """Returns the attempt for a head that another process than `launch` starts: the one that was prepared, or
+    the next one if a head has launched that already. Raises `RunHeld`, `NoneWhole` and `OSError`."""
+    attempt = replace(attached(plan, run), lock=lock(run))
+    events = events_of(run.journal("launcher")) if run.journal("launcher").exists() else ()
+    number = attempt.start.attempt
+    was_launched = any(one.name == "launched" and one.value.get("attempt") == number for one in events)
+    return next_attempt(attempt) if was_launched else attempt
+
+
 def next_attempt(attempt: Attempt) -> Attempt:
     """Begins another attempt at the same run, in the same process and under the same lock. Raises
     `NoneWhole` if there are checkpoints and none is whole, and `OSError` if a file cannot be written."""
     whole = newest_whole(attempt.run)
-    start = following(attempt.run, attempt.start.path, whole)
-    start = replace(start, only=attempt.start.only)
-    start = replace(start, replay=attempt.start.replay, after=attempt.start.after)
+    found, old = following(attempt.run, attempt.start.path, whole), attempt.start
+    start = replace(found, only=old.only, replay=old.replay, after=old.after, engine=old.engine)
     begun = _begun(attempt.plan, attempt.run, start, attempt.lock)
     begun.run.forget_recorded(begun.step or 0)
     return replace(begun, warnings=_warnings(begun.plan, begun.run, whole))

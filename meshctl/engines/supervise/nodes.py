@@ -1,27 +1,36 @@
 """The head's side of the connections to the node processes.
 
-    nodes = Nodes(listener, token, lease_s)
+    nodes = Nodes(listener, token, lease_s, join_limit_s, digest)
     nodes.begin({"type": "attempt", ...}, {0: ["rollout"], 1: ["train"]})
     while nodes.running:
         for report in nodes.poll(): ...        # agents that ended, nodes that were lost
 
-No method blocks. A node that joins late receives the attempt once it has authenticated. A peer that does not
+No method blocks. The nodes receive the attempt once all of them have authenticated. A peer that does not
 authenticate in time is dropped.
 """
 
 from __future__ import annotations
 
+import select
 import signal
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.connection import BEAT_S, JOIN_S, Handshake
+from meshctl.engines.connection import BEAT_S, JOIN_S, Handshake, beat_s
 from meshctl.engines.node.stacks import ProcessState
+from meshctl.run.addresses import joined
 from meshctl.run.connection import STRANGER_S, STRANGERS_MAX, Connection, Message, ProtocolError
 from meshctl.run.progress import Record
+from meshctl.text.english import counted
+
+CLOSE_S = 2.0
+"""Seconds that nodes have at the end to close their connections."""
+MISSING_MAX = 8
+"""The number of missing nodes that a message names."""
 
 CLOCK_READINGS = 4
 """How often the clock of a node is read after each of its beats."""
@@ -149,15 +158,28 @@ class _Node:
     """The pid of its process; 0 while it is unknown."""
     clock_readings: int = 0
     """How often its clock was read since its last beat."""
+    has_joined: bool = False
+    """Whether it has connected before."""
+    has_begun: bool = False
+    """Whether it has received the attempt."""
 
 
 class Nodes:
     def __init__(
-        self, listener: socket.socket, token: str, lease_s: float, *, reads_clocks: bool = False
+        self,
+        listener: socket.socket,
+        token: str,
+        lease_s: float,
+        join_limit_s: float = JOIN_S,
+        digest: str = "",
+        *,
+        reads_clocks: bool = False,
     ) -> None:
-        """With `reads_clocks`, `poll` also returns readings of the clocks of all nodes."""
+        """`join_limit_s` are the seconds after which a node is missing, and `digest` is that of the plan. With
+        `reads_clocks`, `poll` also returns readings of the clocks of all nodes."""
         listener.setblocking(False)
         self._listener, self._token, self._lease_s = listener, token, lease_s
+        self._join_limit_s, self._digest = join_limit_s, digest
         self._reads_clocks = reads_clocks
         self._strangers: list[Handshake] = []
         self._nodes: dict[int, _Node] = {}
@@ -198,8 +220,17 @@ class Nodes:
         self._began = time.monotonic()
         for number, names in groups.items():
             node = self._nodes.setdefault(number, _Node())
-            node.groups, node.is_ended, node.is_lost = set(names), False, False
-            if node.connection:
+            node.groups, node.is_ended, node.is_lost, node.has_begun = set(names), False, False, False
+        self._send_attempt()
+
+    def _send_attempt(self) -> None:
+        """Sends the attempt to its nodes if all of them have joined."""
+        nodes = [node for node in self._nodes.values() if not node.is_ended]
+        if not all(node.connection for node in nodes):
+            return
+        for node in nodes:
+            if node.connection and not node.has_begun:
+                node.has_begun = True
                 node.connection.send(self._attempt)
 
     def signal(self, number: signal.Signals, groups: Sequence[str] | None = None) -> None:
@@ -212,7 +243,7 @@ class Nodes:
             "groups": groups,
         }
         for node in self._nodes.values():
-            if node.connection:
+            if node.connection and node.has_begun:
                 node.connection.send(message)
             elif groups is None:
                 self._is_cancelled = True
@@ -233,9 +264,17 @@ class Nodes:
         self._is_cancelled = True
 
     def close(self) -> None:
-        for connection in [node.connection for node in self._nodes.values()]:
-            if connection:
-                connection.close()
+        """Waits a moment for the nodes to close their connections, so that none loses its last message."""
+        connections = [node.connection for node in self._nodes.values() if node.connection]
+        for connection in connections:
+            connection.end()
+        until = time.monotonic() + CLOSE_S
+        while (left := [one for one in connections if not one.is_closed]) and time.monotonic() < until:
+            for connection in select.select(left, [], [], 0.05)[0]:
+                with suppress(ProtocolError):
+                    connection.receive()
+        for connection in left:
+            connection.close()
         for stranger in self._strangers:
             stranger.connection.close()
         self._listener.close()
@@ -271,7 +310,10 @@ class Nodes:
             if len(self._strangers) >= STRANGERS_MAX:
                 sock.close()
             else:
-                self._strangers.append(Handshake(Connection(sock), self._token, self._lease_s))
+                self._strangers.append(self._handshake(Connection(sock)))
+
+    def _handshake(self, connection: Connection) -> Handshake:
+        return Handshake(connection, self._token, self._lease_s, self._digest)
 
     def _authenticate(self, now: float) -> None:
         for stranger in list(self._strangers):
@@ -293,22 +335,30 @@ class Nodes:
             connection.send({"type": "leave"})
             connection.close()
             return
-        node.connection, node.last_seen, node.is_lost = connection, now, False
-        if not node.is_ended:
-            connection.send(self._attempt)
+        node.connection, node.last_seen, node.is_lost, node.has_joined = connection, now, False, True
+        self._send_attempt()
+
+    def _lose_missing(self) -> list[Report]:
+        """Gives up all nodes that have not joined. Returns one report, which names them."""
+        missing = {number: one for number, one in self._nodes.items() if not (one.connection or one.is_ended)}
+        which = f"{counted(len(missing), 'node')} of {len(self._nodes)} did not connect"
+        first, more = list(missing)[:MISSING_MAX], len(missing) - MISSING_MAX
+        names = ", ".join(f"node {number}" for number in first) + (f" and {more} more" if more > 0 else "")
+        address = joined(*self._listener.getsockname()[:2])
+        reason = f"{which} to the head at {address} within {self._join_limit_s:.0f} s: {names}"
+        had_joined = any(one.has_joined for one in missing.values())
+        for number, one in missing.items():
+            self._lose(number, one)
+        number = first[0]
+        return [NodeLost(number, reason) if had_joined else NodeUnfit(number, reason)]
 
     # Messages of nodes
 
     def _poll_node(self, number: int, node: _Node, now: float) -> list[Report]:
         if node.connection is None:
-            if node.is_ended or now - self._began <= JOIN_S:
+            if node.is_ended or now - self._began <= self._join_limit_s:
                 return []
-            host, port = self._listener.getsockname()[:2]
-            return self._lose(
-                number,
-                node,
-                f"no node process of node {number} has connected to {host}:{port} within {JOIN_S:.0f} s",
-            )
+            return self._lose_missing()
         reports: list[Report] = []
         try:
             for message in node.connection.receive():
@@ -385,7 +435,7 @@ class Nodes:
         return [NodeLost(number, reason)] if reason and not was_ended else []
 
     def _send_beats(self, now: float) -> None:
-        if self._lease_s and now - self._beat >= BEAT_S:
+        if self._lease_s and now - self._beat >= beat_s(self._lease_s):
             self._beat = now
             for node in self._nodes.values():
                 if node.connection:

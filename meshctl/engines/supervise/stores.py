@@ -13,6 +13,7 @@ from torch.distributed import TCPStore
 
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.rendezvous import serve
+from meshctl.run import addresses
 from meshctl.run.control_store import StoreClient
 from meshctl.run.store_server import StoreServer
 
@@ -20,12 +21,15 @@ BACKLOG = 1024
 """Connections that may wait on a socket."""
 
 
-def listen(host: str) -> socket.socket:
-    """Opens a socket on a port that the system chooses. Raises `CannotStart` if it has none."""
+def listen(host: str, port: int = 0) -> socket.socket:
+    """Opens a socket on a port, or on one that the system chooses. Raises `CannotStart` if it cannot be
+    had."""
     try:
-        return socket.create_server((host, 0), backlog=BACKLOG)
+        return addresses.listen(host, port, BACKLOG)
     except OSError as error:
-        raise CannotStart(f"no port can be opened on {host}: {os.strerror(error.errno or 0)}") from error
+        what = f"port {port}" if port else "no port"
+        can = "cannot be opened" if port else "can be opened"
+        raise CannotStart(f"{what} {can} on {host}: {os.strerror(error.errno or 0)}") from error
 
 
 class Stores:
@@ -33,8 +37,8 @@ class Stores:
         """Opens the sockets. Clients may connect before `serve`, because the backlog holds them. Raises
         `CannotStart`."""
         self._control, self._torch = listen(host), listen(host)
-        self.torch_address = f"{host}:{self._torch.getsockname()[1]}"
-        self._control_address = f"{host}:{self._control.getsockname()[1]}"
+        self.torch_address = addresses.joined(host, self._torch.getsockname()[1])
+        self._control_address = addresses.joined(host, self._control.getsockname()[1])
         self._torch_store: TCPStore | None = None
         self._server: StoreServer | None = None
         self._client: StoreClient | None = None

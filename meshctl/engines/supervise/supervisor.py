@@ -27,6 +27,7 @@ from meshctl.engines.supervise.restarts import Restarts
 from meshctl.engines.supervise.run_files import RunFiles
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.stores import Stores, listen
+from meshctl.run.addresses import joined
 from meshctl.run.authentication import new_token
 from meshctl.run.events import Event, Journal
 from meshctl.run.observer import Observer
@@ -38,9 +39,18 @@ thread."""
 
 
 class Supervisor:
-    def __init__(self, engine: Engine, signals: Signals, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` returns the seconds that `run.time_limit` and `run.restarts` count."""
+    def __init__(
+        self,
+        engine: Engine,
+        signals: Signals,
+        clock: Callable[[], float] = time.monotonic,
+        host: str = "",
+        port: int = 0,
+    ) -> None:
+        """`clock` returns the seconds that `run.time_limit` and `run.restarts` count. `host` is the
+        address to which node processes connect, empty for that of the engine, and `port` is 0 for any."""
         self._engine, self._signals, self._clock = engine, signals, clock
+        self._host, self._port = host, port
 
     def run(
         self,
@@ -52,16 +62,23 @@ class Supervisor:
         """Runs a plan to its end. `environ` is the environment of a supervisor inside a job, whose node
         processes the job starts; None otherwise. To be called from the main thread, before any other thread
         exists."""
-        ends_at, host = self._clock() + (job.plan.run.time_limit or math.inf), self._engine.host
+        ends_at, engine = self._clock() + (job.plan.run.time_limit or math.inf), self._engine
         try:
-            nodes_listener, stores = listen(host), Stores(host)
+            host = self._host or engine.host
+            nodes_listener, stores = listen(host, self._port), Stores(host)
+            head = joined(host, nodes_listener.getsockname()[1])
+            job = replace(job, head=head, token=job.token or new_token())
+            handle = engine.start(job) if environ is None else engine.attach(job, environ)
         except CannotStart as error:
             return Outcome(UNFIT, Cause(Priority.OWN, str(error)), str(error))
-        head = f"{host}:{nodes_listener.getsockname()[1]}"
-        job = replace(job, head=head, token=job.token or new_token())
-        handle = self._engine.start(job) if environ is None else self._engine.attach(job, environ)
-        reads_clocks = job.plan.run.trace is not None
-        nodes = Nodes(nodes_listener, job.token, self._engine.lease_s, reads_clocks=reads_clocks)
+        nodes = Nodes(
+            nodes_listener,
+            job.token,
+            engine.lease_s,
+            engine.join_limit_s,
+            job.plan.digest,
+            reads_clocks=job.plan.run.trace is not None,
+        )
         journal = Journal(job.run.journal("launcher"))
         watch = LauncherWatch.of(attempt, self._signals, handle)
         views = Observers([])

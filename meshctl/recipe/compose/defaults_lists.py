@@ -202,7 +202,9 @@ class DefaultsLists:
         help, fixes = did_you_mean(option, options), renamed(span, option, options)
         if find_special(self.store.folders, f"{group}/{option}"):
             help = self._searched(f"{group}/{option}")
-        self.report("MC201", f"`{option}` is not a {group}", span, help, fixes)
+        self.report(
+            "MC201", f"`{option}` is not {'an' if group[0] in 'aeiou' else 'a'} {group}", span, help, fixes
+        )
         return False
 
     def report_no_option(self, group: str, target: str, span: Span) -> None:

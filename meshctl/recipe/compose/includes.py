@@ -18,6 +18,7 @@ from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.compose import interpolation
 from meshctl.recipe.compose.config_store import PRIMARY, Config
 from meshctl.recipe.compose.defaults_lists import SELF, DefaultsLists, Entry
+from meshctl.recipe.compose.engines import is_engine
 from meshctl.recipe.compose.folders import real
 from meshctl.recipe.compose.overrides import Override, is_layout
 from meshctl.recipe.compose.yaml_reader import MAX_DEPTH
@@ -92,8 +93,8 @@ class Included:
 
     configs: tuple[Include, ...] = ()
     """The recipe and the configs that it includes, directly or indirectly, in merge order."""
-    layouts: tuple[tuple[Override, tuple[Include, ...]], ...] = ()
-    """The overrides that replace a layout, each with the configs of the new one."""
+    replacements: tuple[tuple[Override, tuple[Include, ...]], ...] = ()
+    """The overrides that replace a layout or the engine, each with the configs of the new one."""
     is_complete: bool = False
     """Whether no mistake was found, so that no config is missing."""
 
@@ -101,14 +102,20 @@ class Included:
 def include(lists: DefaultsLists, choices: Sequence[Override]) -> Included:
     """Follows the defaults lists of the recipe. `choices` are the overrides that choose options; one that
     does not apply is reported."""
-    layouts = [one for one in choices if is_layout(one.parsed.package) and not one.is_deletion]
-    walk = _Walk(lists, frozenset(TOP.key_of(_entry_of(one)) for one in layouts))
-    added = [entry for one in choices if one not in layouts and (entry := walk.add(one))]
+    replacing = [one for one in choices if _replaces(one)]
+    walk = _Walk(lists, frozenset(TOP.key_of(_entry_of(one)) for one in replacing))
+    added = [entry for one in choices if one not in replacing and (entry := walk.add(one))]
     package = (walk.header(PRIMARY) or "").removeprefix(GLOBAL).removeprefix(".")
     configs = walk.follow(Include(PRIMARY, package, file=lists.store.config(PRIMARY)), added)
     walk.report_unused()
-    new = tuple((one, tuple(_Walk(lists).enter(_entry_of(one), TOP))) for one in layouts)
+    new = tuple((one, tuple(_Walk(lists).enter(_entry_of(one), TOP))) for one in replacing)
     return Included(tuple(configs), new, is_complete=not lists.found)
+
+
+def _replaces(override: Override) -> bool:
+    """Whether a choice replaces a layout, or the engine, whether or not a defaults list chooses one."""
+    package = override.parsed.package
+    return not override.is_deletion and (is_layout(package) or is_engine(package or override.group))
 
 
 def _entry_of(override: Override) -> Entry:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
-from meshctl.recipe.compose import yaml_tree
+from meshctl.recipe.compose import engines, yaml_tree
 from meshctl.recipe.compose.includes import Include, Included
 from meshctl.recipe.compose.overrides import Override, is_layout
 from meshctl.recipe.compose.unknown_keys import renamed_key, similar_key, unknown, with_meant
@@ -21,8 +21,8 @@ def merge(root: Node, included: Included, values: Iterable[Override]) -> tuple[N
     values."""
     merging = _Merging(root)
     merging.add_configs(included.configs)
-    for override, configs in included.layouts:
-        merging.replace_layout(override, configs)
+    for override, configs in included.replacements:
+        merging.replace(override, configs)
     for override in values:
         merging.apply(override)
     merging.remove_hydra()
@@ -44,13 +44,18 @@ class _Merging:
             if is_layout(config.package) and self.root.at(path) is not None and not config.is_part_of_group:
                 self.root = yaml_tree.put(self.root, path, tree)
             else:
-                self.root = yaml_tree.merge(self.root, yaml_tree.nested(path, tree))
+                new = engines.with_options(yaml_tree.nested(path, tree))
+                root = engines.without_others(self.root, new)
+                self.root = yaml_tree.merge(root, new)
 
-    def replace_layout(self, override: Override, configs: Iterable[Include]) -> None:
-        """Replaces the layout of a component by one that the command line chooses."""
+    def replace(self, override: Override, configs: Iterable[Include]) -> None:
+        """Replaces the layout of a component, or the engine, by one that the command line chooses."""
         layout = Node({}, override.value_span, override.key_span)
         for config in configs:
             layout = yaml_tree.merge(layout, config.file.tree) if config.file.tree else layout
+        if not is_layout(override.parsed.package):
+            self.root = engines.chosen(self.root, replace(layout, key=override.key_span))
+            return
         path = tuple(str(override.parsed.package).removeprefix("_global_.").split("."))
         if self.root.at(path[:-1]) is not None:
             self.root = yaml_tree.put(self.root, path, replace(layout, key=override.key_span))
@@ -121,6 +126,8 @@ def _applied(root: Node, override: Override) -> Node | Diagnostic:
     needs_key = not parsed.is_add() and not parsed.is_force_add()
     if needs_key and old is None and not is_key(override.path, root):
         return unknown(root, override)
+    if engines.is_engine(override.group):
+        return engines.chosen(root, new) if new.is_mapping else yaml_tree.put(root, override.path, new)
     if old is not None and new.is_mapping and not is_layout(override.group):
         new = yaml_tree.merge(old, new)
     return yaml_tree.put(root, override.path, new)

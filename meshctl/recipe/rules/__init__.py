@@ -24,6 +24,7 @@ from meshctl.recipe.rules import (
     device_memory,
     devices,
     ends,
+    engines,
     extras,
     flow,
     groups,
@@ -54,7 +55,7 @@ SUBJECTS = (
     *(components, arguments, argument_limits, choices, extras, tokenizers, vocabularies, data_files),
     literal_texts,
     *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, costs, rollouts),
-    *(loss_inputs, loss_options),
+    *(loss_inputs, loss_options, engines),
 )
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)
 

@@ -21,7 +21,7 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from functools import partial
@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from meshctl.dataclass import dataclass
+from meshctl.run.addresses import listen
 from meshctl.runtime.devices.backend import DeviceMemory
 from meshctl.runtime.transports.buffers.caching_allocator import CachingAllocator
 from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND, bytes_of
@@ -107,7 +108,7 @@ class TcpTransport(Transport):
         self._job_rank = data_plane.job_rank
         self._generation = data_plane.generation_of(self._job_rank)
         self._memory, self._devices = memory, devices
-        self._listener = socket.create_server((host, 0), family=family_of(host), backlog=4096)
+        self._listener = listen(host, backlog=4096)
         self._listener.setblocking(False)
         self.address = Address(*self._listener.getsockname()[:2])
         self._addresses: dict[int, Address] = {}
@@ -425,19 +426,3 @@ def is_silent(sock: socket.socket) -> bool:
         sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNANSWERED.size)
     )
     return bool(max(repetitions, probes) > 1 and since_ms > SILENCE_S * 1000)
-
-
-def address_towards(host: str, port: int) -> str:
-    """Returns the IP address from which this host reaches `host`. It is a loopback address where `host`
-    resolves to one."""
-    found: Iterable[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int]]]
-    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)  # type: ignore[assignment]
-    family, kind, _, _, address = next(iter(found))
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)
-        own: str = probe.getsockname()[0]
-    return own
-
-
-def family_of(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshctl.run.addresses import address_towards
 from meshctl.runtime.transports.buffers.caching_allocator import UNCACHED_MAX, CachingAllocator
 from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.runtime.transports.context import Context
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
-from meshctl.runtime.transports.tcp.transport import Address, address_towards
+from meshctl.runtime.transports.tcp.transport import Address
 from tests.runtime.transports.tcp.connected import LARGE, Listen, Worlds, close_all, in_thread
 
 # Frames

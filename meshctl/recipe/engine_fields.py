@@ -1,0 +1,138 @@
+"""The engines that a recipe can choose, and the options of each: the part of the table of fields
+(`fields.py`) below `engine`.
+
+    engine: {ssh: {hosts: [a, b]}}        one engine with its options
+    engine: commands                      the name of an engine
+
+A new engine is a section here, with the common options that it implements, an entry of `ENGINES` in
+`engines/engine.py`, and a file in `conf/engine/`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from meshctl.dataclass import dataclass
+from meshctl.recipe.compose.yaml_tree import KeyPath, Node
+from meshctl.recipe.editor_schema_parts import OPEN, Schema, ref
+from meshctl.recipe.field_types import Seconds, Text, Texts, Word
+from meshctl.recipe.scalars import SECONDS_SCHEMA
+from meshctl.recipe.section_types import Field, Nested, Section
+from meshctl.run.engine_choice import EngineChoice
+from meshctl.text.english import listed
+
+if TYPE_CHECKING:
+    from meshctl.recipe.field_reader import FieldReader
+
+LEAST_LEASE_S = 1.0
+
+
+class Lease(Seconds):
+    """The lease of a node."""
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        found: float | None = super().read(reader, node, path)
+        if found is not None and found < LEAST_LEASE_S:
+            reader.expected(f"at least {LEAST_LEASE_S:.0f} s", node, path)
+            return None
+        return found
+
+    def schema(self) -> Schema:
+        kinds = {"type": ["number", "string"], "minimum": LEAST_LEASE_S}
+        return {**kinds, "pattern": f"{SECONDS_SCHEMA}|{OPEN}"}
+
+
+@dataclass(frozen=True)
+class Options(Nested):
+    """The options of an engine. Null means that all of them are left out."""
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        if node.value is None:
+            return {field.key: field.value_if_absent for field in self.section.fields}
+        return super().read(reader, node, path)
+
+    def schema(self) -> Schema:
+        return {"anyOf": [ref(self.section.name), {"type": "null"}]}
+
+
+@dataclass(frozen=True)
+class OneEngine(Nested):
+    """A mapping with one engine, or the name of an engine."""
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        """Returns an `EngineChoice`."""
+        if not node.is_mapping:
+            name = super().read(reader, node, path)
+            options = self.section.by_key[name].type if isinstance(name, str) and name else None
+            empty = Node({}, node.span)
+            return EngineChoice(name, options.read(reader, empty, (*path, name))) if options else None
+        found = [(name, item) for name, item in node.items() if name in self.section.by_key]
+        if len(found) > 1:
+            names, (_, last) = [name for name, _ in found], found[-1]
+            help = f"keep one; on the command line, {path[-1]}=NAME replaces the engine of the recipe"
+            message = f"`{path[-1]}` names {len(found)} engines: {listed(names)}"
+            reader.report(path, "MC601", message, last.key or last.span, help=help)
+            return None
+        if not found:
+            if not any(bad[: len(path)] == path for bad in reader.wrong):
+                reader.expected(self.wanted, node, path, f"write one of {listed(self.section.keys, 'or')}")
+            return None
+        ((name, item),) = found
+        options = self.section.by_key[name].type.read(reader, item, (*path, name))
+        return EngineChoice(name, options) if isinstance(options, dict) else None
+
+
+# fmt: off
+SETUP = Field("setup", Texts(),
+    doc="Shell commands that run on each node before its agent, such as `module load` or `source "
+        "venv/bin/activate`.",
+    aliases="init_script prolog",
+    related="setup_commands prerun")
+JOIN_LIMIT = Field("join_limit", Seconds(), default=300.0,
+    doc="Seconds within which all nodes must have connected to the head.",
+    aliases="join_timeout rdzv_timeout",
+    related="timeout")
+LEASE = Field("lease", Lease(), default=15.0,
+    doc="Seconds of silence after which a node and the head regard each other as lost, and end.",
+    aliases="heartbeat_timeout")
+HEAD = Field("head", Text(),
+    doc="Address, host name or network interface at which the head listens. Default: the one from which it "
+        "reaches the nodes.",
+    aliases="local_addr master_addr head_address",
+    related="interface address")
+REMOTE = (SETUP, JOIN_LIMIT, LEASE, HEAD)
+"""The options of every engine whose nodes are other machines."""
+
+LOCAL = Section("local", "`engine.local`", ())
+LOOPBACK = Section("loopback", "`engine.loopback`", ())
+COMMANDS = Section("commands", "`engine.commands`", REMOTE)
+SSH = Section("ssh", "`engine.ssh`", (
+    Field("hosts", Texts(),
+        doc="The hosts, in the order of the plan's nodes: names of ssh's configuration, or USER@HOST.",
+        aliases="hostnames nodes machines",
+        related="hostfile"),
+    Field("hosts_file", Text(),
+        doc="A file with one host per line, in place of `hosts`. `#` begins a comment. A relative path "
+            "begins at the recipe's folder.",
+        aliases="hostfile machinefile"),
+    Field("ssh_options", Texts(),
+        doc="Further arguments of ssh, such as `-p 2222`.",
+        aliases="ssh_args"),
+    *REMOTE,
+))
+# fmt: on
+
+MEANINGS = {
+    "local": "this machine, as one node",
+    "loopback": "this machine, with a process for each node: to try a recipe of several nodes",
+    "commands": "`launch` prints a command for each node, which you or another tool starts there",
+    "ssh": "the hosts of `engine.ssh.hosts` or `engine.ssh.hosts_file`",
+}
+"""The name of each engine, with its meaning."""
+OPTIONS = (LOCAL, LOOPBACK, COMMANDS, SSH)
+ENGINE = Section(
+    "engine",
+    "`engine`",
+    tuple(Field(one.name, Options(one), doc=f"{MEANINGS[one.name].capitalize()}.") for one in OPTIONS),
+)
+CHOICE = OneEngine(ENGINE, Word(MEANINGS, "an engine", "MC600"), "an engine, such as {ssh: {hosts: [a, b]}}")

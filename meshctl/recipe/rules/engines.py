@@ -1,0 +1,44 @@
+"""MC602 and MC603: what the engine of a recipe cannot do without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshctl.diagnostics import Diagnostic
+from meshctl.recipe.rules.facts import Facts
+from meshctl.text.english import counted
+
+
+def hosts_are_given(facts: Facts) -> Iterator[Diagnostic]:
+    """The engine `ssh` has a list of hosts, or a file with them."""
+    engine = facts.recipe.engine
+    if engine.name != "ssh" or not facts.is_valid("engine") or engine.options["hosts"]:
+        return
+    if not engine.options["hosts_file"]:
+        message = "engine `ssh` needs `engine.ssh.hosts`, or `engine.ssh.hosts_file`"
+        help = "write `engine: {ssh: {hosts: [a, b]}}`, or engine.ssh.hosts=[a,b] on the command line"
+        span = facts.key("engine", "ssh") if facts.node("engine", "ssh") else facts.value("engine")
+        yield Diagnostic("MC602", message, span, help=help, missing=True)
+
+
+def hosts_fit_the_nodes(facts: Facts) -> Iterator[Diagnostic]:
+    """There is a host for each node of the cluster, and no host is listed twice."""
+    engine = facts.recipe.engine
+    hosts = engine.options.get("hosts", ()) if facts.is_valid("engine") else ()
+    if not hosts:
+        return
+    for index, host in enumerate(hosts):
+        if host in hosts[:index]:
+            message, span = (
+                f"host `{host}` is listed twice",
+                facts.item("engine", "ssh", "hosts", index=index),
+            )
+            yield Diagnostic("MC603", message, span, help="list each host once: it is one node")
+            return
+    if facts.allocation and len(hosts) < facts.allocation.cluster.nodes:
+        nodes, span = counted(facts.allocation.cluster.nodes, "node"), facts.value("engine", "ssh", "hosts")
+        message = f"the recipe has {nodes}, and `engine.ssh.hosts` lists {counted(len(hosts), 'host')}"
+        yield Diagnostic("MC603", message, span, help="list a host for each node, in the order of the nodes")
+
+
+RULES = (hosts_are_given, hosts_fit_the_nodes)
