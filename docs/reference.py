@@ -1,14 +1,14 @@
-"""Writes the key tables of docs/recipes.md and docs/runs.md from the table of fields:
+"""Writes the key tables of docs/recipes.md, docs/runs.md and docs/engines.md from the table of fields:
 `python docs/reference.py`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from meshctl.recipe import fields
+from meshctl.recipe import engine_fields, fields
 from meshctl.recipe.section_types import Field, Section
 
-FILES = [Path(__file__).with_name(name) for name in ("recipes.md", "runs.md")]
+FILES = [Path(__file__).with_name(name) for name in ("recipes.md", "runs.md", "engines.md")]
 SHOWN = {
     "recipe": fields.RECIPE,
     "cluster": fields.CLUSTER,
@@ -29,6 +29,9 @@ SHOWN = {
     "restarts": fields.RESTARTS,
     "logs": fields.LOGS,
     "trace": fields.TRACE,
+    "engine": engine_fields.ENGINE,
+    "remote": engine_fields.COMMANDS,
+    "ssh": engine_fields.SSH,
 }
 """Name of a marker in a document -> the section whose keys stand there."""
 WORDS = {

@@ -11,7 +11,8 @@ devices. On each node it runs `meshctl agent --plan RUN/plan.json --node I --hea
 The supervisor, which is the same for all engines, owns everything else: the store, the attempts, the
 observers and the search for the first cause.
 
-A new engine is a file with a class that satisfies `Engine`, and one line in `ENGINES`.
+A new engine is a file with a class that satisfies `Engine`, and one line in `ENGINES`. Its options in a
+recipe are a section of `recipe/engine_fields.py` and the keyword arguments of its class.
 """
 
 from __future__ import annotations

@@ -75,7 +75,8 @@ class OneEngine(Nested):
             return None
         if not found:
             if not any(bad[: len(path)] == path for bad in reader.wrong):
-                reader.expected(self.wanted, node, path, f"write one of {listed(self.section.keys, 'or')}")
+                help = f"write one of {listed(self.section.keys, 'or')}"
+                reader.report(path, "MC102", f"`{path[-1]}` names no engine", node.span, help=help)
             return None
         ((name, item),) = found
         options = self.section.by_key[name].type.read(reader, item, (*path, name))

@@ -19,10 +19,12 @@ def joined(host: str, port: int | str) -> str:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Returns the host, without brackets, and the port of HOST:PORT. Raises `ValueError`."""
+    """Returns the host, without brackets, and the port of HOST:PORT. Raises `ValueError`, also for an IPv6
+    address without brackets, whose port is not certain."""
     host, _, port = address.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    if not bare or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    has_brackets = host.startswith("[") and host.endswith("]")
+    bare = host[1:-1] if has_brackets else host
+    if not bare or (":" in bare and not has_brackets) or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"{address!r} is not HOST:PORT")
     return bare, int(port)
 

@@ -68,8 +68,8 @@ class Start:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Start:
-        """Returns the start of its fields as plain data. Those that an older version has not written have their
-        defaults. Raises `KeyError`, `TypeError` and `ValueError`."""
+        """Returns the start of its fields as plain data. Those that an older version has not written have
+        their defaults. Raises `KeyError`, `TypeError` and `ValueError`."""
         replay = {str(route): str(folder) for route, folder in dict(data.get("replay", {})).items()}
         return cls(
             path=tuple(data["path"]),

@@ -59,6 +59,7 @@ FakeMain = Callable[[FakeWorker], int]
 
 class FakeEngine:
     host = "127.0.0.1"
+    join_limit_s = 60.0
 
     def __init__(
         self,

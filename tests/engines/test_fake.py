@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from processes import plan_of, wait
 
-from meshctl.cli.launch import outcome_of
+from meshctl.cli.launch import Supervision, outcome_of
 from meshctl.engines import connection, engine
 from meshctl.engines.connection import join
 from meshctl.engines.engine import CannotStart, Job, engine_named
@@ -98,7 +98,7 @@ def run(
 ) -> tuple[Outcome, Recording]:
     attempt, seen = begin(plan, "name: test\n", (str(folder),), None), Recording()
     job = Job(plan, attempt.run, lambda environ: 70)
-    return outcome_of(fake, job, attempt, signals or Signals(), lambda: [seen]), seen
+    return outcome_of(Supervision(fake), job, attempt, signals or Signals(), lambda: [seen]), seen
 
 
 @pytest.mark.parametrize("where", ["here", "inside"])
@@ -311,7 +311,10 @@ def test_a_node_with_another_token_is_turned_away(listener: socket.socket) -> No
     nodes.begin({"type": "attempt", "number": 0}, {0: ["one"]})
     reasons = refused(address_of(listener), "wrong")
     polled(nodes, lambda: reasons)
-    assert reasons == [f"the head at {address_of(listener)} does not have the token of this run"]
+    assert reasons == [
+        f"the head at {address_of(listener)} does not have the token of node 0: MESHCTL_TOKEN or the file "
+        "`.token` is of another run"
+    ]
     assert nodes.running
     nodes.close()
 
@@ -322,7 +325,9 @@ def test_another_version_is_named(listener: socket.socket, monkeypatch: pytest.M
     monkeypatch.setattr(connection, "version", lambda: next(versions))
     reasons = refused(address_of(listener), "token")
     polled(nodes, lambda: reasons)
-    assert reasons == ["meshctl 0.1 runs the head, 0.2 runs this node"]
+    assert reasons == [
+        f"the head at {address_of(listener)} refuses node 0: meshctl 0.1 runs the head, 0.2 runs this node"
+    ]
     nodes.close()
 
 

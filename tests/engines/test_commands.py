@@ -1,0 +1,233 @@
+"""`launch --engine commands`, `meshctl head` and `meshctl agent` as a user starts them: two nodes on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import MAIN, meshctl
+from tests.cli.small_launch import PARTS, RECIPE
+
+TWO = RECIPE.replace("{ranks: 1,", "{ranks: 2,").replace("run:", "cluster: {nodes: 2}\nrun:")
+ENGINE = ["--engine", "commands", "engine.commands.head=lo"]
+LIMIT_S = 150
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "recipe.yaml").write_text(TWO)
+    return tmp_path
+
+
+class Process(subprocess.Popen[str]):
+    """A meshctl command in a process group of its own, whose lines are kept."""
+
+    def __init__(self, folder: Path, *words: str, **environ: str) -> None:
+        super().__init__(
+            [sys.executable, "-c", MAIN, *words],
+            cwd=folder,
+            env={**os.environ, **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            process_group=0,
+        )
+        self.lines: list[str] = []
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """Reads lines until one matches."""
+        assert self.stdout is not None
+        for line in self.stdout:
+            self.lines.append(line)
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError("".join(self.lines))
+
+    def end(self) -> tuple[int, str]:
+        """Waits for the end. Returns the exit code and the whole output."""
+        rest, _ = self.communicate(timeout=LIMIT_S)
+        return self.returncode, "".join(self.lines) + rest
+
+
+@pytest.fixture
+def processes() -> Iterator[list[Process]]:
+    """Collects processes, and kills those that are left."""
+    found: list[Process] = []
+    yield found
+    for one in found:
+        if one.poll() is None:
+            os.killpg(one.pid, signal.SIGKILL)
+        one.communicate()
+
+
+def agents_of(run: Path, folder: Path) -> list[Process]:
+    """Starts the printed command lines."""
+    lines = (run / "commands.txt").read_text().splitlines()
+    return [Process(folder, *shlex.split(line)[1:]) for line in lines]
+
+
+def losses(run: Path) -> list[object]:
+    return [json.loads(line)["sum.seen"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_run_of_two_nodes_and_its_continuation_by_head(folder: Path, processes: list[Process]) -> None:
+    launch = Process(
+        folder, "launch", "recipe.yaml", *ENGINE, "components.trainer.args.mood=slow", "run.steps=400"
+    )
+    processes.append(launch)
+    run = Path(launch.until(r"--plan (\S+)/plan.json --node 1 --head 127.0.0.1:\d+$")[1])
+    launch.until("set MESHCTL_TOKEN")
+    assert stat.S_IMODE((run / ".token").stat().st_mode) == 0o600
+    token = (run / ".token").read_text().strip()
+    assert token not in " ".join(map(str, [launch.lines, (run / "commands.txt").read_text()]))
+    first = agents_of(run, folder)
+    processes += first
+    launch.until("^step [1-9]")
+    os.kill(launch.pid, signal.SIGINT)
+    code, output = launch.end()
+    assert code == 130, output
+    assert [agent.end()[0] for agent in first] == [0, 0]
+    assert not (run / "head.json").exists() and not (run / ".token").exists()
+    begun = losses(run)
+    assert 0 < len(begun) < 400
+
+    head = Process(folder, "head", "--plan", str(run / "plan.json"), "--host", "127.0.0.1")
+    processes.append(head)
+    head.until("set MESHCTL_TOKEN")
+    again = [
+        Process(folder, "agent", "--plan", str(run / "plan.json"), "--node", str(node)) for node in (0, 1)
+    ]
+    processes += again
+    head.until(f"^step {len(begun) + 1}")
+    os.kill(again[1].pid, signal.SIGKILL)
+    code, output = head.end()
+    assert code == 5 and "the connection to node 1 is lost" in output, output
+    assert again[0].end()[0] == 1
+    assert losses(run)[: len(begun)] == begun
+
+
+@pytest.mark.slow
+def test_a_killed_head_ends_its_nodes_and_names_what_was_lost(folder: Path, processes: list[Process]) -> None:
+    launch = Process(
+        folder, "launch", "recipe.yaml", *ENGINE, "components.trainer.args.mood=slow", "run.steps=4000"
+    )
+    processes.append(launch)
+    run = Path(launch.until(r"--plan (\S+)/plan.json --node 1")[1])
+    agents = agents_of(run, folder)
+    processes += agents
+    launch.until("^step 2")
+    os.kill(launch.pid, signal.SIGKILL)
+    for number, agent in enumerate(agents):
+        code, output = agent.end()
+        assert code == 1
+        assert re.search(rf"error: node {number} ends: the head at \S+ has closed the connection", output)
+
+
+@pytest.mark.slow
+def test_nodes_that_never_join_are_named(folder: Path, processes: list[Process]) -> None:
+    launch = Process(folder, "launch", "recipe.yaml", *ENGINE, "engine.commands.join_limit=3")
+    processes.append(launch)
+    code, output = launch.end()
+    assert code == 4
+    assert re.search(
+        r"error: 2 nodes of 2 did not connect to the head at \S+ within 3 s: node 0, node 1", output
+    )
+
+
+def test_a_dry_run_prints_the_head_and_each_node_and_writes_nothing(folder: Path) -> None:
+    done = meshctl(folder, "launch", "recipe.yaml", *ENGINE, "--dry-run", "engine.commands.setup=[cd /x]")
+    assert done.returncode == 0, done.stderr
+    plan = f"{folder}/runs/small/TIME/plan.json"
+    assert f"\nmeshctl head --plan {plan} --host 127.0.0.1\n" in done.stdout
+    nodes = [line for line in done.stdout.splitlines() if line.startswith("sh -c")]
+    assert nodes == [
+        f"sh -c 'cd /x && exec meshctl agent --plan {plan} --node {node} --head 127.0.0.1:PORT'"
+        for node in (0, 1)
+    ]
+    assert not (folder / "runs").exists()
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the plan of a run whose head was not started."""
+    from meshctl.cli.load import plan_of
+    from meshctl.run.directory import RunDir, Start
+
+    folder = tmp_path_factory.mktemp("prepared")
+    (folder / "parts.py").write_text(PARTS)
+    (folder / "recipe.yaml").write_text(TWO)
+    ready = plan_of(str(folder / "recipe.yaml"), [])
+    (folder / "plan.json").write_text(ready.plan.to_json())
+    RunDir(folder).write_start(Start((str(folder),)))
+    return folder / "plan.json"
+
+
+def refused(plan: Path, *words: str, **environ: str) -> tuple[int, str]:
+    done = Process(plan.parent, "agent", "--plan", str(plan), "--node", "1", *words, **environ)
+    return done.end()
+
+
+def test_an_agent_names_what_keeps_it_from_its_head(prepared: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = f"127.0.0.1:{taken.getsockname()[1]}"
+    token = {"MESHCTL_TOKEN": "token"}
+    code, output = refused(prepared, "--head", free, **token)
+    assert (
+        code == 4
+        and f"error: node 1 cannot reach the head at {free}: connection refused; look whether" in output
+    )
+    code, output = refused(prepared, "--head", "no-such-host.invalid:80", **token)
+    assert (
+        code == 4 and "the name no-such-host.invalid is unknown here; give the head an IP address" in output
+    )
+    code, output = refused(prepared, "--head", "fd88::254", **token)
+    assert code == 2 and "--head must be HOST:PORT, not 'fd88::254'" in output
+    code, output = refused(prepared, **token)
+    assert code == 4 and f"no head has written its address to {prepared.parent}/head.json" in output
+    code, output = refused(prepared, "--head", free)
+    assert code == 2 and "the token of the run is neither in MESHCTL_TOKEN nor in" in output
+
+
+def test_a_head_refuses_another_plan(prepared: Path) -> None:
+    from meshctl.engines.supervise.nodes import Nodes
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    nodes = Nodes(listener, "token", 0.0, digest="another")
+    nodes.begin({"type": "attempt", "number": 0}, {1: ["two"]})
+    is_over = threading.Event()
+
+    def serve() -> None:
+        while not is_over.wait(0.01):
+            nodes.poll()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    head = f"127.0.0.1:{listener.getsockname()[1]}"
+    code, output = refused(prepared, "--head", head, MESHCTL_TOKEN="token")
+    is_over.set()
+    thread.join()
+    nodes.close()
+    digest = json.loads(prepared.read_text())["digest"]
+    assert code == 4
+    assert output == (
+        f"error: the head at {head} refuses node 1: the head runs the plan another, and this node has {digest}\n"
+    )
+
+
+def test_head_refuses_what_is_no_run(tmp_path: Path) -> None:
+    done = meshctl(tmp_path, "head", "--plan", "plan.json")
+    assert done.returncode == 2 and "is not the plan of a run: no such file or directory" in done.stderr
