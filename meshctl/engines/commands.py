@@ -1,23 +1,16 @@
-"""Nodes that somebody else starts: a person, or another tool. The head prints the command line of each, and
-waits for them.
-
-    RUN/commands.txt    the command lines
-    RUN/head.json       the address of the head: `meshctl agent` without `--head` reads it
-    RUN/.token          the token of the run, for agents that see this file; others get MESHCTL_TOKEN
-"""
+"""Nodes that somebody else starts: a person, or another tool. `launch` is the head, and prints the
+command line of each node (`awaited`)."""
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
-from meshctl.engines.engine import Command, Exited, Handle, Job, Rendered
+from meshctl.engines.awaited import Awaited
+from meshctl.engines.engine import Command, Handle, Job, Rendered
 from meshctl.engines.remote import RemoteEngine
 from meshctl.plan.model import Plan
-from meshctl.run.directory import RunDir, write_whole
+from meshctl.run.directory import RunDir
 
 
 class CommandsEngine(RemoteEngine):
@@ -34,49 +27,3 @@ class CommandsEngine(RemoteEngine):
 
     def start(self, job: Job) -> Handle:
         return Awaited(job, self.render(job.plan, job.run, job.head).commands)
-
-
-class Awaited:
-    """Node processes that are known by their connections only."""
-
-    running = False
-    """Whether a process that the engine has started runs."""
-
-    def __init__(self, job: Job, commands: Sequence[Command]) -> None:
-        """Publishes the address and the token, and prints the command lines. Raises `OSError`."""
-        self.address, self._job, self._commands = job.head, job, commands
-        lines = [shlex.join(command.argv) for command in commands]
-        write_whole(job.run.token, f"{job.token}\n", private=True)
-        write_whole(job.run.head, json.dumps({"address": job.head, "plan": job.plan.digest}) + "\n")
-        write_whole(job.run.commands, "".join(f"{line}\n" for line in lines))
-        print(f"the head listens at {job.head}; start on each node:\n", flush=True)
-        self._print([command.node for command in commands])
-
-    def _print(self, nodes: Sequence[int]) -> None:
-        for command in self._commands:
-            if command.node in nodes:
-                print(f"  {shlex.join(command.argv)}", flush=True)
-        token = self._job.run.token
-        print(f"\nwhere a node does not see {token}, set MESHCTL_TOKEN to its content\n", flush=True)
-
-    def poll(self) -> list[Exited]:
-        return []
-
-    def files(self) -> list[int]:
-        return []
-
-    def terminate(self) -> None:
-        """Does nothing: nodes end with their connections."""
-
-    def kill(self) -> None:
-        """Does nothing: nodes end with their connections."""
-
-    def restart(self, nodes: Sequence[int]) -> bool:
-        print("these nodes are lost; start them again:\n", flush=True)
-        self._print(nodes)
-        return True
-
-    def close(self) -> None:
-        for file in (self._job.run.head, self._job.run.token):
-            with suppress(OSError):
-                file.unlink()

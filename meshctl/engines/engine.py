@@ -84,6 +84,8 @@ class Exited:
     """The node of a node process; None for an agent."""
     group: str = ""
     """The group of an agent; empty for a node process."""
+    reason: str = ""
+    """Why a node process could not be started, as a sentence; empty for another end."""
 
 
 @dataclass(frozen=True)

@@ -139,10 +139,14 @@ class LocalHandle:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 self._forget(process, code)
-                name = "the fork server" if self._is_single else f"the node process of node {process.node}"
-                exited.append(Exited(name, code, node=process.node))
+                exited.append(self.exited(process.node, code))
         termination.reap_adopted(self._processes)
         return exited
+
+    def exited(self, node: int, code: int) -> Exited:
+        """Returns the report of the end of a node process."""
+        name = "the fork server" if self._is_single else f"the node process of node {node}"
+        return Exited(name, code, node=node)
 
     def terminate(self) -> None:
         self._signal(signal.SIGTERM, list(self._processes.values()))
@@ -152,11 +156,7 @@ class LocalHandle:
 
     def restart(self, nodes: Sequence[int]) -> bool:
         """Starts node processes by exec, because this process has threads by now and cannot fork."""
-        old = [process for process in self._processes.values() if process.node in nodes]
-        self._signal(signal.SIGKILL, old)
-        for process in old:
-            code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
-            self._forget(process, code)
+        self.forget(nodes)
         termination.kill_children(spare=self._processes)
         for node in nodes:
             remove_scratch(self._job.token, node)
@@ -184,6 +184,14 @@ class LocalHandle:
             self._forget(process, -signal.SIGKILL)
         for node in nodes_of(self._job.plan):
             remove_scratch(self._job.token, node)
+
+    def forget(self, nodes: Sequence[int]) -> None:
+        """Kills the processes of some nodes that are left."""
+        old = [process for process in self._processes.values() if process.node in nodes]
+        self._signal(signal.SIGKILL, old)
+        for process in old:
+            code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+            self._forget(process, code)
 
     def _forget(self, process: _Process, code: int) -> None:
         os.close(process.pidfd)

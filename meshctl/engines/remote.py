@@ -4,10 +4,10 @@ that all of them have."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Literal
 
 from meshctl.diagnostics.health import Check
+from meshctl.engines.awaited import Awaited
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.engine import CannotStart, Command, Handle, Job, Rendered, agent_commands
 from meshctl.plan.model import Plan
@@ -62,10 +62,4 @@ class RemoteEngine:
 
     def attach(self, job: Job, environ: Mapping[str, str]) -> Handle:
         """Returns the handle of `meshctl head`, whose nodes are started by others."""
-        from meshctl.engines.commands import Awaited
-
         return Awaited(job, self.render(job.plan, job.run, job.head).commands)
-
-
-def relative_to(folder: str, file: str) -> Path:
-    return Path(folder, Path(file).expanduser())

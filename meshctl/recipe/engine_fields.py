@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.editor_schema_parts import OPEN, Schema, ref
-from meshctl.recipe.field_types import Seconds, Text, Texts, Word
+from meshctl.recipe.field_types import AbsolutePath, Seconds, Text, Texts, Word
 from meshctl.recipe.scalars import SECONDS_SCHEMA
 from meshctl.recipe.section_types import Field, Nested, Section
 from meshctl.run.engine_choice import EngineChoice
@@ -76,7 +76,8 @@ class OneEngine(Nested):
         if not found:
             if not any(bad[: len(path)] == path for bad in reader.wrong):
                 help = f"write one of {listed(self.section.keys, 'or')}"
-                reader.report(path, "MC102", f"`{path[-1]}` names no engine", node.span, help=help)
+                message = f"`{path[-1]}` names no engine"
+                reader.report(path, "MC103", message, node.span, help=help, missing=True)
             return None
         ((name, item),) = found
         options = self.section.by_key[name].type.read(reader, item, (*path, name))
@@ -112,9 +113,8 @@ SSH = Section("ssh", "`engine.ssh`", (
         doc="The hosts, in the order of the plan's nodes: names of ssh's configuration, or USER@HOST.",
         aliases="hostnames nodes machines",
         related="hostfile"),
-    Field("hosts_file", Text(),
-        doc="A file with one host per line, in place of `hosts`. `#` begins a comment. A relative path "
-            "begins at the recipe's folder.",
+    Field("hosts_file", AbsolutePath(),
+        doc="A file with one host per line, in place of `hosts`, as an absolute path. `#` begins a comment.",
         aliases="hostfile machinefile"),
     Field("ssh_options", Texts(),
         doc="Further arguments of ssh, such as `-p 2222`.",

@@ -76,7 +76,7 @@ def test_a_config_of_the_user_names_an_engine_with_options(tmp_path: Path) -> No
     [
         ("shh", [], "MC600", "`shh` is not an engine"),
         ("{shh: {}}", [], "MC101", "`engine` has no key `shh`"),
-        ("{}", [], "MC102", "`engine` names no engine"),
+        ("{}", [], "MC103", "`engine` names no engine"),
         ("", ["engine=shh"], "MC201", "`shh` is not an engine"),
         ("ssh", ["engine.commands.lease=9"], "MC601", "`engine` names 2 engines: `ssh` and `commands`"),
         ("ssh", [], "MC602", "engine `ssh` needs `engine.ssh.hosts`, or `engine.ssh.hosts_file`"),

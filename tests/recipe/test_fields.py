@@ -9,6 +9,7 @@ from meshctl.cli.completion.overrides import overrides
 from meshctl.diagnostics import Span
 from meshctl.recipe import field_types, model
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, of_plain
+from meshctl.recipe.engine_fields import OPTIONS
 from meshctl.recipe.field_reader import FieldReader
 from meshctl.recipe.fields import (
     BEST,
@@ -54,6 +55,8 @@ PATHS: dict[str, tuple[str, ...]] = {
     "restarts": ("run", "restarts"),
     "logs": ("run", "logs"),
     "trace": ("run", "trace"),
+    "engine": ("engine",),
+    **{section.name: ("engine", section.name) for section in OPTIONS},
 }
 TREE = of_plain(
     {

@@ -44,6 +44,7 @@ GROUPS: dict[str, dict[str, tuple[tuple[int, int], ...]]] = {
 """Placement -> devices of each group, as ranges (first, end); none on cpu."""
 CLUSTERS = {"one_node": 1, "two_nodes": 2, "four_nodes": 4}
 """Cluster -> its nodes of eight devices."""
+ENGINES = ("local", "loopback", "commands", "ssh")
 PIPELINES = {
     "train": ("cpu", "batch metrics"),
     "train_eval": ("cpu", "batch metrics questions exam"),
@@ -122,12 +123,21 @@ def plan_of_recipe(name: str, *overrides: str) -> Plan:
     return resolve(loaded.recipe, loaded.endpoints)
 
 
+@pytest.mark.parametrize("name", ENGINES)
+def test_engines(name: str, tmp_path: Path) -> None:
+    (tmp_path / "pieces.py").write_text(CODE)
+    (tmp_path / "r.yaml").write_text(BASE.replace("GROUPS", "cpu"))
+    loaded = load("r.yaml", [f"engine={name}", "engine.ssh.hosts=[a]"][: 1 + (name == "ssh")], tmp_path)
+    assert loaded.report.errors == () and loaded.recipe.engine.name == name
+
+
 def test_every_shipped_option_is_used_here() -> None:
     options = {str(path.relative_to(shipped()).with_suffix("")) for path in shipped().rglob("*.yaml")} - {
         "base"
     }
     used: dict[str, Any] = {
         "layout": LAYOUTS,
+        "engine": ENGINES,
         "groups": GROUPS,
         "cluster": CLUSTERS,
         "pipeline": PIPELINES,

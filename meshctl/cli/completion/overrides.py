@@ -19,7 +19,6 @@ from meshctl.cli.completion.outline import Outline
 from meshctl.recipe.compose.yaml_tree import KeyPath
 from meshctl.recipe.device_types import DeviceType
 from meshctl.recipe.editor_schema_parts import AUTO
-from meshctl.recipe.engine_fields import ENGINE
 from meshctl.recipe.engine_fields import OPTIONS as ENGINE_OPTIONS
 from meshctl.recipe.field_types import (
     Boolean,
@@ -38,7 +37,7 @@ from meshctl.recipe.model import stage_path
 from meshctl.recipe.section_types import Nested
 from meshctl.topology.sizes import DIMS, divisors
 
-WITHOUT_SHORTHAND = (RECIPE, CLUSTER, GROUP, COMPONENT, CALL, SYNC, STAGE, RUN, ENGINE, *ENGINE_OPTIONS)
+WITHOUT_SHORTHAND = (RECIPE, CLUSTER, GROUP, COMPONENT, CALL, SYNC, STAGE, RUN, *ENGINE_OPTIONS)
 """Sections without a short form: their values are always mappings."""
 PLAIN_KEY = re.compile(r"[\w$-][\w$:-]*")
 """A key that needs no quotes in an override."""
@@ -118,8 +117,6 @@ def _groups(recipe: Outline, sign: str, begun: str) -> Iterator[Candidate]:
     for group in recipe.groups():
         if group == "layout" and (sign != "~" or group in chosen):
             yield Candidate(f"{group}@", "a layout for a component")
-        elif group == ENGINE.name and not sign:
-            yield Candidate(f"{group}=", "where the recipe runs")
         elif group in recipe.chosen and sign != "+":
             yield Candidate(group if sign == "~" else f"{group}=")
         elif group in chosen or "+" in sign:

@@ -229,6 +229,8 @@ class Head:
 
     def _poll_processes(self) -> None:
         for exited in self._session.handle.poll():
+            if exited.reason and exited.node is not None and not self._nodes.has_joined(exited.node):
+                self._is_unfit = self._is_unfit or not self._forced.has_begun
             self._on_exit(exited)
             if exited.node is not None:
                 self._nodes.drop(exited.node)
@@ -264,7 +266,7 @@ class Head:
         if self._forced.has_begun or was_released or (exited.code == 0 and exited.group):
             return
         priority = Priority.OWN if exited.code < 0 else Priority.ECHO
-        error = f"{exited.what}: {name_of(exited.code)}"
+        error = exited.reason or f"{exited.what}: {name_of(exited.code)}"
         self._session.journal.write("fault", error=error, traceback="", lost=priority is Priority.ECHO)
         self._causes.record(error, priority, exited.log)
 

@@ -175,8 +175,8 @@ class Nodes:
         *,
         reads_clocks: bool = False,
     ) -> None:
-        """`join_limit_s` are the seconds after which a node is missing, and `digest` is that of the plan. With
-        `reads_clocks`, `poll` also returns readings of the clocks of all nodes."""
+        """`join_limit_s` are the seconds after which a node is missing, and `digest` is that of the plan.
+        With `reads_clocks`, `poll` also returns readings of the clocks of all nodes."""
         listener.setblocking(False)
         self._listener, self._token, self._lease_s = listener, token, lease_s
         self._join_limit_s, self._digest = join_limit_s, digest
@@ -207,6 +207,10 @@ class Nodes:
         """Node -> the pid of its node process, if all nodes are on this machine and therefore need no
         lease."""
         return {number: node.pid for number, node in self._nodes.items() if node.pid and not self._lease_s}
+
+    def has_joined(self, number: int) -> bool:
+        """Whether a node has connected, now or earlier."""
+        return number in self._nodes and self._nodes[number].has_joined
 
     def files(self) -> list[int]:
         """Returns the file descriptors to wait for."""

@@ -33,6 +33,8 @@ from tests.examples import examples
                 "seed=",
                 "cluster.",
                 "data@",
+                "engine.",
+                "engine=",
                 "layout@",
             ],
         ),

@@ -43,12 +43,23 @@ OPTIONS = [
 ]
 
 
-WITHOUT_CANDIDATES = {"--ranks", "--node", "--samples", "--grep", "--since", "--group", "--head"}
+WITHOUT_CANDIDATES = {
+    "--ranks",
+    "--node",
+    "--samples",
+    "--grep",
+    "--since",
+    "--group",
+    "--head",
+    "--wait",
+    "--host",
+    "--port",
+}
 
 
 @pytest.mark.parametrize(("command", "option"), OPTIONS)
 def test_every_option_can_be_asked_for_its_values(command: str, option: str, place: Path) -> None:
-    before = [command, *([] if command in ("init", "schema", "agent") else ["grpo.yaml"]), option]
+    before = [command, *([] if command in ("init", "schema", "agent", "head") else ["grpo.yaml"]), option]
     found = [one.text for one in candidates(before, "")]
     assert all(found) and bool(found) == (option not in WITHOUT_CANDIDATES)
 

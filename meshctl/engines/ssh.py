@@ -1,0 +1,211 @@
+"""Hosts that are reached by ssh, one connection each, with the plain client of OpenSSH.
+
+    head    ssh HOST sh -c SCRIPT    the token of the run is the first line of its standard input, which
+    stays open
+              host    the lines of `setup`, then `meshctl agent`; ends with the standard input
+
+When the head dies, its end of the pipe closes, so that on the host everything that the connection has
+started ends, also while the setup runs. Where the network is cut, the lease of the agent has this effect.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from meshctl.engines.engine import CannotStart, Command, Exited, Handle, Job
+from meshctl.engines.local import LocalHandle
+from meshctl.engines.node.node_process import fork_log
+from meshctl.engines.remote import RemoteEngine
+from meshctl.plan.model import Plan
+from meshctl.run.addresses import address_towards, default_address
+from meshctl.run.authentication import TOKEN_VARIABLE
+from meshctl.run.directory import Start
+
+NO_MESHCTL, NO_SETUP, NO_SSH = 96, 97, 255
+"""Exit codes of the script, and of ssh itself."""
+CONNECT_S = 20
+"""Seconds within which a host must answer."""
+TAIL_BYTES = 4096
+SSH_PORT = 22
+
+
+class SshEngine(RemoteEngine):
+    def __init__(
+        self, hosts: Sequence[str] = (), hosts_file: str = "", ssh_options: Sequence[str] = (), **common: Any
+    ) -> None:
+        super().__init__(**common)
+        self._hosts, self._file, self._options = tuple(hosts), hosts_file, tuple(ssh_options)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts by the number of their node. Raises `CannotStart` if their file cannot be read."""
+        return self._hosts or hosts_in(Path(self._file))
+
+    def default_host(self) -> str:
+        found = [address for host in self.hosts if (address := self._address_towards(host))]
+        remote = [address for address in found if not address.startswith("127.") and address != "::1"]
+        return next(iter([*remote, *found]), default_address())
+
+    def _address_towards(self, host: str) -> str:
+        """Returns the address from which this machine reaches a host; empty if its name is unknown."""
+        try:
+            settings = subprocess.run(
+                ["ssh", *self._options, "-G", host], capture_output=True, text=True, timeout=CONNECT_S
+            )
+            names = [
+                line.split(" ", 1)[1] for line in settings.stdout.splitlines() if line[:9] == "hostname "
+            ]
+            return address_towards(names[0] if names else host, SSH_PORT)
+        except (OSError, subprocess.SubprocessError):
+            return ""
+
+    def preflight(self, plan: Plan, start: Start) -> None:
+        if len(self.hosts) < plan.cluster.nodes:
+            where = f"`{self._file}`" if not self._hosts else "`engine.ssh.hosts`"
+            raise CannotStart(
+                f"the plan has {plan.cluster.nodes} nodes, and {where} lists {len(self.hosts)} hosts"
+            )
+        try:
+            subprocess.run(["ssh", "-V"], capture_output=True, timeout=CONNECT_S)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise CannotStart(f"ssh cannot be started: {error}; install the client of OpenSSH") from error
+        super().preflight(plan, start)
+
+    def prepared(self, command: Command) -> Command:
+        alive = max(1, round(self.lease_s / 3))
+        options = {
+            "BatchMode": "yes",
+            "ConnectTimeout": CONNECT_S,
+            "ServerAliveInterval": alive,
+            "ServerAliveCountMax": 3,
+            "ControlPath": "none",
+        }
+        flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+        script = shlex.quote(script_of(self.setup, command.argv))
+        host = self.hosts[command.node]
+        return Command(command.node, ("ssh", "-T", *flags, *self._options, host, f"exec sh -c {script}"))
+
+    def start(self, job: Job) -> Handle:
+        handle = SshHandle(job, self.hosts, self.render(job.plan, job.run, job.head).commands)
+        handle.connect()
+        return handle
+
+
+def hosts_in(file: Path) -> tuple[str, ...]:
+    """Returns the hosts that a file lists: the first word of each line. Raises `CannotStart`."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise CannotStart(f"`engine.ssh.hosts_file` cannot be read: {error}") from error
+    found = tuple(words[0] for line in lines if (words := line.partition("#")[0].split()))
+    if not found:
+        raise CannotStart(f"`engine.ssh.hosts_file` {file} lists no host")
+    return found
+
+
+def script_of(setup: Sequence[str], argv: Sequence[str]) -> str:
+    """Returns the shell script of a host. A subshell ends the whole process group when the connection
+    ends."""
+    lines = [
+        f"IFS= read -r {TOKEN_VARIABLE} && export {TOKEN_VARIABLE} && exec 3<&0 </dev/null || exit {NO_SSH}",
+        "{ cat <&3; kill -TERM 0; } >/dev/null 2>&1 &",
+        "exec 3<&-",
+        f"cd {shlex.quote(os.getcwd())} 2>/dev/null",
+    ]
+    for line in setup:
+        failed = shlex.quote(f"error: {line}")
+        lines += [line, f"[ $? -eq 0 ] || {{ echo {failed} >&2; exit {NO_SETUP}; }}"]
+    folder = shlex.quote(str(Path(sys.executable).parent))
+    lines += [
+        f"PATH=$PATH:{folder}; export PATH",
+        f"command -v {argv[0]} >/dev/null || exit {NO_MESHCTL}",
+        f"exec {shlex.join(argv)}",
+    ]
+    return "\n".join(lines)
+
+
+class SshHandle(LocalHandle):
+    """The clients of ssh, which are children of this process. Each represents the node process of its
+    host."""
+
+    def __init__(self, job: Job, hosts: Sequence[str], commands: Sequence[Command]) -> None:
+        super().__init__(job)
+        self._hosts, self._commands = hosts, commands
+        self._pipes: dict[int, IO[bytes]] = {}
+        """Node -> the standard input of its script. Its end ends the node."""
+
+    def connect(self, nodes: Sequence[int] | None = None) -> None:
+        """Starts the nodes, or some of them."""
+        for command in self._commands:
+            if nodes is None or command.node in nodes:
+                self._connect(command)
+
+    def _connect(self, command: Command) -> None:
+        log = fork_log(self._job.run, command.node)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as output:
+            popen = subprocess.Popen(
+                command.argv, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+            )
+        assert popen.stdin is not None
+        with suppress(OSError):  # ssh may have ended already
+            popen.stdin.write(f"{self._job.token}\n".encode())
+            popen.stdin.flush()
+        self._pipes[command.node] = popen.stdin
+        self.add(command.node, popen.pid, popen)
+
+    def exited(self, node: int, code: int) -> Exited:
+        self._close_pipe(node)
+        log = fork_log(self._job.run, node)
+        where = f"host {self._hosts[node]} (node {node})"
+        problem = last_error(log)
+        reasons = {
+            NO_SSH: f"{where} is not reached by ssh: {problem}",
+            NO_MESHCTL: f"{where} has no meshctl: install it there, or activate it in `engine.ssh.setup`",
+            NO_SETUP: f"{where} has failed in `engine.ssh.setup`: {problem}",
+            2: f"{where}: {problem}",
+            4: f"{where}: {problem}",
+        }
+        return Exited(f"the node process on {where}", code, str(log), node, reason=reasons.get(code, ""))
+
+    def terminate(self) -> None:
+        for node in list(self._pipes):
+            self._close_pipe(node)
+
+    def kill(self) -> None:
+        self.terminate()
+        super().kill()
+
+    def restart(self, nodes: Sequence[int]) -> bool:
+        for node in nodes:
+            self._close_pipe(node)
+        self.forget(nodes)
+        self.connect(nodes)
+        return True
+
+    def close(self) -> None:
+        super().close()
+        self.terminate()
+
+    def _close_pipe(self, node: int) -> None:
+        if pipe := self._pipes.pop(node, None):
+            with suppress(OSError):
+                pipe.close()
+
+
+def last_error(log: Path) -> str:
+    """Returns the last line of a log that begins with `error: `, without that, or else its last line."""
+    try:
+        lines = log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    lines = [line.strip() for line in lines if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return [*lines[-1:], *errors][-1] if lines else "it has ended without a message"

@@ -1,0 +1,134 @@
+"""Hosts on one machine: network namespaces on a bridge, each with an sshd of its own that listens on the address of
+its namespace only. They share the file system and the processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin") or ""
+MISSING = [
+    *([] if os.geteuid() == 0 else ["root"]),
+    *(tool for tool in ("ip", "ssh", "ssh-keygen") if shutil.which(tool) is None),
+    *([] if SSHD else ["sshd"]),
+]
+"""What this machine lacks for such hosts."""
+
+
+class Hosts:
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self.names = (
+            folder,
+            [f"mh{os.getpid() % 10_000}-{number}" for number in range(1, count + 1)],
+        )
+        self.bridge, self._net = (
+            f"mb{os.getpid() % 10_000}",
+            f"10.{77 + os.getpid() % 100}.{os.getpid() // 100 % 250}",
+        )
+        self.sshds: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def head(self) -> str:
+        """The address of this machine on the bridge."""
+        return f"{self._net}.254"
+
+    @property
+    def addresses(self) -> list[str]:
+        return [f"{self._net}.{number}" for number in range(1, len(self.names) + 1)]
+
+    @property
+    def options(self) -> list[str]:
+        """Overrides for `engine.ssh`."""
+        hosts = f"engine.ssh.hosts=[{','.join(self.addresses)}]"
+        return ["--engine", "ssh", hosts, f"engine.ssh.ssh_options=[-F,{self.folder}/ssh_config]"]
+
+    def open(self) -> None:
+        run(f"ip link add {self.bridge} type bridge", f"ip link set {self.bridge} up")
+        run(f"ip addr add {self.head}/24 dev {self.bridge}")
+        for number, (name, address) in enumerate(zip(self.names, self.addresses, strict=True), 1):
+            link = f"mv{os.getpid() % 10_000}-{number}"
+            run(f"ip netns add {name}", f"ip link add {link} type veth peer name eth0 netns {name}")
+            run(f"ip link set {link} master {self.bridge} up", f"ip -n {name} addr add {address}/24 dev eth0")
+            run(f"ip -n {name} link set eth0 up", f"ip -n {name} link set lo up")
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        for key in ("host", "user"):
+            run(f"ssh-keygen -q -t ed25519 -N '' -f {self.folder}/{key}")
+        (self.folder / "ssh_config").write_text(
+            f"Host *\n IdentityFile {self.folder}/user\n IdentitiesOnly yes\n User root\n"
+            " UserKnownHostsFile /dev/null\n StrictHostKeyChecking no\n LogLevel ERROR\n"
+        )
+        for name, address in zip(self.names, self.addresses, strict=True):
+            self.sshds.append(self._sshd(name, address))
+            wait_for_ssh(self.folder, address)
+
+    def _sshd(self, name: str, address: str) -> subprocess.Popen[bytes]:
+        settings = {
+            "ListenAddress": address,
+            "HostKey": self.folder / "host",
+            "AuthorizedKeysFile": self.folder / "user.pub",
+            "PidFile": "none",
+            "StrictModes": "no",
+            "UsePAM": "no",
+            "PermitRootLogin": "prohibit-password",
+        }
+        options = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
+        command = ["ip", "netns", "exec", name, SSHD, "-f", "/dev/null", "-D", "-e", *options]
+        with (self.folder / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def link(self, number: int, state: str) -> None:
+        """Sets the link of a host `up` or `down`; its number begins at 0."""
+        run(f"ip -n {self.names[number]} link set eth0 {state}")
+
+    def processes(self, number: int) -> list[int]:
+        """Returns the pids of the processes of a host, without its sshd."""
+        found = subprocess.run(["ip", "netns", "pids", self.names[number]], capture_output=True, text=True)
+        return [pid for pid in map(int, found.stdout.split()) if not is_sshd(pid)]
+
+    def close(self) -> None:
+        for name in self.names:
+            found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+            for pid in map(int, found.stdout.split()):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        for process in self.sshds:
+            process.wait()
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "del", self.bridge], check=False, capture_output=True)
+
+
+def is_sshd(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().startswith("sshd")
+    except OSError:
+        return True
+
+
+def run(*commands: str) -> None:
+    for command in commands:
+        subprocess.run(command, shell=True, check=True, capture_output=True)
+
+
+def wait_for_ssh(folder: Path, address: str) -> None:
+    command: Sequence[str] = ["ssh", "-F", f"{folder}/ssh_config", "-o", "BatchMode=yes", address, "true"]
+    for _ in range(50):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 0:
+            return
+    raise AssertionError(done.stderr)
+
+
+@contextmanager
+def hosts(folder: Path, count: int = 3) -> Iterator[Hosts]:
+    made = Hosts(folder, count)
+    try:
+        made.open()
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,272 @@
+"""The engine `ssh` over three hosts, which are network namespaces of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from meshctl.engines.ssh import hosts_in, last_error, script_of
+from tests.cli.commands import MAIN, meshctl
+from tests.cli.small_launch import PARTS, RECIPE
+from tests.engines import namespaces
+from tests.engines.namespaces import Hosts
+from tests.engines.processes import name_of
+from tests.paths import ROOT
+
+THREE = RECIPE.replace("ranks: 1,", "ranks: 3,").replace("ranks: 2,", "ranks: 3,")
+THREE = THREE.replace("run:", "cluster: {nodes: 3}\nrun:").replace("samples: 4", "samples: 6")
+LONG = ["components.trainer.args.mood=slow", "run.steps=100000"]
+LEASE = "engine.ssh.lease=6"
+LIMIT_S = 200
+needs_hosts = pytest.mark.skipif(bool(namespaces.MISSING), reason=f"needs {', '.join(namespaces.MISSING)}")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    with namespaces.hosts(tmp_path_factory.mktemp("hosts"), 3) as found:
+        yield found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "recipe.yaml").write_text(THREE)
+    return tmp_path
+
+
+def started(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", MAIN, "launch", *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
+
+
+@pytest.fixture
+def launches() -> Iterator[list[subprocess.Popen[str]]]:
+    """Collects launches, and kills those that are left."""
+    found: list[subprocess.Popen[str]] = []
+    yield found
+    for one in found:
+        if one.poll() is None:
+            os.killpg(one.pid, signal.SIGKILL)
+        one.communicate()
+
+
+def until(process: subprocess.Popen[str], pattern: str) -> str:
+    """Reads lines until one matches. Returns all of them."""
+    assert process.stdout is not None
+    lines = ""
+    for line in process.stdout:
+        lines += line
+        if re.search(pattern, line):
+            return lines
+    raise AssertionError(lines)
+
+
+def is_empty(hosts: Hosts, limit_s: float) -> bool:
+    """Waits until no process is left on any host."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        if not any(hosts.processes(number) for number in range(3)):
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def rows(folder: Path) -> list[dict[str, object]]:
+    [metrics] = folder.glob("runs/*/*/metrics.jsonl")
+    return [
+        {key: value for key, value in json.loads(line).items() if key != "time"}
+        for line in metrics.read_text().splitlines()
+    ]
+
+
+@needs_hosts
+@pytest.mark.namespaces
+@pytest.mark.slow_suite
+def test_grpo_over_three_hosts_equals_the_run_on_one(hosts: Hosts, tmp_path: Path) -> None:
+    for place in ("here", "there"):
+        shutil.copytree(ROOT / "recipes" / "arithmetic", tmp_path / place / "arithmetic")
+        shutil.copy(ROOT / "recipes" / "grpo_arithmetic.yaml", tmp_path / place)
+    sizes = ["groups.rollout.ranks=3", "groups.train.ranks=3", "groups.judge.ranks=3", "run.steps=6"]
+    sizes += ["components.sampler.parallel.dp_size=3", "components.actor.parallel.fsdp_size=3"]
+    there = meshctl(
+        tmp_path / "there", "launch", "grpo_arithmetic.yaml", *sizes, "cluster.nodes=3", *hosts.options
+    )
+    assert there.returncode == 0, there.stderr
+    here = meshctl(tmp_path / "here", "launch", "grpo_arithmetic.yaml", *sizes)
+    assert here.returncode == 0, here.stderr
+    assert rows(tmp_path / "there") == rows(tmp_path / "here") and len(rows(tmp_path / "here")) == 6
+    assert is_empty(hosts, 10)
+
+
+def kill_agent(hosts: Hosts, launch: int) -> None:
+    os.kill(process_of(hosts, 1, "meshctl-fork"), signal.SIGKILL)
+
+
+def kill_worker(hosts: Hosts, launch: int) -> None:
+    os.kill(process_of(hosts, 2, "two:2"), signal.SIGKILL)
+
+
+def kill_group_agent(hosts: Hosts, launch: int) -> None:
+    os.kill(process_of(hosts, 1, "mesh two/1"), signal.SIGKILL)
+
+
+def cut_link(hosts: Hosts, launch: int) -> None:
+    hosts.link(1, "down")
+
+
+def process_of(hosts: Hosts, number: int, title: str) -> int:
+    for pid in hosts.processes(number):
+        if name_of(pid) == title:
+            return pid
+    raise AssertionError(title)
+
+
+@needs_hosts
+@pytest.mark.namespaces
+@pytest.mark.slow_suite
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        (
+            kill_agent,
+            r"error: the (connection to node 1 is lost|node process on host \S+ \(node 1\): SIGKILL)",
+        ),
+        (kill_worker, r"error: two:2 failed.*SIGKILL"),
+        (kill_group_agent, r"error: the agent of two: SIGKILL"),
+        (cut_link, r"error: (node 1 has not answered for 6 s|the connection to node 1 is lost)"),
+    ],
+)
+def test_a_fault_ends_everything_with_its_cause(
+    hosts: Hosts, folder: Path, fault: Callable[[Hosts, int], None], cause: str
+) -> None:
+    launch = started(folder, "recipe.yaml", *LONG, *hosts.options, LEASE)
+    until(launch, "^step 2")
+    fault(hosts, launch.pid)
+    try:
+        output, _ = launch.communicate(timeout=LIMIT_S)
+        assert launch.returncode == 5 and re.search(cause, output), output
+        assert is_empty(hosts, 30)
+    finally:
+        hosts.link(1, "up")
+
+
+@needs_hosts
+@pytest.mark.namespaces
+@pytest.mark.slow_suite
+def test_a_killed_head_and_an_interrupt_leave_nothing(hosts: Hosts, folder: Path) -> None:
+    launch = started(folder, "recipe.yaml", *LONG, *hosts.options, LEASE)
+    until(launch, "^step 2")
+    assert all(hosts.processes(number) for number in range(3))
+    commands = Path("/proc").glob("[0-9]*/cmdline")
+    assert not any(token_in(one, launch.pid) for one in commands)
+    launch.kill()
+    launch.communicate()
+    assert is_empty(hosts, 30)
+    launch = started(folder, "recipe.yaml", *LONG, *hosts.options, LEASE)
+    until(launch, "^step 2")
+    launch.send_signal(signal.SIGINT)
+    output, _ = launch.communicate(timeout=LIMIT_S)
+    assert launch.returncode == 130 and "checkpoint of step" in output
+    assert is_empty(hosts, 10)
+    launch = started(folder, "recipe.yaml", *hosts.options, "engine.ssh.setup=[sleep 1000]")
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not all(hosts.processes(number) for number in range(3)):
+        time.sleep(0.2)
+    launch.kill()
+    launch.communicate()
+    assert is_empty(hosts, 30)
+
+
+def token_in(cmdline: Path, head: int) -> bool:
+    """Whether a command line has a word of 64 hexadecimal digits, as tokens are."""
+    try:
+        return re.search(rb"\b[0-9a-f]{64}\b", cmdline.read_bytes()) is not None
+    except OSError:
+        return False
+
+
+@needs_hosts
+@pytest.mark.namespaces
+@pytest.mark.slow_suite
+def test_hosts_that_cannot_start_a_node_are_named(hosts: Hosts, folder: Path) -> None:
+    def message(*words: str) -> str:
+        done = meshctl(folder, "launch", "recipe.yaml", *hosts.options, *words)
+        assert done.returncode == 4, done.stderr
+        return done.stderr
+
+    second = hosts.addresses[1]
+    assert "has failed in `engine.ssh.setup`: cd /nowhere" in message("engine.ssh.setup=[cd /nowhere]")
+    assert "has no meshctl: install it there" in message(
+        "engine.ssh.setup=['meshctl() { :; }', 'unset -f meshctl', 'command() { false; }']"
+    )
+    (hosts.folder / "nobody").write_text(
+        "Host *\n IdentityFile /dev/null\n IdentitiesOnly yes\n UserKnownHostsFile /dev/null\n StrictHostKeyChecking no\n LogLevel ERROR\n"
+    )
+    found = message(f"engine.ssh.ssh_options=[-F,{hosts.folder}/nobody]")
+    assert re.search(r"host \S+ \(node \d\) is not reached by ssh: .*Permission denied", found)
+    hosts.link(1, "down")
+    try:
+        found = message()
+        assert f"host {second} (node 1) is not reached by ssh: ssh: connect to host {second} port 22" in found
+    finally:
+        hosts.link(1, "up")
+    assert is_empty(hosts, 30)
+
+
+# Without hosts
+
+
+def test_the_hosts_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("# the lab\na slots=4\n\nuser@b  # the second\n")
+    assert hosts_in(tmp_path / "hosts") == ("a", "user@b")
+
+
+def test_the_last_error_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("Welcome\nerror: it failed\nConnection closed\n")
+    assert last_error(log) == "it failed"
+    log.write_text("Welcome\nssh: connect to host b port 22: No route to host\r\n\n")
+    assert last_error(log) == "ssh: connect to host b port 22: No route to host"
+
+
+def test_the_script_hands_over_the_token_and_ends_with_its_input(tmp_path: Path) -> None:
+    show = 'echo "$MESHCTL_TOKEN $FLAVOR"; sleep 1000'
+    script = script_of(["export FLAVOR=sweet"], ["sh", "-c", show])
+    process = subprocess.Popen(
+        ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdin and process.stdout
+    process.stdin.write("secret\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "secret sweet\n"
+    process.stdin.close()
+    assert process.wait(30) == -signal.SIGTERM
+    assert process.stdout.read() == ""
+    process.stdout.close()
+
+
+def test_a_dry_run_prints_ssh_for_each_host(folder: Path) -> None:
+    done = meshctl(
+        folder, "launch", "recipe.yaml", "--dry-run", "engine.ssh.hosts=[127.0.0.1,u@127.0.0.2,127.0.0.3]"
+    )
+    assert done.returncode == 0, done.stderr
+    commands = done.stdout[done.stdout.index("\nssh ") :].strip().split("\nssh ")
+    assert [shlex.split(one)[-2] for one in commands] == ["127.0.0.1", "u@127.0.0.2", "127.0.0.3"]
+    assert "meshctl agent --plan" in commands[1] and "--node 1 --head 127.0.0.1:PORT" in commands[1]
