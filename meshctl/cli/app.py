@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from typer.models import CommandInfo
@@ -20,6 +20,7 @@ from meshctl.cli.completion import sources
 from meshctl.cli.crash import bug
 from meshctl.cli.hydra_flags import answer
 from meshctl.cli.output import no_room, open_all, refuse, refused, write
+from meshctl.cli.parameters import RUNS, DataFormat, Folder, Overrides, Recipe, Run, argument, option
 from meshctl.cli.shell_words import answer_split
 
 app = typer.Typer(
@@ -30,36 +31,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-
-def option(help: str, complete: Any = None, *names: str, metavar: str | None = None, **more: Any) -> Any:
-    """Returns an option. `complete` is a callback of `completion/sources.py`. If `names` is empty, the option
-    has the name of its parameter."""
-    return typer.Option(*names, metavar=metavar, help=help, autocompletion=complete, **more)
-
-
-def argument(metavar: str, help: str, complete: Any) -> Any:
-    return typer.Argument(metavar=metavar, help=help, show_default=False, autocompletion=complete)
-
-
-Recipe = Annotated[
-    str, argument("RECIPE", "A recipe, - for standard input, or a run's directory.", sources.recipe)
-]
-Overrides = Annotated[
-    list[str] | None, argument("[KEY=VALUE]...", "Overrides, as in Hydra: KEY=VALUE.", sources.overrides)
-]
-RUNS = "runs"
-"""The folder of runs, unless the recipe or the user names another one."""
-Run = Annotated[
-    str,
-    argument(
-        "[RUN]",
-        "A run: its folder, NAME/TIME, or NAME for its newest run. Default: the newest.",
-        sources.runs,
-    ),
-]
-Folder = Annotated[str, option("Folder of runs.", sources.folders, "--dir", "-d", metavar="FOLDER")]
-DataFormat = Annotated[str, option("Format: text or json.", sources.words("text", "json"), "--format", "-f")]
 
 
 def show_version(asked: bool) -> None:

@@ -60,6 +60,7 @@ COMMANDS = (
     "schema",
     "completion",
     "agent",
+    "head",
 )
 """The commands whose help is read. A new command is found in `meshctl --help`."""
 

@@ -12,6 +12,7 @@ and later forks happen in the node processes.
 from __future__ import annotations
 
 import math
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -71,14 +72,7 @@ class Supervisor:
             handle = engine.start(job) if environ is None else engine.attach(job, environ)
         except CannotStart as error:
             return Outcome(UNFIT, Cause(Priority.OWN, str(error)), str(error))
-        nodes = Nodes(
-            nodes_listener,
-            job.token,
-            engine.lease_s,
-            engine.join_limit_s,
-            job.plan.digest,
-            reads_clocks=job.plan.run.trace is not None,
-        )
+        nodes = self._nodes(job, nodes_listener)
         journal = Journal(job.run.journal("launcher"))
         watch = LauncherWatch.of(attempt, self._signals, handle)
         views = Observers([])
@@ -107,6 +101,11 @@ class Supervisor:
             for one in (handle, nodes, stores, journal, watch):
                 one.close()
         return outcome
+
+    def _nodes(self, job: Job, listener: socket.socket) -> Nodes:
+        engine, reads_clocks = self._engine, job.plan.run.trace is not None
+        limits = engine.lease_s, engine.join_limit_s
+        return Nodes(listener, job.token, *limits, job.plan.digest, reads_clocks=reads_clocks)
 
     def _attempts(self, session: Session, attempt: Attempt, handle: Handle) -> Outcome:
         restarts = Restarts(session.job.plan.run.restarts)
