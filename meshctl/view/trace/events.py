@@ -17,12 +17,15 @@ FIRST_ID = 10_000_000
 """The least number of a process or thread here. The kernel has none so large, and so torch's profiler uses
 none of them."""
 LAUNCHER = FIRST_ID
+TICK = 0.125
+"""The resolution of times in microseconds, a power of two."""
 Event = dict[str, Any]
 
 
 def microseconds(seconds: float) -> float:
-    """Returns a time with whole nanoseconds."""
-    return round(seconds * 1e6, 3)
+    """Returns a time in whole ticks. Sums and differences of these are exact in every program that reads the
+    trace, so a span never seems to end after the one that contains it."""
+    return round(seconds * 1e6 / TICK) * TICK
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def slice_of(
     place: Place, category: str, name: str, begin: float, end: float, args: Mapping[str, Any]
 ) -> Event:
     """Returns a span. Its times are microseconds."""
-    event = {"ph": "X", "cat": category, "name": name, "ts": begin, "dur": round(end - begin, 3)}
+    event = {"ph": "X", "cat": category, "name": name, "ts": begin, "dur": end - begin}
     return {**event, "pid": place.pid, "tid": place.tid, **({"args": args} if args else {})}
 
 

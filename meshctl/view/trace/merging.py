@@ -19,10 +19,7 @@ from meshctl.plan.model import Plan
 from meshctl.run.clock_offset import Offset, best_at
 from meshctl.run.directory import RunDir
 from meshctl.run.trace_file import Span, WorkerTrace
-from meshctl.view.trace.events import Event, Place, Places, flow, instant, microseconds, slice_of
-
-TICK = 0.001
-"""The least time between two events in microseconds."""
+from meshctl.view.trace.events import TICK, Event, Place, Places, flow, instant, microseconds, slice_of
 
 Key = tuple[int, int, int, int, int, int]
 """A frame: attempt, step, sender, receiver, tag, number."""
@@ -129,7 +126,7 @@ class Merging:
     def _slice(self, job_rank: int, span: Span, attempt: int) -> Event:
         thread, category, name, first, last, some = span
         begin = self._time(job_rank, first)
-        end = max(self._time(job_rank, last), begin + TICK)
+        end = self._time(job_rank, last)
         if not thread:
             self._ends[job_rank] = max(end, self._ends.get(job_rank, end))
         place, facts = self._places.of(job_rank, thread), some or {}
@@ -157,7 +154,7 @@ class Merging:
         sent = self._sent.pop((attempt, facts["of"], sender, job_rank, facts["tag"], number), None)
         if sent is None:
             return
-        at = max(self._time(job_rank, begin), round(self._time(job_rank, end) - TICK, 3))
+        at = max(self._time(job_rank, begin), self._time(job_rank, end) - TICK)
         start = min(sent.time, at)
         if start >= sent.begin:
             received = self._places.of(job_rank, thread), at

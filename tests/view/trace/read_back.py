@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-NANOSECOND = 0.001
 Event = dict[str, Any]
 
 
@@ -85,12 +84,12 @@ def _nested(events: list[Event]) -> dict[int, list[Slice]]:
         opened: list[Slice] = []
         for event in sorted(own, key=lambda event: (event["ts"], -event["dur"])):
             begin, end = event["ts"], event["ts"] + event["dur"]
-            assert begin >= 0 and event["dur"] > 0
+            assert begin >= 0 and event["dur"] >= 0
             one = Slice(event["name"], event["cat"], begin, end, event.get("args", {}))
-            while opened and opened[-1].end <= begin + NANOSECOND:
+            while opened and opened[-1].end <= begin:
                 opened.pop()
             if opened:
-                assert end <= opened[-1].end + 2 * NANOSECOND, f"{one.name} overlaps {opened[-1].name}"
+                assert end <= opened[-1].end, f"{one.name} overlaps {opened[-1].name}"
                 one.parent = opened[-1]
             (opened[-1].children if opened else threads[tid]).append(one)
             opened.append(one)
@@ -116,7 +115,7 @@ def _arrows(
 
 def _innermost(slices: list[Slice], time: float) -> Slice:
     """Returns the innermost slice at a time, to which Perfetto binds an arrow."""
-    within = [one for one in slices if one.begin - NANOSECOND <= time < one.end + NANOSECOND]
+    within = [one for one in slices if one.begin <= time < one.end]
     assert within, f"no slice at {time}"
-    inner = [one for one in within[-1].children if one.begin - NANOSECOND <= time < one.end + NANOSECOND]
+    inner = [one for one in within[-1].children if one.begin <= time < one.end]
     return _innermost(within[-1].children, time) if inner else within[-1]
