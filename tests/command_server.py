@@ -29,6 +29,9 @@ from tests.paths import ROOT
 
 TIMEOUT_S = 240
 """The longest time of a command. It is killed afterwards."""
+LOADED_LATE = ("torch._dynamo", "torch.distributed.fsdp")
+"""The modules that torch imports in the first step of an optimizer and the first use of FSDP. Each worker of a
+command would import them again."""
 Done = subprocess.CompletedProcess[str]
 
 
@@ -101,8 +104,8 @@ def serve(preload: str) -> None:
 
     import meshctl.runtime.checkpoint  # noqa: F401
 
-    if preload:
-        importlib.import_module(preload)
+    for module in (*LOADED_LATE, *([preload] if preload else [])):
+        importlib.import_module(module)
     gc.freeze()
     for line in sys.stdin:
         request = json.loads(line)
