@@ -238,7 +238,13 @@ def test_a_worker_that_does_not_advance_ends_the_run_and_is_named_with_its_stack
     assert "Traceback" not in ran.err
 
 
-@pytest.mark.parametrize("env", ["{}", "{OMP_NUM_THREADS: '2'}"], ids=["forked", "executed"])
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param("{}", id="forked"),
+        pytest.param("{OMP_NUM_THREADS: '2'}", id="executed", marks=pytest.mark.slow_suite),
+    ],
+)
 def test_an_endpoint_that_writes_into_its_batch_is_named_with_its_line_and_a_hint_to_clone(
     where: Path, env: str
 ) -> None:
