@@ -46,8 +46,6 @@ CHOICE_OF_SINGLE = {
     "dp 2": [Case("qwen3_moe", lora="experts", packed=True)],
     "fsdp 2": [Case("qwen3_moe_tied", micro_batch=1)],
     "tp 2": [Case("qwen3", lora=True, packed=True)],
-    "hsdp 2 x 2": [Case("qwen3", lora=True)],
-    "fsdp 2 x tp 2": [Case("llama_tied", packed=True)],
 }
 
 
