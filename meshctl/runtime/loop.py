@@ -12,6 +12,7 @@ Where a stream may end the run, the order of stages is that of `stream_order`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from typing import NamedTuple
@@ -325,8 +326,7 @@ class Loop:
         for end in self._ends:
             if end.bytes_sent:
                 report.routes[end.route.name], end.bytes_sent = end.bytes_sent, 0
-        now = perf_counter()
-        report.seconds = now - self._state.begin
+        report.seconds = (now := perf_counter()) - self._state.begin
         report.collectives = self._context.progress.end_step()
         self._context.progress.report_waits(report)
         self._context.events.write_step(report)
@@ -335,15 +335,19 @@ class Loop:
     # Weights
 
     def _sync(self, stage: Stage, step: int) -> None:
-        self._state.at = (stage.name, step)
+        with self._syncing(stage, step) as end:
+            end.send(self._weights(stage), step)
+            self._load(stage, step, step)
+
+    @contextmanager
+    def _syncing(self, stage: Stage, step: int) -> Iterator[WeightChannel]:
+        """Notes the times of a sync, or of its later part."""
         begin, end = perf_counter(), self._syncs[stage.name]
+        self._state.at, end.seconds_waited = (stage.name, step), 0.0
         self._context.progress.enter(Activity.SYNCING, self._plan.stages.index(stage), begin)
-        end.seconds_waited = 0.0
-        end.send(self._weights(stage), step)
-        self._load(stage, step, step)
-        report = self._state.report
-        report.waits[stage.name] = end.seconds_waited
-        report.stages[stage.name] = perf_counter() - begin - end.seconds_waited
+        yield end
+        spent = perf_counter() - begin - end.seconds_waited
+        self._state.report.add_times(stage.name, end.seconds_waited, spent)
 
     def _weights(self, stage: Stage) -> Mapping[str, Tensor] | None:
         if stage.component not in self._context.components:
@@ -365,9 +369,8 @@ class Loop:
 
     def _load_due(self, stage: Stage, step: int) -> None:
         if self._syncs[stage.name].due(step):
-            self._state.at = (stage.name, step)
-            self._context.progress.enter(Activity.SYNCING, self._plan.stages.index(stage), perf_counter())
-            self._load(stage, step, step)
+            with self._syncing(stage, step):
+                self._load(stage, step, step)
 
     def _load(self, stage: Stage, step: int, until: int) -> None:
         """Loads the weights that are due by the step `until`."""

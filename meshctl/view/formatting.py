@@ -28,11 +28,12 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def precise(seconds: float) -> str:
-    """Returns a time with three significant digits."""
-    if seconds >= 60:
+def precise(seconds: float, other: float = 0.0) -> str:
+    """Returns a time with three significant digits, in the unit of the longer one of two times."""
+    longer = max(seconds, other)
+    if longer >= 60:
         return duration(seconds)
-    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if longer >= 0.1 else f"{1000 * seconds:.3g} ms"
 
 
 def milliseconds(seconds: float) -> str:

@@ -26,7 +26,7 @@ class Bound:
     group: str
     """The group that runs it, or sends."""
     seconds: float
-    """The mean seconds of a step as they would be without it."""
+    """The mean seconds of a step as they would be without it; in `next`, without both."""
     gain: float
     """The part of a step that would be saved, 0 to 1."""
     next: Bound | None = None
@@ -43,8 +43,8 @@ class _Candidate(NamedTuple):
 
 
 def bound_of(schedule: Schedule, costs: Costs, measured: float) -> Bound | None:
-    """Returns what bounds a run whose steps take `measured` seconds, and what would bound it next. The gain
-    is computed, and the seconds are those of the measured step without it."""
+    """Returns what bounds a run whose steps take `measured` seconds, and what would bound it next. What the
+    computed schedule does not explain of these seconds would remain."""
     whole = schedule.step_seconds(costs)
     first = _best(schedule, costs, whole)
     if first is None:
@@ -58,8 +58,8 @@ def bound_of(schedule: Schedule, costs: Costs, measured: float) -> Bound | None:
 def _bound(
     one: _Candidate, seconds: float, whole: float, measured: float, after: Bound | None = None
 ) -> Bound:
-    part = seconds / whole
-    return Bound(one.kind, one.name, one.group, measured * part, max(0.0, 1 - part), after)
+    left = min(measured, seconds + max(0.0, measured - whole))
+    return Bound(one.kind, one.name, one.group, left, 1 - left / measured, after)
 
 
 def _best(schedule: Schedule, costs: Costs, whole: float) -> tuple[_Candidate, float] | None:

@@ -108,7 +108,7 @@ def sentences(use: TimeUse) -> list[str]:
 
 def bound_sentence(use: TimeUse, bound: Bound) -> str:
     """Returns what bounds the run, and what the run would gain without it."""
-    would = f"a step would take {precise(bound.seconds)} in place of {precise(use.seconds)}"
+    would = f"a step would take {precise(bound.seconds, use.seconds)} in place of {precise(use.seconds)}"
     if bound.gain < MIN_SHARE:
         other = f", because of {_named(bound.next)}" if bound.next else ""
         return f"nothing bounds the run alone: without {_named(bound)} {would}{other}"

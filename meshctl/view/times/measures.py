@@ -82,6 +82,9 @@ class _Group:
         stages = {name: seconds for name, seconds in (calls | syncs).items() if self._runs(name)}
         rest = max(0.0, seconds - busy - moving - waiting)
         means = {name: seconds / self._rate(name) for name, seconds in stages.items()}
+        means |= {
+            stage.name: syncs[stage.name] * stage.every for stage in self._hosted if stage.name in syncs
+        }
         slow_ranks = self._slow_ranks(calls)
         return GroupUse(seconds, busy, moving, waiting, rest, stages, means, waits, slow_ranks)
 

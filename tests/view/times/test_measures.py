@@ -121,8 +121,8 @@ def test_a_run_of_one_group() -> None:
     assert use and use.bound and (use.bound.name, use.bound.gain) == ("metrics", pytest.approx(0.9))
     assert list(parts_of(use)) == ["0.5 s a step", "train busy 90 %"]
     assert sentences(use) == [
-        "`metrics` of train bounds the run: without it a step would take 50 ms in place",
-        "of 0.5 s (90 % less); then what train does outside of its stages would",
+        "`metrics` of train bounds the run: without it a step would take 0.05 s in",
+        "place of 0.5 s (90 % less); then what train does outside of its stages would",
     ]
 
 

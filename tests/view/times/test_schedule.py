@@ -92,9 +92,11 @@ def test_the_stage_without_which_a_step_is_shortest_bounds_the_run() -> None:
     schedule, costs = chain(0.1, 0.4, 0.3)
     bound = bound_of(schedule, costs, measured=0.44)
     assert bound and (bound.kind, bound.name, bound.group) == ("stage", "s1", "g1")
-    assert bound.gain == pytest.approx(0.25)
-    assert bound.seconds == pytest.approx(0.33)  # of the measured step
-    assert bound.next and (bound.next.name, bound.next.seconds) == ("s2", pytest.approx(0.11))
+    assert bound.seconds == pytest.approx(0.3 + 0.04)  # what the schedule does not explain remains
+    assert bound.gain == pytest.approx(1 - 0.34 / 0.44)
+    assert bound.next and (bound.next.name, bound.next.seconds) == ("s2", pytest.approx(0.1 + 0.04))
+    overlapping = bound_of(schedule, costs, measured=0.32)  # the run is faster than its computed schedule
+    assert overlapping and overlapping.seconds == pytest.approx(0.3)
 
 
 def test_without_one_of_two_equal_stages_nothing_is_gained() -> None:
