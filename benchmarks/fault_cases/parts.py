@@ -114,7 +114,8 @@ def print_bytes():
 
 
 def have_children():
-    """Starts 16 grandchildren, as data loaders do, half of them in sessions of their own."""
+    """Starts 16 grandchildren, as data loaders do, half of them in sessions of their own and without the
+    worker's output."""
     from torch.utils.data import DataLoader
 
     loader = DataLoader(range(1_000_000), num_workers=4, batch_size=2)
@@ -123,7 +124,8 @@ def have_children():
     KEPT.append(loader)
     KEPT.append(multiprocessing.get_context("spawn").Manager())
     for own_session in (False, True) * 6:
-        subprocess.Popen(["sleep", "1000"], start_new_session=own_session)
+        quiet = subprocess.DEVNULL if own_session else None
+        subprocess.Popen(["sleep", "1000"], start_new_session=own_session, stdout=quiet, stderr=quiet)
 
 
 KEPT = []

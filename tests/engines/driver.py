@@ -82,7 +82,10 @@ def worker(environ: Mapping[str, str]) -> int:
     if "children" in mode:
         multiprocessing.util.get_temp_dir()  # as data loaders do, for the sockets of shared tensors
         for own_session in (False, True):
-            subprocess.Popen(["sleep", "1000"], start_new_session=own_session)
+            quiet = subprocess.DEVNULL if own_session else None  # it has no pipe of the run then
+            subprocess.Popen(
+                ["sleep", "1000"], start_new_session=own_session, stdin=quiet, stdout=quiet, stderr=quiet
+            )
     planned = None if "forever" in mode else STEPS
     journal.write(
         "ready",

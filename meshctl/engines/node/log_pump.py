@@ -10,8 +10,9 @@ process starts another one (`worker_logs`).
     this one to the node process {"path": FILE, "error": TEXT}     the file cannot be written; once a reason
 
 It ends when the socket to the node process is closed and every pipe is at its end. If the node process was
-killed together with the process that adopts its orphans, this one is left: it kills the processes that still
-have a pipe, the children of workers, and removes the folder of sockets (`scratch`).
+killed together with the process that adopts its orphans, this one is left: it kills the children of workers,
+which still have a pipe or the mark of the run in their environment, and removes the folder of sockets
+(`scratch`).
 """
 
 from __future__ import annotations
@@ -63,15 +64,19 @@ class LogPump:
         self._is_closed = False
         """Whether the node process has closed its socket."""
 
-    def run(self) -> None:
+    def run(self) -> float:
+        """Writes logs until the node process has closed its socket and every pipe is at its end. Returns when
+        the socket was closed, in seconds since the machine was started."""
         while not self._is_closed:
             is_busy = self._round(-1)
             if not is_busy and not self._is_closed:
                 select.select([self._control], [], [], BATCH_S)
+        closed = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._drain()
         if self._sources:
             termination.kill_writers(list(self._sources))
             self._drain()
+        return closed
 
     def _drain(self) -> None:
         """Writes what the pipes have until they are at their ends or `END_S` is over."""
@@ -142,7 +147,7 @@ def become(control: socket.socket, states: mmap.mmap, scratch: Scratch) -> NoRet
         process_setup.set_title(TITLE)
         process_setup.close_files([control.fileno(), scratch.descriptor])
         states[:] = bytes(len(states))
-        LogPump(control, states).run()
+        termination.kill_marked(scratch.mark, LogPump(control, states).run())
         scratch.release()
         code = 0
     finally:

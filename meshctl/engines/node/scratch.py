@@ -20,6 +20,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+VARIABLE = "MESHCTL_SCRATCH"
+"""The folder, in the environment of workers and of the processes that they start."""
 _NAME = re.compile(r"meshctl-[0-9a-f]{16}")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -36,6 +38,11 @@ class Scratch:
                     remove_unused(Path(entry.path))
         self.descriptor = _locked(self._folder)
         """Holds the lock; -1 without a folder. `multiprocessing` then makes folders of its own."""
+
+    @property
+    def mark(self) -> str:
+        """The variable by which the processes of this run on this node can be recognized."""
+        return f"{VARIABLE}={self._folder}"
 
     def release(self) -> None:
         """Ends the use of the folder by this process, and removes the folder if no other process uses it."""

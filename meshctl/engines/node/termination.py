@@ -8,8 +8,9 @@ failure, `supervise/forced_end.py` also kills all workers of the run.
         worker          dies with the node process (SIGKILL), and with its agent, whose socket the node
                         process watches
         fork server     dies with the node process (SIGTERM): one that runs another interpreter
-        log process     ends when no process has a pipe to it, and kills those that have one although the
-                        node process has died and nobody has adopted them
+        log process     ends when no process has a pipe to it, and kills those that have one, or the mark of
+                        the run in their environment, although the node process has died and nobody has
+                        adopted them
 
 PR_SET_PDEATHSIG is tied to the parent *thread*, so processes are forked from the main thread; and it misses a
 parent that died before it was set, so `die_with` checks the parent afterwards.
@@ -100,6 +101,34 @@ def kill_writers(pipes: Collection[int]) -> None:
             with suppress(PermissionError, ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)
+
+
+def kill_marked(mark: str, until: float) -> None:
+    """Kills the processes that began with `mark`, such as `NAME=VALUE`, in their environment, and had begun
+    at `until`, in seconds since the machine was started. A successor of the node process may have begun
+    others since."""
+    end = time.monotonic() + GRACE_S
+    while (pids := _marked(mark.encode(), until)) and time.monotonic() < end:
+        for pid in pids:
+            with suppress(PermissionError, ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.001)
+
+
+def _marked(mark: bytes, until: float) -> set[int]:
+    found = set[int]()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):  # it has ended, or is another user's
+                if mark in (entry / "environ").read_bytes().split(b"\0") and _begin(entry) <= until:
+                    found.add(int(entry.name))
+    return found
+
+
+def _begin(entry: Path) -> float:
+    """Returns when a process began, in seconds since the machine was started."""
+    ticks = (entry / "stat").read_text().rpartition(")")[2].split()[19]
+    return int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def _having(names: Collection[str]) -> set[int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.engine import CannotStart
+from meshctl.engines.node import scratch
 from meshctl.engines.node.visible_devices import device_list, variables, visible_names
 from meshctl.plan.model import Group, Plan, Program, Worker
 from meshctl.recipe.code.interpreters import interpreter_path, problem_of
@@ -115,6 +116,7 @@ class WorkerEnv:
             "MESHCTL_HEAD": self.stores.torch,
             "MESHCTL_ATTEMPT": str(self.start.attempt),
             "MESHCTL_RUN_DIR": str(self.run.path),
+            scratch.VARIABLE: str(scratch.scratch_folder(self.stores.token, worker.node)),
         }
 
     def _device_lists(self, worker: Worker) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from meshctl.engines.engine import CannotStart
+from meshctl.engines.node.scratch import scratch_folder
 from meshctl.engines.node.worker_env import (
     Stores,
     WorkerEnv,
@@ -49,6 +50,7 @@ def test_environment() -> None:
         "MESHCTL_HEAD": "127.0.0.1:1",
         "MESHCTL_PLAN": "/runs/1/plan.json",
         "MESHCTL_RUN_DIR": "/runs/1",
+        "MESHCTL_SCRATCH": str(scratch_folder("secret", 0)),
         "MESHCTL_TOKEN": "secret",
         "MY": "none/x",
         "OMP_NUM_THREADS": "1",
