@@ -4,8 +4,8 @@
     for event in merging.events(instants): ...
 
 At the time 0 the first worker began to record. The clock of each node is aligned by its measured offset. Of a
-step that ran again, the spans of the last attempt count. In memory are the spans of one step, and the sent
-frames that are still to be received.
+step that ran again, the spans of the last attempt count. In memory are the spans of one worker in one step,
+and the sent frames that are still to be received.
 """
 
 from __future__ import annotations
@@ -109,17 +109,13 @@ class Merging:
     def _events_of(self, step: int) -> Iterator[Event]:
         attempts = {rank: trace.attempts.get(step, -1) for rank, trace in self._traces.items()}
         attempt = max(attempts.values(), default=-1)
-        spans = {
-            rank: self._traces[rank].read(step).spans
-            for rank, number in attempts.items()
-            if number == attempt >= 0
-        }
+        ranks = [rank for rank, number in attempts.items() if number == attempt >= 0]
         self._sent = {key: sent for key, sent in self._sent.items() if key[1] >= step - self._lag}
-        for job_rank, some in spans.items():
-            for span in some:
+        for job_rank in ranks:
+            for span in self._traces[job_rank].read(step).spans:
                 yield self._slice(job_rank, span, attempt)
-        for job_rank, some in spans.items():
-            for span in some:
+        for job_rank in ranks:  # they are read again, because those of all workers may need much memory
+            for span in self._traces[job_rank].read(step).spans:
                 if span[5] and "from" in span[5]:
                     yield from self._arrow(job_rank, span, attempt)
 

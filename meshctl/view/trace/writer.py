@@ -28,6 +28,7 @@ INSTANTS_MAX = 1000
 OFFSETS_MAX = 100
 """The number of the newest measurements that are kept of each node's clock."""
 TEXT_MAX = 500
+_EVENT = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 class TraceWriter:
@@ -101,7 +102,7 @@ class TraceWriter:
                 separator = ""
                 file.write('{"displayTimeUnit":"ms","traceEvents":[')
                 for event in merging.events(list(self._instants)):
-                    file.write(f"{separator}\n{json.dumps(event, separators=(',', ':'))}")
+                    file.write(f"{separator}\n{_EVENT.encode(event)}")
                     separator = ","
                 file.write("\n]}\n")
             part.rename(path)
