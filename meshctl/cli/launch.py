@@ -19,6 +19,7 @@ from meshctl.cli.parallel_start import run_in_fork
 from meshctl.cli.replay import Misused, narrow_to_group, refuse_alone
 from meshctl.cli.requirements import requirements_of
 from meshctl.cli.stdin_source import resolve_source
+from meshctl.cli.tracking import check_trackers, feeds_of, without_secrets
 from meshctl.cli.validate import draw
 from meshctl.cli.worker_options import DebuggedWorker, check_workers, with_debugging
 from meshctl.dataclass import dataclass
@@ -33,7 +34,9 @@ from meshctl.run.addresses import joined
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.early_stopping import EarlyStopping
 from meshctl.run.engine_choice import EngineChoice
+from meshctl.run.git_state import record_git_state
 from meshctl.run.launches import record_launch
+from meshctl.run.media import forget_media
 from meshctl.run.observer import Observer
 from meshctl.run.row_file import rows_of
 from meshctl.run.saved_checkpoints import Whole
@@ -110,11 +113,13 @@ def launch(
             attempt.run.write_start(start)
             attempt = replace(attempt, start=start)
         attempt.run.forget_recorded(attempt.step or 0)
+        forget_media(attempt.run, attempt.step or 0)
     except RunHeld as error:
         return refuse(error, REFUSED)
     except OSError as error:
         return refuse(f"the run directory cannot be written: {why(error)}: {error.filename}", REFUSED)
     record_launch(attempt.run, overrides)
+    record_git_state(attempt.run, ready.path[0])
     state_file = StateFile(ready.plan, attempt.run)
     if on_begin:
         on_begin(attempt.run)
@@ -153,6 +158,7 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
         check_workers(ready.plan, "--follow", options.follow)
         if options.debug:
             ready = with_debugging(ready, options.debug)
+        check_trackers(ready.plan)
         if options.engine:
             ready = replace(ready, start=replace(ready.start, engine=EngineChoice(options.engine)))
         engine = engine_of(ready)
@@ -245,13 +251,16 @@ def run(
             *debugged,
             state,
             for_terminal(plan, run, sys.stdout, follow=follow, is_shared=bool(debugged)),
+            *([feeds.start()] if plan.run.track else []),
         ]
 
     with Signals().handled() as signals, ExitStack() as stack:
+        environ = stack.enter_context(without_secrets(plan))
+        feeds = feeds_of(plan, run, ready.path, environ, lambda: signals.count > 1)
         for worker in debugged:
             stack.enter_context(worker.interrupted_by(signals.receive))
         preload(plan, ready.path, groups_of(plan, ready.path))
-        job = Job(plan, run, main, keep=(attempt.lock,))
+        job = Job(plan, run, main, keep=(attempt.lock,), spare=lambda: feeds.pids)
         outcome = outcome_of(supervision, job, attempt, signals, observers)
         state.on_end(outcome.code, outcome.reason)  # where the run ended before it had observers
     write(summary(plan, run), sys.stdout)

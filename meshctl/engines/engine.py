@@ -17,7 +17,7 @@ recipe are a section of `recipe/engine_fields.py` and the keyword arguments of i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from importlib import import_module
 from pathlib import Path
@@ -102,6 +102,8 @@ class Job:
     """The secret by which node processes and the supervisor authenticate each other."""
     keep: tuple[int, ...] = ()
     """Descriptors that node processes and agents keep open until they end, e.g. the lock of the run."""
+    spare: Callable[[], Collection[int]] = tuple
+    """Returns the children of the launcher that do not belong to the engine: the processes of trackers."""
 
 
 class Handle(Protocol):

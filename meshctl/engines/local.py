@@ -157,7 +157,7 @@ class LocalHandle:
     def restart(self, nodes: Sequence[int]) -> bool:
         """Starts node processes by exec, because this process has threads by now and cannot fork."""
         self.forget(nodes)
-        termination.kill_children(spare=self._processes)
+        termination.kill_children(spare=[*self._processes, *self._job.spare()])
         for node in nodes:
             remove_scratch(self._job.token, node)
         environ = {**os.environ, TOKEN_VARIABLE: self._job.token}

@@ -45,6 +45,7 @@ from meshctl.recipe.section_types import (
     Section,
 )
 from meshctl.recipe.step_types import StepsOrTime, Window
+from meshctl.recipe.tracker_fields import Trackers
 from meshctl.topology.sizes import MAY_BE_AUTO, SIZES
 
 # Words that values may be
@@ -546,6 +547,12 @@ RUN = Section("run", "`run`", (
         doc="The least level of Python's log records that workers of components write."),
     Field("logs", Nested(LOGS, may_be_off=True, example="{keep: 1GiB}"),
         doc="Bounds the logs of workers; false for no limit."),
+    Field("track", Trackers(),
+        doc="Trackers that receive the metrics, what components log, and the recipe: tensorboard, wandb, "
+            "mlflow, trackio, or `module:NAME` for one of your own. A name, a list of names and of {NAME: "
+            "{OPTION: VALUE}}, or a mapping; false for none.",
+        aliases="logger loggers report_to trackers log_with",
+        related="log"),
     Field("checks", Word(CHECKS, "a set of checks", "MC102"), default="basic",
         doc="Checks while the run goes on: `all` also compares what peers return and log, and all "
             "borrowed memory before and after each call, and names the collectives that differ."),
@@ -625,6 +632,5 @@ SECTIONS = (
 """All sections. A misplaced key is assigned to the first section that has the key."""
 PLANNED = {
     ("run", "elastic"): "going on with fewer workers",
-    ("run", "log"): "trackers beside metrics.jsonl",
 }
 """(top-level key, key) of a later version -> its purpose."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.fields import BLOCK, CALL, RECIPE, STAGE, SYNC
 from meshctl.recipe.section_types import Field, Inputs, Named, Nested, Section
+from meshctl.recipe.tracker_fields import Trackers
 from meshctl.topology.cluster import ACCELERATORS, DEVICE_ALIASES
 
 
@@ -15,10 +16,10 @@ def section_at(path: KeyPath, root: Node) -> Section | None:
     section, keys = RECIPE, iter(path)
     for key in keys:
         field = section.by_key.get(key)
-        if field is None or not isinstance(field.type, (Nested, Named, Inputs)):
+        if field is None or not isinstance(field.type, (Nested, Named, Inputs, Trackers)):
             return None
         section = field.type.section
-        has_names = not isinstance(field.type, Nested)
+        has_names = not isinstance(field.type, (Nested, Trackers))
         if has_names and next(keys, None) is None:
             return None
     return stage_section(root.at(path)) if section is STAGE else section

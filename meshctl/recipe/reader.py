@@ -32,7 +32,7 @@ from meshctl.recipe.fields import (
 )
 from meshctl.recipe.section_types import Section
 from meshctl.run.engine_choice import EngineChoice
-from meshctl.run.settings import Best, Checkpoint, Restarts, Run, Stop, Trace
+from meshctl.run.settings import Best, Checkpoint, Restarts, Run, Stop, Trace, Track
 from meshctl.topology.sizes import SIZES
 
 
@@ -271,6 +271,7 @@ def _run(values: Mapping[str, Any]) -> Run:
         "restarts": restarts if restarts and restarts.times else None,
         "log_keep": logs["keep"] if logs else 0,
         "trace": Trace(**trace) if trace and trace["steps"] else None,
+        "track": tuple(Track(name, options) for name, options in values["track"]),
     }
     return Run(**{**{key: value for key, value in values.items() if key != "logs"}, **own})
 

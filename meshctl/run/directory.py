@@ -11,10 +11,14 @@ head.json       the address of the head, while nodes that others start may conne
 commands.txt    the command lines that start these nodes
 events/         JSON lines, a file per process
 state.json      the state of the run for other processes, which its launcher writes once a second
+git.txt         the commit and the branch of the recipe's repository, and whether it was changed
 metrics.jsonl   one object per step
 metrics.lost.jsonl           the rows of steps that ran again, each with its attempt
 logs/GROUP/RANK.log
 logs/launcher.log            the output of a launch in the background
+logs/tracker-NAME.log        the output of a tracker's process
+media/step-N/STAGE.NAME...   what components log beside numbers (`media.py`)
+trackers/                    files of trackers, and NAME.json with the run's id there
 checkpoints/step-N/COMPONENT/, a position file GROUP.json per group, and `checkpoint.manifest.json`
 checkpoints/latest           a link to the newest one, which people follow and meshctl does not
 checkpoints/damaged-step-N/  a damaged checkpoint of a step that ran again
@@ -178,6 +182,21 @@ class RunDir:
     def launcher_log(self) -> Path:
         """The output of a launcher that runs in the background."""
         return self.path / "logs" / "launcher.log"
+
+    def tracker_log(self, name: str) -> Path:
+        return self.path / "logs" / f"tracker-{name.replace(':', '.')}.log"
+
+    @property
+    def media(self) -> Path:
+        return self.path / "media"
+
+    @property
+    def git(self) -> Path:
+        return self.path / "git.txt"
+
+    @property
+    def trackers(self) -> Path:
+        return self.path / "trackers"
 
     @property
     def stalls(self) -> Path:

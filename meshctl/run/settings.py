@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
-from typing import Literal
+from typing import Any, Literal
 
 from meshctl.dataclass import dataclass
 from meshctl.run.best import Mode
@@ -71,6 +72,15 @@ class Trace:
 
 
 @dataclass(frozen=True)
+class Track:
+    """A tracker of the run."""
+
+    name: str
+    """Its name in `trackers/`, or `module:NAME` for a user's own."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Run:
     steps: int = 0
     """The number of steps; 0 if the data end the run."""
@@ -105,6 +115,8 @@ class Run:
     """The maximum number of bytes of the log of each worker; 0 for no limit."""
     trace: Trace | None = field(default=None, metadata=SPARSE)
     """None for a run without a trace."""
+    track: tuple[Track, ...] = field(default=(), metadata=SPARSE)
+    """The trackers, each of which is a process beside the launcher."""
     accept: tuple[str, ...] = field(default=(), metadata=SPARSE)
     """The unsound differences from a checkpoint with which a resume goes on."""
 

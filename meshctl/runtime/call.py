@@ -82,7 +82,8 @@ class Call:
         """The inputs that a block receives once."""
         self._component, self._context = component, context_of(component)
         self._method = getattr(component, stage.method)
-        self._metrics = StageMetrics(stage, collect, execute, mesh, rank, state, context.events)
+        run = self._context.run_dir
+        self._metrics = StageMetrics(stage, collect, execute, mesh, rank, state, context.events, run)
         self._seeds = Seeds(
             context.plan.seed,
             stage.component,

@@ -365,7 +365,8 @@ class Loop:
     def _metrics_of(self, stage: Stage, name: str) -> StageMetrics:
         mesh, rank = self._plan.component(name).mesh, self._context.rank
         modes = collect_mode("mean"), execute_mode("all")
-        return StageMetrics(stage, *modes, mesh, rank, self._state, self._context.events)
+        run = context_of(self._context.components[name]).run_dir
+        return StageMetrics(stage, *modes, mesh, rank, self._state, self._context.events, run)
 
     def _load_due(self, stage: Stage, step: int) -> None:
         if self._syncs[stage.name].due(step):

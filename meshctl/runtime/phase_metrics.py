@@ -9,6 +9,7 @@ A run that continues from a checkpoint calls `setup` again; the row of its step 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from meshctl.plan.model import Component, Stage
 from meshctl.run.events import EventLog, StepReport
@@ -20,12 +21,14 @@ from meshctl.topology.modes import COLLECT, EXECUTE
 class PhaseMetrics:
     """The numbers that a component logs on one rank in `setup` or `close`."""
 
-    def __init__(self, component: Component, phase: str, rank: int, step: int, events: EventLog) -> None:
+    def __init__(
+        self, component: Component, phase: str, rank: int, step: int, events: EventLog, run: Path
+    ) -> None:
         self._events, self._report = events, StepReport(step)
         stage = Stage(f"{component.name}.{phase}", "call", component.name, phase)
         state = StepState(report=self._report)
         modes = COLLECT["mean"], EXECUTE["all"]
-        self._metrics = StageMetrics(stage, *modes, component.mesh, rank, state, events)
+        self._metrics = StageMetrics(stage, *modes, component.mesh, rank, state, events, run)
 
     def log(self, values: Mapping[str, float], weight: float) -> None:
         """Implements `Component.log`: appends the numbers to the events of the worker."""

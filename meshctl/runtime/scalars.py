@@ -57,6 +57,7 @@ def logged_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any
         is_one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
         if not is_one and not isinstance(value, (bool, int, float, Mapping, Real)):
             shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
-            raise TypeError(f"self.log takes numbers: {name!r} is a {type(value).__name__}{shape}")
+            takes = "self.log takes numbers, and meshctl.Image, Histogram and Table"
+            raise TypeError(f"{takes}: {name!r} is a {type(value).__name__}{shape}")
         found |= inner
     return found

@@ -1,4 +1,5 @@
 """The metrics of one stage on one worker: the numbers that its endpoint returns, and those that it logs.
+Images, histograms and tables are logged in the same way (`media.py`).
 
 One rank of each data rank is counted: its numbers enter the metrics. The other ranks report only the names of
 the metrics that they log, each name once. From these the supervisor can warn of a metric that no counted rank
@@ -13,12 +14,14 @@ import logging
 import math
 import textwrap
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from meshctl.plan.model import Stage
 from meshctl.run.events import EventLog
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import StepState
+from meshctl.runtime.media import MediaWriter, separated
 from meshctl.runtime.scalars import logged_numbers, other_values, scalars
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import CollectMode, ExecuteMode
@@ -50,12 +53,16 @@ class StageMetrics:
         rank: int,
         state: StepState,
         events: EventLog,
+        run: Path,
     ) -> None:
         self._stage, self._state, self._events = stage, state, events
         counted = mesh.representative(mesh.data_rank(rank))
         self._counted = counted if execute.is_called(mesh, counted) else rank
         """The rank whose logged numbers are those of this data rank."""
         self._is_counted = self._counted == rank
+        representatives = map(mesh.representative, range(mesh.data_size))
+        first = next((one for one in representatives if execute.is_called(mesh, one)), 0)
+        self._media = MediaWriter(run, stage.name, events, writes=rank == first)
         self._uncounted: set[str] = set()
         """The names that this rank has logged without being counted."""
         self._before = 0
@@ -77,13 +84,18 @@ class StageMetrics:
         """Drops what the running call has logged, because it has failed and is repeated."""
         del self._state.report.metrics[self._before :]
         self.logged.clear()
+        self._media.again()
 
     def log(self, values: Mapping[str, float], weight: float) -> None:
-        """Implements `Component.log`. Raises `TypeError` for what is not a number and `ValueError` for a
-        weight that is negative or not finite."""
+        """Implements `Component.log`. Raises `TypeError` for what is neither a number nor an image,
+        histogram or table, and `ValueError` for a wrong one of these and for a weight that is negative or
+        not finite."""
+        values, media = separated(values)
         logged, weight = logged_numbers(values), float(weight)
         if not 0 <= weight < math.inf:
             raise ValueError(f"the weight of self.log must be a finite number from 0, not {weight:g}")
+        for name, one in media:
+            self._media.write(name, one, self._state.report.step)
         numbers = {name: float(value) for name, value in logged.items()}
         for name, number in numbers.items():
             self.logged.setdefault(name, []).append(number)

@@ -213,7 +213,9 @@ class Worker:
         return Tracer(plan, plan.run.trace, self._progress, data_plane, *paths, self._env.attempt)
 
     def _close(self, plan: Plan, name: str, component: Component, last: int) -> None:
-        metrics = PhaseMetrics(plan.component(name), "close", self._env.rank, last, self._journal)
+        metrics = PhaseMetrics(
+            plan.component(name), "close", self._env.rank, last, self._journal, self._run.path
+        )
         context_of(component).log = metrics.log
         component.close()
 
@@ -245,7 +247,9 @@ class Worker:
                 if stage.kind == "call" and stage.component == placed.name
             ]
             seed_all(plan.seed, placed.name, device=devices[0].type)  # replicas start with equal weights
-            metrics = PhaseMetrics(placed, "setup", self._env.rank, step_before(start), self._journal)
+            metrics = PhaseMetrics(
+                placed, "setup", self._env.rank, step_before(start), self._journal, self._run.path
+            )
             context = RankContext(
                 placed.name,
                 placed.mesh.at(self._env.rank),

@@ -6,6 +6,7 @@
     run.metrics.to_pandas()
     for event in run.events(): ...
     for line in run.logs("train", 1): ...
+    run.media("rollouts.samples")[-1].read()     # the last table, histogram or image of that name
 
 It reads the files of the run directory, while the run goes on or afterwards, and imports neither torch nor
 numpy. `refresh` reads again what has changed.
@@ -25,6 +26,7 @@ from meshctl.plan.model import Plan
 from meshctl.run.events import Event, Follower
 from meshctl.run.finding import NoRun, run_at
 from meshctl.run.log_lines import LogLine, lines_of_workers
+from meshctl.run.media import Media, media_of
 from meshctl.run.row_file import rows_of
 from meshctl.view.live.run_state import Condition
 from meshctl.view.live.seen_run import SeenRun, plan_of_run
@@ -59,9 +61,14 @@ class Metrics(Mapping[str, list[float | None]]):
         return f"Metrics({len(self._columns.get('step', ()))} rows of {', '.join(self._columns)})"
 
     def to_pandas(self) -> Any:
-        """Returns a `pandas.DataFrame` with the steps as its index. pandas must be installed."""
-        from pandas import DataFrame
-
+        """Returns a `pandas.DataFrame` with the steps as its index. Raises `ImportError` with one sentence if
+        pandas is not installed."""
+        try:
+            from pandas import DataFrame
+        except ModuleNotFoundError as error:
+            if error.name != "pandas":
+                raise
+            raise ImportError("to_pandas needs pandas: pip install pandas", name="pandas") from None
         return DataFrame(self._columns).set_index("step")
 
 
@@ -163,6 +170,11 @@ class OpenedRun:
         """Yields the events of all processes in the order of their times. Those of old steps are folded into
         sums (`steps`)."""
         return Follower(self._seen.run.events).in_order()
+
+    def media(self, name: str | None = None) -> list[Media]:
+        """Returns the images, histograms and tables that components have logged, or those of one name,
+        STAGE.NAME, by step. `read` of each gives what it contains."""
+        return media_of(self._seen.run, name)
 
     def logs(self, group: str = "", rank: int | None = None) -> Iterator[LogLine]:
         """Yields the lines that the workers have written, in the order of their times: of all workers, of a

@@ -35,6 +35,8 @@ from meshctl.recipe.fields import CALL, CLUSTER, COMPONENT, GROUP, PARALLEL, REC
 from meshctl.recipe.key_paths import field_at, keys_below, section_at
 from meshctl.recipe.model import stage_path
 from meshctl.recipe.section_types import Nested
+from meshctl.recipe.tracker_fields import NAMES as TRACKERS
+from meshctl.recipe.tracker_fields import Trackers
 from meshctl.topology.sizes import DIMS, divisors
 
 WITHOUT_SHORTHAND = (RECIPE, CLUSTER, GROUP, COMPONENT, CALL, SYNC, STAGE, RUN, *ENGINE_OPTIONS)
@@ -187,6 +189,8 @@ def _by_type(recipe: Outline, path: KeyPath, begun: str) -> Iterator[Candidate]:
             yield from (Candidate(word, meaning) for word, meaning in words.items())
         case DimOrder():
             yield from map(Candidate, DIMS)
+        case Trackers():
+            yield from (Candidate(name, doc) for name, doc in TRACKERS.items())
 
 
 def _type(recipe: Outline, path: KeyPath) -> Type | None:

@@ -22,6 +22,7 @@ from meshctl.run import clock
 from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.events import Follower, events_of
 from meshctl.run.local_checkpoints import warning_of_uncopied
+from meshctl.run.media import forget_media
 from meshctl.run.metrics import Fold
 from meshctl.run.saved_checkpoints import Whole, clear_later, newest_whole
 from meshctl.run.surviving_rows import PastAttempts, continue_rows
@@ -103,6 +104,7 @@ def next_attempt(attempt: Attempt) -> Attempt:
     start = replace(found, only=old.only, replay=old.replay, after=old.after, engine=old.engine)
     begun = _begun(attempt.plan, attempt.run, start, attempt.lock)
     begun.run.forget_recorded(begun.step or 0)
+    forget_media(begun.run, begun.step or 0)
     return replace(begun, warnings=_warnings(begun.plan, begun.run, whole))
 
 

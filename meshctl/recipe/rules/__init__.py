@@ -44,6 +44,7 @@ from meshctl.recipe.rules import (
     sequence_lengths,
     shares,
     tokenizers,
+    trackers,
     vocabularies,
 )
 from meshctl.recipe.rules.facts import Facts
@@ -54,7 +55,7 @@ SUBJECTS = (
     *(sequence_lengths, device_memory),
     *(components, arguments, argument_limits, choices, extras, tokenizers, vocabularies, data_files),
     literal_texts,
-    *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, costs, rollouts),
+    *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, trackers, costs, rollouts),
     *(loss_inputs, loss_options, engines),
 )
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)

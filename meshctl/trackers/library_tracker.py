@@ -1,0 +1,194 @@
+"""What the trackers of libraries have in common: the values that the library does not have yet, the id of the
+run there, and the files that it gets.
+
+    class Library(LibraryTracker):
+        name = "library"
+        def begin(self, step): ...            opens the run `self.id` of the library, or a new one
+        def log(self, step, values): ...      the metrics of a step
+        def media(self, one): ...
+        def checkpoint(self, step, path): ...
+        def end(self, code, reason): ...
+
+A library keeps what it has got, so each value is given once. The last row may come again with more metrics. A
+step that was lost and has run again comes again too, and of it only what has changed is given: in a run that
+repeats exactly, nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from meshctl.run.directory import RunDir, write_whole
+from meshctl.run.events import Event
+from meshctl.run.git_state import git_state
+from meshctl.run.media import Media, media_at
+from meshctl.run.row_file import Row, rows_of
+from meshctl.text.redaction import HIDDEN, is_secret_at, redact
+
+GIT_S = 2.0
+"""Seconds that a tracker waits for the state of the repository."""
+
+
+class LibraryTracker:
+    """An observer that gives a run to a library. A subclass overrides the first methods."""
+
+    name = ""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self._file = run.trackers / f"{self.name}.json"
+        known = self._known()
+        self.id = str(known.get("id", ""))
+        """The run's id at the library; empty before it has one."""
+        self._through = int(known.get("through", -1))
+        """The last step that the library has got."""
+        self._last: Row = {"step": -1}
+        self._lost: dict[int, Row] = {}
+        """The rows of lost steps that the library has got."""
+        self._has_begun = False
+
+    # What a library does
+
+    def begin(self, step: int | None) -> None:
+        """Opens the run, and sets `id`. The run continues after `step`; None for a new run."""
+
+    def rewind(self, step: int | None) -> None:
+        """The run continues after `step`, in the same process."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Gives the metrics of a step. What was not finite is NaN."""
+
+    def media(self, one: Media) -> None:
+        """Gives an image, a histogram or a table."""
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        """Gives a checkpoint that was published."""
+
+    def note(self, step: int, text: str) -> None:
+        """Gives a warning of the run."""
+
+    def end(self, code: int, reason: str) -> None:
+        """Closes the run and returns when everything is given. `reason` is the first cause of a failure."""
+
+    # The observer protocol
+
+    def on_attempt(self, number: int, step: int | None) -> None:
+        last = -1 if step is None else step
+        lost = (row for row in rows_of(self.run.lost_metrics) if last < row["step"] <= self._through)
+        self._lost = {row["step"]: row for row in lost}
+        self._last = {"step": -1}
+        if self._has_begun:
+            self.rewind(step)
+            return
+        self._has_begun = True
+        self.begin(step if self.id else None)
+        self._remember()
+
+    def on_row(self, row: Mapping[str, Any]) -> None:
+        step = int(row["step"])
+        known = self._last if self._last["step"] == step else self._lost.pop(step, {})
+        new = {
+            name_of(name): math.nan if value is None else float(value)
+            for name, value in row.items()
+            if name not in ("step", "time") and (name not in known or known[name] != value)
+        }
+        self._last = dict(row)
+        if new:
+            self.log(step, new)
+        self._through = max(self._through, step)
+
+    def on_event(self, event: Event) -> None:
+        if event.name == "checkpoint" and event.step is not None:
+            self.checkpoint(event.step, Path(str(event.value["path"])))
+        elif event.name == "media":
+            one = media_at(self.run.path / str(event.value["file"]))
+            if one is not None and one.path.exists():  # it is gone where its step is lost
+                self.media(one)
+        elif event.name == "warning":
+            self.note(event.step or max(self._through, 0), redact(str(event.value["text"])))
+
+    def on_end(self, code: int, reason: str) -> None:
+        self.end(code, redact(reason))
+        self._remember()
+
+    # Facts of the run
+
+    @property
+    def title(self) -> str:
+        """NAME/TIME"""
+        return f"{self.run.path.parent.name}/{self.run.path.name}"
+
+    @property
+    def recipe_name(self) -> str:
+        return str(self.plan["name"])
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The plan as plain data, without secrets."""
+        plan = without_secrets(json.loads(self.run.plan.read_text(encoding="utf-8")))
+        return plan if isinstance(plan, dict) else {}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What describes the run: its settings by group and component, the state of the code, and the plan's
+        digest."""
+        plan = self.plan
+        config: dict[str, Any] = {key: plan[key] for key in ("name", "seed", "digest", "run") if key in plan}
+        for key in ("groups", "components"):
+            config[key] = {one["name"]: {k: v for k, v in one.items() if k != "name"} for one in plan[key]}
+        state = self.code_state
+        return {**config, "run_dir": str(self.run.path), **({"git": state} if state else {})}
+
+    @property
+    def code_state(self) -> dict[str, Any]:
+        """The commit, the branch and whether it was changed, of the recipe's repository at the launch; empty
+        outside of one. Waits a moment for git."""
+        end = time.monotonic() + GIT_S
+        while not self.run.git.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        return git_state(self.run)
+
+    def files(self) -> list[Path]:
+        """Returns the recipe and the plan, as copies where they contain secrets."""
+        return [self._shared(self.run.recipe), self._shared(self.run.plan)]
+
+    def _shared(self, path: Path) -> Path:
+        text = path.read_text(encoding="utf-8")
+        clean = redact(text) if path.suffix == ".yaml" else json.dumps(self.plan, indent=2) + "\n"
+        if clean == text:
+            return path
+        copy = self.run.trackers / path.name
+        write_whole(copy, clean)
+        return copy
+
+    def _known(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _remember(self) -> None:
+        write_whole(self._file, json.dumps({"id": self.id, "through": self._through}) + "\n")
+
+
+def name_of(metric: str) -> str:
+    """Returns the name by which libraries know a metric: STAGE/NAME for STAGE.NAME, because they show what
+    is before the slash as a section."""
+    return metric.replace(".", "/", 1)
+
+
+def without_secrets(value: Any, path: tuple[str, ...] = ()) -> Any:
+    """Returns plain data with `<redacted>` in place of secrets."""
+    if isinstance(value, Mapping):
+        return {key: without_secrets(item, (*path, str(key))) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_secrets(item, path) for item in value]
+    if path and is_secret_at(path) and value not in (None, "", True, False):
+        return HIDDEN
+    return redact(value) if isinstance(value, str) else value
