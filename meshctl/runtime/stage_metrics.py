@@ -53,8 +53,9 @@ class StageMetrics:
         rank: int,
         state: StepState,
         events: EventLog,
-        run: Path,
+        run: Path = Path(),
     ) -> None:
+        """`run` is the run directory, to which images, histograms and tables are written."""
         self._stage, self._state, self._events = stage, state, events
         counted = mesh.representative(mesh.data_rank(rank))
         self._counted = counted if execute.is_called(mesh, counted) else rank

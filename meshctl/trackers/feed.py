@@ -192,7 +192,7 @@ class Feed:
         self._finish(0.0)
 
     def _finish(self, exit_s: float = EXIT_S) -> None:
-        """Ends the process, after `exit_s` by force, and forgets what waits for it. The engine reaps it."""
+        """Ends the process, after `exit_s` by force, and forgets what waits for it. It is reaped later."""
         self.is_over, self._open, self._ends_at = True, 0, math.inf
         if self._left_out:
             self.notes.append(f"tracker `{self.name}` lacks {counted(self._left_out, 'row')}")
@@ -204,6 +204,11 @@ class Feed:
         self.kill()
         self._connection.close()
         os.close(self._pidfd)
+
+    def reap(self) -> None:
+        """Waits a moment until a process that was killed is gone."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_S)
 
     def kill(self) -> None:
         """Kills the process and what it has started."""
@@ -279,6 +284,8 @@ class Feeds:
                         if not feed.is_over:
                             feed.kill()
                 self._wake()
+        for feed in self._feeds:
+            feed.reap()
         os.close(self._woken)
         os.close(self._wakes)
 

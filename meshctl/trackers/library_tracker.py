@@ -38,6 +38,8 @@ class LibraryTracker:
     """An observer that gives a run to a library. A subclass overrides the first methods."""
 
     name = ""
+    forgets_lost_steps = False
+    """Whether the library drops what it has of lost steps, so that all values of theirs are given again."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
@@ -79,8 +81,10 @@ class LibraryTracker:
 
     def on_attempt(self, number: int, step: int | None) -> None:
         last = -1 if step is None else step
-        lost = (row for row in rows_of(self.run.lost_metrics) if last < row["step"] <= self._through)
-        self._lost = {row["step"]: row for row in lost}
+        self._lost = {}
+        if not self.forgets_lost_steps:
+            lost = (row for row in rows_of(self.run.lost_metrics) if last < row["step"] <= self._through)
+            self._lost = {row["step"]: row for row in lost}
         self._last = {"step": -1}
         if self._has_begun:
             self.rewind(step)

@@ -30,6 +30,7 @@ VERSION = "brain.Event:2"
 
 class TensorBoard(LibraryTracker):
     name = "tensorboard"
+    forgets_lost_steps = True
 
     def __init__(self, run: RunDir, dir: str = "") -> None:
         super().__init__(run)

@@ -73,7 +73,7 @@ def test_what_is_logged_and_is_no_number_is_an_error_on_every_rank(
 ) -> None:
     with pytest.raises(TypeError) as error:
         Metrics(rank, tp_size=2).of.log({"x": value}, 1)
-    assert str(error.value) == f"self.log takes numbers: {message}"
+    assert str(error.value) == f"self.log takes numbers, and meshctl.Image, Histogram and Table: {message}"
 
 
 @pytest.mark.parametrize("weight", [-1, math.nan, math.inf])

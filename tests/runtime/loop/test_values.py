@@ -143,7 +143,7 @@ class Careless(Echo):
             "`made` returned a dict; flatten joins batches, lists and tensors: use mean, sum or first",
         ),
         ("column", BatchError, "the batch has no column 'nope'; its columns are x, rows, text"),
-        ("words", TypeError, "self.log takes numbers: 'said' is a str"),
+        ("words", TypeError, "'said' is a str"),
     ],
 )
 def test_the_result_of_an_endpoint_is_checked_on_its_producer(
