@@ -7,6 +7,7 @@ BIN := .venv/bin
 READY := .venv/ready
 TOOLS := .venv/tools
 REWARDS := .venv/rewards
+TRACK := .venv/track
 VLLM := .venv-vllm
 TORCH := .venv-torch
 OTHER_TORCH := 2.14.1
@@ -74,7 +75,7 @@ test: style $(BROWSER)
 suite: $(TOOLS)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED)
 
-test-all: lint $(BROWSER) $(REWARDS)
+test-all: lint $(BROWSER) $(REWARDS) $(TRACK)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED) -m "not nightly"
 
 nightly: $(BROWSER) $(REWARDS) smollm2
@@ -125,6 +126,11 @@ $(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
 $(REWARDS): $(TOOLS)
 	$(INSTALL) -e '.[rewards]'
 	@touch $(REWARDS)
+
+# `make test` skips the tests of trackers with their libraries, 400 MB of packages.
+$(TRACK): $(TOOLS)
+	$(INSTALL) -e '.[track]'
+	@touch $(TRACK)
 
 # The tests look at pages in Debian's chromium. Where there is none it is installed, if that needs no password; it is tried once, and
 # without one those tests are skipped.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from meshctl.recipe import engine_fields, fields
 from meshctl.recipe.section_types import Field, Section
+from meshctl.recipe.tracker_fields import TRACKER_SECTIONS
 
 FILES = [Path(__file__).with_name(name) for name in ("recipes.md", "runs.md", "engines.md")]
 SHOWN = {
@@ -28,6 +29,7 @@ SHOWN = {
     "stop": fields.STOP,
     "restarts": fields.RESTARTS,
     "logs": fields.LOGS,
+    **{section.name: section for section in TRACKER_SECTIONS},
     "trace": fields.TRACE,
     "engine": engine_fields.ENGINE,
     "remote": engine_fields.COMMANDS,

@@ -548,9 +548,8 @@ RUN = Section("run", "`run`", (
     Field("logs", Nested(LOGS, may_be_off=True, example="{keep: 1GiB}"),
         doc="Bounds the logs of workers; false for no limit."),
     Field("track", Trackers(),
-        doc="Trackers that receive the metrics, what components log, and the recipe: tensorboard, wandb, "
-            "mlflow, trackio, or `module:NAME` for one of your own. A name, a list of names and of {NAME: "
-            "{OPTION: VALUE}}, or a mapping; false for none.",
+        doc="Trackers that receive the run: tensorboard, wandb, mlflow, trackio, or `module:NAME` for one of "
+            "your own. A name, a list of names and of {NAME: {OPTION: VALUE}}, or a mapping; false for none.",
         aliases="logger loggers report_to trackers log_with",
         related="log"),
     Field("checks", Word(CHECKS, "a set of checks", "MC102"), default="basic",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
-from meshctl.recipe.editor_schema_parts import Schema, ref, words
+from meshctl.recipe.editor_schema_parts import REST, WORD, Schema, ref, words
 from meshctl.recipe.field_types import Boolean, Seconds, Text, Texts, Type, Word
 from meshctl.recipe.section_types import Field, Nested, PlainData, Section
 from meshctl.text.english import abbreviated
@@ -192,7 +192,7 @@ class Trackers(Type):
             reader.unknown_word(abbreviated(key), called or section.keys, noun, "MC101", at, path)
 
     def schema(self) -> Schema:
-        named = words(NAMES, USER_TRACKER.pattern)
+        named = words(NAMES, f"^{WORD}{REST}*([.]{WORD}{REST}*)*:{WORD}{REST}*$")
         one: Schema = {**ref(self.section.name), "minProperties": 1, "maxProperties": 1}
         items: Schema = {"type": "array", "items": {"anyOf": [*named["anyOf"], one]}}
         return {"anyOf": [*named["anyOf"], items, ref(self.section.name), {"enum": [False, None]}]}
