@@ -243,6 +243,7 @@ def run(
 
     plan, run = ready.plan, attempt.run
     debugged = [DebuggedWorker(ready.start.debug)] if ready.start.debug else []
+    is_follower = supervision.engine.supervisor == "inside" and supervision.environ is None
 
     def observers() -> list[Observer]:
         if ready.resume and not attempt.start.resume:
@@ -251,7 +252,7 @@ def run(
             *debugged,
             state,
             for_terminal(plan, run, sys.stdout, follow=follow, is_shared=bool(debugged)),
-            *([feeds.start()] if plan.run.track else []),
+            *([feeds.start()] if plan.run.track and not is_follower else []),
         ]
 
     with Signals().handled() as signals, ExitStack() as stack:
