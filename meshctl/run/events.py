@@ -35,8 +35,7 @@ further files (`event_files.py`), so that those of old steps can be folded into 
                                         "collect": "mean" | "sum" | "first"} of the stage in `stage`
     memory              worker          {"resident": bytes, "peak": bytes} of its process now and then, and
                                         {"device": bytes, "device_peak": bytes} that torch has reserved
-    media               worker          {"metric": NAME, "kind": "image" | "histogram" | "table",
-                                        "file": path in the run directory} that `stage` has logged
+    media               worker          {"metric": NAME, "kind": KIND, "file": path} of `media.py`
     uncounted           worker          {"names": [NAME], "counted": rank} of numbers that this rank logs for
                                         the first time; `counted` is the rank whose numbers count
     differs             worker          {"metric": NAME, "counted": GROUP:RANK, "values": [TEXT, TEXT]}
