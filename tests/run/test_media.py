@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> RunDir:
 
 @pytest.mark.parametrize("name", ["m.x", "eval.exam.a/b c", "m.ü@2", "m.../..", "m.x.table.json", "m.%20"])
 @pytest.mark.parametrize("number", [1, 12])
-def test_a_path_says_what_the_file_contains(run: RunDir, name: str, number: int) -> None:
+def test_a_path_names_what_the_file_contains(run: RunDir, name: str, number: int) -> None:
     path = media_path(run, 7, name, "histogram", number)
     assert path.parent == run.media / "step-7"
     found = media_at(path)
