@@ -363,9 +363,8 @@ class Loop:
         return component
 
     def _metrics_of(self, stage: Stage, name: str) -> StageMetrics:
-        mesh, rank = self._plan.component(name).mesh, self._context.rank
-        modes = collect_mode("mean"), execute_mode("all")
-        run = context_of(self._context.components[name]).run_dir
+        mesh, modes = self._plan.component(name).mesh, (collect_mode("mean"), execute_mode("all"))
+        run, rank = context_of(self._context.components[name]).run_dir, self._context.rank
         return StageMetrics(stage, *modes, mesh, rank, self._state, self._context.events, run)
 
     def _load_due(self, stage: Stage, step: int) -> None:
