@@ -18,6 +18,9 @@ from meshctl.run.addresses import split
 from meshctl.run.authentication import TOKEN_VARIABLE
 from meshctl.run.directory import RunDir
 
+QUIET = "TORCH_CPP_LOG_LEVEL", "ERROR"
+"""torch reads this variable when it is imported. Otherwise each worker whose address has no name warns of
+that."""
 POLL_S = 0.2
 """Seconds between two reads of the address of the head, while it is awaited."""
 
@@ -40,6 +43,7 @@ def agent(path: Path, group: str, node: int, head: str, wait_s: float = 0.0) -> 
     token = token or _token_of(run)
     if not token:
         return refuse(f"the token of the run is neither in {TOKEN_VARIABLE} nor in {run.token}")
+    os.environ.setdefault(*QUIET)
     with without_collection():
         from meshctl.engines.node.interpreter import groups_of
         from meshctl.engines.node.node_process import NodeJob, serve

@@ -32,6 +32,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def local_addresses() -> list[str]:
+    """Returns the loopback addresses of this machine, IPv6 last."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return ["127.0.0.1"]
+    return ["127.0.0.1", "::1"]
+
+
 class Process(subprocess.Popen[str]):
     """A meshctl command in a process group of its own, whose lines are kept."""
 
@@ -123,7 +132,13 @@ def test_a_run_of_two_nodes_and_its_continuation_by_head(folder: Path, processes
 @pytest.mark.slow
 def test_a_killed_head_ends_its_nodes_and_names_what_was_lost(folder: Path, processes: list[Process]) -> None:
     launch = Process(
-        folder, "launch", "recipe.yaml", *ENGINE, "components.trainer.args.mood=slow", "run.steps=4000"
+        folder,
+        "launch",
+        "recipe.yaml",
+        *ENGINE[:2],
+        f"engine.commands.head={local_addresses()[-1]}",
+        "components.trainer.args.mood=slow",
+        "run.steps=4000",
     )
     processes.append(launch)
     run = Path(launch.until(r"--plan (\S+)/plan.json --node 1")[1])
