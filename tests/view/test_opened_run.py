@@ -127,3 +127,9 @@ def test_it_loads_nothing_heavy(written: RunDir) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "set()\n", done.stderr
+
+
+def test_without_pandas_a_frame_is_one_clear_error(written: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"^to_pandas needs pandas: pip install pandas$"):
+        meshctl.open_run(written.path).metrics.to_pandas()
