@@ -68,7 +68,9 @@ def launches() -> Iterator[None]:
         launch = LAUNCHES.pop()
         if launch.poll() is None:
             os.killpg(launch.pid, signal.SIGKILL)
-        launch.communicate()
+        launch.wait()
+        if launch.stdout:
+            launch.stdout.close()
 
 
 def until(process: subprocess.Popen[str], pattern: str) -> str:
