@@ -69,7 +69,10 @@ class Plot:
         area = tag(
             "svg",
             tag("svg", self._inside(y), **_STRETCHED, class_="area"),
-            (_x_label(tick) for tick in self.x_ticks or self.x.ticks(X_TICKS, step_text(self.x.high))),
+            (
+                _x_label(tick)
+                for tick in self.x_ticks or self.x.ticks(X_TICKS, step_text(self.x.high), least=1.0)
+            ),
             class_="plot-area",
             width="100%",
             height=HEIGHT + AXIS,

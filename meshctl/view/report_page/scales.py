@@ -28,9 +28,9 @@ class Scale:
         """Returns where a value is, from 0 to 1."""
         return (value - self.low) / (self.high - self.low)
 
-    def ticks(self, count: int, text: Callable[[float], str] = number) -> list[Tick]:
-        """Returns about `count` ticks at round values."""
-        step = round_step((self.high - self.low) / count)
+    def ticks(self, count: int, text: Callable[[float], str] = number, least: float = 0.0) -> list[Tick]:
+        """Returns about `count` ticks at round values, with at least this distance."""
+        step = max(least, round_step((self.high - self.low) / count))
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         values = [index * step for index in range(first, last + 1)]
         return [Tick(self.part(value), text(float(f"{value:.12g}"))) for value in values]

@@ -13,6 +13,7 @@ from meshctl.view.live.summary import means
 from meshctl.view.pictures.svg import inline
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
 from meshctl.view.report_page.record import Attempt, RunRecord
+from meshctl.view.times.lines import conclusions, percent, rows
 
 MAX_FAULTS, MAX_WARNINGS = 12, 50
 
@@ -36,6 +37,11 @@ def facts(pairs: Iterable[tuple[str, Child]]) -> Markup:
 
 def details(summary: Child, *children: Child, is_open: bool = False) -> Markup:
     return tag("details", tag("summary", summary), *children, open=is_open)
+
+
+def quoted(text: str) -> Markup:
+    """Returns a message, with text in backticks as code."""
+    return inner(*(tag("code", part) if at % 2 else part for at, part in enumerate(text.split("`"))))
 
 
 def when(seconds: float) -> str:
@@ -89,15 +95,27 @@ def topology_picture(record: RunRecord) -> Markup:
 
 
 def time_table(record: RunRecord) -> Markup:
-    """Returns the mean time of each stage in a step, by group; empty for a run without a step."""
-    rows = list[Sequence[Child]]()
+    """Returns what each group does in a step, and what bounds the run; empty for a run without a step."""
+    use = record.seen.state.time_use
+    if use is None:
+        return _means(record)
+    heads, *found = rows(use)
+    shares = [(*row[:3], _bar(float(row[3].split()[0]) / 100), *row[3:]) for row in found]
+    lines = [tag("li", quoted(text[0].upper() + text[1:] + ".")) for text in conclusions(use)]
+    return inner(
+        table((*heads[:3], heads[3], "", "waits for"), shares, (2, 4)), tag("ul", lines, class_="conclusions")
+    )
+
+
+def _means(record: RunRecord) -> Markup:
+    """Returns the mean time of each stage in a step, by group, where the other times are not known."""
+    found = list[Sequence[Child]]()
     for name, group in record.seen.state.groups.items():
         for index, (stage, mean) in enumerate(means(group)):
             share = mean / group.step.mean if group.step.mean else 0.0
-            rows.append((name if index == 0 else "", stage, milliseconds(mean), _bar(share), f"{share:.0%}"))
-    if not rows:
-        return Markup()
-    return table(("group", "stage", "mean ms", "share of the step", ""), rows, (2, 4))
+            row = (name if index == 0 else "", stage, milliseconds(mean), _bar(share), percent(share))
+            found.append(row)
+    return table(("group", "stage", "mean ms", "share", ""), found, (2, 4)) if found else Markup()
 
 
 def _bar(share: float) -> Markup:

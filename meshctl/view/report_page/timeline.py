@@ -7,7 +7,7 @@ steps are drawn one by one; the parts of a step are drawn one after another in t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshctl.plan.model import Plan
@@ -90,14 +90,14 @@ class Colors:
     def __init__(self, plan: Plan) -> None:
         self.of = {stage.name: f"s{number % len(HUES)}" for number, stage in enumerate(plan.stages)}
 
-    def legend(self, names: Iterable[str]) -> Markup:
-        items = [
-            tag("li", tag("span", class_=f"swatch {self.of[name]}"), tag("span", name)) for name in names
-        ]
-        items += [
-            tag("li", tag("span", class_=f"swatch {kind}"), tag("span", name))
-            for kind, name in OTHERS.items()
-        ]
+    def legend(self, boxes: Mapping[str, object], record: RunRecord | None = None) -> Markup:
+        """Returns the names of what is drawn, with the marks of the run."""
+        named = [(kind, name) for name, kind in self.of.items() if kind in boxes]
+        named += [(kind, name) for kind, name in OTHERS.items() if kind in boxes]
+        if record:
+            marks = ("checkpoint", "checkpoint"), ("restarted", "restart"), ("fault", "fault")
+            named += [(kind, kind) for event, kind in marks if record.events(event)]
+        items = [tag("li", tag("span", class_=f"swatch {kind}"), tag("span", name)) for kind, name in named]
         return tag("ul", inner(items), class_="legend")
 
 
@@ -115,10 +115,9 @@ def whole_run(record: RunRecord) -> Markup:
     for worker, top in lanes.tops.items():
         for number, shares in sorted(_columns(record, record.steps.spans.get(worker, ()), colors).items()):
             _stack(boxes, shares, number * WIDTH / COLUMNS, WIDTH / COLUMNS, top, lanes.height)
-    names = [name for name in colors.of if colors.of[name] in boxes]
     scale = Scale(0.0, length)
     drawing = _drawing(boxes, lanes, length, _marks(record, lanes, scale), "The whole run")
-    return inner(colors.legend(names), drawing)
+    return inner(colors.legend(boxes, record), drawing)
 
 
 def _columns(record: RunRecord, spans: Sequence[Span], colors: Colors) -> dict[int, dict[str, float]]:
@@ -217,13 +216,12 @@ def newest_steps(record: RunRecord) -> Markup:
     for worker, each in kept.items():
         for span in each:
             _one_after_another(boxes, colors, span, scale, lanes.tops[worker], lanes.height)
-    names = [name for name in colors.of if any(name in span.stages for span in spans)]
     drawing = _drawing(boxes, lanes, end - begin, (), "The newest steps")
     steps = [span.last for span in spans if span.end > begin]
     note = f"Steps {min(steps)} to {max(steps)}, {duration(end - begin)}"
     if min(steps) == max(steps):
         note = f"Step {max(steps)}, {duration(end - begin)}"
-    return inner(tag("p", note, class_="note"), colors.legend(names), drawing)
+    return inner(tag("p", note, class_="note"), colors.legend(boxes), drawing)
 
 
 def _count_of_steps(record: RunRecord, lanes: Lanes) -> int:

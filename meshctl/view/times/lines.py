@@ -95,15 +95,20 @@ def _rows_of(use: TimeUse, name: str, group: GroupUse) -> Iterator[tuple[str, ..
 
 def sentences(use: TimeUse) -> list[str]:
     """Returns what bounds the run, and how old weights are, as lines."""
-    found = []
+    return [
+        line for text in conclusions(use) for line in textwrap.wrap(text, COLUMNS - 2, break_on_hyphens=False)
+    ]
+
+
+def conclusions(use: TimeUse) -> Iterator[str]:
+    """Yields what bounds the run, and how old weights are."""
     if use.bound:
-        found.append(bound_sentence(use, use.bound))
+        yield bound_sentence(use, use.bound)
     if use.staleness:
         ages = ", ".join(
             f"`{sync}` {age:g} {'step' if age == 1 else 'steps'}" for sync, age in use.staleness.items()
         )
-        found.append(f"mean staleness of weights: {ages}")
-    return [line for text in found for line in textwrap.wrap(text, COLUMNS - 2, break_on_hyphens=False)]
+        yield f"mean staleness of weights: {ages}"
 
 
 def bound_sentence(use: TimeUse, bound: Bound) -> str:

@@ -133,7 +133,7 @@ class Figure {
       make("text", {x: "100%", y: y(value) + 4, "text-anchor": "end"}, this.axes[1][0]).textContent =
         written(Number(value.toPrecision(12)), this.plot.unit);
     }
-    const wide = roundStep((range[1] - range[0]) / TICKS);
+    const wide = Math.max(this.plot.axis === "step" ? 1 : 0, roundStep((range[1] - range[0]) / TICKS));
     for (let value = Math.ceil(range[0] / wide) * wide; value <= range[1]; value += wide) {
       const part = (value - range[0]) / (range[1] - range[0]), anchor = part < 0.03 ? "start" : part > 0.97 ? "end" : "middle";
       make("text", {x: `${100 * part}%`, y: HEIGHT + 15, "text-anchor": anchor}, this.svg).textContent =
