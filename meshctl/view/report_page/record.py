@@ -9,6 +9,7 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.run.events import Event
+from meshctl.run.git_state import git_state
 from meshctl.run.launches import launches
 from meshctl.run.log_files import read_tail, without_stamps
 from meshctl.run.row_file import rows_of
@@ -93,8 +94,12 @@ class RunRecord:
 
     @property
     def git(self) -> dict[str, str]:
-        """The state of the recipe's repository at the launch."""
-        return {}
+        """The state of the recipe's repository at the launch; empty outside of a repository."""
+        state = git_state(self.seen.run)
+        if not state:
+            return {}
+        changed = ", with changes that are not committed" if state["dirty"] else ""
+        return {"git": f"{state['commit']} on {state['branch']}{changed}"}
 
     @cached_property
     def launcher_events(self) -> list[Event]:

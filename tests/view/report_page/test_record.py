@@ -6,6 +6,7 @@ import pytest
 
 from meshctl.run.events import Event
 from meshctl.view.report_page import step_spans
+from meshctl.view.report_page.environment import facts_of
 from meshctl.view.report_page.record import RunRecord
 from meshctl.view.report_page.run_clock import RunClock
 from meshctl.view.report_page.step_spans import read_events
@@ -53,3 +54,12 @@ def test_the_time_between_two_launches_is_no_part_of_the_axis() -> None:
     clock = RunClock([100.0, 1000.0], [100.0, 130.0, 1000.0, 1020.0])
     assert clock.seconds == 50.0 and clock.seams == [30.0]
     assert [clock.at(time) for time in (0.0, 110.0, 500.0, 1005.0)] == [0.0, 10.0, 30.0, 35.0]
+
+
+def test_the_state_of_the_repository_is_part_of_the_environment(tmp_path: Path) -> None:
+    seen = done(tmp_path / "run").seen
+    assert RunRecord.read(seen, "").git == {}
+    seen.run.git.write_text("7bdc96b\nmain\n")
+    assert facts_of(RunRecord.read(seen, ""))["git"] == "7bdc96b on main"
+    seen.run.git.write_text("7bdc96b\nmain\n M recipe.yaml\n")
+    assert RunRecord.read(seen, "").git["git"].endswith("on main, with changes that are not committed")
