@@ -270,6 +270,16 @@ PEERS: dict[str, Any] = {
     "s3": {"call": "worker_b.take", "in": "s1", "samples": 9},
     "s4": {"call": "worker_b.pair", "in": {"one": "s3", "other": "s2"}, "execute": "peer"},
 }
+BALANCED_PEERS: dict[str, Any] = {
+    "s1": {"call": "source_a.next", "samples": 9},
+    "s2": {"call": "worker_b.take", "in": "s1", "samples": 9, "execute": "peer"},
+    "s3": {
+        "call": "worker_b.pair",
+        "in": {"one": "s2", "other": "s1"},
+        "dispatch": {"balance": "tokens"},
+        "execute": "peer",
+    },
+}
 FIRST: dict[str, Any] = {
     "s1": {"call": "source_a.next", "samples": 3},
     "s2": {"call": "worker_a.thrice", "in": "s1", "samples": 9, "collect": "first"},
@@ -288,6 +298,7 @@ FIRST_TWICE = {**FIRST, "s3": {**FIRST["s3"], "in": {"one": "s2", "other": "s2"}
         ({"a": 2, "b": 3}, PEERS_OF_ALL, []),
         ({"a": 3, "b": 3}, PEERS, []),
         ({"a": 2, "b": 1}, PEERS, []),
+        ({"a": 1, "b": 4}, BALANCED_PEERS, ["MC536"]),
         ({"a": 1}, FIRST, ["MC536"]),
         ({"a": 1}, FIRST_TWICE, []),
     ],
@@ -305,6 +316,7 @@ def test_errors_of_the_examples(
 @example(of_groups({"a": 2, "b": 3}, PEERS_OF_ALL))
 @example(of_groups({"a": 3, "b": 3}, PEERS))
 @example(of_groups({"a": 2, "b": 1}, PEERS))
+@example(of_groups({"a": 1, "b": 4}, BALANCED_PEERS))
 @example(of_groups({"a": 1}, FIRST))
 @example(of_groups({"a": 1}, FIRST_TWICE))
 @given(recipes())

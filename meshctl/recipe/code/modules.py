@@ -41,6 +41,9 @@ MAX_BYTES = 1 << 22
 """Maximum size of a source file that is read."""
 MAX_HOPS = 12
 """Maximum number of imports, re-exports and base classes that are followed one after another."""
+MAX_STARRED = 64
+"""Maximum number of modules in which a name of star imports is searched. A package such as transformers has
+thousands."""
 
 
 @dataclass(frozen=True)
@@ -214,9 +217,10 @@ class Sources:
         return None
 
     def starred(self, module: Module, name: str) -> str | None:
-        """Returns the dotted path of a name that a star import binds in a module."""
+        """Returns the dotted path of a name that a star import binds in a module; None if the first
+        `MAX_STARRED` modules do not have it."""
         pending, seen = [*reversed(module.stars)], {module.name}
-        while pending and not name.startswith("_"):
+        while pending and not name.startswith("_") and len(seen) <= MAX_STARRED:
             here = pending.pop()
             source = None if here in seen else self.module(here)
             seen.add(here)

@@ -179,7 +179,8 @@ def _difference_between_peers(facts: Facts, pair: Pair) -> Difference | None:
     is_even = not any(balanced)
     first, second = (facts.producers(source) for source in pair.sources)
     if first and second and first != second:
-        if is_even and are_always_alike(facts, pair):
+        is_divided_evenly = not any(facts.dispatch(pair.stage, given).balance for given in pair.inputs)
+        if is_even and is_divided_evenly and are_always_alike(facts, pair):
             return None
         spans = [
             facts.key("pipeline", source.name).with_word(counted(count, "producer"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from meshctl.recipe.code.classes import Class, Code, NoClass, NotFound
-from meshctl.recipe.code.modules import Module, Unread
+from meshctl.recipe.code.modules import Module, Sources, Unread
 from meshctl.recipe.code.signatures import Hint, Signature
 
 FILES = {
@@ -193,6 +193,19 @@ def test_source_that_goes_in_circles_ends(code: Code, tmp_path: Path, name: str)
     for file, text in HOSTILE.items():
         (tmp_path / file).write_text(text, encoding="utf-8")
     assert isinstance(code.find(f"{name}.X"), Class | Unread)
+
+
+def test_of_thousands_of_star_imports_some_are_followed(
+    code: Code, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "large.py").write_text("".join(f"from large{number} import *\n" for number in range(300)))
+    for number in range(300):
+        (tmp_path / f"large{number}.py").write_text(f"class X{number}: ...\n")
+    read: list[str] = []
+    found = Sources.module
+    monkeypatch.setattr(Sources, "module", lambda self, name: read.append(name) or found(self, name))
+    assert not isinstance(code.find("large.X299"), Unread)
+    assert isinstance(code.find("large.X1"), Unread) and len(set(read)) < 100
 
 
 def test_a_class_is_read_once(code: Code) -> None:
