@@ -12,7 +12,7 @@ grpo-arithmetic: done after 200 steps in 34.1 s (6.84 steps/s): the data of `bat
            waits        0.44    1 %
 
   `metrics` of train bounds the run: without it a step would take 61.4 ms
-  in place of 82.4 ms (25 % less); then `rollouts` of rollout would
+  in place of 82.4 ms (25 % less); then `rollouts` of rollout would bound it
 
   route                a step   total
   batch -> rollouts    1.2 kB  240 kB

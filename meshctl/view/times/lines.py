@@ -120,7 +120,7 @@ def bound_sentence(use: TimeUse, bound: Bound) -> str:
     rank = use.groups[bound.group].slow_ranks.get(bound.name)
     whose = "" if rank is None else f", most of all on {bound.group}:{rank}"
     text = f"{_named(bound)} bounds the run{whose}: without it {would} ({percent(bound.gain)} less)"
-    return f"{text}; then {_named(bound.next)} would" if bound.next else text
+    return f"{text}; then {_named(bound.next)} would bound it" if bound.next else text
 
 
 def _named(bound: Bound) -> str:

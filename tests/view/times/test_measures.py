@@ -123,6 +123,7 @@ def test_a_run_of_one_group() -> None:
     assert sentences(use) == [
         "`metrics` of train bounds the run: without it a step would take 0.05 s in",
         "place of 0.5 s (90 % less); then what train does outside of its stages would",
+        "bound it",
     ]
 
 
