@@ -40,6 +40,7 @@ def test_a_run_and_its_continuation(folder: Path) -> None:
         *(
             "checkpoints",
             "events",
+            "git.txt",
             "launches.jsonl",
             "logs",
             "metrics.jsonl",
@@ -139,7 +140,7 @@ def test_wrong_usage(folder: Path) -> None:
     assert meshctl(folder, "launch", "recipe.yaml", "--no-such-option").returncode == 2
     done = meshctl(folder, "agent", "--plan", "none", "--group", "x", "--node", "0", "--head", "h:1")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: none is not a plan")
+    assert done.stderr.startswith("error: the plan cannot be read: no such file or directory: none")
 
 
 @pytest.mark.parametrize(("signals", "code"), [([signal.SIGINT], 130), ([signal.SIGTERM], 143)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from tests.runtime.plans import call, plan, sync
 def logged(rank: int) -> list[Event]:
     events: list[Event] = []
     placed = Placed("actor", "parts.Actor", "train", DeviceMesh.from_sizes(dp_size=1, tp_size=2))
-    metrics = PhaseMetrics(placed, "setup", rank, 0, KeptEvents(events, "train", rank))
+    metrics = PhaseMetrics(placed, "setup", rank, 0, KeptEvents(events, "train", rank), Path())
     for number in (1.0, 2.0):
         metrics.log({"parameters": number}, 1.0)
     return events

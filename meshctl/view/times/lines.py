@@ -61,12 +61,14 @@ def parts_of(use: TimeUse) -> Iterator[str]:
     yield f"{name} busy {percent(group.share(group.busy + group.moving))}"
     name, group = max(use.groups.items(), key=lambda one: one[1].idle)
     if group.idle >= MIN_SHARE:
-        yield f"{name} waits {percent(group.idle)} {for_whom(use, name)}"
+        yield f"{name} waits {percent(group.idle)} {for_whom(use, name)}".rstrip()
 
 
 def for_whom(use: TimeUse, name: str) -> str:
-    """Returns for which group and stage a group waits."""
+    """Returns for which group and stage a group waits; empty if it waits for none."""
     group, stage = use.waits_for(name)
+    if not group:
+        return ""
     if group == name:
         return "for its own ranks"
     return f"for {group} ({stage})" if stage else f"for {group}"

@@ -111,10 +111,10 @@ class TimeUse:
 
     def waits_for(self, group: str) -> tuple[str, str]:
         """Returns the group for which a group waits most, and its longest stage. Where that group mostly
-        waits itself, it is the one for which it waits, and so on. Both are empty for a group that never
-        waits."""
+        waits itself, it is the one for which it waits, and so on. Both are empty if it waits for no
+        group."""
         found, seen = self._next(group), {group}
-        while found not in seen and self.groups[found].is_waiting and self._next(found):
+        while found and found not in seen and self.groups[found].is_waiting and self._next(found):
             seen.add(found)
             if self._next(found) in seen:  # a circle
                 break

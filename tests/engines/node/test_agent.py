@@ -143,7 +143,7 @@ def test_an_agent_with_nothing_to_run_reports_it(tmp_path: Path) -> None:
     from meshctl.cli.agent import refusal
 
     plan = tmp_path / "plan.json"
-    assert refusal(plan, "one", 0).startswith(f"{plan} is not a plan")
+    assert refusal(plan, "one", 0).startswith(f"the plan cannot be read: no such file or directory: {plan}")
     plan.write_text(plan_of(tmp_path, ("one", 1)).to_json())
     assert refusal(plan, "two", 0) == "the plan has no group 'two'; it has one"
     assert refusal(plan, "one", 3) == "group one is on node 0, not on 3"

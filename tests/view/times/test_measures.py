@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from meshctl.plan.model import Group, Program
-from meshctl.view.times.lines import COLUMNS, Interval, extended, parts_of, rows, sentences
+from meshctl.view.times.lines import COLUMNS, Interval, extended, for_whom, parts_of, rows, sentences
 from meshctl.view.times.measures import time_use
 from meshctl.view.times.use import TimeUse
 from meshctl.view.times.worker_times import WorkerTimes
@@ -120,6 +120,7 @@ def test_a_run_of_one_group() -> None:
     use = time_use(made, {"train": {0: worker(0.5, {"metrics": 0.45}, waits={"metrics": 0.0})}})
     assert use and use.bound and (use.bound.name, use.bound.gain) == ("metrics", pytest.approx(0.9))
     assert list(parts_of(use)) == ["0.5 s a step", "train busy 90 %"]
+    assert use.waits_for("train") == ("", "") and for_whom(use, "train") == ""
     assert sentences(use) == [
         "`metrics` of train bounds the run: without it a step would take 0.05 s in",
         "place of 0.5 s (90 % less); then what train does outside of its stages would",
