@@ -50,12 +50,17 @@ def main() -> None:
     except BaseException as error:  # whatever a library raises is reported, and ends this process only
         code = 1
         sys.stderr.write(_without_secrets(traceback.format_exc()))
+        _flush()  # before the answer, after which the launcher ends this process
         with suppress(OSError):
             _answer(connection, {"failed": described(error)})
+    _flush()
+    os._exit(code)  # threads of a library may never end
+
+
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
-    os._exit(code)  # threads of a library may never end
 
 
 def _follow(name: str, connection: socket.socket) -> None:
