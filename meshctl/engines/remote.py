@@ -1,5 +1,4 @@
-"""What the engines have in common whose nodes are other machines: the address of the head, and the options
-that all of them have."""
+"""The base of engines whose nodes are other machines: the address of the head, and their common options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What components log beside numbers: images, histograms and tables, each in a file of its own.
+"""The images, histograms and tables that components log, each in a file of its own.
 
     media/step-7/rollouts.samples.table.json         the table that stage `rollouts` has logged in step 7
     media/step-7/rollouts.samples@2.table.json       the second one of that name in the step

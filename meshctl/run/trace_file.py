@@ -1,4 +1,4 @@
-"""What a worker records for the trace of a run (`run.trace`), on disk: JSON lines, of which each is complete.
+"""The file of a worker's spans in the trace of a run (`run.trace`): JSON lines, one for each step.
 
     {"format": 1, "attempt": n, "start": step, "begin": time, "boot": ID, "mark": [NAME, time]}
     {"attempt": n, "step": n, "dropped": n, "spans": [...]}     what was recorded in a step
@@ -38,7 +38,7 @@ Span = list[Any]
 
 
 class Written(NamedTuple):
-    """What a worker has recorded in one step."""
+    """The spans that a worker recorded in one step."""
 
     spans: list[Span]
     dropped: int
@@ -79,7 +79,8 @@ class WorkerTrace:
     """The file of a worker, for reading: an index of its steps, each of which is read when it is needed."""
 
     def __init__(self, path: Path, steps: Container[int]) -> None:
-        """Of each of `steps`, what the last attempt has recorded counts. Raises `OSError`."""
+        """Reads the spans of `steps`. If several attempts recorded a step, the last one counts. Raises
+        `OSError`."""
         self._path, self._steps = path, steps
         self.begin = 0.0
         """When recording began, in seconds of the clock of the worker's node."""

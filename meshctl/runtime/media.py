@@ -1,4 +1,4 @@
-"""What a component logs beside numbers: images, histograms and tables.
+"""The images, histograms and tables that a component logs.
 
     self.log({
         "board": meshctl.Image(pixels, caption="the last game"),

@@ -233,7 +233,7 @@ class Feeds:
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         """`path` are the folders in which users' trackers are found, `warn` receives each warning, from any
-        thread, and `is_hurried` tells whether the end does not wait for trackers."""
+        thread, and `is_hurried` returns whether the end does not wait for trackers."""
         self._run, self._tracks, self._path = run, tracks, path
         self._warn, self._is_hurried, self._environ = warn, is_hurried, environ
         self._feeds: list[Feed] = []

@@ -14,7 +14,7 @@ from mlflow.entities import Metric, Param, RunTag
 
 from meshctl.run.directory import RunDir
 from meshctl.run.media import Media
-from meshctl.trackers.library_tracker import LibraryTracker, name_of
+from meshctl.trackers.external import ExternalTracker, name_of
 
 MAX_VALUE = 500
 """Maximum number of characters of a parameter."""
@@ -22,7 +22,7 @@ MAX_BATCH = 100
 """Maximum number of parameters in a request."""
 
 
-class MLflow(LibraryTracker):
+class MLflow(ExternalTracker):
     name = "mlflow"
 
     def __init__(

@@ -22,13 +22,13 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from meshctl.run.directory import RunDir
 from meshctl.run.media import Media, size_of
-from meshctl.trackers.library_tracker import LibraryTracker, name_of
+from meshctl.trackers.external import ExternalTracker, name_of
 
 VERSION = "brain.Event:2"
 """The format of the files. From this version on, readers respect where a file continues."""
 
 
-class TensorBoard(LibraryTracker):
+class TensorBoard(ExternalTracker):
     name = "tensorboard"
     forgets_lost_steps = True
 

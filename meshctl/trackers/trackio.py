@@ -12,10 +12,10 @@ import trackio
 
 from meshctl.run.directory import RunDir
 from meshctl.run.media import Media
-from meshctl.trackers.library_tracker import LibraryTracker, name_of
+from meshctl.trackers.external import ExternalTracker, name_of
 
 
-class Trackio(LibraryTracker):
+class Trackio(ExternalTracker):
     name = "trackio"
 
     def __init__(

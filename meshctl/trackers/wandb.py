@@ -15,13 +15,13 @@ import wandb
 
 from meshctl.run.directory import RunDir
 from meshctl.run.media import Media
-from meshctl.trackers.library_tracker import LibraryTracker, name_of
+from meshctl.trackers.external import ExternalTracker, name_of
 
 INIT_S = 50
 """Seconds in which the server must answer. wandb's own limit is longer than the `patience` of a tracker."""
 
 
-class WeightsAndBiases(LibraryTracker):
+class WeightsAndBiases(ExternalTracker):
     name = "wandb"
 
     def __init__(

@@ -73,7 +73,7 @@ def arguments_do_not_exclude_each_other(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def arguments_have_what_they_need(facts: Facts) -> Iterator[Diagnostic]:
-    """Of the arguments that another one needs, one is set."""
+    """An argument that needs one of several others has at least one of them."""
     for component in facts.recipe.components:
         for path, others in facts.declares(component).needs.items():
             is_whole = path == (ALL,)

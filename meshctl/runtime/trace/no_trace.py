@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 
 class NoTrace:
-    """What a worker has in place of a `Tracer` in a run without a trace."""
+    """The tracer of a worker in a run without a trace: it records nothing."""
 
     def begin_step(self, step: int) -> None:
         """Begins a step, before its first part."""

@@ -125,7 +125,7 @@ class TracedDataPlane(DataPlane):
     def deliver(self, lease: Lease) -> None:
         begin = sent = perf_counter()
         super().deliver(lease)
-        # Of leases that are delivered in another order, the spans would overlap.
+        # The spans of leases that are delivered in another order would overlap, and are left out.
         if self._leases and self._leases[-1][0] is lease:
             begin = self._leases.pop()[1]
         else:

@@ -1,7 +1,7 @@
-"""What the trackers of libraries have in common: the values that the library does not have yet, the id of the
-run there, and the files that it gets.
+"""The base class of trackers that write through an external package: it keeps the id of the run there, and
+passes each value and each file once.
 
-    class Library(LibraryTracker):
+    class Library(ExternalTracker):
         name = "library"
         def begin(self, step): ...            opens the run `self.id` of the library, or a new one
         def log(self, step, values): ...      the metrics of a step
@@ -34,7 +34,7 @@ GIT_S = 2.0
 """Seconds that a tracker waits for the state of the repository."""
 
 
-class LibraryTracker:
+class ExternalTracker:
     """An observer that gives a run to a library. A subclass overrides the first methods."""
 
     name = ""
@@ -54,7 +54,7 @@ class LibraryTracker:
         """The rows of lost steps that the library has got."""
         self._has_begun = False
 
-    # What a library does
+    # Methods of a subclass
 
     def begin(self, step: int | None) -> None:
         """Opens the run, and sets `id`. The run continues after `step`; None for a new run."""
@@ -139,8 +139,8 @@ class LibraryTracker:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What describes the run: its settings by group and component, the state of the code, and the plan's
-        digest."""
+        """Returns the settings of the run by group and component, the state of its repository, and the digest
+        of the plan."""
         plan = self.plan
         config: dict[str, Any] = {key: plan[key] for key in ("name", "seed", "digest", "run") if key in plan}
         for key in ("groups", "components"):
