@@ -28,6 +28,7 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.plan.model import Plan
+from meshctl.plan.node_sets import node_sets
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.engine_choice import LOCAL
 
@@ -175,12 +176,16 @@ def engine_named(name: str = DEFAULT_ENGINE, options: Mapping[str, Any] = Mappin
 
 def nodes_of(plan: Plan) -> tuple[int, ...]:
     """Returns the numbers of the nodes on which the plan places workers, in ascending order."""
-    return tuple(sorted({node for group in plan.groups for node in plan.nodes_of(group.name)}))
+    return tuple(sorted(node for alike in node_sets(plan) for node in alike.numbers()))
 
 
 def groups_on(plan: Plan, node: int) -> tuple[str, ...]:
     """Returns the names of the groups with workers on a node, in the order of the plan."""
-    return tuple(group.name for group in plan.groups if node in plan.nodes_of(group.name))
+    return tuple(
+        group.name
+        for group in plan.groups
+        if any(start <= node < stop for start, stop in plan.node_runs_of(group.name))
+    )
 
 
 def agent_commands(plan: Plan, run: RunDir, head: str) -> tuple[Command, ...]:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import NOT_STORED, SPARSE, Block, Cluster, Component, Group, Input, Plan, Stage
+from meshctl.plan.node_sets import extend, segments
 from meshctl.plan.views.ways import Over, carries_samples, ends_of, ways
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line
@@ -223,95 +224,45 @@ def letters_of(number: int) -> str:
 # Placement
 
 
-@dataclass(frozen=True)
-class _Held:
-    """The devices [start, stop) of a group on each node of a run of nodes; on cpu, `stop` is a number of
-    processes."""
-
-    group: str
-    device_type: str
-    start: int
-    stop: int
-    each: int
-    """Devices per worker."""
-
-
 def _node_kinds(plan: Plan) -> Iterator[NodeKind]:
     """Yields the kinds of nodes, in the order of their first nodes."""
     runs: dict[tuple[tuple[Cell, ...], tuple[tuple[str, int], ...]], list[tuple[int, int]]] = {}
-    for start, stop, held in _segments(plan):
+    for start, stop, held in segments(plan):
         kind = _cells(plan, start, held), _processes(plan, held)
-        nodes = runs.setdefault(kind, [])
-        if nodes and nodes[-1][1] == start:
-            nodes[-1] = (nodes[-1][0], stop)
-        else:
-            nodes.append((start, stop))
+        extend(runs.setdefault(kind, []), start, stop)
     for (cells, processes), nodes in runs.items():
         yield NodeKind(tuple(nodes), cells, processes)
 
 
-def _segments(plan: Plan) -> Iterator[tuple[int, int, list[_Held]]]:
-    """Yields (start, stop, held): ranges [start, stop) of equal nodes, and the devices of each group on
-    them."""
-    begins: dict[int, list[_Held]] = {0: [], plan.cluster.nodes: []}
-    ends: dict[int, list[_Held]] = {}
-    for group in plan.groups:
-        for run in plan.node_runs(group.name):
-            held = _held(group, run)
-            begins.setdefault(run.first_node, []).append(held)
-            ends.setdefault(run.last_node + 1, []).append(held)
-    for runs in plan.cluster.devices_per_node.values():
-        node = 0
-        for nodes, _ in runs:
-            node += nodes
-            begins.setdefault(node, [])
-    here: list[_Held] = []
-    for start, stop in pairwise(sorted({node for node in (*begins, *ends) if node <= plan.cluster.nodes})):
-        for held in ends.get(start, ()):
-            here.remove(held)
-        here += begins.get(start, ())
-        yield start, stop, here
-
-
-def _held(group: Group, run: NodeRun) -> _Held:
-    if group.device_type == "cpu":
-        return _Held(group.name, "cpu", 0, run.each, 1)
-    stop = run.first_device + run.each * group.gpus_per_worker
-    return _Held(group.name, group.device_type, run.first_device, stop, group.gpus_per_worker)
-
-
-def _cells(plan: Plan, node: int, held: list[_Held]) -> tuple[Cell, ...]:
+def _cells(plan: Plan, node: int, held: list[tuple[Group, NodeRun]]) -> tuple[Cell, ...]:
     return tuple(cell for kind in plan.cluster.devices_per_node for cell in _cells_of(plan, kind, node, held))
 
 
-def _cells_of(plan: Plan, kind: str, node: int, held: list[_Held]) -> Iterator[Cell]:
+def _cells_of(plan: Plan, kind: str, node: int, held: list[tuple[Group, NodeRun]]) -> Iterator[Cell]:
     """Yields the devices of one type on a node, split where the groups change."""
-    mine = [one for one in held if one.device_type == kind]
+    mine = [
+        (group, run.first_device, run.first_device + run.each * group.gpus_per_worker)
+        for group, run in held
+        if group.device_type == kind
+    ]
     order = {group.name: number for number, group in enumerate(plan.groups)}
-    edges = {
-        0,
-        plan.cluster.devices_on(kind, node),
-        *(edge for one in mine for edge in (one.start, one.stop)),
-    }
+    edges = {0, plan.cluster.devices_on(kind, node), *(edge for _, *ends in mine for edge in ends)}
     last: Cell | None = None
     for start, stop in pairwise(sorted(edges)):
-        users = sorted(
-            {one.group: one for one in mine if one.start <= start < one.stop}.values(),
-            key=lambda one: order[one.group],
-        )
-        groups = tuple(one.group for one in users)
+        here = {group.name: group for group, first, end in mine if first <= start < end}
+        groups = tuple(sorted(here, key=lambda name: order[name]))
         if last and last.groups == groups:
             last = Cell(kind, (last.devices[0], stop), groups, last.each)
             continue
         if last:
             yield last
-        last = Cell(kind, (start, stop), groups, users[0].each if users else 1)
+        last = Cell(kind, (start, stop), groups, here[groups[0]].gpus_per_worker if groups else 1)
     if last:
         yield last
 
 
-def _processes(plan: Plan, held: list[_Held]) -> tuple[tuple[str, int], ...]:
-    counts = {one.group: one.stop for one in held if one.device_type == "cpu"}
+def _processes(plan: Plan, held: list[tuple[Group, NodeRun]]) -> tuple[tuple[str, int], ...]:
+    counts = {group.name: run.each for group, run in held if group.device_type == "cpu"}
     return tuple((group.name, counts[group.name]) for group in plan.groups if group.name in counts)
 
 

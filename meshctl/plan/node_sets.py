@@ -1,0 +1,90 @@
+"""The nodes of a plan as ranges of equal ones: what an engine allocates, and what a picture shows.
+
+No cost grows with the number of nodes that host the same groups on the same devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+from meshctl.dataclass import dataclass
+from meshctl.plan.model import Group, Plan
+from meshctl.topology.placement import NodeRun
+
+NodeRanges = tuple[tuple[int, int], ...]
+"""Numbers of nodes, as ranges [start, stop) in ascending order."""
+
+
+@dataclass(frozen=True)
+class NodeSet:
+    """The nodes that host the same groups and need the same devices: one component of a Slurm job, or one
+    replicated job of a JobSet."""
+
+    nodes: NodeRanges
+    groups: tuple[str, ...]
+    """The groups with workers on each of the nodes, in the order of the plan."""
+    devices: Mapping[str, int]
+    """Device type -> the number of devices that each node needs. Groups use devices by their numbers on the
+    node, so this is the highest number in use plus one. Types that the nodes do not need are absent."""
+
+    @property
+    def count(self) -> int:
+        """The number of nodes."""
+        return sum(stop - start for start, stop in self.nodes)
+
+    def numbers(self) -> Iterator[int]:
+        """Yields the numbers of the nodes in ascending order."""
+        return (node for start, stop in self.nodes for node in range(start, stop))
+
+
+def node_sets(plan: Plan) -> tuple[NodeSet, ...]:
+    """Returns the sets of equal nodes, in the order of their first nodes. Each node with a worker is in one
+    set; nodes without workers are in none."""
+    found: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], list[tuple[int, int]]] = {}
+    for start, stop, held in segments(plan):
+        if held:
+            hosted = {group.name for group, _ in held}
+            groups = tuple(group.name for group in plan.groups if group.name in hosted)
+            extend(found.setdefault((groups, tuple(sorted(_needed(held).items()))), []), start, stop)
+    return tuple(NodeSet(tuple(nodes), groups, dict(devices)) for (groups, devices), nodes in found.items())
+
+
+def _needed(held: list[tuple[Group, NodeRun]]) -> dict[str, int]:
+    """Returns device type -> the highest device number in use plus one."""
+    needed: dict[str, int] = {}
+    for group, run in held:
+        if group.device_type != "cpu":
+            stop = run.first_device + run.each * group.gpus_per_worker
+            needed[group.device_type] = max(stop, needed.get(group.device_type, 0))
+    return needed
+
+
+def segments(plan: Plan) -> Iterator[tuple[int, int, list[tuple[Group, NodeRun]]]]:
+    """Yields (start, stop, held): ranges [start, stop) of neighbouring nodes that have the same devices and
+    host the same runs of groups, and these runs. Together they are all nodes of the cluster."""
+    begins: dict[int, list[tuple[Group, NodeRun]]] = {0: [], plan.cluster.nodes: []}
+    ends: dict[int, list[tuple[Group, NodeRun]]] = {}
+    for group in plan.groups:
+        for run in plan.node_runs(group.name):
+            begins.setdefault(run.first_node, []).append((group, run))
+            ends.setdefault(run.last_node + 1, []).append((group, run))
+    for runs in plan.cluster.devices_per_node.values():
+        node = 0
+        for nodes, _ in runs:
+            node += nodes
+            begins.setdefault(node, [])
+    here: list[tuple[Group, NodeRun]] = []
+    for start, stop in pairwise(sorted({node for node in (*begins, *ends) if node <= plan.cluster.nodes})):
+        for held in ends.get(start, ()):
+            here.remove(held)
+        here += begins.get(start, ())
+        yield start, stop, here
+
+
+def extend(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
+    """Appends [start, stop) to ascending ranges, and joins it with the last one if that ends at its start."""
+    if ranges and ranges[-1][1] == start:
+        ranges[-1] = (ranges[-1][0], stop)
+    else:
+        ranges.append((start, stop))
