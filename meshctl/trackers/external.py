@@ -9,9 +9,9 @@ passes each value and each file once.
         def checkpoint(self, step, path): ...
         def end(self, code, reason): ...
 
-A library keeps what it has got, so each value is given once. The last row may come again with more metrics. A
-step that was lost and has run again comes again too, and of it only what has changed is given: in a run that
-repeats exactly, nothing.
+A library stores each value that it receives, so each value is passed once. The last row may arrive again with
+more metrics. A lost step that has run again arrives again too, and only its changed values are passed. A run
+that repeats exactly has none.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ GIT_S = 2.0
 
 
 class ExternalTracker:
-    """An observer that gives a run to a library. A subclass overrides the first methods."""
+    """An observer that passes a run to a library. A subclass overrides the first methods."""
 
     name = ""
     forgets_lost_steps = False
-    """Whether the library drops what it has of lost steps, so that all values of theirs are given again."""
+    """Whether the library drops its values of lost steps, so that all values of these steps are passed
+    again."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
@@ -48,10 +49,10 @@ class ExternalTracker:
         self.id = str(known.get("id", ""))
         """The run's id at the library; empty before it has one."""
         self._through = int(known.get("through", -1))
-        """The last step that the library has got."""
+        """The last step whose row was passed to the library."""
         self._last: Row = {"step": -1}
         self._lost: dict[int, Row] = {}
-        """The rows of lost steps that the library has got."""
+        """The rows of lost steps that were passed to the library."""
         self._has_begun = False
 
     # Methods of a subclass
@@ -63,19 +64,20 @@ class ExternalTracker:
         """The run continues after `step`, in the same process."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Gives the metrics of a step. What was not finite is NaN."""
+        """Passes the metrics of a step. A value that was not finite is NaN."""
 
     def media(self, one: Media) -> None:
-        """Gives an image, a histogram or a table."""
+        """Passes an image, a histogram or a table."""
 
     def checkpoint(self, step: int, path: Path) -> None:
-        """Gives a checkpoint that was published."""
+        """Passes the path of a published checkpoint."""
 
     def note(self, step: int, text: str) -> None:
-        """Gives a warning of the run."""
+        """Passes a warning of the run."""
 
     def end(self, code: int, reason: str) -> None:
-        """Closes the run and returns when everything is given. `reason` is the first cause of a failure."""
+        """Closes the run, and returns when the library has stored everything. `reason` is the first cause of
+        a failure."""
 
     # The observer protocol
 
@@ -111,7 +113,7 @@ class ExternalTracker:
             self.checkpoint(event.step, Path(str(event.value["path"])))
         elif event.name == "media":
             one = media_at(self.run.path / str(event.value["file"]))
-            if one is not None and one.path.exists():  # it is gone where its step is lost
+            if one is not None and one.path.exists():  # the file of a lost step is deleted
                 self.media(one)
         elif event.name == "warning":
             self.note(event.step or max(self._through, 0), redact(str(event.value["text"])))
@@ -150,15 +152,15 @@ class ExternalTracker:
 
     @property
     def code_state(self) -> dict[str, Any]:
-        """The commit, the branch and whether it was changed, of the recipe's repository at the launch; empty
-        outside of one. Waits a moment for git."""
+        """The commit and the branch of the recipe's repository at the launch, and whether it had uncommitted
+        changes; empty outside of a repository. Waits up to a few seconds for git."""
         end = time.monotonic() + GIT_S
         while not self.run.git.exists() and time.monotonic() < end:
             time.sleep(0.05)
         return git_state(self.run)
 
     def files(self) -> list[Path]:
-        """Returns the recipe and the plan, as copies where they contain secrets."""
+        """Returns the files of the recipe and the plan, or redacted copies if they contain secrets."""
         return [self._shared(self.run.recipe), self._shared(self.run.plan)]
 
     def _shared(self, path: Path) -> Path:
@@ -182,8 +184,8 @@ class ExternalTracker:
 
 
 def name_of(metric: str) -> str:
-    """Returns the name by which libraries know a metric: STAGE/NAME for STAGE.NAME, because they show what
-    is before the slash as a section."""
+    """Returns the name of a metric in libraries: STAGE/NAME for STAGE.NAME, because they show the part before
+    the slash as a section."""
     return metric.replace(".", "/", 1)
 
 

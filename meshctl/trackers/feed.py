@@ -1,4 +1,4 @@
-"""Gives a run to its trackers, each of which is a process beside the launcher.
+"""Passes a run to its trackers, each of which is a process beside the launcher.
 
     feeds = Feeds(run, plan.run.track, path, warn)
     feeds.start()                                   # after the engine has forked
@@ -53,13 +53,14 @@ class Feed:
     """The process of one tracker, and the calls that wait for it. Only one thread calls it at a time."""
 
     def __init__(self, run: RunDir, track: Track, path: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Starts the process. To be called from the main thread, with whose end the process ends."""
+        """Starts the process. Must be called from the main thread, because the process dies with the thread
+        that starts it."""
         self.name, self._run = track.name, run
         self.log = run.tracker_log(track.name)
         options = dict(track.options)
         self._patience_s = float(options.pop("patience", PATIENCE_S)) or math.inf
         self._waiting = deque[tuple[bool, bytes]]()
-        """For each call whether it is a row, and its line."""
+        """The waiting calls: whether it is a row, and its line."""
         self._unsent = b""
         """The rest of the line that is being sent."""
         self._answers = b""
@@ -73,7 +74,7 @@ class Feed:
         self.problem = ""
         """Why the tracker was stopped; empty if it was not."""
         self.notes: list[str] = []
-        """Warnings that nobody has taken yet."""
+        """Warnings that were not shown yet."""
         self._connection, self._process, self._pidfd = self._started(path, environ)
         self._put(False, {"run": str(run.path), "options": options, "path": list(path)})
 
@@ -160,7 +161,7 @@ class Feed:
                 self._unsent = self._unsent[self._connection.send(self._unsent) :]
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # what the process has said before is received
+            except BrokenPipeError:  # its earlier answers can still be received
                 self._unsent = b""
                 return
 
@@ -192,7 +193,8 @@ class Feed:
         self._finish(0.0)
 
     def _finish(self, exit_s: float = EXIT_S) -> None:
-        """Ends the process, after `exit_s` by force, and forgets what waits for it. It is reaped later."""
+        """Ends the process, after `exit_s` seconds by SIGKILL, and drops the waiting calls. It is reaped
+        later."""
         self.is_over, self._open, self._ends_at = True, 0, math.inf
         if self._left_out:
             self.notes.append(f"tracker `{self.name}` lacks {counted(self._left_out, 'row')}")
@@ -211,7 +213,7 @@ class Feed:
             self._process.wait(EXIT_S)
 
     def kill(self) -> None:
-        """Kills the process and what it has started."""
+        """Kills the process and its descendants."""
         below = descendants(self._process.pid)
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -317,8 +319,8 @@ class Feeds:
 
 
 def descendants(pid: int) -> list[int]:
-    """Returns the processes below a process, also after it has ended but was not reaped; none on a system
-    that does not list children."""
+    """Returns the descendants of a process, also after it has ended but was not reaped; none on a system that
+    does not list children."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*"):
         with suppress(OSError):

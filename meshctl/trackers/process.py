@@ -47,7 +47,7 @@ def main() -> None:
     code = 0
     try:
         _follow(name, connection)
-    except BaseException as error:  # whatever a library raises is reported, and ends this process only
+    except BaseException as error:  # any exception of a library is reported, and ends this process only
         code = 1
         sys.stderr.write(_without_secrets(traceback.format_exc()))
         _flush()  # before the answer, after which the launcher ends this process

@@ -1,7 +1,7 @@
 """TensorBoard: one folder of event files for each run, written without TensorFlow and without torch.
 
-Each attempt begins a file with the step from which it continues, and TensorBoard drops what earlier files
-have of later steps: a curve has each step once.
+Each attempt begins a file with the step from which it continues, and TensorBoard drops the later steps of
+earlier files. So a curve has each step once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from meshctl.run.media import Media, size_of
 from meshctl.trackers.external import ExternalTracker, name_of
 
 VERSION = "brain.Event:2"
-"""The format of the files. From this version on, readers respect where a file continues."""
+"""The version of the file format. From this version on, readers know the step from which a file continues."""
 
 
 class TensorBoard(ExternalTracker):

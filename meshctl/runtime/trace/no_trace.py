@@ -12,7 +12,7 @@ class NoTrace:
         """Begins a step, before its first part."""
 
     def span(self, category: str, name: str) -> AbstractContextManager[None]:
-        """Records what runs in the `with` block as one span, from any thread."""
+        """Records the `with` block as one span, from any thread."""
         return nullcontext()
 
     def weights_of(self, step: int) -> AbstractContextManager[None]:
@@ -20,4 +20,4 @@ class NoTrace:
         return nullcontext()
 
     def end(self) -> None:
-        """Writes what has been recorded, and records nothing from now on."""
+        """Writes the recorded spans, and records nothing from now on."""

@@ -11,12 +11,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 MARKS = 8
-"""How many ranges are made whose times are known here and to the profiler. The quickest one counts."""
+"""Number of ranges by which this clock and the profiler's clock are compared. The shortest one counts."""
 
 
 class Profiler:
     def __init__(self, path: Path) -> None:
-        """`path` is that of the file that it writes, as torch does."""
+        """`path` is the file that torch's profiler writes."""
         self._path = path
         self._profile: profile | None = None
         self._range: record_function | None = None

@@ -1,6 +1,7 @@
 """The classes that a worker's progress record and data plane have while its tracer records.
 
-An object gets the other class, and so does everything that refers to it: what is not traced costs nothing.
+The class of the existing object is changed, so all references to it see the change, and a worker that is not
+traced has no cost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Records what a worker does in the steps of `run.trace`.
+"""Records the activities of a worker in the steps of `run.trace`.
 
     tracer = Tracer(plan, progress, data_plane, path, attempt)
     tracer.begin_step(step)                         in each step; begins to record in the first one
@@ -7,7 +7,7 @@
 
 Outside of these steps nothing is recorded and nothing is slower: the tracer gives the worker's `Progress` and
 `DataPlane` other classes when it begins (`traced.py`), and their own ones when it ends. At the end of each
-step its spans are written to the worker's file, so a worker that is killed loses those of one step.
+step its spans are written to the worker's file, so a killed worker loses the spans of one step.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Tracer(NoTrace):
         profile: Path,
         attempt: int,
     ) -> None:
-        """`path` is the worker's file, and `profile` that of torch's profiler."""
+        """`path` is the worker's file, and `profile` the file of torch's profiler."""
         self._stages, self._settings = plan.stages, settings
         self._progress, self._data_plane = progress, data_plane
         self._path, self._attempt = path, attempt
@@ -174,8 +174,8 @@ class Tracer(NoTrace):
             self._write()
 
     def drop_step(self, step: int) -> None:
-        """Drops the spans of a step that is not part of the run, after whose beginning the data ended. Stages
-        at the end run in `step`."""
+        """Drops the spans of the running step, which is not part of the run because the data ended in it.
+        Stages with `when: end` run in `step`."""
         self._step = self._pass = self._activity = None
         self._spans, self._dropped = [], 0
         if step < self._settings.steps[0]:

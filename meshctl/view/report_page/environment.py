@@ -1,4 +1,4 @@
-"""Where a run was launched: its overrides, versions and machine, for one run or two."""
+"""The environment of a launch: its overrides, versions and machine, for one run or two."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def compared(records: Sequence[RunRecord]) -> Markup:
 
 
 def facts_of(record: RunRecord) -> dict[str, str]:
-    """Returns what is known about the last launch, by name; texts are empty where it is not."""
+    """Returns the facts of the last launch by name. The text of an unknown fact is empty."""
     launch = record.launches[-1] if record.launches else {}
     packages = launch.get("packages")
     versions = packages if isinstance(packages, Mapping) else {}

@@ -14,7 +14,7 @@ from meshctl.view.report_page.sections import table
 from meshctl.view.report_page.series import Point, Series
 
 KINDS = {"resident": "main memory", "device": "device memory"}
-"""The key of a `memory` event -> what it is."""
+"""The key of a `memory` event -> the name of the quantity."""
 PIECES = 150
 
 

@@ -24,9 +24,9 @@ MAX_GAP_MARKS = 60
 class Curve:
     points: Sequence[Point]
     gaps: Sequence[float] = ()
-    """Where its value was not finite."""
+    """Positions on the axis at which the value was not finite."""
     name: str = ""
-    """Of one of several curves of a plot."""
+    """The color of the curve, if a plot has several."""
 
     @property
     def last(self) -> float | None:
@@ -41,12 +41,12 @@ class Plot:
     marks: Sequence[tuple[float, str]] = ()
     """Positions on the axis with a text: the restarts."""
     text: Callable[[float], str] = number
-    """How a value is written."""
+    """Formats a value."""
     x_ticks: Sequence[Tick] | None = None
     unit: str = ""
-    """How the script writes a value: `bytes`, `seconds`, or empty for a number."""
+    """The format of a value in the script: `bytes`, `seconds`, or empty for a number."""
     axis: str = "step"
-    """What `x` is: `step`, or `time` in seconds."""
+    """The quantity of `x`: `step`, or `time` in seconds."""
 
     @property
     def y(self) -> Scale | None:

@@ -1,4 +1,4 @@
-"""What the report shows of one run, read from its directory."""
+"""The content of the report about one run, read from its directory."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class RunRecord:
 
     @cached_property
     def launches(self) -> list[dict[str, Any]]:
-        """What is known about each launch; nothing for a run of an earlier version."""
+        """The facts of each launch; empty for a run of an earlier version."""
         return launches(self.seen.run)
 
     @property

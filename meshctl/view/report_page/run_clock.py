@@ -13,8 +13,8 @@ from meshctl.run.events import Event
 
 class RunClock:
     def __init__(self, launched: Sequence[float], times: Iterable[float]) -> None:
-        """`launched` are the times of the launches, in seconds since the epoch, and `times` those of all that
-        has happened."""
+        """`launched` are the times of the launches, and `times` the times of all events, in seconds since the
+        epoch."""
         self._begins = sorted(launched)
         self._ends = list(self._begins)
         for time in times:

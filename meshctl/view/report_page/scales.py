@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 1000, 150
 @dataclass(frozen=True)
 class Tick:
     part: float
-    """Its position on the axis, from 0 to 1."""
+    """The position of the tick on the axis, from 0 to 1."""
     text: str
 
 
@@ -25,7 +25,7 @@ class Scale:
     high: float
 
     def part(self, value: float) -> float:
-        """Returns where a value is, from 0 to 1."""
+        """Returns the position of a value on the axis, from 0 to 1."""
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, count: int, text: Callable[[float], str] = number, least: float = 0.0) -> list[Tick]:
@@ -37,7 +37,7 @@ class Scale:
 
 
 def step_text(most: float) -> Callable[[float], str]:
-    """Returns how a step is written on an axis up to step `most`: in thousands where it is long."""
+    """Formats a step on an axis up to step `most`, in thousands where the number is long."""
     return (lambda step: f"{step / 1000:.12g}k" if step else "0") if most >= 20_000 else number
 
 
@@ -58,7 +58,7 @@ def scale_of(values: list[float], margin: float = 0.06) -> Scale:
 
 
 def duration_text(axis: float) -> Callable[[float], str]:
-    """Returns how seconds are written on an axis of so many seconds."""
+    """Returns the format of seconds on an axis of this length."""
     if axis < 1e-3:
         return lambda seconds: f"{number(seconds * 1e6)} us"
     if axis < 1:

@@ -73,7 +73,7 @@ def head_facts(record: RunRecord) -> Markup:
 
 
 def cause(record: RunRecord) -> Markup:
-    """Returns why the run ended, or what it waits for; empty if there is nothing to say."""
+    """Returns the reason of the end of the run, or of its wait; empty if there is none."""
     seen, state = record.seen, record.seen.state
     if seen.condition == "lost":
         return tag(
@@ -95,7 +95,7 @@ def topology_picture(record: RunRecord) -> Markup:
 
 
 def time_table(record: RunRecord) -> Markup:
-    """Returns what each group does in a step, and what bounds the run; empty for a run without a step."""
+    """Returns the time of each group in a step, and the bound of the run; empty for a run without a step."""
     use = record.seen.state.time_use
     if use is None:
         return _means(record)
@@ -159,7 +159,7 @@ def _from(attempt: Attempt) -> str:
 
 
 def fault_list(record: RunRecord) -> Iterator[Markup]:
-    """Yields the failures with their tracebacks; one of several workers with the same one stands for all."""
+    """Yields the failures with their tracebacks. Workers with the same traceback have one entry."""
     known: dict[tuple[str, str], list[Event]] = {}
     for event in record.faults:
         text = str(event.value.get("traceback", ""))

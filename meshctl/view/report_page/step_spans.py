@@ -44,7 +44,7 @@ class Span:
     first: int
     last: int
     seconds: float
-    """The sum over its steps, as those of stages, waits and sends."""
+    """The seconds, summed over its steps, as in `stages`, `waits` and `sends`."""
     stages: Mapping[str, float]
     waits: Mapping[str, float]
     sends: Mapping[str, float]
@@ -128,7 +128,7 @@ def span_of(event: Event) -> Span | None:
 
 
 def stretched(span: Span, begin: float) -> Span:
-    """Returns a step that stands also for those before it, which were not decoded, from `begin` on."""
+    """Returns a step that represents itself and the undecoded steps before it, from `begin` on."""
     if not 0 < span.seconds < span.end - begin:
         return span
     factor = (span.end - begin) / span.seconds

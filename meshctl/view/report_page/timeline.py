@@ -25,7 +25,7 @@ MAX_PARTS = 12_000
 """Maximum number of drawn parts of the newest steps."""
 MAX_STEPS = 40
 OTHERS = {"send": "sends", "wait": "waits for input", "rest": "checkpoints and rest"}
-"""Class -> what a worker does outside of its stages."""
+"""Class -> an activity of a worker outside of its stages."""
 LANES_PX = 720
 """The height of all lanes together; a lane has between `LEAST_PX` and `MOST_PX`."""
 LEAST_PX, MOST_PX, GAP_PX = 5, 22, 2
@@ -37,7 +37,7 @@ Box = tuple[float, float, float, float]
 
 @dataclass
 class Lanes:
-    """The ranks that are drawn, and where."""
+    """The drawn ranks, and their positions."""
 
     workers: list[Worker]
     height: int = 0
@@ -91,7 +91,7 @@ class Colors:
         self.of = {stage.name: f"s{number % len(HUES)}" for number, stage in enumerate(plan.stages)}
 
     def legend(self, boxes: Mapping[str, object], record: RunRecord | None = None) -> Markup:
-        """Returns the names of what is drawn, with the marks of the run."""
+        """Returns the legend: the names of the stages and activities, and the marks of the run."""
         named = [(kind, name) for name, kind in self.of.items() if kind in boxes]
         named += [(kind, name) for kind, name in OTHERS.items() if kind in boxes]
         if record:
@@ -266,7 +266,7 @@ def _add_box(
         boxes.setdefault(kind, []).append((left, top, right - left, height))
 
 
-# Both
+# Drawing of both
 
 
 def _drawing(

@@ -1,4 +1,5 @@
-"""What bounds a run: the stage, sync, transfer, or rest of a group, without which a step is shortest."""
+"""Finds the bound of a run: the stage, sync, transfer, or rest of a group, without which a step is
+shortest."""
 
 from __future__ import annotations
 
@@ -11,26 +12,26 @@ from meshctl.topology.modes import Route
 from meshctl.view.times.schedule import Costs, Schedule
 
 MIN_PART = 0.01
-"""The least part of a step that something takes, to be computed without it."""
+"""Candidates that take a smaller part of a step than this are not tried."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What bounds a run, and how long a step would take without it."""
+    """The bound of a run, and the time of a step without it."""
 
     kind: Literal["stage", "sync", "route", "rest"]
-    """`stage`: its method. `route`, `sync`: moving values or weights. `rest`: what belongs to no stage of
-    a group, such as checkpoints."""
+    """`stage`: the calls of its method. `route`, `sync`: the transfer of values or weights. `rest`: the work
+    of a group outside of its stages, such as checkpoints."""
     name: str
     """The stage, the sync or the route; empty for `rest`."""
     group: str
-    """The group that runs it, or sends."""
+    """The group that runs the stage, or sends the values or weights."""
     seconds: float
-    """The mean seconds of a step as they would be without it; in `next`, without both."""
+    """The mean seconds of a step without the bound; in `next`, without both bounds."""
     gain: float
     """The part of a step that would be saved, 0 to 1."""
     next: Bound | None = None
-    """What would then bound the run."""
+    """The bound of the run without this one."""
 
 
 class _Candidate(NamedTuple):
@@ -38,13 +39,13 @@ class _Candidate(NamedTuple):
     name: str
     group: str
     seconds: float
-    """Its seconds in a step, of which a step can become shorter at most."""
+    """Its seconds in a step: the upper limit of the gain."""
     without: Costs
 
 
 def bound_of(schedule: Schedule, costs: Costs, measured: float) -> Bound | None:
-    """Returns what bounds a run whose steps take `measured` seconds, and what would bound it next. What the
-    computed schedule does not explain of these seconds would remain."""
+    """Returns the bound of a run whose steps take `measured` seconds; its `next` is the bound after it. The
+    difference between these seconds and the computed schedule is assumed to remain."""
     whole = schedule.step_seconds(costs)
     first = _best(schedule, costs, whole)
     if first is None:
@@ -63,8 +64,9 @@ def _bound(
 
 
 def _best(schedule: Schedule, costs: Costs, whole: float) -> tuple[_Candidate, float] | None:
-    """Returns the candidate without which a step is shortest, and its seconds; the one that takes longest
-    among equal ones. What cannot save more than the best so far is not computed."""
+    """Returns the candidate without which a step is shortest, and the seconds of that step. Among equal
+    candidates, the one with the longest time is returned. A candidate that cannot save more than the best so
+    far is not tried."""
     best: tuple[_Candidate, float] | None = None
     found = [one for one in candidates(schedule, costs) if one.seconds > MIN_PART * whole]
     for one in sorted(found, key=lambda one: -one.seconds):
@@ -77,7 +79,7 @@ def _best(schedule: Schedule, costs: Costs, whole: float) -> tuple[_Candidate, f
 
 
 def candidates(schedule: Schedule, costs: Costs) -> Iterator[_Candidate]:
-    """Yields everything that takes time, with the costs of a run without it."""
+    """Yields each stage, sync, route and rest, with the costs of a run without it."""
     plan = schedule.plan
     for name, seconds in costs.calls.items():
         group = plan.group_of(plan.stage(name))
@@ -109,6 +111,6 @@ def _left(costs: Mapping[str, float], stage: str, share: float) -> dict[str, flo
 
 
 def _share(costs: Costs, route: Route, routes: list[Route]) -> float:
-    """Returns the part of the bytes of some routes that one of them carries."""
+    """Returns the share of `route` in the bytes of `routes`, 0 to 1."""
     total = sum(costs.sizes.get(one.name, 0.0) for one in routes)
     return costs.sizes.get(route.name, 0.0) / total if total else 1 / len(routes)

@@ -1,4 +1,4 @@
-"""Where the time goes, as text: a line for a step, a table, and a sentence about what bounds the run.
+"""The use of time as text: a line for a step, a table, and a sentence about the bound of the run.
 
 0.412 s a step  train busy 93 %  rollout waits 61 % for train (metrics)
 
@@ -20,7 +20,7 @@ from meshctl.view.times.worker_times import WorkerTimes
 COLUMNS = 80
 """The greatest length of a line, where it can be kept."""
 MIN_SHARE = 0.05
-"""The least part of a step, or of a gain, that is worth a word."""
+"""A smaller part of a step, or a smaller gain, is not mentioned."""
 MAX_RANKS = 4
 """The number of ranks of a group, evenly spread, that a line for a step takes into account."""
 
@@ -54,8 +54,8 @@ def extended(line: str, use: TimeUse | None) -> str:
 
 
 def parts_of(use: TimeUse) -> Iterator[str]:
-    """Yields the seconds of a step, the busiest group, and the one that waits most; the last is the most
-    important."""
+    """Yields the seconds of a step, the busiest group, and the group that waits most, in the order of growing
+    importance."""
     yield f"{precise(use.seconds)} a step"
     name, group = max(use.groups.items(), key=lambda one: one[1].share(one[1].busy + one[1].moving))
     yield f"{name} busy {percent(group.share(group.busy + group.moving))}"
@@ -75,7 +75,7 @@ def for_whom(use: TimeUse, name: str) -> str:
 
 
 def rows(use: TimeUse) -> Iterator[tuple[str, ...]]:
-    """Yields the rows of a table: what each group does in a step, and for whom it waits."""
+    """Yields the rows of a table: the work of each group in a step, and the group for which it waits."""
     yield "group", "stage", "mean ms", "share", ""
     for name, group in use.groups.items():
         for index, row in enumerate(_rows_of(use, name, group)):
@@ -96,14 +96,14 @@ def _rows_of(use: TimeUse, name: str, group: GroupUse) -> Iterator[tuple[str, ..
 
 
 def sentences(use: TimeUse) -> list[str]:
-    """Returns what bounds the run, and how old weights are, as lines."""
+    """Returns the conclusions as lines of at most `COLUMNS` characters."""
     return [
         line for text in conclusions(use) for line in textwrap.wrap(text, COLUMNS - 2, break_on_hyphens=False)
     ]
 
 
 def conclusions(use: TimeUse) -> Iterator[str]:
-    """Yields what bounds the run, and how old weights are."""
+    """Yields a sentence about the bound of the run, and one about the staleness of weights."""
     if use.bound:
         yield bound_sentence(use, use.bound)
     if use.staleness:
@@ -114,7 +114,7 @@ def conclusions(use: TimeUse) -> Iterator[str]:
 
 
 def bound_sentence(use: TimeUse, bound: Bound) -> str:
-    """Returns what bounds the run, and what the run would gain without it."""
+    """Returns a sentence about the bound of the run and the gain without it."""
     would = f"a step would take {precise(bound.seconds, use.seconds)} in place of {precise(use.seconds)}"
     if bound.gain < MIN_SHARE:
         other = f", because of {_named(bound.next)}" if bound.next else ""

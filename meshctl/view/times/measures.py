@@ -1,4 +1,4 @@
-"""Computes from the sums of all workers what each group does in a step, and what it costs each time."""
+"""Computes from the sums of all workers the time of each group in a step, and the cost of each call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshctl.view.times.worker_times import WorkerTimes
 SLOW_RANK = 1.3
 """A rank is slow if it takes this many times the median of its group in a stage."""
 SLOW_PART = 0.02
-"""The least part of a step by which it takes longer."""
+"""A slow rank takes longer than the median by at least this part of a step."""
 NO_SIZES: Mapping[str, float] = {}
 Ranks = Mapping[int, WorkerTimes]
 Workers = Mapping[str, Ranks]
@@ -22,9 +22,9 @@ Workers = Mapping[str, Ranks]
 
 
 def time_use(plan: Plan, workers: Workers, sizes: Mapping[str, float] = NO_SIZES) -> TimeUse | None:
-    """Returns where the time of a run goes; None where no worker has completed two steps, where all groups
-    run programs, and for a run of an earlier version, whose events have too few times. `sizes` is route ->
-    the bytes that it has carried, by which the times of stages with several routes are divided."""
+    """Returns the use of time of a run; None where no worker has completed two steps, where all groups run
+    programs, and for a run of an earlier version, whose events have too few times. `sizes` is route -> its
+    bytes. The time of a stage with several routes is divided in proportion to them."""
     known = {
         group.name: {rank: times for rank, times in workers.get(group.name, {}).items() if times.steps}
         for group in plan.groups
@@ -66,7 +66,7 @@ class _Group:
         own = self._plan.group_of(stage)
         return (own, self._plan.component(stage.to).group) if stage.kind == "sync" else (own,)
 
-    # What it does in a step
+    # The time of a group in a step
 
     def use(self) -> GroupUse:
         calls = {
@@ -152,7 +152,7 @@ class _Group:
                 found[stage] = slow
         return found
 
-    # What it costs each time
+    # The cost of each call
 
     def costs(self) -> Costs:
         called = [stage for stage in self._hosted if stage.kind == "call" and self._runs(stage.name)]

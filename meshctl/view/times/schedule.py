@@ -31,18 +31,18 @@ PASSES = 8
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds for each time that something happens, for a group as a whole."""
+    """Seconds for each call, transfer or sync, for a group as a whole."""
 
     calls: Mapping[str, float] = field(default_factory=dict)
-    """Stage -> in the called method, in all passes of a step."""
+    """Stage -> seconds in the called method, in all passes of a step."""
     receives: Mapping[str, float] = field(default_factory=dict)
-    """Stage -> to receive its inputs, once they have been sent."""
+    """Stage -> seconds to receive its inputs, once they have been sent."""
     sends: Mapping[str, float] = field(default_factory=dict)
-    """Stage -> to send its value, while slots are free."""
+    """Stage -> seconds to send its value, while slots are free."""
     syncs: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """(sync, group) -> to send weights, to load them, or both."""
+    """(sync, group) -> seconds to send weights, to load them, or both."""
     rest: Mapping[str, float] = field(default_factory=dict)
-    """Group -> what belongs to no stage, in each step."""
+    """Group -> the seconds outside of its stages, in each step."""
     sizes: Mapping[str, float] = field(default_factory=dict)
     """Route -> the bytes that it carries."""
 

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: what each group does in a step, for whom it waits, and what bounds the run.
+"""The use of time of a run: the work and the waits of each group in a step, and the bound of the run.
 
     use = time_use(plan, workers)          # in `measures`: group -> rank -> its `WorkerTimes`
     use.groups["rollout"].idle             # 0.61
@@ -6,10 +6,10 @@
 
 A group is busy in its stages. It moves bytes while it sends, receives and syncs, and it waits while it does
 nothing: for values that have not arrived, for a free slot (the consumer has not taken earlier values), or for
-other ranks of its own. The rest are checkpoints, events and the loop itself.
+other ranks of the same group. The rest are checkpoints, events and the loop itself.
 
-What bounds the run is found by computing the schedule of all groups (`schedule`) with the measured seconds,
-and again without each stage, sync, transfer, and rest: the one without which a step is shortest.
+The bound of the run is found by computing the schedule of all groups (`schedule`) with the measured seconds,
+and again without each stage, sync, transfer, and rest. Without the bound, a step is shortest.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Wait:
 
 @dataclass(frozen=True)
 class GroupUse:
-    """What a group does in a step: the mean seconds of its workers."""
+    """The time of a group in a step: the mean seconds of its workers."""
 
     seconds: float
-    """A whole step."""
+    """The whole step."""
     busy: float
     """In the methods of its stages."""
     moving: float
@@ -53,10 +53,10 @@ class GroupUse:
     rest: float
     """Everything else: checkpoints, events, the loop."""
     stages: Mapping[str, float]
-    """Stage -> seconds; for a sync those in which it moves bytes."""
+    """Stage -> seconds in its method, or, for a sync, in the transfer of bytes."""
     calls: Mapping[str, float]
-    """Stage -> the mean seconds of a call, or of a sync; more than those of a step where it does not run in
-    each."""
+    """Stage -> the mean seconds of a call or of a sync. They exceed `stages` for a stage that does not run in
+    each step."""
     waits: tuple[Wait, ...] = ()
     """The longest first."""
     slow_ranks: Mapping[str, int] = field(default_factory=dict)
@@ -83,26 +83,26 @@ class GroupUse:
 
 @dataclass(frozen=True)
 class TimeUse:
-    """Where the time of a run goes, over the steps of an attempt without the first one."""
+    """The use of time of a run, over the steps of an attempt without the first one."""
 
     plan: Plan
     steps: int
-    """The number of steps that count."""
+    """The number of steps over which the means are taken."""
     seconds: float
     """The mean seconds of a step."""
     groups: Mapping[str, GroupUse]
-    """Those that run stages."""
+    """The groups that run stages."""
     costs: Costs
 
     @cached_property
     def bound(self) -> Bound | None:
-        """What bounds the run; None if nothing takes time. It is computed on first use."""
+        """The bound of the run; None if nothing takes time. It is computed on first use."""
         return bound_of(Schedule(self.plan), self.costs, self.seconds)
 
     @property
     def staleness(self) -> dict[str, float]:
-        """Sync -> the mean number of steps by which the weights that its target uses are older than the
-        newest ones. It follows from `every` and `max_staleness`, since a sync is exact."""
+        """Sync -> the mean age of its target's weights, in steps behind the newest ones. It follows from
+        `every` and `max_staleness`, since a sync is exact."""
         return {
             stage.name: stage.lag + (stage.every - 1) / 2
             for stage in self.plan.stages
@@ -110,9 +110,9 @@ class TimeUse:
         }
 
     def waits_for(self, group: str) -> tuple[str, str]:
-        """Returns the group for which a group waits most, and its longest stage. Where that group mostly
-        waits itself, it is the one for which it waits, and so on. Both are empty if it waits for no
-        group."""
+        """Returns the group for which a group waits most, and the longest stage of that group. If that group
+        mostly waits itself, the search continues with the group for which it waits. Both texts are empty if
+        the group waits for no other."""
         found, seen = self._next(group), {group}
         while found and found not in seen and self.groups[found].is_waiting and self._next(found):
             seen.add(found)

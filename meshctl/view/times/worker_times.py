@@ -1,4 +1,4 @@
-"""The sums of a worker's `step` events, from which `use` computes where the time of a run goes."""
+"""The sums of a worker's `step` events, from which `measures` computes the use of time of a run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LONG_CALL = 10.0
-"""A call is long that takes this many times the mean of its stage so far. A single long call counts no more
-than that, because the machine may have slept for example. With the second one, both count."""
+"""A call is long if it takes this many times the mean of its stage so far. The excess of the first long call
+does not count, because the machine may have been suspended. With a second long call, both count in full."""
 MIN_CALLS = 8
 """Number of calls of a stage before one can be long."""
 SUMS = ("in_collectives", "waits", "sends", "awaited", "full", "peers")
@@ -65,7 +65,7 @@ class WorkerTimes:
                     sums[key] = sums.get(key, 0.0) + seconds
 
     def _counted(self, stage: str, spent: float, most: float) -> float:
-        """Returns with how many seconds a long call counts."""
+        """Returns the seconds that count of a call."""
         if stage not in self.left_out:
             self.left_out[stage] = spent - most
             return most

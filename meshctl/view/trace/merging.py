@@ -1,4 +1,4 @@
-"""Merges what the workers have recorded into one trace, a step at a time.
+"""Merges the traces of the workers into one trace, a step at a time.
 
     merging = Merging(plan, run, offsets)
     for event in merging.events(instants): ...
@@ -54,7 +54,7 @@ class Merging:
         self._plan, self._run, self._steps = plan, run, range(first, last + 1)
         self._places, self._flows = Places(plan), count(1)
         self._traces = dict(self._traces_of(plan, run))
-        """Job rank -> what it has recorded."""
+        """Job rank -> its trace."""
         self._lag = max((stage.lag for stage in plan.stages), default=0)
         self._shifts = {rank: self._shift(rank, offsets) for rank in self._traces}
         """Job rank -> seconds from its clock to that of the head."""
