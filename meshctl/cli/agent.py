@@ -14,9 +14,11 @@ from meshctl.cli.output import refuse, why
 from meshctl.engines.connection import CONNECT_S
 from meshctl.engines.engine import groups_on, nodes_of
 from meshctl.plan.model import Plan
+from meshctl.plan.node_sets import number_of
 from meshctl.run.addresses import split
 from meshctl.run.authentication import TOKEN_VARIABLE
 from meshctl.run.directory import RunDir
+from meshctl.run.job_signals import IN_JOB
 
 QUIET = "TORCH_CPP_LOG_LEVEL", "ERROR"
 """torch reads this variable when it is imported. Otherwise each worker whose address has no name warns of
@@ -25,13 +27,14 @@ POLL_S = 0.2
 """Seconds between two reads of the address of the head, while it is awaited."""
 
 
-def agent(path: Path, group: str, node: int, head: str, wait_s: float = 0.0) -> int:
+def agent(path: Path, group: str, place: str, head: str, wait_s: float = 0.0, is_in_job: bool = False) -> int:
     """Runs the node process. Returns the exit code: 0 if all workers exited with 0, 1 if one did not, 2 if
-    the plan has nothing to run on this node, 4 if the head cannot be reached or refuses. `head` is
-    HOST:PORT, or empty for the address that the head has written, and `wait_s` the seconds to wait for a
-    head."""
+    the plan has nothing to run on this node, 4 if the head cannot be reached or refuses. `place` is the
+    number of the node or SET.INDEX, `head` is HOST:PORT, or empty for the address that the head has written,
+    and `wait_s` the seconds to wait for a head. With `is_in_job`, the first signal of the scheduler is passed
+    to the head."""
     run, token = RunDir.of_plan(path), os.environ.pop(TOKEN_VARIABLE, "")
-    wrong = refusal(path, group, node)
+    node, wrong = placed(path, group, place)
     if not wrong and head and problem_of(head):
         wrong = f"--head must be HOST:PORT, not {head!r}"
     if wrong:
@@ -44,6 +47,8 @@ def agent(path: Path, group: str, node: int, head: str, wait_s: float = 0.0) -> 
     if not token:
         return refuse(f"the token of the run is neither in {TOKEN_VARIABLE} nor in {run.token}")
     os.environ.setdefault(*QUIET)
+    if is_in_job:
+        os.environ[IN_JOB] = "1"
     with without_collection():
         from meshctl.engines.node.interpreter import groups_of
         from meshctl.engines.node.node_process import NodeJob, serve
@@ -55,7 +60,8 @@ def agent(path: Path, group: str, node: int, head: str, wait_s: float = 0.0) -> 
     left = max(0.0, wait_s - (time.monotonic() - began))
     groups = (group,) if group else ()
     job = NodeJob(run, node, head, token, main, groups, digest=plan.digest, wait_s=left)
-    return serve(job, ends=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    asks = (signal.SIGTERM, signal.SIGUSR2) if is_in_job else ()
+    return serve(job, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP), asks)
 
 
 def problem_of(head: str) -> str:
@@ -100,20 +106,30 @@ def _token_of(run: RunDir) -> str:
         return ""
 
 
-def refusal(path: Path, group: str, node: int) -> str:
-    """Returns the reason why the plan has nothing to run on this node; empty if it has. `group` is empty for
-    all groups of the node."""
+def placed(path: Path, group: str, place: str) -> tuple[int, str]:
+    """Returns the number of the node, and the reason why the plan has nothing to run on it; empty if it
+    has. `group` is empty for all groups of the node."""
     try:
         plan = Plan.read(path)
     except OSError as error:
-        return f"the plan cannot be read: {why(error)}: {path}; is the run directory on a shared file system?"
+        lost = "is the run directory on a shared file system?"
+        return -1, f"the plan cannot be read: {why(error)}: {path}; {lost}"
     except (ValueError, KeyError, TypeError) as error:
-        return f"{path} is not a plan: {error}"
+        return -1, f"{path} is not a plan: {error}"
+    try:
+        node = number_of(place, plan)
+    except ValueError as error:
+        return -1, str(error)
+    return node, refusal(plan, group, node)
+
+
+def refusal(plan: Plan, group: str, node: int) -> str:
+    """Returns the reason why the plan has nothing to run on this node; empty if it has."""
     if not group:
         if groups_on(plan, node):
             return ""
         return f"the plan has no group on node {node}, only on {_listed(nodes_of(plan))}"
-    names = [placed.name for placed in plan.groups]
+    names = [one.name for one in plan.groups]
     if group not in names:
         return f"the plan has no group {group!r}; it has {', '.join(names)}"
     if node not in plan.nodes_of(group):

@@ -416,7 +416,10 @@ def completion(
 @app.command()
 def agent(
     plan: Annotated[Path, option("RUN/plan.json", sources.files)],
-    node: Annotated[int, option("Number of this node.")],
+    node: Annotated[
+        str,
+        option("Number of the node, or SET.INDEX: its place among nodes of the same groups.", metavar="NODE"),
+    ],
     head: Annotated[
         str, option("Address of the head, HOST:PORT. Default: that in RUN/head.json.", metavar="HOST:PORT")
     ] = "",
@@ -424,11 +427,15 @@ def agent(
         float, option("Seconds to wait for a head that is not there yet.", metavar="SECONDS")
     ] = 0.0,
     group: Annotated[str, option("Group to run. Default: all groups of the node.")] = "",
+    in_job: Annotated[
+        bool,
+        option("Pass the scheduler's first signal to the head, which ends the run.", None, "--in-job"),
+    ] = False,
 ) -> None:
     """Run the workers of one node. Engines start this command on each node."""
     from meshctl.cli.agent import agent
 
-    raise typer.Exit(agent(plan, group, node, head, wait))
+    raise typer.Exit(agent(plan, group, node, head, wait, in_job))
 
 
 @app.command()

@@ -50,7 +50,7 @@ def detach(launch: Launch) -> int:
         with os.fdopen(reader, encoding="utf-8") as pipe:
             path = pipe.read()
         if path:
-            write(_report(path), sys.stdout)
+            write(announced(RunDir(Path(path)), "runs in the background"), sys.stdout)
             return 0
         _, status = os.waitpid(child, 0)
     finally:
@@ -86,12 +86,12 @@ def _redirect(run: RunDir) -> None:
     os.close(log)
 
 
-def _report(path: str) -> str:
-    run = RunDir(Path(path))
+def announced(run: RunDir, what: str) -> str:
+    """Returns the report about a run that goes on without this process, and how to reach it."""
     is_found_by_name = run.path.parent.parent == Path(RUNS).resolve()
-    named = shlex.quote(name_of(run) if is_found_by_name else path)
+    named = shlex.quote(name_of(run) if is_found_by_name else str(run.path))
     return (
-        f"{path} runs in the background\n"
+        f"{run.path} {what}\n"
         f"  watch it: meshctl watch {named}\n"
         f"  its logs: meshctl logs {named} -f\n"
         f"  stop it:  meshctl stop {named}\n"

@@ -1,5 +1,6 @@
 """`meshctl head`: the supervisor of a run whose nodes are started by others. It does what `launch` does
-on one machine: it continues a run that was prepared, or that a head has left."""
+on one machine: it continues a run that was prepared, or that a head has left. Inside the job of a scheduler,
+the engine starts the nodes there."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from meshctl.cli.launch import Supervision, import_torch, run
+from meshctl.cli.launch import Supervision, import_torch, reason_of_end, run
 from meshctl.cli.load import Launchable
 from meshctl.cli.output import REFUSED, refuse, why
 from meshctl.diagnostics import Report
@@ -16,6 +17,7 @@ from meshctl.engines.supervise.attempt import RunHeld, taken_up
 from meshctl.plan.model import Plan
 from meshctl.run.addresses import address_of
 from meshctl.run.directory import RunDir
+from meshctl.run.job_signals import IN_JOB
 from meshctl.run.saved_checkpoints import NoneWhole
 from meshctl.view.live.state_file import StateFile
 
@@ -36,6 +38,12 @@ def head(path: Path, host: str, port: int, environ: Mapping[str, str] = os.envir
     choice = start.engine
     if choice.name not in ENGINES:
         return refuse(f"the run is of the engine `{choice.name}`, which this version does not have", REFUSED)
+    engine = engine_named(choice.name, choice.options)
+    if engine.supervisor == "inside":
+        os.environ[IN_JOB] = "1"
+    if why_over := reason_of_end(plan, directory, directory.saved()):
+        print(f"{directory.path}: the run is complete: {why_over}")
+        return 0
     import_torch()
     try:
         listens = address_of(host) if host else ""
@@ -46,5 +54,5 @@ def head(path: Path, host: str, port: int, environ: Mapping[str, str] = os.envir
     except (RunHeld, NoneWhole) as error:
         return refuse(error, REFUSED)
     ready = Launchable(plan, composed, start.path, Report(), start=attempt.start)
-    supervision = Supervision(engine_named(choice.name, choice.options), listens, port, environ)
+    supervision = Supervision(engine, listens, port, environ)
     return run(ready, attempt, supervision, StateFile(plan, directory))

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 from meshctl.cli.collection import without_collection
 from meshctl.cli.load import Launchable, Unreadable, plan_of
@@ -25,7 +26,7 @@ from meshctl.cli.worker_options import DebuggedWorker, check_workers, with_debug
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.diagnostics.health import Check
-from meshctl.engines.engine import CannotStart, Engine, Job, engine_named
+from meshctl.engines.engine import CannotStart, Engine, Job, JobEngine, engine_named
 from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin, check_unheld
 from meshctl.engines.supervise.head import Outcome
 from meshctl.engines.supervise.signals import Signals
@@ -106,24 +107,36 @@ def launch(
         print(f"{ready.resume.path}: the run is complete: {why_over}")
         return 0
     try:
-        attempt = begin(ready.plan, ready.composed, ready.path, ready.resume, ready.whole)
-        if ready.start != Start(()):
-            begun = attempt.start
-            start = replace(ready.start, path=begun.path, attempt=begun.attempt, resume=begun.resume)
-            attempt.run.write_start(start)
-            attempt = replace(attempt, start=start)
-        attempt.run.forget_recorded(attempt.step or 0)
-        forget_media(attempt.run, attempt.step or 0)
+        attempt = begun(ready)
     except RunHeld as error:
         return refuse(error, REFUSED)
     except OSError as error:
         return refuse(f"the run directory cannot be written: {why(error)}: {error.filename}", REFUSED)
     record_launch(attempt.run, overrides)
     record_git_state(attempt.run, ready.path[0])
+    engine = engine_of(ready)
+    if engine.supervisor == "inside":
+        from meshctl.cli.submit import submit
+
+        return submit(engine, attempt, is_detached=on_begin is not None)
+    attempt.run.job.unlink(missing_ok=True)  # of an earlier launch
     state_file = StateFile(ready.plan, attempt.run)
     if on_begin:
         on_begin(attempt.run)
-    return run(ready, attempt, Supervision(engine_of(ready)), state_file, options.follow)
+    return run(ready, attempt, Supervision(engine), state_file, options.follow)
+
+
+def begun(ready: Launchable) -> Attempt:
+    """Writes the files of the run, and returns its attempt. Raises `RunHeld` and `OSError`."""
+    attempt = begin(ready.plan, ready.composed, ready.path, ready.resume, ready.whole)
+    if ready.start != Start(()):
+        old = attempt.start
+        start = replace(ready.start, path=old.path, attempt=old.attempt, resume=old.resume)
+        attempt.run.write_start(start)
+        attempt = replace(attempt, start=start)
+    attempt.run.forget_recorded(attempt.step or 0)
+    forget_media(attempt.run, attempt.step or 0)
+    return attempt
 
 
 def engine_of(ready: Launchable) -> Engine:
@@ -243,7 +256,6 @@ def run(
 
     plan, run = ready.plan, attempt.run
     debugged = [DebuggedWorker(ready.start.debug)] if ready.start.debug else []
-    is_follower = supervision.engine.supervisor == "inside" and supervision.environ is None
 
     def observers() -> list[Observer]:
         if ready.resume and not attempt.start.resume:
@@ -252,7 +264,7 @@ def run(
             *debugged,
             state,
             for_terminal(plan, run, sys.stdout, follow=follow, is_shared=bool(debugged)),
-            *([feeds.start()] if plan.run.track and not is_follower else []),
+            *([feeds.start()] if plan.run.track else []),
         ]
 
     with Signals().handled() as signals, ExitStack() as stack:
@@ -279,17 +291,16 @@ def outcome_of(
     signals: Signals,
     observers: Callable[[], list[Observer]],
 ) -> Outcome:
-    """Supervises the run, or follows it if the supervisor runs inside the job."""
+    """Supervises the run."""
     engine, environ = supervision.engine, supervision.environ
-    if engine.supervisor == "inside" and environ is None:
-        from meshctl.engines.supervise.follow import follow
-
-        return follow(engine.start(job), attempt, signals, observers())
     from meshctl.engines.supervise.supervisor import Supervisor
 
     def all_observers() -> list[Observer]:
         traces = [TraceWriter(attempt.plan, job.run)] if attempt.plan.run.trace else []
-        return [tracker_named("jsonl", job.run), *traces, *observers()]
+        found = [tracker_named("jsonl", job.run), *traces, *observers()]
+        if engine.supervisor == "inside":
+            found += cast(JobEngine, engine).observers(job.run, environ or {})
+        return found
 
     supervisor = Supervisor(engine, signals, host=supervision.host, port=supervision.port)
     return supervisor.run(job, attempt, all_observers, environ)

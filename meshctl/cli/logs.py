@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
+from meshctl.cli.jobs import job_state
 from meshctl.cli.output import is_closed, refuse, silence
 from meshctl.cli.status import NO_RUN, check_format
 from meshctl.dataclass import dataclass
@@ -70,7 +71,7 @@ def _polled(seen: SeenRun, readers: Sequence[WorkerLog]) -> Iterator[Iterator[Lo
     while seen.is_live:
         yield merged(readers, is_last=False)
         time.sleep(POLL_S)
-        seen = SeenRun.of(seen.run, seen.plan)
+        seen = seen.again()
     yield merged(readers, is_last=True)
 
 
@@ -94,10 +95,10 @@ def _named(words: Sequence[str], folder: str) -> tuple[SeenRun, Sequence[str]]:
     """Returns the run, and the words that name workers. Raises `NoRun`. A word that names no run may name
     workers of the newest one."""
     try:
-        return SeenRun.named(words[0] if words else "", folder), words[1:]
+        return SeenRun.named(words[0] if words else "", folder, job_state), words[1:]
     except NoRun as error:
         try:
-            newest = SeenRun.named("", folder)
+            newest = SeenRun.named("", folder, job_state)
         except NoRun:
             raise error from None
         if words[0].partition(":")[0] not in newest.state.groups:

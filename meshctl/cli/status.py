@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from meshctl.cli.jobs import job_state
 from meshctl.cli.output import refuse, write
 from meshctl.run.finding import NoRun, runs_below
 from meshctl.text.redaction import redact
@@ -31,7 +32,7 @@ def runs(folder: str, format: str) -> int:
         return refuse(problem)
     now = time.time()
     try:
-        rows = rows_of_runs(runs_below(Path(folder)), now)
+        rows = rows_of_runs(runs_below(Path(folder)), now, job_state)
     except NoRun as error:
         return refuse(error, NO_RUN)
     if format == "json":
@@ -48,7 +49,7 @@ def status(word: str, folder: str, format: str) -> int:
     if problem := check_format(format):
         return refuse(problem)
     try:
-        seen = SeenRun.named(word, folder)
+        seen = SeenRun.named(word, folder, job_state)
     except NoRun as error:
         return refuse(error, NO_RUN)
     write(text_of_seen(seen) if format == "text" else json.dumps(seen.to_data(), indent=2) + "\n", sys.stdout)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 
+from meshctl.cli.jobs import JobTarget, job_of, job_state
 from meshctl.cli.output import REFUSED, refuse, write
 from meshctl.cli.status import NO_RUN, check_format
 from meshctl.dataclass import dataclass
@@ -45,7 +46,7 @@ def stop(word: str, options: Options) -> int:
     if options.now and options.checkpoint:
         return refuse("--now ends the run, and --checkpoint lets it go on: give one of them")
     try:
-        seen = SeenRun.named(word, options.folder)
+        seen = SeenRun.named(word, options.folder, job_state)
         if options.checkpoint:
             return _save(seen, options.format)
         was_live = seen.is_live
@@ -76,8 +77,8 @@ def stopped(seen: SeenRun, is_now: bool = False) -> SeenRun:
                 _send(launcher, number, seen)
             unsent = []
         if launcher.wait(POLL_S):
-            return SeenRun.of(seen.run, seen.plan)
-        seen = SeenRun.of(seen.run, seen.plan) if unsent else seen
+            return seen.again()
+        seen = seen.again() if unsent else seen
 
 
 def _save(seen: SeenRun, format: str) -> int:
@@ -91,7 +92,7 @@ def _save(seen: SeenRun, format: str) -> int:
     while seen.run.saved() == before:
         if launcher.wait(POLL_S):
             break
-    seen = SeenRun.of(seen.run, seen.plan)
+    seen = seen.again()
     saved = seen.run.saved()
     if saved == before:
         raise CannotStop(f"{seen.name} has ended before it wrote a checkpoint: {ending(seen.state)}")
@@ -100,7 +101,10 @@ def _save(seen: SeenRun, format: str) -> int:
     return 0
 
 
-def _launcher_of(seen: SeenRun) -> Launcher:
+def _launcher_of(seen: SeenRun) -> Launcher | JobTarget:
+    """Returns the process to signal. Raises `CannotStop`."""
+    if seen.job and (job := job_of(seen.run)):
+        return JobTarget(seen.run, job)
     launcher = seen.launcher
     if launcher is None:
         raise CannotStop(f"{seen.name} was launched by an earlier version: send SIGINT to its launcher")
@@ -111,11 +115,13 @@ def _launcher_of(seen: SeenRun) -> Launcher:
     return launcher
 
 
-def _send(launcher: Launcher, number: signal.Signals, seen: SeenRun) -> None:
+def _send(launcher: Launcher | JobTarget, number: signal.Signals, seen: SeenRun) -> None:
     try:
         launcher.send(number)
     except PermissionError:
-        raise CannotStop(f"the launcher of {seen.name}, process {launcher.pid}, is another user's") from None
+        raise CannotStop(f"the launcher of {seen.name} is another user's") from None
+    except OSError as error:
+        raise CannotStop(str(error)) from None
 
 
 def _print(seen: SeenRun, text: str, options: Options) -> None:
@@ -130,7 +136,7 @@ def restart(word: str, overrides: Sequence[str], folder: str, is_detached: bool,
     if problem := check_format(format):
         return refuse(problem)
     try:
-        seen = stopped(SeenRun.named(word, folder))
+        seen = stopped(SeenRun.named(word, folder, job_state))
     except NoRun as error:
         return refuse(error, NO_RUN)
     except CannotStop as error:
@@ -141,5 +147,5 @@ def restart(word: str, overrides: Sequence[str], folder: str, is_detached: bool,
     with redirect_stdout(sys.stderr) if format == "json" else nullcontext():
         code = launch(str(seen.run.path), list(overrides), LaunchOptions(is_detached=is_detached))
     if format == "json" and code not in NOT_BEGUN:
-        _print(SeenRun.of(seen.run, plan_of_run(seen.run)), "", Options(format=format))
+        _print(SeenRun.of(seen.run, plan_of_run(seen.run), job_state), "", Options(format=format))
     return code

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 
+from meshctl.cli.jobs import job_state
 from meshctl.cli.output import is_closed, refuse, silence, write
 from meshctl.cli.status import NO_RUN, check_format, text_of_seen
 from meshctl.run.finding import NoRun
@@ -22,9 +23,9 @@ def watch(word: str, folder: str, format: str) -> int:
         return refuse(problem)
     seen: SeenRun | None = None
     try:
-        seen = SeenRun.named(word, folder)
+        seen = SeenRun.named(word, folder, job_state)
         if not seen.is_live and format == "text":
-            return _report(seen)
+            return end_of(seen)
         view: WatchView = JsonWatch() if format == "json" else watch_view(seen, sys.stdout)
         seen = _watched(seen, view)
     except NoRun as error:
@@ -38,7 +39,7 @@ def watch(word: str, folder: str, format: str) -> int:
             raise
         silence(sys.stdout)
         return 0
-    return _report(seen) if format == "text" else seen.code
+    return end_of(seen) if format == "text" else seen.code
 
 
 def _watched(begun: SeenRun, view: WatchView) -> SeenRun:
@@ -54,11 +55,18 @@ def _watched(begun: SeenRun, view: WatchView) -> SeenRun:
     return seen
 
 
-def _report(seen: SeenRun) -> int:
-    """Prints the summary of a run that is over, and its cause, as `launch` does."""
+def end_of(seen: SeenRun) -> int:
+    """Prints the summary of a run that is over, and its cause, as `launch` does. Returns its exit code."""
     write(text_of_seen(seen, with_cause=False), sys.stdout)
     if seen.condition == "failed" and seen.state.reason:
         print(f"error: {shown(redact(seen.state.reason))}", file=sys.stderr)
     elif seen.condition == "lost":
-        print("error: the launcher of the run is gone: it was killed", file=sys.stderr)
+        print(f"error: {why_lost(seen)}", file=sys.stderr)
     return seen.code
+
+
+def why_lost(seen: SeenRun) -> str:
+    """Returns why a run is over that has no end."""
+    if seen.job:
+        return f"the job has ended before its head reported the end of the run: {seen.where}"
+    return "the launcher of the run is gone: it was killed"

@@ -17,6 +17,7 @@
                     {"type": "clock", "sent": SECONDS, "at": SECONDS}: what the head sent, and its own clock
                     {"type": "download", "attempt": 2, "name": "ORG/MODEL", "received": BYTES, "total": BYTES}
                     {"type": "unfit", "attempt": 2, "error": "why"}: no worker of the attempt was started
+                    {"type": "stop", "signal": 15}: the scheduler ends the job
 
 A proof is that of `run.authentication`. Messages are plain data, and nothing is unpickled.
 """

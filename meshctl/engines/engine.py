@@ -11,12 +11,18 @@ devices. On each node it runs `meshctl agent --plan RUN/plan.json --node I --hea
 The supervisor, which is the same for all engines, owns everything else: the store, the attempts, the
 observers and the search for the first cause.
 
+An engine whose supervisor runs inside the job that a scheduler starts is a `JobEngine`:
+
+    job = engine.submit(plan, run)            # the job starts `meshctl head`, which calls `engine.attach`
+    engine.submitted(run, "123").state()      # from any process that can reach the scheduler
+
 A new engine is a file with a class that satisfies `Engine`, and one line in `ENGINES`. Its options in a
 recipe are a section of `recipe/engine_fields.py` and the keyword arguments of its class.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from importlib import import_module
@@ -31,6 +37,8 @@ from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import node_sets
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.engine_choice import LOCAL
+from meshctl.run.observer import Observer
+from meshctl.run.submission import JobState
 
 ENGINES = {
     "local": "meshctl.engines.local:LocalEngine",
@@ -139,7 +147,7 @@ class Handle(Protocol):
 class Engine(Protocol):
     supervisor: Literal["here", "inside"]
     """Where the supervisor runs: in the launcher's process ("here"), or in the job on its first node
-    ("inside")."""
+    ("inside", for a `JobEngine`)."""
     host: str
     """Address on which a supervisor in the launcher's process listens."""
     join_limit_s: float
@@ -159,13 +167,43 @@ class Engine(Protocol):
         """Returns the files and commands of `start`. Pure."""
 
     def start(self, job: Job) -> Handle:
-        """Starts one process per node, or submits a job that does so. May fork, because the caller has no
-        other thread yet. If the supervisor runs inside the job, the returned handle represents the submitted
-        job."""
+        """Starts one process per node. May fork, because the caller has no other thread yet. Not called for
+        an engine whose supervisor runs inside the job."""
 
     def attach(self, job: Job, environ: Mapping[str, str]) -> Handle:
-        """Returns the handle for a supervisor that runs inside the job. Not called if it runs in the
-        launcher's process."""
+        """Returns the handle for `meshctl head`: a supervisor inside the job, or one whose nodes others
+        start."""
+
+
+class SubmittedJob(Protocol):
+    """A job of a scheduler, as a process outside of it sees it. No method waits for the job."""
+
+    name: str
+    """The name of the job in messages, e.g. "Slurm job 123"."""
+    number: str
+    """Its name for the scheduler, e.g. "123"."""
+
+    def state(self) -> JobState | None:
+        """Returns the state of the job; None if the scheduler does not answer."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the head. Raises `OSError` with a sentence if that is impossible."""
+
+    def cancel(self) -> None:
+        """Ends the job, also if it has not begun. Raises `OSError` with a sentence if that is impossible."""
+
+
+class JobEngine(Engine, Protocol):
+    """An engine whose supervisor runs inside the job."""
+
+    def submit(self, plan: Plan, run: RunDir) -> SubmittedJob:
+        """Submits a job that runs `meshctl head` on its first node. Raises `CannotStart`."""
+
+    def submitted(self, run: RunDir, number: str) -> SubmittedJob:
+        """Returns the job to which a run was submitted."""
+
+    def observers(self, run: RunDir, environ: Mapping[str, str]) -> Sequence[Observer]:
+        """Returns the observers of the run in the head, in addition to the usual ones."""
 
 
 def engine_named(name: str = DEFAULT_ENGINE, options: Mapping[str, Any] = MappingProxyType({})) -> Engine:

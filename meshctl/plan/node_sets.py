@@ -5,11 +5,13 @@ No cost grows with the number of nodes that host the same groups on the same dev
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import Group, Plan
+from meshctl.text.english import counted
 from meshctl.topology.placement import NodeRun
 
 NodeRanges = tuple[tuple[int, int], ...]
@@ -88,3 +90,18 @@ def extend(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
         ranges[-1] = (ranges[-1][0], stop)
     else:
         ranges.append((start, stop))
+
+
+def number_of(text: str, plan: Plan) -> int:
+    """Returns the node that a text names: its number, or SET.INDEX, its place among the nodes of a set. A
+    scheduler numbers the nodes of each set from 0. Raises `ValueError` with a sentence."""
+    found = re.fullmatch(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?", text)
+    if not found:
+        raise ValueError(f"--node must be the number of a node, or SET.INDEX, not {text!r}")
+    if found[2] is None:
+        return int(found[1])
+    sets, chosen, index = node_sets(plan), int(found[1]), int(found[2])
+    if chosen >= len(sets) or index >= sets[chosen].count:
+        sizes = ", ".join(counted(one.count, "node") for one in sets)
+        raise ValueError(f"--node {text} does not exist: the plan has sets of {sizes}")
+    return next(islice(sets[chosen].numbers(), index, None))

@@ -9,6 +9,8 @@ launches.jsonl  one object per launch: its overrides, versions and machine
 head.json       the address of the head, while nodes that others start may connect to it
 .token          the secret by which these nodes and the head authenticate each other, for its owner alone
 commands.txt    the command lines that start these nodes
+job.json        the job to which the run was submitted (`submission.py`)
+job/            what was submitted: the script or the manifests
 events/         JSON lines, a file per process
 state.json      the state of the run for other processes, which its launcher writes once a second
 git.txt         the commit and the branch of the recipe's repository, and whether it was changed
@@ -138,6 +140,15 @@ class RunDir:
     @property
     def commands(self) -> Path:
         return self.path / "commands.txt"
+
+    @property
+    def job(self) -> Path:
+        return self.path / "job.json"
+
+    @property
+    def submitted(self) -> Path:
+        """The folder with what was submitted."""
+        return self.path / "job"
 
     @property
     def state(self) -> Path:

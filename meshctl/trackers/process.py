@@ -26,6 +26,7 @@ from typing import Any
 
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
+from meshctl.run.job_signals import is_in_job, shield
 from meshctl.run.observer import Observer
 from meshctl.run.parent_death import die_with
 from meshctl.text.redaction import redact
@@ -43,6 +44,8 @@ MAX_MESSAGE = 300
 def main() -> None:
     name, parent, descriptor = sys.argv[1:]
     die_with(int(parent), signal.SIGKILL)
+    if is_in_job():
+        shield()
     connection = socket.socket(fileno=int(descriptor))
     code = 0
     try:

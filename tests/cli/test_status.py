@@ -87,7 +87,7 @@ def test_launch_does_not_take_the_name_of_a_run(word: str, runs: Path) -> None:
 def test_ctrl_c_while_watch_searches_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(word: str, folder: str) -> SeenRun:
+    def interrupted(*_: object) -> SeenRun:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(SeenRun, "named", interrupted)

@@ -1,7 +1,7 @@
 """A fake engine: the nodes and workers of a plan as threads of this process, for tests.
 
     engine = FakeEngine(worker)                            # the supervisor runs here
-    engine = FakeEngine(worker, supervisor="inside")       # `start` submits a "job" that supervises itself
+    engine = FakeEngine(worker, supervisor="inside")       # the supervisor is the head of a "job"
 
 The threads use the same connection to the supervisor as real node processes. Everything except the processes
 is real: the handshake, attempts, exits, signals, lost nodes.
@@ -12,19 +12,15 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.connection import join
 from meshctl.engines.engine import Exited, Handle, Job, Rendered, agent_commands, groups_on, nodes_of
-from meshctl.engines.supervise.attempt import attached
-from meshctl.engines.supervise.signals import Signals
-from meshctl.engines.supervise.supervisor import Supervisor
 from meshctl.plan.model import Plan
 from meshctl.run.connection import Connection, Message
 from meshctl.run.directory import RunDir, Start
@@ -65,11 +61,9 @@ class FakeEngine:
         self,
         worker: FakeMain,
         supervisor: Literal["here", "inside"] = "here",
-        observers: Callable[[RunDir], Sequence[Observer]] = lambda run: (),
         lease_s: float = 0.0,
     ) -> None:
-        """`observers` are those of a supervisor inside the job."""
-        self.supervisor, self.observers, self.lease_s = supervisor, observers, lease_s
+        self.supervisor, self.lease_s = supervisor, lease_s
         self._worker = worker
 
     def preflight(self, plan: Plan, start: Start) -> None:
@@ -82,10 +76,13 @@ class FakeEngine:
         return Rendered(agent_commands(plan, run, head), {run.path / "fake.sh": "#!/bin/sh\n"})
 
     def start(self, job: Job) -> Handle:
-        return FakeJob(self, job) if self.supervisor == "inside" else self.attach(job, {})
+        return self.attach(job, {})
 
     def attach(self, job: Job, environ: Mapping[str, str]) -> Handle:
         return FakeHandle(job, self._worker)
+
+    def observers(self, run: RunDir, environ: Mapping[str, str]) -> Sequence[Observer]:
+        return ()
 
 
 class FakeHandle:
@@ -233,47 +230,3 @@ class _Worker(threading.Thread):
         journal.write("exited", rank=rank, pid=pid, code=code, stopped=self._was_stopped)
         journal.close()
         self.code = code
-
-
-class FakeJob(threading.Thread):
-    """A submitted job: a thread that is the supervisor, on the "first node"."""
-
-    address = ""
-
-    def __init__(self, engine: FakeEngine, job: Job) -> None:
-        super().__init__(name="job", daemon=True)
-        self._engine, self._job = engine, job
-        self._signals = Signals()
-        self._done, done = socket.socketpair()
-        self._closing = done
-        self.start()
-
-    def run(self) -> None:
-        job, attempt = replace(self._job, keep=()), attached(self._job.plan, self._job.run)
-        supervisor = Supervisor(self._engine, self._signals)
-        supervisor.run(job, attempt, lambda: self._engine.observers(job.run), environ={})
-        self._closing.close()
-
-    def poll(self) -> list[Exited]:
-        return [] if self.is_alive() else [Exited("the job", 0)]
-
-    @property
-    def running(self) -> bool:
-        return self.is_alive()
-
-    def files(self) -> list[int]:
-        return [self._done.fileno()]
-
-    def terminate(self) -> None:
-        self._signals.receive(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._signals.receive(signal.SIGTERM)
-        self._signals.receive(signal.SIGINT)
-
-    def restart(self, nodes: Sequence[int]) -> bool:
-        return False
-
-    def close(self) -> None:
-        self.join(10.0)
-        self._done.close()

@@ -1,10 +1,11 @@
 """The sets of equal nodes, against every node by itself."""
 
+import pytest
 from hypothesis import given, settings
 
 from meshctl.engines.engine import groups_on, nodes_of
 from meshctl.plan.model import Cluster, Group, Plan, Run
-from meshctl.plan.node_sets import NodeSet, node_sets
+from meshctl.plan.node_sets import NodeSet, node_sets, number_of
 from tests.examples import examples
 from tests.plan.jobs import Sizes, jobs
 
@@ -58,3 +59,15 @@ def test_a_set_is_what_each_of_its_nodes_hosts(job: tuple[Plan, Sizes]) -> None:
             assert alike.devices == needed
     without = set(range(plan.cluster.nodes)) - set(numbers)
     assert not any(groups_on(plan, node) for node in without)
+
+
+def test_a_node_by_its_place_in_a_set() -> None:
+    made = plan(
+        Cluster.of(4, cuda=[0, 8, 8, 0]),
+        Group("train", "cuda", 16, 0, ((0, 16),)),
+        Group("judge", "cpu", 4, 16),
+    )
+    assert [number_of(text, made) for text in ("3", "0.0", "0.1", "1.1")] == [3, 0, 3, 2]
+    for text in ("0.2", "2.0", "one", "-1", "0."):
+        with pytest.raises(ValueError, match="--node"):
+            number_of(text, made)

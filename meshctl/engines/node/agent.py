@@ -55,6 +55,7 @@ from meshctl.plan.model import Group, Plan, Worker
 from meshctl.run.control_store import StoreClient, StoreLost
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.events import Journal
+from meshctl.run.job_signals import is_in_job
 
 POLL_S = 0.1
 """Seconds between two reads of the store. The end of a worker is noticed at once."""
@@ -206,12 +207,15 @@ class GroupAgent(SimpleElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = GRACE_S) -> None:
         """Sends SIGTERM to the workers, and SIGKILL after the grace period instead of torchelastic's
-        30 s."""
+        30 s. In a job the workers of components do not receive SIGTERM."""
+        numbers = [signal.SIGTERM, signal.SIGKILL]
+        if is_in_job() and not self._job.placed.program:
+            numbers.remove(signal.SIGTERM)
         try:
-            for number, grace in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+            for number in numbers:
                 if self._running:
                     self._signal(number)
-                end = time.monotonic() + grace
+                end = time.monotonic() + GRACE_S
                 while self._running and time.monotonic() < end:
                     self._receive(end - time.monotonic())
         except ServerGone:
@@ -271,7 +275,7 @@ def run_agent(job: AgentJob, server: Client, outputs: Outputs) -> int:
     journal = Journal(job.run.journal(f"agent-{job.group}-{job.node}"), job.group)
     try:
         agent = _agent(job, server, outputs, journal)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGHUP, *(() if is_in_job() else (signal.SIGTERM,))):
             signal.signal(number, _raise_once)
         return 1 if agent.run().is_failed() else 0
     except SignalException as stopped:

@@ -26,6 +26,7 @@ from meshctl.engines.node.interpreter import environ_of
 from meshctl.engines.node.preload import preload
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
+from meshctl.run.job_signals import is_in_job
 
 MODULE = "meshctl.engines.node.exec_server"
 WORKER_FUNCTION = "meshctl.runtime.worker:main"
@@ -98,14 +99,16 @@ def _exec_server(
 def main(control: int, parent: int, records: int, plan: Path, groups: Sequence[str]) -> NoReturn:
     """Serves the agents whose sockets arrive over `control`, until `control` closes or the parent dies.
     Imports in advance what the components of `groups` of a plan import."""
-    termination.die_with(parent, signal.SIGTERM)
+    in_job = is_in_job()
+    termination.die_with(parent, signal.SIGKILL if in_job else signal.SIGTERM)
     termination.adopt_orphans()
     process_setup.set_title(forkserver.TITLE)
     module, _, name = WORKER_FUNCTION.partition(":")
     os.set_inheritable(records, False)
     preload(Plan.read(plan), RunDir.of_plan(plan).read_start().path, groups)
     server = forkserver.ForkServer(getattr(import_module(module), name), records)
-    sock, wakeup = socket.socket(fileno=control), forkserver.Wakeup()
+    sock = socket.socket(fileno=control)
+    wakeup = forkserver.Wakeup(() if in_job else (signal.SIGTERM,))
     agents = reported = 0
     with suppress(OSError):  # the node process has died; the next read reports it
         sock.send(b"0")

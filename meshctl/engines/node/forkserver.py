@@ -28,6 +28,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -39,10 +40,13 @@ from meshctl.engines.engine import WorkerMain
 from meshctl.engines.node import process_setup, termination
 from meshctl.engines.node.scratch import use_scratch
 from meshctl.run import stack_dump
+from meshctl.run.job_signals import is_in_job, shield
 from meshctl.run.progress import VARIABLE
 
 PACKET_BYTES_MAX = 1 << 20
 TITLE = "meshctl-fork"
+DUPLICATE_S = 0.2
+"""Two requests within this time count as one."""
 
 
 @dataclass(frozen=True)
@@ -248,13 +252,21 @@ def _is_hung_up(agent: socket.socket) -> bool:
 
 class Wakeup:
     """A pipe that becomes readable on every signal, for a `select` loop. A signal in `ends` also sets
-    `is_ending`."""
+    `is_ending`; of those in `asks`, the first one is a request, and only the next one sets it."""
 
-    def __init__(self, ends: Sequence[signal.Signals] = (signal.SIGTERM,)) -> None:
+    def __init__(
+        self,
+        ends: Sequence[signal.Signals] = (signal.SIGTERM,),
+        asks: Sequence[signal.Signals] = (),
+    ) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.is_ending = False
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-            signal.signal(number, self._end if number in ends else signal.SIG_IGN)
+        self.request: signal.Signals | None = None
+        """The first signal in `asks`."""
+        self._requested = 0.0
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, *asks):
+            handler = self._ask if number in asks else self._end if number in ends else signal.SIG_IGN
+            signal.signal(number, handler)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
@@ -267,6 +279,14 @@ class Wakeup:
 
     def _end(self, *_: object) -> None:
         self.is_ending = True
+
+    def _ask(self, number: int, _: object) -> None:
+        """Notes a request. A scheduler may send its signal to the process and to its process group."""
+        now = time.monotonic()
+        if self.request is None:
+            self.request, self._requested = signal.Signals(number), now
+        elif now > self._requested + DUPLICATE_S:
+            self.is_ending = True
 
 
 @contextmanager
@@ -336,6 +356,8 @@ def default_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if is_in_job():
+        shield()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

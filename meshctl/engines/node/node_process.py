@@ -12,7 +12,8 @@ The node process downloads the models of the hub that its cache lacks (`hub_down
 servers of other interpreters (`exec_server`). When both are ready it forks the agents of its groups. It
 reports the exit of each, and the attempt as ended when no process of it is left. It ends when the head
 requests it, when the connection to the head closes or is silent for longer than the lease, and on SIGTERM,
-which the kernel also sends when the launcher dies. It then kills all processes that it has started.
+which the kernel also sends when the launcher dies. It then kills all processes that it has started. Inside
+the job of a scheduler, it passes the first signal on to the head, and ends on the second one.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from meshctl.plan.model import Plan
 from meshctl.run.addresses import interface_of
 from meshctl.run.connection import Connection, Message, ProtocolError
 from meshctl.run.directory import RunDir, Start
+from meshctl.run.job_signals import is_in_job
 
 OK, FAILED, REFUSED = 0, 1, 4
 
@@ -103,6 +105,8 @@ class NodeProcess:
         self._looked = self._silence_s = 0.0
         """When the stopped processes were looked for, and for how long the head was silent when it was
         lost."""
+        self._has_passed_request = False
+        """Whether the head knows that a scheduler ends the job."""
         self._last_seen = time.monotonic()
         self._beat = -math.inf
         """When the last beat was sent. The first one, which has the pid of this process, is due at once."""
@@ -124,6 +128,7 @@ class NodeProcess:
             ready, writable, _ = select.select(waiting, sending, [], self._poll_s)
             self._keep_lease(before)
             self._wakeup.clear()
+            self._pass_request()
             if writable:
                 self._connection.flush()
             self._server.serve(ready)
@@ -162,6 +167,12 @@ class NodeProcess:
         if self._stacks.is_open:
             return stacks.POLL_S
         return POLL_S if self._records.is_open else beat_s(self._lease_s)
+
+    def _pass_request(self) -> None:
+        """Passes the first signal of the scheduler to the head, once. The head ends the run in order."""
+        if self._wakeup.request and not self._has_passed_request:
+            self._has_passed_request = True
+            self._connection.send({"type": "stop", "signal": int(self._wakeup.request)})
 
     def _keep_lease(self, before: float) -> None:
         """Sends a beat to the head when one is due, and closes the connection when the head has been silent
@@ -293,9 +304,10 @@ class NodeProcess:
         """Sends a signal to the agents of `groups`, or to all agents if `groups` is None. A SIGKILL to all
         agents also kills the workers and orphans that they leave behind."""
         assert self._attempt is not None
+        to_agents = signal.SIGINT if number == signal.SIGTERM and is_in_job() else number
         for pid, group in self._attempt.agents.items():
             if groups is None or group in groups:
-                os.kill(pid, number)
+                os.kill(pid, to_agents)
         if groups is None:
             self._attempt.waiting = ()
         if self._download and groups is None:
@@ -402,8 +414,13 @@ def fork_log(run: RunDir, node: int) -> Path:
     return run.path / "logs" / ("fork-server.log" if node == 0 else f"fork-server-{node}.log")
 
 
-def serve(job: NodeJob, ends: Sequence[signal.Signals] = (signal.SIGTERM,)) -> int:
-    """Turns the calling process into the node process of this node. Returns its exit code.
+def serve(
+    job: NodeJob,
+    ends: Sequence[signal.Signals] = (signal.SIGTERM,),
+    asks: Sequence[signal.Signals] = (),
+) -> int:
+    """Turns the calling process into the node process of this node. Returns its exit code. The signals `ends`
+    end it; the first one in `asks` is passed on to the head.
 
     To be called from the main thread, after the heavy imports and before any other thread exists.
     """
@@ -414,7 +431,7 @@ def serve(job: NodeJob, ends: Sequence[signal.Signals] = (signal.SIGTERM,)) -> i
     except CannotStart as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
-    return NodeProcess(job, connection, lease_s, Wakeup(ends)).run()
+    return NodeProcess(job, connection, lease_s, Wakeup(ends, asks)).run()
 
 
 def fork(job: NodeJob) -> int:

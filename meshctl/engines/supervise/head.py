@@ -62,6 +62,7 @@ from meshctl.engines.supervise.nodes import (
     ServerExited,
     Stacks,
     Standing,
+    StopAsked,
     Stopped,
 )
 from meshctl.engines.supervise.observers import Observers
@@ -258,6 +259,8 @@ class Head:
                     self._clocks.add(report)
                 case LogProblem(path, reason):
                     self._session.files.on_log_problem(path, reason)
+                case StopAsked(number) if not self._signals.first:
+                    self._signals.receive(number)
                 case Stacks() | Stopped():
                     self._progress.receive(report)
 

@@ -131,6 +131,13 @@ class NodeUnfit:
     reason: str
 
 
+@dataclass(frozen=True)
+class StopAsked:
+    """The scheduler ends the job: a node process has received its signal."""
+
+    signal: signal.Signals
+
+
 Report = (
     AgentExited
     | ServerExited
@@ -142,6 +149,7 @@ Report = (
     | NodeUnfit
     | LogProblem
     | ClockRead
+    | StopAsked
 )
 
 
@@ -380,6 +388,8 @@ class Nodes:
     def _on_message(self, number: int, node: _Node, message: Message) -> list[Report]:
         if message["type"] in ("beat", "clock"):
             return self._on_beat(number, node, message)
+        if message["type"] == "stop":
+            return [StopAsked(signal.Signals(message["signal"]))]
         if message.get("attempt") != self._attempt["number"]:
             return []
         match message["type"]:

@@ -14,10 +14,11 @@ from meshctl.dataclass import dataclass
 from meshctl.run.directory import RunDir
 from meshctl.run.finding import NoRun, launched_at, name_of
 from meshctl.run.launcher import is_locked
+from meshctl.run.submission import AskJob, Submission, unasked
 from meshctl.text.english import abbreviated
 from meshctl.view.formatting import duration
 from meshctl.view.live.run_state import Condition, Times, condition_of_code
-from meshctl.view.live.seen_run import LIVE, plan_of_run
+from meshctl.view.live.seen_run import LIVE, SeenRun, plan_of_run
 from meshctl.view.live.state_file import (
     OtherFormat,
     data_of,
@@ -65,10 +66,12 @@ class Row:
         }
 
 
-def row_of(run: RunDir, now: float) -> Row:
+def row_of(run: RunDir, now: float, ask: AskJob = unasked) -> Row:
     """Returns the row of a run, from the head of its state. It never raises an exception for what a file
     contains."""
     try:
+        if row := _row_of_job(run, ask):
+            return row
         data = _data_of(run)
         launcher, code, reason = launcher_of(data), data["code"], str(data["reason"])
         state: Condition = data["state"]
@@ -94,6 +97,22 @@ def row_of(run: RunDir, now: float) -> Row:
         return Row(run, UNREADABLE, launched=launched_at(run), cause=text)
 
 
+def _row_of_job(run: RunDir, ask: AskJob) -> Row | None:
+    """Returns the row of a run whose job is queued or lost; None for another one, and for a run without a
+    job. Raises `NoRun`."""
+    submission, data = Submission.of(run), _data_of(run)
+    is_over = data["code"] is not None
+    if submission is None or (is_over and data["times"]["newest"] >= submission.submitted):
+        return None
+    seen = SeenRun.of(run, plan_of_run(run), ask)
+    if seen.condition not in ("queued", "lost"):
+        return None
+    state = seen.state
+    launched = state.times.launched or launched_at(run)
+    where = seen.where
+    return Row(run, seen.condition, state.step, state.steps, launched, seen.state.seconds(), None, where)
+
+
 def _data_of(run: RunDir) -> dict[str, Any]:
     try:
         return read_head(run)
@@ -101,9 +120,9 @@ def _data_of(run: RunDir) -> dict[str, Any]:
         return data_of(outlined_state(plan_of_run(run), run), None)
 
 
-def rows_of_runs(runs: Sequence[RunDir], now: float) -> list[Row]:
+def rows_of_runs(runs: Sequence[RunDir], now: float, ask: AskJob = unasked) -> list[Row]:
     """Returns the rows of runs, the one that was launched last first."""
-    rows = [row_of(run, now) for run in runs]
+    rows = [row_of(run, now, ask) for run in runs]
     return sorted(rows, key=lambda row: (row.launched, row.run.path), reverse=True)
 
 

@@ -20,8 +20,9 @@ from meshctl.view.times.worker_times import WorkerTimes
 
 State = Literal["waiting", "starting", "running", "done", "stopped", "failed"]
 """`stopped`: the worker was ended because another one failed."""
-Condition = Literal["running", "stalled", "stopping", "done", "failed", "interrupted", "lost"]
-"""The state of a whole run. `lost`: its launcher is gone and has written no end, because it was killed."""
+Condition = Literal["queued", "running", "stalled", "stopping", "done", "failed", "interrupted", "lost"]
+"""The state of a whole run. `queued`: its job waits for nodes, or its head is starting there. `lost`: its
+launcher is gone and has written no end, because it was killed."""
 INTERRUPTED = (129, 130, 143)
 """The exit codes of runs that were interrupted."""
 MAX_SHOWN = 8

@@ -16,11 +16,12 @@ from meshctl.run.directory import RunDir
 from meshctl.run.finding import NoRun, find, name_of
 from meshctl.run.launcher import Launcher, is_locked
 from meshctl.run.saved_checkpoints import steps_of
+from meshctl.run.submission import AskJob, JobState, Submission, unasked
 from meshctl.view.live.run_state import Condition, GroupState, RunState
 from meshctl.view.live.state_file import OtherFormat, folded_state, saved_state
 from meshctl.view.live.summary import means
 
-LIVE: tuple[Condition, ...] = ("running", "stalled", "stopping")
+LIVE: tuple[Condition, ...] = ("queued", "running", "stalled", "stopping")
 LOST_CODE = 5
 """The exit code that stands for a run that is lost."""
 
@@ -32,18 +33,26 @@ class SeenRun:
     state: RunState
     launcher: Launcher | None
     condition: Condition
+    job: JobState | None = None
+    """The job to which the run was submitted; None without one, or if nobody was asked."""
+    ask: AskJob = unasked
 
     @classmethod
-    def named(cls, word: str, folder: str) -> SeenRun:
-        """Raises `NoRun`."""
+    def named(cls, word: str, folder: str, ask: AskJob = unasked) -> SeenRun:
+        """Returns a run by its name. `ask` asks the scheduler for the state of its job. Raises `NoRun`."""
         run = find(word, Path(folder))
-        return cls.of(run, plan_of_run(run))
+        return cls.of(run, plan_of_run(run), ask)
 
     @classmethod
-    def of(cls, run: RunDir, plan: Plan) -> SeenRun:
+    def of(cls, run: RunDir, plan: Plan, ask: AskJob = unasked) -> SeenRun:
         """Raises `NoRun`."""
+        job = ask(run)  # before the state, which the head writes before its job ends
         state, launcher = state_of_run(plan, run)
-        return cls(run, plan, state, launcher, condition_of(run, state, launcher))
+        return cls(run, plan, state, launcher, condition_of(run, state, launcher, job), job, ask)
+
+    def again(self) -> SeenRun:
+        """Returns the run as it is now. Raises `NoRun`."""
+        return SeenRun.of(self.run, self.plan, self.ask)
 
     @property
     def name(self) -> str:
@@ -65,8 +74,11 @@ class SeenRun:
 
     @property
     def where(self) -> str:
-        """A line about a launcher that this machine cannot see; empty if it can."""
-        if self.launcher is None or self.launcher.is_here or not self.is_live:
+        """A line about a job that waits or was lost, or about a launcher that this machine cannot see; empty
+        otherwise."""
+        if self.job and self.condition in ("queued", "lost"):
+            return f"{self.job.name}: {self.job.text or 'its scheduler does not know it any more'}"
+        if self.job or self.launcher is None or self.launcher.is_here or not self.is_live:
             return ""
         return f"its launcher, process {self.launcher.pid} on {self.launcher.host}, cannot be seen from here"
 
@@ -97,6 +109,9 @@ class SeenRun:
             "launcher": None
             if launcher is None
             else {"host": launcher.host, "pid": launcher.pid, "alive": launcher.is_alive()},
+            "job": None
+            if self.job is None
+            else {"name": self.job.name, "phase": self.job.phase, "text": self.job.text},
             "checkpoints": self.checkpoints,
             "stalled": state.stalled,
             "stall": state.stall if state.stalled else [],
@@ -147,10 +162,19 @@ def state_of_run(plan: Plan, run: RunDir) -> tuple[RunState, Launcher | None]:
         raise NoRun(f"{run.state} cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
-def condition_of(run: RunDir, state: RunState, launcher: Launcher | None) -> Condition:
-    """Returns the state of a run. A run without an end is lost if its launcher is gone. One whose launcher
-    runs on another host has the state that it has written last."""
+def condition_of(
+    run: RunDir, state: RunState, launcher: Launcher | None, job: JobState | None = None
+) -> Condition:
+    """Returns the state of a run. A run without an end is lost if its launcher, or its job, is gone. One
+    whose launcher runs on another host has the state that it has written last. A job that has begun without
+    an event of its head since then still counts as queued."""
+    if job and job.phase != "ended" and (job.phase == "queued" or state.times.newest < job.submitted):
+        return "queued"
     if state.code is not None:
         return state.condition
+    if job:
+        return "lost" if job.phase == "ended" else state.condition
+    if launcher is None and Submission.of(run):
+        return "queued"  # nobody was asked
     is_gone = launcher.is_alive() is False if launcher else not is_locked(run)
     return "lost" if is_gone else state.condition

@@ -50,8 +50,8 @@ def polled(seen: SeenRun, sleep: Callable[[float], None] = time.sleep) -> Iterat
         sleep(POLL_S)
         now = _change_of(seen.run.state)
         is_gone = seen.launcher is not None and seen.launcher.is_alive() is False
-        if now != change or now is None or is_gone:
-            change, seen = now, SeenRun.of(seen.run, seen.plan)
+        if now != change or now is None or is_gone or seen.ask(seen.run) != seen.job:
+            change, seen = now, seen.again()
     yield seen
 
 
@@ -120,9 +120,12 @@ class PlainWatch:
         self._stream, self._output = stream, output
         self._events = _size_of(seen.run.journal("launcher"))
         self._rows = _size_of(seen.run.metrics)
-        self._has_begun = False
+        self._has_begun, self._queued = False, ""
 
     def show(self, seen: SeenRun) -> None:
+        if seen.condition == "queued":
+            self._show_queued(seen)
+            return
         if not self._has_begun:
             self._has_begun = True
             self._plain.on_attempt(seen.state.attempt, None)
@@ -130,6 +133,13 @@ class PlainWatch:
         self._plain.on_state(seen.state)
         self._print_new()
         self._stream.flush()
+
+    def _show_queued(self, seen: SeenRun) -> None:
+        """Prints why the job waits, each time that this changes."""
+        if seen.where != self._queued:
+            self._queued = seen.where
+            self._print(seen.where)
+            self._stream.flush()
 
     def end(self, seen: SeenRun) -> None:
         self.show(seen)

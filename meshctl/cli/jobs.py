@@ -1,0 +1,92 @@
+"""The jobs of schedulers to which runs were submitted, for the commands that show and end runs.
+
+SeenRun.named(word, folder, job_state)        asks the scheduler
+job_of(run)                                   the job itself, to signal or cancel it
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import cast
+
+from meshctl.engines.engine import ENGINES, JobEngine, SubmittedJob, engine_named
+from meshctl.engines.supervise.signals import Signals
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Journal
+from meshctl.run.submission import JobState, Submission
+
+ASK_S = 2.0
+"""Seconds between two questions to a scheduler, which serves many users."""
+
+
+def job_of(run: RunDir) -> SubmittedJob | None:
+    """Returns the job to which a run was submitted; None without one, or if its engine is unknown."""
+    submission = Submission.of(run)
+    if submission is None or submission.engine not in ENGINES:
+        return None
+    try:
+        choice = run.read_start().engine
+    except (OSError, ValueError):
+        return None
+    options = choice.options if choice.name == submission.engine else {}
+    engine = cast(JobEngine, engine_named(submission.engine, options))
+    return engine.submitted(run, submission.job)
+
+
+class AskScheduler:
+    """Asks for the state of jobs, of each at most once in `ASK_S`."""
+
+    def __init__(self) -> None:
+        self._answers = dict[str, tuple[float, JobState | None]]()
+        """The run directory -> when the scheduler was asked, and its answer."""
+
+    def __call__(self, run: RunDir) -> JobState | None:
+        now, key = time.monotonic(), str(run.path)
+        if key in self._answers and now - self._answers[key][0] < ASK_S:
+            return self._answers[key][1]
+        submission, job = Submission.of(run), job_of(run)
+        state = job.state() if submission and job else None
+        if state and submission:
+            state = JobState(state.name, state.phase, state.text, submission.submitted)
+        self._answers[key] = time.monotonic(), state
+        return state
+
+
+job_state = AskScheduler()
+
+
+class JobTarget:
+    """The head of a run inside a job, as `stop` signals it: in place of the `Launcher` of other runs."""
+
+    def __init__(self, run: RunDir, job: SubmittedJob) -> None:
+        self._run, self._job = run, job
+
+    def ignores(self, number: signal.Signals) -> bool:
+        return False
+
+    def send(self, number: signal.Signals) -> bool:
+        """Sends a signal to the head. A job that has not begun is cancelled, and the end is recorded. Returns
+        whether the job had not ended. Raises `OSError` with a sentence."""
+        state = self._job.state()
+        if state is None or state.phase == "ended":
+            return False
+        if state.phase == "queued":
+            self._job.cancel()
+            record_end(self._run, Signals.CODES.get(number, 143), "it was cancelled before it began")
+        else:
+            self._job.signal(number)
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        """Waits this long, and returns whether the job has ended."""
+        time.sleep(seconds)
+        state = job_state(self._run)
+        return state is not None and state.phase == "ended"
+
+
+def record_end(run: RunDir, code: int, reason: str) -> None:
+    """Writes the end of a run that has no head, in its place."""
+    journal = Journal(run.journal("launcher"))
+    journal.write("over", code=code, reason=reason)
+    journal.close()
