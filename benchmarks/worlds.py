@@ -142,8 +142,9 @@ def _step(end: End, transport: DataPlane, next: Callable[[], Batch], use: Callab
 class World:
     """The workers of one plan: forked, each with a pipe to whoever drives them."""
 
-    def __init__(self, plan: Plan, begin: Begin) -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, plan: Plan, begin: Begin, host: str = "127.0.0.1") -> None:
+        """`host` is the address of the world's store."""
+        listener = socket.create_server((host, 0))
         port = listener.getsockname()[1]
         self._children: dict[int, socket.socket] = {}
         for job_rank in range(plan.job_size):
@@ -157,12 +158,12 @@ class World:
             for other in self._children.values():
                 other.close()
             try:
-                _work(plan, job_rank, port, Driver(theirs), begin)
+                _work(plan, job_rank, (host, port), Driver(theirs), begin)
             except BaseException:
                 traceback.print_exc()
             os._exit(0)
         self._store = TCPStore(
-            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         self._answers()
 
@@ -198,13 +199,13 @@ class World:
             os.waitpid(pid, 0)
 
 
-def _work(plan: Plan, job_rank: int, port: int, driver: Driver, begin: Begin) -> None:
+def _work(plan: Plan, job_rank: int, address: tuple[str, int], driver: Driver, begin: Begin) -> None:
     torch.set_num_threads(1)
     # touches all objects: what is shared with the parent is copied now, and not counted as what a step takes
     gc.collect()
 
     def connect() -> Store:
-        return PrefixStore("w", TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60)))
+        return PrefixStore("w", TCPStore(*address, is_master=False, timeout=timedelta(seconds=60)))
 
     step = begin(End(plan, job_rank, connect, driver))
     if step is None:

@@ -49,7 +49,7 @@ from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import ConnectError, PeerLost
 from meshctl.runtime.transports.local.connection import Address as LocalAddress
 from meshctl.runtime.transports.local.transport import LocalTransport
-from meshctl.runtime.transports.tcp.transport import Address as TcpAddress
+from meshctl.runtime.transports.tcp.messages import Address as TcpAddress
 from meshctl.runtime.transports.tcp.transport import TcpTransport
 from meshctl.runtime.user_modes import source_digests
 from meshctl.runtime.wait_times import WaitTimes

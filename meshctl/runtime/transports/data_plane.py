@@ -37,13 +37,7 @@ from meshctl.runtime.transports.context import SLOTS, Context
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
 from meshctl.runtime.transports.losses import Losses
 from meshctl.runtime.transports.poller import Poller
-from meshctl.runtime.transports.transport import (
-    Delivery,
-    Lease,
-    Loopback,
-    Transport,
-    tensor_of,
-)
+from meshctl.runtime.transports.transport import Delivery, Lease, Loopback, Transport, tensor_of
 
 NO_SLOT = "a frame for which there is no slot in tag {}"
 
@@ -165,14 +159,19 @@ class DataPlane:
         self.transport_to(writer).post(writer, tag, lease, write=True)
 
     def send(self, to: int | Sequence[int], tag: int, frame: Frame) -> None:
-        """Leases memory for a frame, writes the frame to it and delivers it. Raises what `lease` raises."""
+        """Sends a frame, whose tensors may change afterwards. Raises what `lease` raises."""
         receivers = (to,) if isinstance(to, int) else tuple(to)
         if not frame.out_of_band and frame.nbytes <= self.inline_max(receivers):
             self.send_inline(receivers, tag, frame.inline())
             return
-        lease = self.lease(receivers, tag, frame.nbytes, frame.out_of_band)
-        frame.write(lease.frame)
-        self.deliver(lease)
+        transport = self._transport_of(receivers)
+        if transport.gathers(receivers, frame):
+            self._take_slots([(receivers[0], tag)])
+            transport.post_gathered(receivers[0], tag, frame)
+        else:
+            lease = self.lease(receivers, tag, frame.nbytes, frame.out_of_band)
+            frame.write(lease.frame)
+            self.deliver(lease)
 
     def send_bytes(self, to: Sequence[int], tag: int, frame: bytes) -> None:
         """Sends bytes as a frame to some other job ranks. Raises what `lease` raises."""
@@ -296,6 +295,17 @@ class DataPlane:
             self._inbox[source, tag].append(delivery)
             self._notify()
 
+    def on_delivery(self, source: int, tag: int, delivery: Delivery, generation: int) -> None:
+        """Queues a frame that is not complete yet; otherwise as `on_message`."""
+        with self._lock:
+            if generation == self.generation_of(source):
+                self._inbox[source, tag].append(delivery)
+
+    def on_complete(self, delivery: Delivery) -> None:
+        with self._lock:
+            delivery.is_complete = True
+            self._notify()
+
     def on_credit(self, source: int, tag: int, generation: int | None = None) -> None:
         """Counts a slot that a receiver has returned; called on any thread. `generation` as in
         `on_message`."""
@@ -326,8 +336,7 @@ class DataPlane:
         received = iter(tensors)
         with self._lock:
             delivery.out_of_band = [next(received) if isinstance(one, int) else one for one in out_of_band]
-            delivery.is_complete = True
-            self._notify()
+            self.on_complete(delivery)
 
     def _on_transfers_broken(self, job_rank: int, error: Exception) -> None:
         self.fail(self.peer_lost(job_rank, f"broke off: {error}"))

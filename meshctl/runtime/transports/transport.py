@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from meshctl.runtime.transports.buffers.frames import unpack
+from meshctl.runtime.transports.buffers.frames import Frame, unpack
 
 EMPTY = torch.empty(0, dtype=torch.uint8)
 
@@ -109,6 +109,15 @@ class Transport:
     def post(self, to: int, tag: int, lease: Lease, *, write: bool = False) -> None:
         """Sends a frame without waiting for the receiver's program. `write` invites the receiver to write to
         the frame."""
+        raise NotImplementedError
+
+    def gathers(self, to: Sequence[int], frame: Frame) -> bool:
+        """Whether `post_gathered` sends a frame to some job ranks without a copy of it."""
+        return False
+
+    def post_gathered(self, to: int, tag: int, frame: Frame) -> None:
+        """Sends a frame from the memory of its tensors, which may change afterwards. It waits for the network
+        at most, never for the receiver's program."""
         raise NotImplementedError
 
     def post_inline(self, to: Sequence[int], tag: int, frame: bytes) -> None:

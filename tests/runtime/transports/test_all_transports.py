@@ -27,7 +27,8 @@ from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.transports.context import Context
 from meshctl.runtime.transports.data_plane import DataPlane
-from meshctl.runtime.transports.tcp.transport import Address, TcpTransport
+from meshctl.runtime.transports.tcp.messages import Address
+from meshctl.runtime.transports.tcp.transport import TcpTransport
 from meshctl.runtime.world import connect_all
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.modes import Dispatch

@@ -93,6 +93,20 @@ class Frame:
                 into[begin : begin + nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
         return into
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the frame consists of memory that `pieces` can return."""
+        return not self.out_of_band and all(is_plain(tensor) for tensor, _ in self._tensors)
+
+    def pieces(self) -> list[memoryview]:
+        """Returns the bytes of a plain frame, of tensors their own memory."""
+        found = [memoryview(self._head.ljust(self._start, b"\0"))]
+        for tensor, _ in self._tensors:
+            if tensor.nbytes:
+                flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+                found += [flat.numpy().data, memoryview(bytes(-tensor.nbytes % ALIGN))]
+        return found
+
     def inline(self) -> bytes:
         """Returns the whole frame as bytes, which suits small frames. Tensors on the `meta` device are
         zeros."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -39,6 +40,12 @@ class ProgressThread:
         if self._actions.pop(file, None):
             with suppress(OSError):
                 self._epoll.unregister(file)
+
+    def end(self, sock: socket.socket) -> None:
+        """Ends a socket whose file stays open, because a thread may be about to use it."""
+        self.remove(sock.fileno())
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
     def start(self) -> None:
         self._thread.start()

@@ -1,10 +1,13 @@
 """Frames between processes of different nodes, over TCP.
 
 The sender of frames opens the connection to their receiver, so only job ranks that share samples have one.
-Frames travel on it in one direction, credits in the other. Each job rank listens on the one address by which
-it reaches the launcher, and refuses connections without the run's token or of another generation.
+Frames travel on it in one direction, credits in the other. A large frame travels in shares on this connection
+and on further ones, its streams, which are opened for the first such frame (`stream`). Each job rank listens
+on the one address by which it reaches the launcher, and refuses connections without the run's token or of
+another generation.
 
-    program         its thread makes one system call per frame, which suffices for a small frame
+    program         its thread makes one system call per frame, which suffices for a small frame, and sends
+                    a large one from the memory of its tensors while the network takes it fast (`backlog`)
     tcp-send        a thread that sends the rest, so that nobody waits for a receiver's program
     tcp-receive     a thread that reads everything into warm memory, whatever the program does
 
@@ -16,81 +19,48 @@ its kernel has acknowledged nothing for `SILENCE_S`.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
 import select
 import socket
 import struct
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
-from enum import IntEnum
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from meshctl.dataclass import dataclass
 from meshctl.run.addresses import listen
 from meshctl.runtime.devices.backend import DeviceMemory
 from meshctl.runtime.transports.buffers.caching_allocator import CachingAllocator
-from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND, bytes_of
+from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND, Frame, bytes_of
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
-from meshctl.runtime.transports.tcp.connection import Connection, Head, Message, memoryview_of
+from meshctl.runtime.transports.tcp import sockets
+from meshctl.runtime.transports.tcp.backlog import Backlog, drain_together
+from meshctl.runtime.transports.tcp.connection import Connection, memoryview_of
+from meshctl.runtime.transports.tcp.messages import HEAD, Address, Head, Kind, Message
 from meshctl.runtime.transports.tcp.progress import ProgressThread
+from meshctl.runtime.transports.tcp.stream import (
+    STREAMS,
+    STRIPED_MIN,
+    Streams,
+    Striped,
+    sizes_of_shares,
+    split,
+)
 from meshctl.runtime.transports.transport import Lease, Transport
 
-SILENCE_S = 20.0
-"""Seconds without an acknowledgement from a node's kernel, after which the node is lost."""
 MAX_STRANGERS = 256
 """The most connections whose peer is unknown because its HELLO has not arrived. Of more, the oldest is
 closed."""
 _SCRATCH_BYTES = 1 << 16
-_MAX_CALLS = 8
-"""System calls for one connection before the next one has its turn."""
+_GATHERED_MIN = 1 << 20
+"""The size in bytes from which frames are sent from the memory of their tensors."""
 _MAX_FRAME_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 _SIZE = struct.Struct("<q")
 _GENERATION = struct.Struct("<I")
-_UNANSWERED = struct.Struct("=2xBB52xI")
-"""Three fields of the kernel's `tcp_info`: retransmissions without an answer, probes without an answer, and
-milliseconds since the last acknowledgement."""
-
-
-class Kind(IntEnum):
-    HELLO = 0
-    """Body: the receiver's generation, then the run's token. `tag` is the sender's job rank."""
-    FRAME = 1
-    CREDIT = 2
-    """A slot of the tag is free."""
-    GOODBYE = 3
-    LOST = 4
-    """The sender ends because the job rank `tag` is lost."""
-    OUT_OF_BAND = 5
-    """Body: the size in bytes of one tensor that belongs to the next frame. A transfer between devices brings
-    it."""
-    CLEAR_TO_SEND = 6
-    """The next transfer between devices may begin."""
-
-
-@dataclass(frozen=True)
-class Address:
-    """The address at which a job rank listens."""
-
-    host: str
-    """An IP address."""
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host} {self.port}"
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        host, _, port = text.partition(" ")
-        return cls(host, int(port))
-
-    @property
-    def is_loopback(self) -> bool:
-        return ipaddress.ip_address(self.host).is_loopback
+_STREAM = struct.Struct("<II")
 
 
 class TcpTransport(Transport):
@@ -120,9 +90,11 @@ class TcpTransport(Transport):
         self._allocator = CachingAllocator()
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.sender = ProgressThread("tcp-send", select.EPOLLOUT, self._on_thread_error)
+        timer_s = sockets.SILENCE_S / 4
         self.receiver = ProgressThread(
-            "tcp-receive", select.EPOLLIN, self._on_thread_error, self._check_silence, SILENCE_S / 4
+            "tcp-receive", select.EPOLLIN, self._on_thread_error, self._check_silence, timer_s
         )
+        self._streams = Streams(self.receiver, self._on_share_lost)
         self._is_closing = False
 
     def connect(self, addresses: Mapping[int, Address]) -> None:
@@ -157,17 +129,32 @@ class TcpTransport(Transport):
         kind, nbytes = head.kind, head.nbytes
         if kind not in self._actions_of(connection):
             raise ProtocolError(f"kind {kind} with {nbytes} bytes")
-        if kind == Kind.FRAME:
-            if not 0 <= nbytes <= _MAX_FRAME_BYTES:
+        if kind in (Kind.FRAME, Kind.STRIPED):
+            if not (STRIPED_MIN if kind == Kind.STRIPED else 0) <= nbytes <= _MAX_FRAME_BYTES:
                 raise ProtocolError(f"a frame of {nbytes} bytes in tag {head.tag}")
             self._data_plane.check_slot(connection.job_rank, head.tag)
-            return self._allocator.take((connection.job_rank, head.tag), nbytes)
+            memory = self._allocator.take((connection.job_rank, head.tag), nbytes)
+            return self._first_share(connection, memory) if kind == Kind.STRIPED else memory
         if kind == Kind.OUT_OF_BAND and len(connection.out_of_band_sizes) >= MAX_OUT_OF_BAND:
             raise ProtocolError(f"more than {MAX_OUT_OF_BAND} tensors beside a frame")
-        body = {Kind.HELLO: _GENERATION.size + len(self._token), Kind.OUT_OF_BAND: _SIZE.size}
-        if nbytes != body.get(Kind(kind), 0):
+        if nbytes != self._BODY_BYTES.get(Kind(kind), 0) + len(self._token) * (kind in self._GREETING):
             raise ProtocolError(f"kind {kind} with {nbytes} bytes")
         return torch.empty(nbytes, dtype=torch.uint8)
+
+    _BODY_BYTES: Mapping[Kind, int] = {
+        Kind.HELLO: _GENERATION.size,
+        Kind.STREAM: _STREAM.size,
+        Kind.OUT_OF_BAND: _SIZE.size,
+    }
+    """Kind -> the size in bytes of its body, of greetings without the token."""
+
+    def _first_share(self, connection: Connection, memory: Tensor) -> Tensor:
+        """Has the streams receive their shares of a frame. Returns the memory of the first share."""
+        delivery = connection.striped = Striped(memory)
+        first, *others = split([memoryview_of(memory)], sizes_of_shares(len(memory)))
+        on_share = partial(self._on_share, delivery)
+        self._streams.expect(connection.job_rank, [share for [share] in others], on_share)
+        return memory[: len(first[0])]
 
     # Sending
 
@@ -175,9 +162,37 @@ class TcpTransport(Transport):
         connection = self._to.get(to) or self._connection_to(to)
         for tensor in lease.out_of_band:
             self._send(connection, Kind.OUT_OF_BAND, tag, _bytes(_SIZE.pack(tensor.nbytes)))
-        self._send(connection, Kind.FRAME, tag, lease.frame)
+        for backlog in self._put(connection, tag, len(lease.frame), [memoryview_of(lease.frame)]):
+            self._have_drained(backlog)
         if lease.out_of_band and self._data_plane.transfers:
             self._data_plane.transfers.send(to, lease.out_of_band)
+
+    def gathers(self, to: Sequence[int], frame: Frame) -> bool:
+        return len(to) == 1 and frame.nbytes >= _GATHERED_MIN and frame.is_plain
+
+    def post_gathered(self, to: int, tag: int, frame: Frame) -> None:
+        connection = self._to.get(to) or self._connection_to(to)
+        memory_for = partial(self._allocator.take, (to, tag))
+        taken = self._put(connection, tag, frame.nbytes, frame.pieces(), memory_for)
+        for backlog in drain_together(taken, memory_for):
+            self._have_drained(backlog)
+
+    def _put(
+        self,
+        connection: Connection,
+        tag: int,
+        nbytes: int,
+        pieces: Sequence[memoryview],
+        memory_for: Callable[[int], Tensor] | None = None,
+    ) -> list[Backlog]:
+        """Sends a frame as far as one system call for each socket does it. Returns the backlogs of which the
+        caller has to have the rest sent. With `memory_for`, those that another thread sends have a copy."""
+        is_striped = nbytes >= STRIPED_MIN and self._has_streams(connection)
+        kind, sizes = (Kind.STRIPED, sizes_of_shares(nbytes)) if is_striped else (Kind.FRAME, [nbytes])
+        shares = split(pieces, sizes)
+        shares[0].insert(0, memoryview(HEAD.pack(kind, self._generation, tag, nbytes)))
+        backlogs = [connection.backlog, *connection.streams]
+        return [one for one, share in zip(backlogs, shares, strict=False) if one.push(share, memory_for)]
 
     def credit(self, to: int, tag: int) -> None:
         if connection := self._from.get(to):  # none where its peer has been replaced meanwhile
@@ -186,39 +201,63 @@ class TcpTransport(Transport):
     def _send(self, connection: Connection, kind: Kind, tag: int = 0, body: Tensor | None = None) -> None:
         nbytes, memory = (0, None) if body is None else (len(body), memoryview_of(body))
         if connection.push(Head(kind, self._generation, tag, nbytes), memory):
-            self.sender.add(connection.sock.fileno(), partial(self._drain, connection))
+            self._have_drained(connection.backlog)
 
-    def _drain(self, connection: Connection) -> None:
-        """Sends a part of a backlog. Runs on the sending thread; no other one sends on this connection until
-        the backlog is empty."""
-        self.sender.remove(connection.sock.fileno())
-        if not connection.drain(_MAX_CALLS):
-            self.sender.add(connection.sock.fileno(), partial(self._drain, connection))
+    def _have_drained(self, backlog: Backlog) -> None:
+        """Has the sending thread send the rest of a backlog."""
+        self.sender.add(backlog.sock.fileno(), partial(self._drain, backlog))
+
+    def _drain(self, backlog: Backlog) -> None:
+        """Sends a part of a backlog. Runs on the sending thread; no other one sends on this socket until the
+        backlog is empty."""
+        self.sender.remove(backlog.sock.fileno())
+        if not backlog.drain():
+            self._have_drained(backlog)
         elif self._is_closing:
             self._data_plane.notify()
 
     def _connection_to(self, peer: int) -> Connection:
-        address, generation = self._addresses[peer], self._data_plane.generation_of(peer)
-        try:
-            sock = socket.create_connection((address.host, address.port), SILENCE_S)
-        except OSError as error:
-            if self._data_plane.context.has_left(peer):
-                connection = self._to[peer] = Connection(socket.socket(), self._memory_for, peer, generation)
-                connection.drop_all()
-                return connection
-            how = f"cannot be reached at {address.host}:{address.port}: {error}"
-            raise self._data_plane.peer_lost(peer, how) from None
+        generation = self._data_plane.generation_of(peer)
+        sock = self._dialled(peer)
+        if sock is None:
+            connection = self._to[peer] = Connection(socket.socket(), self._memory_for, peer, generation)
+            connection.drop_all()
+            return connection
         connection = self._to[peer] = self._open(sock, peer, generation)
         self._send(connection, Kind.HELLO, self._job_rank, _bytes(_GENERATION.pack(generation) + self._token))
         return connection
 
+    def _has_streams(self, connection: Connection) -> bool:
+        """Opens the streams of a connection if it has none yet. Returns whether it has them."""
+        peer = connection.job_rank
+        while not connection.has_left and len(connection.streams) < STREAMS - 1:
+            if (sock := self._dialled(peer)) is None:
+                connection.drop_all()
+                break
+            number = len(connection.streams) + 1
+            body = _STREAM.pack(connection.generation, number) + self._token
+            head = HEAD.pack(Kind.STREAM, self._generation, self._job_rank, len(body))
+            backlog = Backlog(sock)
+            connection.streams.append(backlog)
+            for each in (connection.sock, sock):
+                sockets.keep_in_cache(each, connection.sock)
+            self.receiver.add(sock.fileno(), partial(self._on_stream_end, connection, sock))
+            if backlog.push([memoryview(head + body)]):
+                self._have_drained(backlog)
+        return not connection.has_left
+
+    def _dialled(self, peer: int) -> socket.socket | None:
+        """Returns a connected socket, or None if the peer has left the run. Raises `PeerLost`."""
+        address = self._addresses[peer]
+        try:
+            return sockets.connected(address.host, address.port)
+        except OSError as error:
+            if self._data_plane.context.has_left(peer):
+                return None
+            how = f"cannot be reached at {address.host}:{address.port}: {error}"
+            raise self._data_plane.peer_lost(peer, how) from None
+
     def _open(self, sock: socket.socket, peer: int = -1, generation: int = 0) -> Connection:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(SILENCE_S / 2)))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(SILENCE_S / 4)))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
         connection = Connection(sock, self._memory_for, peer, generation)
         if peer < 0:
             self._strangers[connection] = None
@@ -230,7 +269,7 @@ class TcpTransport(Transport):
     def _accept(self) -> None:
         with suppress(BlockingIOError, ConnectionError):
             sock, _ = self._listener.accept()
-            self._open(sock)
+            self._open(sockets.prepared(sock))
             if len(self._strangers) > MAX_STRANGERS:
                 self._shut(next(iter(self._strangers)))
 
@@ -239,7 +278,7 @@ class TcpTransport(Transport):
             for message in connection.read(self._scratch):
                 self._dispatch(connection, message)
         except TimeoutError:
-            self._on_end(connection, _silent())
+            self._on_end(connection, sockets.silence())
         except (EOFError, OSError):
             self._on_end(connection, "is gone")
         except (ProtocolError, MemoryError) as error:
@@ -259,17 +298,53 @@ class TcpTransport(Transport):
         self._actions_of(connection)[message.head.kind](self, connection, message)
 
     def _on_hello(self, connection: Connection, message: Message) -> None:
-        peer, body, plane = message.head.tag, bytes_of(message.memory), self._data_plane
-        token, [wanted] = body[_GENERATION.size :], _GENERATION.unpack_from(body)
-        if peer not in self._addresses or peer in self._from or not hmac.compare_digest(token, self._token):
-            raise ProtocolError("a wrong greeting")
-        if (message.head.generation, wanted) != (plane.generation_of(peer), self._generation):
-            raise ProtocolError("a greeting of another generation")
+        [wanted] = _GENERATION.unpack_from(bytes_of(message.memory))
+        peer = self._greeted(connection, message, wanted, _GENERATION.size)
+        if peer in self._from:
+            raise ProtocolError("a second greeting")
         del self._strangers[connection]
         connection.job_rank, connection.generation = peer, message.head.generation
         self._from[peer] = connection
         if self._is_closing:  # the peer began a step that the end of the run dropped
             self._send(connection, Kind.GOODBYE)
+
+    def _greeted(self, connection: Connection, message: Message, wanted: int, token_at: int) -> int:
+        """Returns the job rank of a peer that proves to be one. Raises `ProtocolError`."""
+        peer, body, plane = message.head.tag, bytes_of(message.memory), self._data_plane
+        if peer not in self._addresses or not hmac.compare_digest(body[token_at:], self._token):
+            raise ProtocolError("a wrong greeting")
+        if (message.head.generation, wanted) != (plane.generation_of(peer), self._generation):
+            raise ProtocolError("a greeting of another generation")
+        return peer
+
+    def _on_stream(self, connection: Connection, message: Message) -> None:
+        wanted, number = _STREAM.unpack_from(bytes_of(message.memory))
+        peer = self._greeted(connection, message, wanted, _STREAM.size)
+        self.receiver.remove(connection.sock.fileno())
+        del self._strangers[connection]
+        self._streams.attach(peer, number, connection.sock)
+
+    def _on_share_lost(self, peer: int, sock: socket.socket) -> None:
+        if connection := self._from.get(peer):  # none where it has been replaced meanwhile
+            self._on_stream_end(connection, sock)
+
+    def _on_stream_end(self, connection: Connection, sock: socket.socket) -> None:
+        """Acts on the end of a stream, whose peer may have said goodbye on the connection before."""
+        self.receiver.remove(sock.fileno())
+        self._read(connection)
+        self._on_end(connection, "is gone")
+
+    def _on_striped(self, connection: Connection, message: Message) -> None:
+        striped = connection.striped
+        self._data_plane.on_delivery(
+            connection.job_rank, message.head.tag, striped.delivery, connection.generation
+        )
+        self._on_share(striped)
+
+    def _on_share(self, striped: Striped) -> None:
+        striped.missing -= 1
+        if not striped.missing:
+            self._data_plane.on_complete(striped.delivery)
 
     def _on_frame(self, connection: Connection, message: Message) -> None:
         sizes, connection.out_of_band_sizes = connection.out_of_band_sizes, []
@@ -298,10 +373,11 @@ class TcpTransport(Transport):
     def _on_lost(self, connection: Connection, message: Message) -> None:
         self._data_plane.on_peer_lost(message.head.tag, connection.job_rank)
 
-    _GREETING: Mapping[int, _Action] = {Kind.HELLO: _on_hello}
+    _GREETING: Mapping[int, _Action] = {Kind.HELLO: _on_hello, Kind.STREAM: _on_stream}
     """Kind -> action, for an accepted connection whose peer is not known yet."""
     _ACTIONS: Mapping[int, _Action] = {
         Kind.FRAME: _on_frame,
+        Kind.STRIPED: _on_striped,
         Kind.OUT_OF_BAND: _on_out_of_band,
         Kind.GOODBYE: _on_goodbye,
         Kind.LOST: _on_lost,
@@ -335,13 +411,13 @@ class TcpTransport(Transport):
     def _shut(self, connection: Connection) -> None:
         """Stops reading and ends the connection. The file descriptor of a known peer stays open until
         `release`, because the sending thread may be about to use it."""
-        self.receiver.remove(connection.sock.fileno())
         if connection.job_rank < 0:
+            self.receiver.remove(connection.sock.fileno())
             self._strangers.pop(connection, None)
             connection.sock.close()
         else:
-            with suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
+            for sock in (connection.sock, *(stream.sock for stream in connection.streams)):
+                self.receiver.end(sock)
 
     def reopen(self, job_ranks: Sequence[int]) -> None:
         for peer in job_ranks:
@@ -349,14 +425,19 @@ class TcpTransport(Transport):
                 if connection := connections.pop(peer, None):
                     self._replaced.append(connection)
                     self._shut(connection)
+            self._streams.drop(peer)
             self._addresses.pop(peer, None)
 
     def _check_silence(self) -> None:
         """Ends connections to nodes that vanished while something was in flight to them. The kernel itself
         probes idle connections."""
         for connection in self._connections:
-            if not connection.has_left and connection.sock.fileno() >= 0 and is_silent(connection.sock):
-                self._on_end(connection, _silent())
+            if (
+                not connection.has_left
+                and connection.sock.fileno() >= 0
+                and sockets.is_silent(connection.sock)
+            ):
+                self._on_end(connection, sockets.silence())
 
     @property
     def _connections(self) -> list[Connection]:
@@ -365,11 +446,16 @@ class TcpTransport(Transport):
     @property
     def is_sending(self) -> bool:
         """Whether some socket has not taken all messages yet."""
-        return any(connection.is_sending for connection in self._connections)
+        return any(
+            backlog.is_sending for each in self._connections for backlog in (each.backlog, *each.streams)
+        )
 
-    @property
-    def _all_connections(self) -> list[Connection]:
-        return [*self._connections, *self._strangers, *self._replaced]
+    def _close_all(self) -> None:
+        for connection in (*self._connections, *self._strangers, *self._replaced):
+            for backlog in (connection.backlog, *connection.streams):
+                backlog.sock.close()
+        self._streams.close()
+        self._listener.close()
 
     def _on_thread_error(self, error: Exception) -> None:
         self._data_plane.fail(PeerLost(f"the connections to other nodes broke: {error!r}"))
@@ -379,9 +465,7 @@ class TcpTransport(Transport):
             self._send(connection, Kind.LOST, lost)
 
     def forget(self) -> None:
-        for connection in self._all_connections:
-            connection.sock.close()
-        self._listener.close()
+        self._close_all()
 
     def leave(self) -> None:
         self._is_closing = True
@@ -403,26 +487,11 @@ class TcpTransport(Transport):
             return
         self.receiver.close()
         self.sender.close()
-        for connection in self._all_connections:
-            connection.sock.close()
-        self._listener.close()
+        self._close_all()
 
 
 _Action = Callable[[TcpTransport, Connection, Message], None]
 
 
-def _silent() -> str:
-    return f"has not answered for {SILENCE_S:.0f} s"
-
-
 def _bytes(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def is_silent(sock: socket.socket) -> bool:
-    """Whether the peer's kernel has not acknowledged something for `SILENCE_S`. A kernel also acknowledges
-    for a program that does not read."""
-    repetitions, probes, since_ms = _UNANSWERED.unpack(
-        sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNANSWERED.size)
-    )
-    return bool(max(repetitions, probes) > 1 and since_ms > SILENCE_S * 1000)

@@ -19,7 +19,9 @@ from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.runtime.transports.context import Context
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
-from meshctl.runtime.transports.tcp.transport import Address
+from meshctl.runtime.transports.tcp import backlog, sockets
+from meshctl.runtime.transports.tcp.messages import Address
+from meshctl.runtime.transports.tcp.stream import STREAMS, STRIPED_MIN, sizes_of_shares, split
 from tests.runtime.transports.tcp.connected import LARGE, Listen, Worlds, close_all, in_thread
 
 # Frames
@@ -136,3 +138,73 @@ def test_who_cannot_be_reached_is_named(listen: Listen) -> None:
     listen(transport).connect({1: address})
     with pytest.raises(PeerLost, match=f"group:1 cannot be reached at 127.0.0.1:{address.port}: .*refused"):
         transport.send(1, 4, Frame(0))
+
+
+# Large frames
+
+
+def test_small_frames_do_not_overtake_a_large_one(worlds: Worlds) -> None:
+    (one, _), (two, _) = worlds(2)
+
+    def send() -> None:
+        for number in range(4):
+            one.send(1, 4, Frame([number, LARGE + number]))
+            one.send(1, 4, Frame([number, LARGE[:number]]))
+
+    sender = in_thread(send)
+    for number in range(4):
+        got, value = two.receive(0, 4).value()
+        assert got == number and torch.equal(value, LARGE + number)
+        got, value = two.receive(0, 4).value()
+        assert got == number and len(value) == number
+    sender.join(20)
+    close_all([one, two])
+
+
+def test_tensors_may_change_after_they_were_sent_to_a_slow_network(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest that the sockets have not taken is a copy."""
+    monkeypatch.setattr(backlog, "GRACE_S", 0.0)
+    monkeypatch.setattr(backlog, "LEAST_BYTES_PER_S", 1e15)
+    (one, _), (two, _) = worlds(2)
+    for number in range(3):
+        tensor = torch.full((1 << 22,), number)
+        one.send(1, 4, Frame(tensor))
+        tensor.fill_(-1)
+        assert two.receive(0, 4).value().unique().tolist() == [number]
+    close_all([one, two])
+
+
+def test_all_bytes_of_a_frame_are_in_its_pieces() -> None:
+    value = ["text", torch.arange(7, dtype=torch.int16), torch.empty(0), torch.tensor(True), torch.ones(5, 3)]
+    frame = Frame(value)
+    joined = b"".join(frame.pieces())
+    assert frame.is_plain and joined == bytes(
+        frame.write(torch.zeros(frame.nbytes, dtype=torch.uint8)).tolist()
+    )
+    assert not Frame(torch.ones(5, 3).t()).is_plain
+
+
+@pytest.mark.parametrize("nbytes", [STRIPED_MIN, STRIPED_MIN + 1, 3 * STRIPED_MIN - 1])
+def test_shares_hold_all_bytes_in_order(nbytes: int) -> None:
+    memory = memoryview(bytes(range(256)) * (nbytes // 256 + 1))[:nbytes]
+    sizes = sizes_of_shares(nbytes)
+    assert sum(sizes) == nbytes and min(sizes) > 0 and len(sizes) == STREAMS
+    shares = split([memory[:5], memory[5:1000], memory[1000:]], sizes)
+    assert [sum(map(len, share)) for share in shares] == sizes
+    assert b"".join(piece for share in shares for piece in share) == memory
+
+
+def test_only_sockets_to_a_near_peer_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel no longer adapts a buffer whose size was set."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sock = sockets.connected(*listener.getsockname())
+    before = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    monkeypatch.setattr(sockets, "NEAR_US", -1)
+    sockets.keep_in_cache(sock, sock)
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == before
+    monkeypatch.setattr(sockets, "NEAR_US", 10**9)
+    sockets.keep_in_cache(sock, sock)
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * sockets.NEAR_BYTES < before
+    sock.close()

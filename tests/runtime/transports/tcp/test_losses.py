@@ -23,8 +23,9 @@ from torch.distributed import PrefixStore, TCPStore
 from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.runtime.transports.context import Context
 from meshctl.runtime.transports.data_plane import DataPlane
-from meshctl.runtime.transports.tcp import transport as tcp
-from meshctl.runtime.transports.tcp.transport import Address, TcpTransport
+from meshctl.runtime.transports.tcp import sockets
+from meshctl.runtime.transports.tcp.messages import Address
+from meshctl.runtime.transports.tcp.transport import TcpTransport
 from meshctl.runtime.world import connect_all
 from meshctl.topology.cluster import Cluster
 from tests.runtime.plans import call, plan
@@ -168,7 +169,7 @@ def test_a_consumer_that_is_killed_is_named(listen: Listen, stopped: bool) -> No
 
 def test_a_stopped_consumer_is_not_lost(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernel still answers. The limit for a hang is decided elsewhere."""
-    monkeypatch.setattr(tcp, "SILENCE_S", 1.0)
+    monkeypatch.setattr(sockets, "SILENCE_S", 1.0)
     transport = DataPlane(Context(0))
     way = listen(transport)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -270,7 +271,7 @@ def reached(job_rank: int) -> DataPlane:
 def test_two_nodes_meet_on_the_network_of_the_head_and_notice_when_one_vanishes(
     nodes: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp, "SILENCE_S", 2.0)
+    monkeypatch.setattr(sockets, "SILENCE_S", 2.0)
     ready, wake = socket.socketpair()
 
     def gives() -> str:
