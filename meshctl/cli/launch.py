@@ -18,7 +18,7 @@ from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.cli.output import REFUSED, refuse, silence, why, write
 from meshctl.cli.parallel_start import run_in_fork
 from meshctl.cli.replay import Misused, narrow_to_group, refuse_alone
-from meshctl.cli.requirements import requirements_of
+from meshctl.cli.requirements import needs_of
 from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.tracking import check_trackers, feeds_of, without_secrets
 from meshctl.cli.validate import draw
@@ -26,6 +26,7 @@ from meshctl.cli.worker_options import DebuggedWorker, check_workers, with_debug
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.diagnostics.health import Check
+from meshctl.engines.checks.requirements import Needs
 from meshctl.engines.engine import CannotStart, Engine, Job, JobEngine, engine_named
 from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin, check_unheld
 from meshctl.engines.supervise.head import Outcome
@@ -176,7 +177,8 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
             ready = replace(ready, start=replace(ready.start, engine=EngineChoice(options.engine)))
         engine = engine_of(ready)
         engine.preflight(ready.plan, Start(ready.path))
-        checks = engine.examine(requirements_of(ready))
+        needs = needs_of(ready)
+        ready, checks = replace(ready, needs=needs), engine.examine(needs.requirements)
         if ready.resume:
             ready = with_checkpoint(ready, ready.resume)
     except (RecipeError, Unreadable) as error:
@@ -222,15 +224,16 @@ def serialize(code: int, ready: Launchable | None) -> tuple[int, str]:
         return code, ""
     run = str(ready.resume.path) if ready.resume else ""
     whole = [str(ready.whole.path or ""), ready.whole.step, ready.whole.warning]
-    start = asdict(ready.start)
-    return code, json.dumps([ready.plan.to_json(), ready.composed, ready.path, run, whole, start])
+    start, needs = asdict(ready.start), asdict(ready.needs or Needs())
+    return code, json.dumps([ready.plan.to_json(), ready.composed, ready.path, run, whole, start, needs])
 
 
 def deserialize(text: str) -> Launchable:
-    plan, composed, path, run, (saved, step, warning), given_start = json.loads(text)
-    start = Start.from_json(given_start)
+    plan, composed, path, run, (saved, step, warning), given_start, given_needs = json.loads(text)
+    start, needs = Start.from_json(given_start), Needs.from_json(given_needs)
     resume, whole = RunDir(Path(run)) if run else None, Whole(Path(saved) if saved else None, step, warning)
-    return Launchable(Plan.from_json(plan), composed, tuple(path), Report(), resume, whole, start=start)
+    made = Launchable(Plan.from_json(plan), composed, tuple(path), Report(), resume, whole, start=start)
+    return replace(made, needs=needs)
 
 
 def import_torch() -> None:
@@ -274,6 +277,7 @@ def run(
             stack.enter_context(worker.interrupted_by(signals.receive))
         preload(plan, ready.path, groups_of(plan, ready.path))
         job = Job(plan, run, main, keep=(attempt.lock,), spare=lambda: feeds.pids)
+        job = replace(job, needs=ready.needs or Needs())
         outcome = outcome_of(supervision, job, attempt, signals, observers)
         state.on_end(outcome.code, outcome.reason)  # where the run ended before it had observers
     write(summary(plan, run), sys.stdout)

@@ -20,6 +20,7 @@ from meshctl.run.saved_checkpoints import Whole
 from meshctl.text.english import listed
 
 if TYPE_CHECKING:
+    from meshctl.engines.checks.requirements import Needs
     from meshctl.plan.model import Plan
     from meshctl.recipe.load import Loaded
     from meshctl.recipe.rules import Facts
@@ -54,6 +55,8 @@ class Launchable:
     """Facts about the recipe that its plan does not contain."""
     start: Start = Start(())
     """The engine; for a run of one group also the group, and the recordings that it reads."""
+    needs: Needs | None = None
+    """What the recipe needs of each node; None if that was not computed."""
 
 
 def plan_of(

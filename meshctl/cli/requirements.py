@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from meshctl.cli.load import Launchable
-from meshctl.engines.checks.device_files import devices_of_groups
-from meshctl.engines.checks.requirements import Requirements
-from meshctl.engines.engine import CannotStart
-from meshctl.plan.model import Plan
+from meshctl.engines.checks.device_files import devices_of_workers
+from meshctl.engines.checks.requirements import Needs, Requirements
 from meshctl.recipe.rules.rank_bytes import checkpoint_bytes_of, copy_bytes_of, memory_of
 from meshctl.run.saved_checkpoints import steps_of
 
@@ -39,6 +37,11 @@ def requirements_of(ready: Launchable) -> Requirements:
     )
 
 
+def needs_of(ready: Launchable) -> Needs:
+    """Returns what a recipe needs, for its nodes. Bytes that are not known count as 0."""
+    return Needs(requirements_of(ready), bytes_by_group(ready))
+
+
 def bytes_by_group(ready: Launchable) -> Mapping[str, int]:
     """Returns group -> the bytes of its models on the rank with the most."""
     found = Counter[str]()
@@ -56,19 +59,6 @@ def bytes_of_copies(ready: Launchable) -> int:
         return 0
     workers = {one.name: ready.plan.group(one.group).workers for one in ready.plan.components}
     return sum(size * workers[name] for name, size in copy_bytes_of(ready.facts).items())
-
-
-def devices_of_workers(plan: Plan) -> dict[str, list[str]]:
-    """Returns group -> the hardware names of each worker's CUDA devices, joined by commas."""
-    try:
-        found = list(devices_of_groups(plan))
-    except CannotStart:  # the engine reports it
-        return {}
-    return {
-        group.name: [",".join(names[first : first + each]) for first in range(0, len(names), each)]
-        for group, names in found
-        if group.device_type == "cuda" and (each := group.gpus_per_worker)
-    }
 
 
 def further_checkpoints(ready: Launchable) -> int:

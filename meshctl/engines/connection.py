@@ -8,6 +8,8 @@
                     {"type": "signal", "attempt": 2, "signal": 15, "groups": null}
                     {"type": "stacks", "attempt": 2, "workers": [["train", 1, PID], ...]}
                     {"type": "leave"}, {"type": "beat"}, {"type": "clock", "sent": SECONDS}
+                    {"type": "examine", "nonce": FILE, "needs": {...}}
+                    {"type": "peers", "attempt": 2, "peers": {"1": "HOST:PORT", ...}}
     node -> head    {"type": "exited", "attempt": 2, "group": "train", "code": 0}
                     {"type": "progress", "attempt": 2, "workers": [["train", 1, RECORD, SECONDS], ...],
                      "moved": [["train", 0], ...]}
@@ -18,6 +20,9 @@
                     {"type": "download", "attempt": 2, "name": "ORG/MODEL", "received": BYTES, "total": BYTES}
                     {"type": "unfit", "attempt": 2, "error": "why"}: no worker of the attempt was started
                     {"type": "stop", "signal": 15}: the scheduler ends the job
+                    {"type": "examined", "facts": {...}, "address": "HOST:PORT", "now": SECONDS}
+                    {"type": "reached", "attempt": 2}: all peers have answered
+                    {"type": "unreachable", "attempt": 2, "peer": 1, "address": "HOST:PORT", ...}
 
 A proof is that of `run.authentication`. Messages are plain data, and nothing is unpickled.
 """

@@ -32,7 +32,7 @@ from typing import Any, Literal, Protocol, cast
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics.health import Check
-from meshctl.engines.checks.requirements import Requirements
+from meshctl.engines.checks.requirements import Needs, Requirements
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import node_sets
 from meshctl.run.directory import RunDir, Start
@@ -113,6 +113,8 @@ class Job:
     """Descriptors that node processes and agents keep open until they end, e.g. the lock of the run."""
     spare: Callable[[], Collection[int]] = tuple
     """Returns the children of the launcher that do not belong to the engine: the processes of trackers."""
+    needs: Needs = Needs()
+    """What the recipe needs in memory and on disk."""
 
 
 class Handle(Protocol):
@@ -155,6 +157,10 @@ class Engine(Protocol):
     lease_s: float
     """Seconds without a beat after which a node process and the supervisor regard each other as lost; 0 for
     no limit, as on one machine, where each notices the death of the other."""
+    examines_nodes: bool
+    """Whether every node examines itself before the first attempt, and reports to the supervisor."""
+    shares_files: bool
+    """Whether all nodes must see the run directory of the supervisor."""
 
     def preflight(self, plan: Plan, start: Start) -> None:
         """Checks that the engine can run the plan. Raises `CannotStart` otherwise."""

@@ -21,20 +21,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshctl.diagnostics.health import Check
-from meshctl.engines.checks.device_files import check_devices
-from meshctl.engines.checks.interpreters import check_interpreters
-from meshctl.engines.checks.models import check_libraries, downloads
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.checks.runner import preflight
+from meshctl.engines.checks.start import check_start
 from meshctl.engines.connection import JOIN_S
 from meshctl.engines.engine import CannotStart, Exited, Handle, Job, Rendered, agent_commands, nodes_of
 from meshctl.engines.node import termination
 from meshctl.engines.node.scratch import remove_scratch
-from meshctl.engines.node.worker_env import missing, resolve, unset_in_args
 from meshctl.plan.model import Plan
 from meshctl.run.authentication import TOKEN_VARIABLE
 from meshctl.run.directory import RunDir, Start
-from meshctl.topology.cluster import transport_error
 
 HOST = "127.0.0.1"
 AGENT = """
@@ -54,6 +50,7 @@ class LocalEngine:
     join_limit_s = JOIN_S
     lease_s = 0.0
     """No lease is needed: the kernel ends node processes when the launcher dies."""
+    examines_nodes, shares_files = False, True
 
     def preflight(self, plan: Plan, start: Start) -> None:
         """Checks that this machine can run the plan. Raises `CannotStart` for the first requirement that is
@@ -63,18 +60,7 @@ class LocalEngine:
                 f"the plan has {plan.cluster.nodes} nodes, and the local engine has one, this machine; other "
                 "engines have more: `--engine ssh` or `commands`, and to try the plan here, `loopback`"
             )
-        check_devices(plan)
-        check_interpreters(plan, start.path)
-        check_libraries(plan, start.path)
-        downloads(plan, start.path, os.environ)
-        for group in plan.groups:
-            if lacking := missing(start, group):
-                raise CannotStart(lacking)
-            own = {name: resolve(value, os.environ) for name, value in group.env if value is not None}
-            if refused := transport_error({**os.environ, **own}):
-                raise CannotStart(refused)
-            if unset := unset_in_args(plan, group, {**os.environ, **own}):
-                raise CannotStart(unset)
+        check_start(plan, start)
 
     def examine(self, requirements: Requirements) -> tuple[Check, ...]:
         return preflight(requirements)

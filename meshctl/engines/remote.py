@@ -18,6 +18,7 @@ class RemoteEngine:
     """An engine whose nodes run `meshctl agent`, and whose supervisor is in the launcher's process."""
 
     supervisor: Literal["here", "inside"] = "here"
+    examines_nodes, shares_files = True, True
 
     def __init__(
         self,

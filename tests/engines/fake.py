@@ -56,6 +56,7 @@ FakeMain = Callable[[FakeWorker], int]
 class FakeEngine:
     host = "127.0.0.1"
     join_limit_s = 60.0
+    examines_nodes, shares_files = False, True
 
     def __init__(
         self,

@@ -27,11 +27,11 @@ ROCM_DEVICES = "sys/class/kfd/kfd/topology/nodes/*/gpu_id"
 """One file per processor. It contains 0 if the processor is not a GPU."""
 
 
-def check_devices(plan: Plan) -> None:
-    """Raises `CannotStart` if this machine, the only node of the plan, lacks a group's devices, or if two
-    groups that are not colocated would use the same device."""
+def check_devices(plan: Plan, node: int = 0) -> None:
+    """Raises `CannotStart` if this machine, a node of the plan, lacks a group's devices, or if two groups
+    that are not colocated would use the same device."""
     owners: dict[str, Group] = {}
-    for group, names in devices_of_groups(plan):
+    for group, names in devices_of_groups(plan, node):
         kind = group.device_type
         for name in names:
             other = owners.setdefault(f"{kind} device {name}", group)
@@ -42,15 +42,29 @@ def check_devices(plan: Plan) -> None:
                 )
 
 
-def devices_of_groups(plan: Plan) -> Iterator[tuple[Group, list[str]]]:
-    """Yields the groups with devices of this machine, the only node of the plan, and the hardware names of
-    their devices. Raises `CannotStart` if the machine lacks some of them."""
+def devices_of_groups(plan: Plan, node: int = 0) -> Iterator[tuple[Group, list[str]]]:
+    """Yields the groups with devices of this machine, a node of the plan, and the hardware names of their
+    devices. Raises `CannotStart` if the machine lacks some of them."""
     rocm = any(group.device_type == "cuda" for group in plan.groups) and is_rocm()
     for group in plan.groups:
         kind = group.device_type
         if kind in DEVICES:
             visible, count = device_list(kind, os.environ, rocm), count_devices(kind, rocm)
-            yield group, required_names(group, numbers_on_node(plan, group, 0), visible, count)
+            yield group, required_names(group, numbers_on_node(plan, group, node), visible, count)
+
+
+def devices_of_workers(plan: Plan, node: int = 0) -> dict[str, list[str]]:
+    """Returns group -> the hardware names of each worker's CUDA devices on a node, joined by commas. Returns
+    an empty dict if this machine lacks some of them, which `check_devices` reports."""
+    try:
+        found = list(devices_of_groups(plan, node))
+    except CannotStart:
+        return {}
+    return {
+        group.name: [",".join(names[first : first + each]) for first in range(0, len(names), each)]
+        for group, names in found
+        if group.device_type == "cuda" and (each := group.gpus_per_worker)
+    }
 
 
 def owner_of_devices(plan: Plan, group: Group) -> str:

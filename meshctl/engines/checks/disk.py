@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -79,8 +80,8 @@ def nearest(runs: Path) -> Path:
 
 def scratch(runs: str, pid: int) -> Path:
     """Returns the path of the folder in which `measure` tries file operations. `pid` is the process that
-    called for the measurement."""
-    return nearest(Requirements(runs).runs_folder) / f".meshctl-doctor-{pid}"
+    called for the measurement, on this machine: others may write to the same folder."""
+    return nearest(Requirements(runs).runs_folder) / f".meshctl-doctor-{socket.gethostname()}-{pid}"
 
 
 def clean(requirements: Requirements) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics.health import Check, State
@@ -112,6 +112,21 @@ class Requirements:
         it."""
         required = self.device_types is not None and device_type in self.device_types
         return "failure" if required else "warning"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a recipe needs, from which the requirements of each node follow."""
+
+    requirements: Requirements = Requirements()
+    """Those of the whole recipe."""
+    worker_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Group -> the least memory that the models of one worker take, in bytes; 0 if it is unknown."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Needs:
+        """Returns the needs of their fields as plain data."""
+        return cls(Requirements(**data["requirements"]), data["worker_bytes"])
 
 
 def amount(size_bytes: float) -> str:

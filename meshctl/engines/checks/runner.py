@@ -2,11 +2,12 @@
 
 checks = examine(Requirements(runs="runs"))      # never raises, leaves no process and no file behind
 checks = preflight(requirements)                 # what `launch` checks: in this process, without waiting
+checks = problems(measured_quickly(requirements), requirements)     # the same, measured on another machine
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from typing import Any
@@ -81,29 +82,50 @@ def examine(requirements: Requirements) -> tuple[Check, ...]:
 
 def preflight(requirements: Requirements) -> tuple[Check, ...]:
     """Returns the checks of a recipe that fail, and its warnings, without waiting for a disk that does not
-    answer. A topic that cannot be examined is a warning."""
-    found = list[Check]()
+    answer."""
+    return problems(measured_quickly(requirements), requirements)
+
+
+def measured_quickly(requirements: Requirements) -> dict[str, list[Any]]:
+    """Returns the facts that `launch` checks as plain data: subject -> its facts, or None and the reason why
+    they could not be measured."""
+    found = dict[str, list[Any]]()
     for subject, topic in TOPICS.items():
-        if topic.quickly is None:
-            continue
+        if topic.quickly is not None:
+            try:
+                found[subject] = [_facts_at_launch(topic.quickly, topic.may_block, requirements), ""]
+            except Exception as error:  # a bug in a check prevents no launch
+                found[subject] = [None, in_one_line(error)]
+    return found
+
+
+def problems(measured: Mapping[str, Sequence[Any]], requirements: Requirements) -> tuple[Check, ...]:
+    """Returns the checks that fail by the facts of `measured_quickly`, perhaps those of another machine, and
+    the warnings about a need of the recipe. A topic that could not be examined is a warning."""
+    found = list[Check]()
+    for subject, (facts, error) in measured.items():
         try:
-            findings = list(topic.judge(_facts_at_launch(topic, requirements), requirements))
-        except Exception as error:  # a bug in a check prevents no launch
-            found.append(_unexamined(subject, in_one_line(error), BUG))
+            if facts is None:
+                raise ValueError(error)
+            findings = list(TOPICS[subject].judge(TOPICS[subject].facts(**facts), requirements))
+        except Exception as wrong:
+            found.append(_unexamined(subject, error or in_one_line(wrong), BUG))
             continue
         shown = [one for one in findings if one.state == "failure" or _is_shown(one)]
         found += [one.check(subject) for one in shown]
     return tuple(found)
 
 
-def _facts_at_launch(topic: Topic, requirements: Requirements) -> Any:
-    assert topic.quickly is not None
-    if not topic.may_block:
-        return topic.facts(**topic.quickly(requirements))
+def _facts_at_launch(
+    quickly: Callable[[Requirements], dict[str, Any]], may_block: bool, requirements: Requirements
+) -> dict[str, Any]:
+    if not may_block:
+        return quickly(requirements)
     try:
-        return topic.facts(**in_fork(partial(topic.quickly, requirements), BLOCKED_S))
+        found: dict[str, Any] = in_fork(partial(quickly, requirements), BLOCKED_S)
     except TimeoutError as error:
-        return topic.facts(error=str(error))
+        return {"error": str(error)}
+    return found
 
 
 def _is_shown(finding: Finding) -> bool:

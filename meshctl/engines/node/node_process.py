@@ -27,20 +27,23 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.checks.models import downloads
+from meshctl.engines.checks.requirements import Needs
 from meshctl.engines.connection import BEAT_S, JOIN_S, beat_s, join
 from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
 from meshctl.engines.node import forkserver, process_setup, stacks, termination
 from meshctl.engines.node.agent import AgentJob, run_agent
+from meshctl.engines.node.examination import Examination
 from meshctl.engines.node.exec_server import ExecServer
 from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets, leave
 from meshctl.engines.node.hub_download import Downloading
 from meshctl.engines.node.interpreter import groups_of
+from meshctl.engines.node.peer_watch import PeerWatch
 from meshctl.engines.node.progress import POLL_S, Records
 from meshctl.engines.node.scratch import Scratch, remove_scratch
 from meshctl.engines.node.stacks import StackRequests
@@ -98,6 +101,9 @@ class NodeProcess:
         self._attempt: _Attempt | None = None
         self._download: Downloading | None = None
         """The download that the agents of the attempt wait for."""
+        self._examination: Examination | None = None
+        self._peers: PeerWatch | None = None
+        """The connections to other nodes; None before the head has asked this node to examine itself."""
         self._code = OK
         self._is_leaving = False
         self._stopped: list[tuple[str, int]] = []
@@ -115,10 +121,13 @@ class NodeProcess:
         """Runs until the end of the run. Returns the exit code: 0 if all agents have exited with 0 and the
         head has ended the run."""
         while not (self._is_leaving or self._wakeup.is_ending or self._connection.is_closed):
-            sending = [self._connection] if self._connection.has_unsent else []
+            sending: list[Any] = [self._connection] if self._connection.has_unsent else []
+            sending += self._peers.writing if self._peers else []
             waiting: list[Any] = [
                 self._wakeup,
                 self._connection,
+                *([self._examination] if self._examination else []),
+                *(self._peers.reading if self._peers else []),
                 *([] if self._logs.has_ended else [self._logs]),
                 *self._server.files(),
                 *self._others.values(),
@@ -126,11 +135,15 @@ class NodeProcess:
             ]
             before = time.monotonic()
             ready, writable, _ = select.select(waiting, sending, [], self._poll_s)
-            self._keep_lease(before)
+            was_stopped = self._keep_lease(before)
             self._wakeup.clear()
             self._pass_request()
-            if writable:
+            if self._connection in writable:
                 self._connection.flush()
+            if self._examination and self._examination in ready:
+                self._report_examination(self._examination)
+            if self._peers and (was_stopped or self._peers.is_due(time.monotonic(), [*ready, *writable])):
+                self._watch_peers(self._peers, was_stopped)
             self._server.serve(ready)
             for server in [server for server in self._others.values() if server in ready]:
                 server.receive()
@@ -149,6 +162,8 @@ class NodeProcess:
         if not self._is_leaving and not self._wakeup.is_ending:
             print(f"error: node {self._job.node} ends: {self._why_lost}", file=sys.stderr, flush=True)
         termination.kill_children(spare=[self._logs.pid])
+        if self._peers:
+            self._peers.close()
         self._scratch.release()
         self._logs.close()
         termination.kill_children()
@@ -174,15 +189,15 @@ class NodeProcess:
             self._has_passed_request = True
             self._connection.send({"type": "stop", "signal": int(self._wakeup.request)})
 
-    def _keep_lease(self, before: float) -> None:
+    def _keep_lease(self, before: float) -> bool:
         """Sends a beat to the head when one is due, and closes the connection when the head has been silent
-        for longer than the lease.
+        for longer than the lease. Returns whether this process was itself stopped.
 
         `before` is the time at which this process began to wait for messages. If the wait was much longer
         than a beat, this process was itself stopped (SIGSTOP, a suspended machine), and the lease is renewed.
         """
         now = time.monotonic()
-        if now - before > 2 * BEAT_S:
+        if was_stopped := now - before > 2 * BEAT_S:
             self._last_seen = now
         if now - self._beat >= beat_s(self._lease_s):
             self._beat = now
@@ -190,6 +205,7 @@ class NodeProcess:
         if self._lease_s and now - self._last_seen > self._lease_s:
             self._silence_s = now - self._last_seen
             self._connection.close()
+        return was_stopped
 
     def _receive(self) -> None:
         try:
@@ -210,8 +226,36 @@ class NodeProcess:
                 self._stacks.begin(map(tuple, message["workers"]), time.monotonic())
             case "clock":
                 self._connection.send({"type": "clock", "sent": message["sent"], "at": time.monotonic()})
+            case "examine":
+                self._examine(str(message["nonce"]), message["needs"])
+            case "peers" if self._peers:
+                peers = {int(node): str(address) for node, address in message["peers"].items()}
+                self._peers.begin(int(message["attempt"]), peers, time.monotonic())
             case "leave":
                 self._is_leaving = True
+
+    # Before the first attempt
+
+    def _examine(self, nonce: str, needs: dict[str, Any]) -> None:
+        run, node = self._job.run, self._job.node
+        self._peers = self._peers or PeerWatch(
+            node, self._connection.own_host, self._job.token, self._lease_s
+        )
+        log = str(fork_log(run, node))
+        self._examination = Examination(run, node, Needs.from_json(needs), nonce, log)
+
+    def _report_examination(self, examination: Examination) -> None:
+        facts = examination.receive()
+        if facts is not None and self._peers:
+            self._examination = None
+            found = {"facts": facts, "address": self._peers.address, "now": time.time()}
+            self._connection.send({"type": "examined", **found})
+
+    def _watch_peers(self, watch: PeerWatch, was_stopped: bool) -> None:
+        """Reports the peers that this node does not reach, or that it reaches all of them."""
+        for found in watch.poll(time.monotonic(), was_stopped):
+            report = {"type": "unreachable", **asdict(found)} if found else {"type": "reached"}
+            self._connection.send({"attempt": watch.attempt, **report})
 
     # One attempt
 

@@ -36,11 +36,12 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from meshctl.dataclass import dataclass
+from meshctl.engines.checks.across_nodes import Problem
 from meshctl.engines.engine import Exited, Handle, Job, groups_on, nodes_of
 from meshctl.engines.node.termination import name_of
 from meshctl.engines.supervise.attempt import Attempt
@@ -48,6 +49,7 @@ from meshctl.engines.supervise.cause import POLL_S, Cause, Causes, Priority, pos
 from meshctl.engines.supervise.checkpoints import Checkpoints
 from meshctl.engines.supervise.clocks import Clocks
 from meshctl.engines.supervise.collective_check import CollectiveCheck
+from meshctl.engines.supervise.examination import Examined
 from meshctl.engines.supervise.forced_end import ForcedEnd
 from meshctl.engines.supervise.judge import Judge
 from meshctl.engines.supervise.launcher_watch import LauncherWatch
@@ -247,6 +249,8 @@ class Head:
                 case NodeUnfit(_, reason):
                     self._is_unfit = self._is_unfit or not self._forced.has_begun
                     self._on_lost(reason)
+                case Examined(problems):
+                    self._on_examined(problems)
                 case Downloads(node, name, received, total):
                     self._write("download", node=node, model=name, received=received, total=total)
                 case Standing(workers):
@@ -263,6 +267,17 @@ class Head:
                     self._signals.receive(number)
                 case Stacks() | Stopped():
                     self._progress.receive(report)
+
+    def _on_examined(self, problems: Sequence[Problem]) -> None:
+        """Ends the attempt if a node cannot run it. Otherwise the problems are warnings."""
+        failures = [one for one in problems if one.is_failure]
+        self._warn(f"{one.text}; {one.remedy}" for one in problems if not one.is_failure)
+        if failures and not self._forced.has_begun:
+            self._is_unfit = True
+            first, *others = failures
+            lines = [help_line(first), *(f"error: {one.text}\n{help_line(one)}" for one in others)]
+            self._session.journal.write("fault", error=first.text, traceback="", lost=False)
+            self._causes.record_cause(Cause(Priority.OWN, first.text, traceback="\n".join(lines)))
 
     def _on_exit(self, exited: Exited) -> None:
         was_released = self._is_released and exited.group in self._services
@@ -425,3 +440,7 @@ class Head:
     def _write(self, name: str, *, step: int | None = None, **value: Any) -> None:
         """Writes an event. Observers receive it at the next reading of the events."""
         self._session.journal.write(name, step=step, **value)
+
+
+def help_line(problem: Problem) -> str:
+    return f"  = help: {problem.remedy}"

@@ -22,6 +22,7 @@ from dataclasses import field
 from meshctl.dataclass import dataclass
 from meshctl.engines.connection import BEAT_S, JOIN_S, Handshake, beat_s
 from meshctl.engines.node.stacks import ProcessState
+from meshctl.engines.supervise.examination import Apart, Examination, Examined
 from meshctl.run.addresses import joined
 from meshctl.run.connection import STRANGER_S, STRANGERS_MAX, Connection, Message, ProtocolError
 from meshctl.run.progress import Record
@@ -57,9 +58,10 @@ class ServerExited:
 
 @dataclass(frozen=True)
 class NodeLost:
-    """A node process has ended, is silent, or refuses the attempt."""
+    """A node process has ended, is silent, or refuses the attempt, or two nodes do not reach each other."""
 
     node: int
+    """-1 for several."""
     reason: str
 
 
@@ -128,6 +130,7 @@ class NodeUnfit:
     """A node lacks something that a worker needs, and has started none."""
 
     node: int
+    """-1 for several."""
     reason: str
 
 
@@ -150,6 +153,7 @@ Report = (
     | LogProblem
     | ClockRead
     | StopAsked
+    | Examined
 )
 
 
@@ -182,13 +186,15 @@ class Nodes:
         digest: str = "",
         *,
         reads_clocks: bool = False,
+        examination: Examination | None = None,
     ) -> None:
         """`join_limit_s` are the seconds after which a node is missing, and `digest` is that of the plan.
-        With `reads_clocks`, `poll` also returns readings of the clocks of all nodes."""
+        With `reads_clocks`, `poll` also returns readings of the clocks of all nodes. With an `examination`,
+        the nodes examine themselves before they get an attempt."""
         listener.setblocking(False)
         self._listener, self._token, self._lease_s = listener, token, lease_s
         self._join_limit_s, self._digest = join_limit_s, digest
-        self._reads_clocks = reads_clocks
+        self._reads_clocks, self._examination = reads_clocks, examination
         self._strangers: list[Handshake] = []
         self._nodes: dict[int, _Node] = {}
         self._attempt: Message = {}
@@ -233,12 +239,15 @@ class Nodes:
         for number, names in groups.items():
             node = self._nodes.setdefault(number, _Node())
             node.groups, node.is_ended, node.is_lost, node.has_begun = set(names), False, False, False
+        if self._examination:
+            self._examination.begin(int(self._attempt["number"]), groups)
         self._send_attempt()
 
     def _send_attempt(self) -> None:
-        """Sends the attempt to its nodes if all of them have joined."""
+        """Sends the attempt to its nodes if all of them have joined and can begin it."""
         nodes = [node for node in self._nodes.values() if not node.is_ended]
-        if not all(node.connection for node in nodes):
+        can_begin = self._examination is None or self._examination.is_over
+        if self._is_cancelled or not can_begin or not all(node.connection for node in nodes):
             return
         for node in nodes:
             if node.connection and not node.has_begun:
@@ -308,7 +317,23 @@ class Nodes:
             if was_stopped:  # the head itself was stopped, so silence is not a node's fault
                 node.last_seen = self._began = now
             reports += self._poll_node(number, node, now)
+        if self._examination and not self._is_cancelled:
+            reports += self._examine(self._examination, now)
         self._send_beats(now)
+        return reports
+
+    def _examine(self, examination: Examination, now: float) -> list[Report]:
+        """Goes on with the examination of the nodes, and sends the attempt after it."""
+        connections = {number: node.connection for number, node in self._nodes.items() if not node.is_ended}
+        was_over, reports = examination.is_over, list[Report]()
+        for found in examination.poll(connections, now):
+            if isinstance(found, Apart):
+                is_first = not was_over and self._attempt["number"] == 0
+                reports.append((NodeUnfit if is_first else NodeLost)(-1, found.reason))
+            else:
+                reports.append(found)
+        if examination.is_over and not was_over:
+            self._send_attempt()
         return reports
 
     # Joining
@@ -375,7 +400,7 @@ class Nodes:
         try:
             for message in node.connection.receive():
                 node.last_seen = now
-                reports += self._on_message(number, node, message)
+                reports += self._on_message(number, node, message, now)
         except (ProtocolError, LookupError, TypeError, ValueError) as error:
             return [*reports, *self._lose(number, node, f"node {number} sends a malformed message: {error}")]
         node.connection.flush()
@@ -385,11 +410,15 @@ class Nodes:
             return self._lose(number, node, f"node {number} has not answered for {self._lease_s:.0f} s")
         return reports
 
-    def _on_message(self, number: int, node: _Node, message: Message) -> list[Report]:
+    def _on_message(self, number: int, node: _Node, message: Message, now: float) -> list[Report]:
         if message["type"] in ("beat", "clock"):
             return self._on_beat(number, node, message)
         if message["type"] == "stop":
             return [StopAsked(signal.Signals(message["signal"]))]
+        if message["type"] in ("examined", "reached", "unreachable"):
+            if self._examination:
+                self._examination.on_message(number, message, now)
+            return []
         if message.get("attempt") != self._attempt["number"]:
             return []
         match message["type"]:
@@ -442,6 +471,8 @@ class Nodes:
 
     def _lose(self, number: int, node: _Node, reason: str = "") -> list[Report]:
         was_ended = node.is_ended
+        if self._examination:
+            self._examination.forget(number)
         if node.connection:
             node.connection.close()
         node.connection, node.is_lost = None, True

@@ -20,6 +20,7 @@ from dataclasses import replace
 from meshctl.engines.engine import CannotStart, Engine, Handle, Job
 from meshctl.engines.supervise.attempt import Attempt, next_attempt
 from meshctl.engines.supervise.cause import Cause, Priority
+from meshctl.engines.supervise.examination import Examination
 from meshctl.engines.supervise.head import FAILED, UNFIT, Head, Outcome, Session
 from meshctl.engines.supervise.launcher_watch import LauncherWatch
 from meshctl.engines.supervise.nodes import Nodes
@@ -105,7 +106,15 @@ class Supervisor:
     def _nodes(self, job: Job, listener: socket.socket) -> Nodes:
         engine, reads_clocks = self._engine, job.plan.run.trace is not None
         limits = engine.lease_s, engine.join_limit_s
-        return Nodes(listener, job.token, *limits, job.plan.digest, reads_clocks=reads_clocks)
+        examination = Examination(job.plan, job.run, job.needs, engine.shares_files)
+        return Nodes(
+            listener,
+            job.token,
+            *limits,
+            job.plan.digest,
+            reads_clocks=reads_clocks,
+            examination=examination if engine.examines_nodes else None,
+        )
 
     def _attempts(self, session: Session, attempt: Attempt, handle: Handle) -> Outcome:
         restarts = Restarts(session.job.plan.run.restarts)

@@ -1,0 +1,107 @@
+"""What nodes report about themselves, judged together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from meshctl.engines.checks import limits, on_node
+from meshctl.engines.checks.across_nodes import judge, names_of
+from meshctl.engines.checks.devices import SMI_FIELDS
+from meshctl.engines.checks.on_node import NodeFacts
+from meshctl.engines.checks.requirements import Needs, Requirements
+from meshctl.plan.model import Cluster, Group, Plan, Program, Run
+from meshctl.run.directory import RunDir, Start
+
+GROUP = Group("train", "cpu", 2, 0)
+
+
+def plan_of(group: Group = GROUP) -> Plan:
+    return Plan("test", 0, Cluster(2), (group,), (), (), (), Run())
+
+
+def facts(**changes: object) -> NodeFacts:
+    values = {"host": "a", "python": "3.11.2", "torch": "2.13.0+cpu", "requirements": {}, **changes}
+    return NodeFacts(**values)  # type: ignore[arg-type]
+
+
+def texts(one: NodeFacts, two: NodeFacts, group: Group = GROUP) -> list[str]:
+    found = judge({0: one, 1: two}, {}, plan_of(group))
+    assert all(problem.remedy for problem in found)
+    return [problem.check.state + " " + problem.text for problem in found]
+
+
+def test_equal_nodes_have_no_problem() -> None:
+    assert texts(facts(), facts(host="b", torch="2.13.0+cu130")) == []
+
+
+def test_versions_of_a_group_differ() -> None:
+    other = facts(host="b", python="3.12.1", torch="2.12.1")
+    assert texts(facts(), other) == [
+        "failure node 1 (b): torch: 2.12.1, and node 0 (a) has 2.13.0: both run group train",
+        "warning node 1 (b): python: 3.12, and node 0 (a) has 3.11: both run group train",
+    ]
+    own = Group("train", "cpu", 2, 0, program=Program(("train.py",), python="/opt/bin/python"))
+    assert texts(facts(), other, own) == []
+
+
+def test_devices_of_a_group_differ() -> None:
+    def of(name: str, total_mib: int, driver: str) -> NodeFacts:
+        row = dict(zip(SMI_FIELDS, ["0", name, driver, "0", str(total_mib), "Default", "GPU-0"], strict=True))
+        return facts(measured={"devices": [{"smi": [list(row.values())]}, ""]})
+
+    group = Group("train", "cuda", 2, 0, devices=((0, 1), (1, 2)))
+    plan = Plan("test", 0, Cluster.of(2, cuda=1), (group,), (), (), (), Run())
+    found = judge({0: of("H100", 81559, "550.1"), 1: of("A100", 40960, "550.1")}, {}, plan)
+    assert [(one.check.name, one.check.state) for one in found] == [("devices", "warning")]
+    assert "A100 of 40 GiB, and node 0 (a) has H100 of 79 GiB" in found[0].text
+
+
+def test_files_clocks_and_refusals_name_the_node() -> None:
+    one, two = facts(), facts(host="b", shares_files=False, refusal="group train needs 2 devices")
+    assert texts(one, two) == [
+        "failure node 1 (b): start: group train needs 2 devices",
+        "failure node 1 (b): run directory: a file that the head has just written there is missing: it is "
+        "another file system",
+    ]
+    assert judge({1: facts(shares_files=False)}, {}, plan_of(), is_shared=False) == []
+    [late] = judge({1: facts()}, {1: -7.2}, plan_of())
+    assert late.text.startswith("node 1 (a): clock: 7 s behind that of the head") and not late.is_failure
+
+
+def test_the_topics_of_doctor_are_judged_at_the_head() -> None:
+    measured = {"limits": [json.loads(json.dumps({**limits.measure({}), "files": [16, 16]})), ""]}
+    one = facts(measured=measured, requirements=asdict(Requirements(workers=2)))
+    [problem] = [found for found in judge({0: one, 3: one}, {}, plan_of()) if found.is_failure]
+    assert problem.nodes == (0, 3) and problem.text.startswith("node 0 (a) and node 3 (a): open files: 16")
+
+
+def test_an_examination_that_failed_is_a_warning() -> None:
+    [problem] = judge({0: NodeFacts(**on_node.failed(ValueError("odd")))}, {}, plan_of())
+    assert not problem.is_failure and "ValueError: odd" in problem.text
+
+
+def test_many_nodes_are_abbreviated() -> None:
+    assert names_of(range(9), {0: facts()}) == "node 0 (a), node 1, node 2, node 3 and 5 more"
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_node_sees_the_file_of_the_head(tmp_path: Path, is_written: bool) -> None:
+    run = RunDir(tmp_path)
+    if is_written:
+        on_node.write_nonce(run, ".seen-1")
+    needs = Needs(Requirements(workers=2, copy_bytes=100), {"train": 7})
+    found = NodeFacts(
+        **json.loads(
+            json.dumps(on_node.examine(plan_of(), run, Start((str(tmp_path),)), 1, needs, ".seen-1"))
+        )
+    )
+    assert found.shares_files == is_written
+    assert found.refusal == "" and found.host and found.torch
+    assert found.requirements["workers"] == 1
+    assert (found.requirements["model_bytes"], found.requirements["copy_bytes"]) == (7, 50)
+    assert {"versions", "memory", "limits", "disk", "network"} <= {*found.measured}
+    assert not [one for one in on_node.checks_of(found) if one.state == "failure"]
