@@ -14,13 +14,14 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -29,9 +30,18 @@ from tests.paths import ROOT
 
 TIMEOUT_S = 240
 """The longest time of a command. It is killed afterwards."""
-LOADED_LATE = ("torch._dynamo", "torch.distributed.fsdp")
-"""The modules that torch imports in the first step of an optimizer and the first use of FSDP. Each worker of a
-command would import them again."""
+LOADED_LATE = (
+    "meshctl.runtime.checkpoint",
+    "meshctl.runtime.checkpoint_writer",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint.state_dict",
+    "hydra.core.override_parser.overrides_parser",
+)
+"""The modules that are imported late: by the first step of an optimizer, the first use of FSDP, the first
+checkpoint and the first override. Each command or worker would import them again."""
+LATE_FOLDERS = ("cli", "engines", "plan", "recipe", "view")
+"""Folders of the package whose modules are imported by the commands that need them."""
 Done = subprocess.CompletedProcess[str]
 
 
@@ -98,13 +108,11 @@ class CommandServer:
 
 def serve(preload: str) -> None:
     """Reads requests from stdin, and writes the exit code of each command to stdout."""
-    from meshctl.cli import app, launch  # noqa: F401
+    from meshctl.cli import launch
 
     launch.import_torch()
-
-    import meshctl.runtime.checkpoint  # noqa: F401
-
-    for module in (*LOADED_LATE, *([preload] if preload else [])):
+    late = [name for folder in LATE_FOLDERS for name in submodules(f"meshctl.{folder}")]
+    for module in (*late, *LOADED_LATE, *([preload] if preload else [])):
         importlib.import_module(module)
     gc.freeze()
     for line in sys.stdin:
@@ -113,6 +121,12 @@ def serve(preload: str) -> None:
         if not pid:
             execute(**request)
         print(exit_code(pid), flush=True)
+
+
+def submodules(package: str) -> Iterator[str]:
+    """Yields the names of all modules in a package."""
+    folders = importlib.import_module(package).__path__
+    yield from (found.name for found in pkgutil.walk_packages(folders, f"{package}."))
 
 
 def exit_code(pid: int) -> int:

@@ -18,7 +18,7 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 
-settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
+settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=40)
 settings.register_profile("nightly", deadline=None, max_examples=500)
 settings.load_profile("repeatable")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

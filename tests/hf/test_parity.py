@@ -42,11 +42,7 @@ CHOICE = {
     ],
     "dp 2 x tp 2": [Case("llama", share_prompts=True)],
 }
-CHOICE_OF_SINGLE = {
-    "dp 2": [Case("qwen3_moe", lora="experts", packed=True)],
-    "fsdp 2": [Case("qwen3_moe_tied", micro_batch=1)],
-    "tp 2": [Case("qwen3", lora=True, packed=True)],
-}
+CHOICE_OF_SINGLE = {"tp 2": [Case("qwen3", lora=True, packed=True)]}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from meshctl.plan.model import Checkpoint, Cluster, Component, Group, Input, Plan, Program, Run, Stage, Worker
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
+from tests.examples import examples
 from tests.plan.jobs import Sizes, jobs, naive
 
 
@@ -116,7 +117,7 @@ def test_many_devices_are_never_listed() -> None:
 
 
 @given(jobs())
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 def test_workers_are_where_a_list_of_all_places_them(job: tuple[Plan, Sizes]) -> None:
     plan, sizes = job
     for group in plan.groups:
@@ -134,7 +135,7 @@ def test_workers_are_where_a_list_of_all_places_them(job: tuple[Plan, Sizes]) ->
 
 
 @given(jobs())
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 def test_groups_share_devices_only_where_they_state_it(job: tuple[Plan, Sizes]) -> None:
     plan, _ = job
     for kind in ("cuda", "npu"):

@@ -17,6 +17,7 @@ from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts, check
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
+from tests.examples import examples
 from tests.paths import RECIPE_GOLDEN as GOLDEN
 
 IN_DESIGN = """
@@ -303,7 +304,9 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(
+    max_examples=examples(40, 150), suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+)
 @given(recipes())
 def test_resolve_never_fails_on_what_the_rules_accept(recipe: dict[str, Any]) -> None:
     tree = of_plain(recipe, Span("x.yaml", 1, 1))

@@ -14,6 +14,7 @@ from meshctl.recipe.fields import CALL, GROUP, PARALLEL
 from meshctl.recipe.fixes import apply, compatible, keep_safe, meant
 from meshctl.recipe.load import Loaded, load
 from meshctl.topology.cluster import DEVICE_TYPES
+from tests.examples import examples
 
 HERE = Path(__file__).parent / "golden"
 NAME = str(HERE / "r.yaml")
@@ -323,7 +324,7 @@ def wrong_recipes(draw: st.DrawFn) -> tuple[str, str]:
     return start + end.join(wrong) + last, start + end.join(right) + last
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(30, 100))
 @given(wrong_recipes())
 def test_fixing_makes_the_recipe_correct_and_changes_nothing_else(recipes: tuple[str, str]) -> None:
     wrong, right = recipes
@@ -338,7 +339,7 @@ PIECES = (
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(40, 150))
 @given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
 def test_a_fix_never_makes_a_text_worse(text: str) -> None:
     before = loaded(text)

@@ -27,14 +27,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.chdir(before)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("seed", range(8))
 def test_mutated_recipes_end_in_a_report(seed: int, folder: Path) -> None:
     chance, recipes = random.Random(seed), corpus()
-    for _ in range(examples(50, 1000)):
+    for _ in range(examples(20, 1000)):
         check(mutated(recipes, chance), folder)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("seed", range(examples(4, 12)))
 def test_a_mebibyte_takes_two_seconds_at_most(seed: int, folder: Path) -> None:
     check(grown(random.Random(seed)), folder)
 
@@ -60,7 +62,7 @@ def test_the_description_of_a_completion_has_no_invisible_characters(folder: Pat
 
 
 @settings(
-    max_examples=examples(80, 2000),
+    max_examples=examples(40, 2000),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     deadline=None,
 )
@@ -88,7 +90,7 @@ def test_any_overrides_end_in_a_report(folder: Path, overrides: list[str]) -> No
 
 
 @settings(
-    max_examples=examples(60, 1000),
+    max_examples=examples(30, 1000),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     deadline=None,
 )

@@ -15,6 +15,7 @@ from meshctl.recipe.compose.yaml_tree import of_plain
 from meshctl.recipe.load import load
 from meshctl.recipe.reader import Read, read
 from meshctl.run.settings import Checkpoint, Run
+from tests.examples import examples
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -235,7 +236,7 @@ def mutations(draw: st.DrawFn) -> dict[str, Any]:
     return recipe
 
 
-@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60, 250), suppress_health_check=[HealthCheck.too_slow])
 @given(mutations())
 def test_nothing_raises_and_every_error_has_a_span(recipe: dict[str, Any]) -> None:
     from meshctl.plan.resolve import resolve

@@ -17,6 +17,7 @@ from meshctl.recipe.secrets import shown
 from meshctl.text.redaction import HIDDEN
 from meshctl.view.reports.origins import text as origins_text
 from meshctl.view.reports.text import text
+from tests.examples import examples
 
 MARK = "xS3cr3tMarkx"
 
@@ -215,7 +216,7 @@ BASE = {
 }
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40, 150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     places=st.lists(st.tuples(PLACES, SECRETS), max_size=3),
     wrong=WRONG,
@@ -391,7 +392,7 @@ TREES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(
     st.dictionaries(HARMLESS_KEYS, TREES, **LISTS),
     st.sampled_from([True, False, None]),

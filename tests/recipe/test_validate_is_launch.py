@@ -27,6 +27,7 @@ from meshctl.recipe.compose.yaml_scalars import dump
 from meshctl.recipe.load import load
 from meshctl.runtime.instantiate import make
 from meshctl.view.reports.text import text
+from tests.examples import examples
 from tests.runtime import in_process
 
 HERE = Path(__file__).parent / "launched"
@@ -311,7 +312,7 @@ def test_errors_of_the_examples(
     assert [error.code for error in report.errors] == codes
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(50, 200), suppress_health_check=[HealthCheck.too_slow])
 @example(of_groups({"a": 2, "b": 3}, PEERS))
 @example(of_groups({"a": 2, "b": 3}, PEERS_OF_ALL))
 @example(of_groups({"a": 3, "b": 3}, PEERS))

@@ -89,7 +89,14 @@ def test_the_data_are_those_that_the_script_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sft_lora",
+        "dpo",
+        *(pytest.param(name, marks=pytest.mark.slow_suite) for name in ("sft", "reward_model")),
+    ],
+)
 def test_a_model_of_transformers_learns(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     run = launch(tmp_path, f"{name}.yaml", "run.steps=12", "pipeline.eval.every=6", preload="meshctl.hf")

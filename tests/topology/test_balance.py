@@ -41,7 +41,7 @@ def log_normal(units: int, seed: int = 0) -> numpy.ndarray[tuple[int], numpy.dty
 weights = st.lists(st.integers(1, 50) | st.integers(1, 5000), max_size=400)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(100, 400))
 @given(weights, st.integers(1, 12))
 def test_the_largest_load_is_near_that_of_longest_first(weights: list[int], parts: int) -> None:
     owner = equal_loads(numpy.array(weights, numpy.int64), parts).tolist()
@@ -66,7 +66,7 @@ def test_the_largest_load_is_near_the_least_possible(weights: list[int], parts: 
     assert least <= largest <= bound * least + 1
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50, 200))
 @given(st.integers(1, 99), st.integers(1, 3), st.sampled_from([1, 3, 100]), st.randoms())
 def test_heavy_units_are_assigned_as_one_by_one(parts: int, each: int, spread: int, draw: Random) -> None:
     """Few units of about the same weight are all heavy."""
@@ -100,7 +100,7 @@ def test_many_parts_are_as_good_as_longest_first(units: int, parts: int) -> None
     assert loads.max() * LIGHT_FRACTION <= longest_first(weights.tolist(), parts) * (LIGHT_FRACTION + 1)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(100, 400))
 @given(
     st.lists(st.integers(0, 9) | st.integers(0, 900) | st.integers(0, 10**6), max_size=300),
     st.integers(1, 40),
@@ -111,7 +111,7 @@ def test_few_units_are_assigned_as_many(weights: list[int], parts: int) -> None:
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50, 200))
 @given(weights, st.integers(1, 12))
 def test_equal_counts_differ_by_one_at_most(weights: list[int], parts: int) -> None:
     owner = equal_counts(numpy.array(weights, numpy.int64), parts).tolist()

@@ -11,6 +11,7 @@ from meshctl.topology.flows import EvenFlow, Part, Ranks, along
 from meshctl.topology.mesh import DIMS, DeviceMesh, even_split
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch, part_count
 from meshctl.topology.samples import SampleTable
+from tests.examples import examples
 
 SIZES = st.sampled_from([1, 1, 2, 3, 4])
 ORDERS = [
@@ -69,7 +70,7 @@ def members(ranks: Ranks, of: set[int]) -> bool:
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(40, 150))
 @given(routes())
 def test_links_are_those_of_an_even_table(links: EvenFlow) -> None:
     received = listed(links)
@@ -94,7 +95,7 @@ def test_links_are_those_of_an_even_table(links: EvenFlow) -> None:
         assert {n for part in parts for n in part.samples} == given == set(links.held(producer))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(30, 100))
 @given(routes())
 def test_the_counts_of_producers_consumers_and_different_shares(links: EvenFlow) -> None:
     assert links.producer_set.count(links.source) == len(links.producer_set.ranks(links.source))

@@ -73,7 +73,7 @@ def test_all_pairs_of_meshes(mode: str, balance: Any) -> None:
             assert [back.ids[s][i][0] for s, i in sample_order(back)] == list(range(total))
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(100, 400))
 @given(
     st.sampled_from(MESHES),
     st.sampled_from(MESHES),
@@ -145,7 +145,7 @@ def test_balancing_evens_out_tokens(lengths: list[int]) -> None:
     assert max(loads) - min(loads) <= max(lengths)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50, 200))
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3000)), min_size=1, max_size=60),
     st.lists(st.integers(1, 5), min_size=1, max_size=5),
@@ -332,7 +332,7 @@ def test_a_grid_is_its_list(grid: Grid, data: st.DataObject) -> None:
             grid[beyond]
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(150, 600))
 @given(tables(), dispatches, st.sampled_from(sorted(EXECUTE)), st.sampled_from(MESHES))
 def test_parts_of_grids_are_those_of_the_listed_ids(
     table: SampleTable, dispatch: Dispatch, execute: str, mesh: DeviceMesh
@@ -358,7 +358,7 @@ def test_parts_of_grids_are_those_of_the_listed_ids(
         assert sorted(held) == everything
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(tables(), st.integers(1, 9), st.booleans())
 def test_many_samples_are_balanced_as_few(table: SampleTable, parts: int, split: bool) -> None:
     dispatch = Dispatch(balance="tokens", allow_empty=True, split_groups=split)
@@ -403,7 +403,7 @@ def parts(draw: st.DrawFn, table: SampleTable) -> list[Run]:
     return found
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(tables(), tables(), st.data())
 def test_parts_of_one_key_have_the_same_ids(
     one: SampleTable, other: SampleTable, data: st.DataObject

@@ -14,6 +14,7 @@ from meshctl.plan.model import Group, Plan, Run
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.mesh import DIMS, DeviceMesh
 from meshctl.topology.placement import GroupPlacement, NodeRun, node_runs, span_nodes
+from tests.examples import examples
 from tests.plan.jobs import Sizes, jobs, naive
 
 
@@ -66,7 +67,7 @@ def test_a_worker_that_is_torn_cannot_be_placed() -> None:
 
 
 @given(jobs())
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 def test_stretches_expand_to_the_list_and_are_as_few_as_can_be(job: tuple[Plan, Sizes]) -> None:
     plan, sizes = job
     for group in plan.groups:
@@ -145,7 +146,7 @@ def spread_out(draw: st.DrawFn) -> tuple[tuple[NodeRun, ...], list[int]]:
 
 
 @given(spread_out(), st.data())
-@settings(max_examples=400)
+@settings(max_examples=examples(100, 400))
 def test_span_nodes_agrees_with_a_loop_over_all_groups(
     spread: tuple[tuple[NodeRun, ...], list[int]], data: st.DataObject
 ) -> None:

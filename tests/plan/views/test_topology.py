@@ -18,6 +18,7 @@ from meshctl.recipe.load import load
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 from meshctl.view.pictures.json import data, draw
+from tests.examples import examples
 from tests.paths import PLAN_GOLDEN, RECIPE_GOLDEN
 from tests.plan.jobs import Sizes, jobs, naive
 
@@ -72,7 +73,7 @@ def listed(
         yield {device: tuple(names) for device, names in users.items()}, processes
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(40, 150))
 @given(jobs())
 def test_nodes_show_every_device_as_it_is_used(job: tuple[Plan, Sizes]) -> None:
     plan, sizes = job

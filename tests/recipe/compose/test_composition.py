@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshctl.recipe.compose.yaml_tree import leaves, plain
+from tests.examples import examples
 from tests.recipe.compose.composing import SCALARS, composed, write
 
 # Where the files are
@@ -274,7 +275,7 @@ ENTRIES = st.one_of(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40, 150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=st.one_of(st.lists(ENTRIES, max_size=4), SCALARS), second=st.lists(ENTRIES, max_size=2))
 def test_no_defaults_list_raises(first: Any, second: Any, tmp_path: Path) -> None:
     files = {

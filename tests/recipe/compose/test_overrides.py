@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.compose.overrides import MAX_OVERRIDES, parse
 from meshctl.recipe.load import load
+from tests.examples import examples
 from tests.paths import RECIPE_GOLDEN as GOLDEN
 
 
@@ -94,7 +95,7 @@ PIECES = (
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(40, 150))
 @given(
     st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=7).map("".join), min_size=1, max_size=3)
 )

@@ -12,6 +12,7 @@ from omegaconf._utils import get_yaml_loader
 from meshctl.recipe.compose.yaml_reader import MAX_DEPTH, MAX_NODES, read
 from meshctl.recipe.compose.yaml_scalars import dump, scalar, scalar_resolvers
 from meshctl.recipe.compose.yaml_tree import plain
+from tests.examples import examples
 
 TEXTS = [
     "1e3",
@@ -62,7 +63,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(40, 150))
 @given(st.dictionaries(st.sampled_from(["a", "b", "yes_", "name"]), PLAIN))
 def test_what_is_dumped_reads_back_as_the_same(value: dict[str, Any]) -> None:
     result = read(dump(value).encode(), "x.yaml")
@@ -158,7 +159,7 @@ def test_a_byte_order_mark_is_accepted() -> None:
     assert tree is not None and plain(tree) == {"a": 1}
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50, 200))
 @given(
     st.one_of(
         st.binary(max_size=60),

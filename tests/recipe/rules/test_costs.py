@@ -17,6 +17,7 @@ from meshctl.recipe.rules import Facts
 from meshctl.recipe.rules.costs import WITHIN_LAYERS, devices_are_used, process_groups_stay_on_node
 from meshctl.topology.mesh import DIMS
 from meshctl.topology.sizes import divisors
+from tests.examples import examples
 from tests.paths import RECIPE_GOLDEN as GOLDEN
 from tests.recipe.rules.facts import facts_of
 
@@ -47,7 +48,7 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
     return {"cluster": {"nodes": nodes, "devices_per_node": each}, "groups": groups}
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(clusters())
 def test_idle_devices_are_those_that_no_group_lists(recipe: dict[str, Any]) -> None:
     facts = facts_of(recipe)
@@ -165,7 +166,7 @@ def nodes_by_rank(facts: Facts) -> list[int]:
     ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(placements())
 def test_groups_across_nodes_are_those_that_are_found_by_listing(recipe: dict[str, Any]) -> None:
     facts = facts_of(recipe)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from meshctl.recipe.rules import Facts, flow
 from meshctl.topology.mesh import DIMS, DeviceMesh
 from meshctl.topology.modes import EXECUTE, producers_of
+from tests.examples import examples
 from tests.recipe.rules.facts import facts_of
 
 
@@ -43,7 +44,7 @@ def layouts(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
     return {**sizes, "order": list(draw(st.permutations(DIMS)))}, world
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(layouts(), st.integers(1, 24), st.sampled_from(["slice_dp", "all", "slice"]))
 def test_peers_with_different_samples_are_found_as_by_listing(
     layout: tuple[dict[str, Any], int], producers: int, mode: str

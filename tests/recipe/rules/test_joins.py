@@ -15,6 +15,7 @@ from meshctl.plan.resolve import resolve
 from meshctl.recipe.compose.yaml_scalars import dump
 from meshctl.recipe.load import Loaded, load
 from meshctl.runtime.instantiate import make
+from tests.examples import examples
 from tests.paths import LAUNCHED as HERE
 from tests.runtime import in_process
 
@@ -174,7 +175,7 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
     return recipe_of(ranks, stages, **layout)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(30, 100))
 @given(recipes())
 def test_peers_are_refused_exactly_if_they_fail(
     tmp_path_factory: pytest.TempPathFactory, recipe: dict[str, Any]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.load import load
 from meshctl.recipe.rules import Facts, meshes, models
+from tests.examples import examples
 from tests.recipe.rules.facts import facts_of
 
 DIMS = ("pp", "dp", "fsdp", "cp", "tp")
@@ -186,7 +187,7 @@ def others() -> st.SearchStrategy[Sizes]:
     return st.fixed_dictionaries({}, optional=some)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50, 200))
 @given(cases())
 def test_what_is_refused_is_what_does_not_come_out_even(case: Some) -> None:
     ranks, parallel, given, _ = case
@@ -264,7 +265,7 @@ def model_of(case: Case, one: Diagnostic) -> Sizes:
     return case.given[int(re.findall(r"`c(\d)`", one.message)[0])]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50, 200))
 @given(cases())
 def test_layouts_that_are_proposed_fit_everything_and_are_nearest(some: Some) -> None:
     case, found = Case(*some), reported(facts_of(recipe_of(*some)))
@@ -287,7 +288,7 @@ def test_layouts_that_are_proposed_fit_everything_and_are_nearest(some: Some) ->
         ), text
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50, 200))
 @given(cases())
 def test_sizes_that_are_proposed_for_experts_fit_and_are_nearest(some: Some) -> None:
     case, found = Case(*some), reported(facts_of(recipe_of(*some)))
@@ -314,7 +315,7 @@ def test_sizes_that_are_proposed_for_experts_fit_and_are_nearest(some: Some) -> 
             )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50, 200))
 @given(cases())
 def test_a_size_of_ulysses_that_is_proposed_needs_no_ring_and_is_nearest(some: Some) -> None:
     case, found = Case(*some), reported(facts_of(recipe_of(*some)))

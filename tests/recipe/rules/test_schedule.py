@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshctl.recipe.rules import Facts, schedule
+from tests.examples import examples
 from tests.recipe.rules.facts import facts_of
 
 LONG = 60
@@ -81,7 +82,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     }
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(recipes())
 def test_what_never_runs_is_reported_once(recipe: Recipe) -> None:
     facts, steps = facts_of(recipe), recipe["run"].get("steps", 0)
@@ -95,7 +96,7 @@ def test_what_never_runs_is_reported_once(recipe: Recipe) -> None:
         assert not any(ran(recipe, many)[name] for many in range(2, LONG)), never[name]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(recipes())
 def test_a_stage_that_runs_less_often_than_stated_is_reported_with_its_real_interval(recipe: Recipe) -> None:
     messages = messages_of(facts_of(recipe), "MC548")
@@ -116,7 +117,7 @@ def upstream(recipe: Recipe, name: str) -> set[str]:
     return {*direct, *(other for before in direct for other in upstream(recipe, before))}
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(st.integers(1, 5), st.integers(0, 5), st.integers(1, 14), st.none() | st.integers(0, 5))
 def test_weights_that_never_arrive_are_reported(every: int, lag: int, steps: int, saves: int | None) -> None:
     sync = {"sync": "x", "to": "y", "every": every, "max_staleness": every - 1 + lag}

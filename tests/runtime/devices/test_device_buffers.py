@@ -32,6 +32,7 @@ from meshctl.runtime.transports.context import SLOTS, Context
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import BuffersHeld, OutOfMemory, PeerLost
 from meshctl.runtime.transports.tcp.transport import TcpTransport
+from tests.examples import examples
 from tests.runtime.devices.accesses import KINDS, READ, Device
 from tests.runtime.devices.host_pairs import HostStreams, by_gloo
 from tests.runtime.devices.standin import Standin
@@ -292,7 +293,7 @@ def test_tensors_of_a_device_go_to_another_node_by_transfers(tmp_path: Path) -> 
 # What is said
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(80, 300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.one_of(

@@ -27,6 +27,7 @@ from meshctl.runtime.transports.errors import PeerLost
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import DISPATCH, EXECUTE, Dispatch, Route
 from meshctl.topology.samples import Id, RouteError, SampleTable
+from tests.examples import examples
 from tests.runtime.memory import MemoryDataPlane
 from tests.runtime.routes.test_rows import DTYPES, alike
 from tests.topology.meshes import parts_for, samples_by_rank
@@ -130,7 +131,7 @@ SIZES: list[dict[str, Any]] = [
     {"fsdp_size": 4},
 ]
 MESHES = [DeviceMesh.from_sizes(**sizes) for sizes in SIZES]
-CASES = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+CASES = settings(max_examples=examples(40, 150), suppress_health_check=[HealthCheck.too_slow])
 
 
 @CASES

@@ -34,6 +34,7 @@ from meshctl.runtime.transports.errors import PeerLost
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 from meshctl.topology.samples import Grid, RouteError, Run
+from tests.examples import examples
 from tests.runtime.memory import MemoryDataPlane
 from tests.topology.meshes import parts_for
 
@@ -118,7 +119,7 @@ def test_what_is_sent_comes_back() -> None:
     assert all(decode_table(odd, 1, 1) is None and decode_table([odd], 1, 1) is None for odd in ODD)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(100, 400))
 @given(st.sampled_from([*paths(opened())]), st.sampled_from(ODD))
 def test_any_other_message_is_an_error_that_names_its_sender(path: tuple[Any, ...], odd: Any) -> None:
     try:
@@ -131,7 +132,7 @@ def test_any_other_message_is_an_error_that_names_its_sender(path: tuple[Any, ..
         assert path[:1] == ("headers",) or len(found.value) <= 4
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(30, 100))
 @given(st.sampled_from([*paths(closed(opened()))]), st.sampled_from(ODD))
 def test_nor_does_it_help_to_leave_the_digest_as_it_was(path: tuple[Any, ...], odd: Any) -> None:
     try:
@@ -142,7 +143,7 @@ def test_nor_does_it_help_to_leave_the_digest_as_it_was(path: tuple[Any, ...], o
         assert (path == (3,) and found.value is BATCH) or len(found.value) == 4
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50, 200))
 @given(st.binary(max_size=40), st.integers(0, 300), st.integers(0, 7))
 def test_a_row_of_turned_bits_is_a_row_or_none(more: bytes, at: int, bit: int) -> None:
     row = bytearray(encode(describe(BATCH, Dispatch(balance="tokens"), alone=False)))
@@ -273,7 +274,7 @@ def test_a_form_changes_with_what_it_is_a_form_of() -> None:
 starts = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), min_size=3, max_size=3)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(starts, starts, st.sampled_from([(), (2,)]), st.sampled_from(["all", "first", "peer"]), st.booleans())
 def test_tables_of_one_outline_are_cut_alike(
     one: list[tuple[int, int]], other: list[tuple[int, int]], inner: tuple[int, ...], execute: str, even: bool

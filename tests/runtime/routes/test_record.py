@@ -24,6 +24,7 @@ from meshctl.runtime.routes.end import END
 from meshctl.runtime.routes.record import DTYPES, Recorder, read, write
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.topology.modes import Dispatch
+from tests.examples import examples
 from tests.runtime import in_process
 from tests.runtime.pipelines import Echo, Source, pipelines
 from tests.runtime.plans import Input, call, plan, sync
@@ -134,7 +135,9 @@ def test_a_header_that_is_none_names_the_file(head: Any, tmp_path: Path) -> None
         read(tmp_path / "file")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(40, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_a_damaged_file_is_an_error_or_a_value(data: st.DataObject, tmp_path: Path) -> None:
     path = tmp_path / "file"

@@ -15,6 +15,7 @@ from meshctl.runtime.transports.buffers.arena import GRAIN
 from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX
 from meshctl.runtime.transports.context import SLOTS
 from meshctl.runtime.transports.local.messages import HEAD
+from tests.examples import examples
 from tests.runtime.hostile_world import (
     BACK,
     TAG,
@@ -76,7 +77,7 @@ def file_of(kind: str) -> list[int]:
     return [file]
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100, 400), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(messages, min_size=1, max_size=5), st.integers(0, 120))
 def test_a_malformed_message_is_an_error_that_names_the_peer_and_nothing_else(
     message: list[tuple[bytes, bytes, str]], cut: int

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from meshctl.diagnostics import Diagnostic, Fix, Report, Span
 from meshctl.recipe.load import load
 from meshctl.view.reports import FORMATS, STDIN, Checked, Findings
+from tests.examples import examples
 
 GOLDEN = Path(__file__).parent / "golden"
 RECIPE = GOLDEN / "mistakes.yaml"
@@ -170,7 +171,7 @@ WRONG = ["seed=x", "run.stps=1", "~a", "+a=1", "a[0]=1", "--a=1", "groups.a.rank
 COMMANDS = st.lists(st.one_of(st.sampled_from(WRONG), st.text(max_size=9)), max_size=2)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(40, 150))
 @given(TEXTS.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=40), COMMANDS)
 def test_all_formats_agree_on_any_text(data: bytes, overrides: list[str]) -> None:
     report = read(data, *overrides)

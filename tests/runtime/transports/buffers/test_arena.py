@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshctl.runtime.transports.buffers.arena import GRAIN, Arena, ArenaError, Block, Mapped
+from tests.examples import examples
 from tests.runtime.hostile_world import files_open
 
 
@@ -66,7 +67,7 @@ def test_a_block_that_is_too_small_is_dropped_and_what_shows_it_stays() -> None:
     arena.close()
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50, 200))
 @given(
     st.lists(
         st.tuples(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, bytes_of, pack, unpack
 from meshctl.topology.samples import Grid
+from tests.examples import examples
 from tests.runtime.hostile import ext, framed, frames, inside, real, tensors_in
 
 plain = st.recursive(
@@ -126,7 +127,7 @@ def test_counting_ids_need_no_bytes_where_columns_travel_out_of_band() -> None:
 # Hostile frames
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(120, 500))
 @given(frames)
 def test_whatever_comes_as_bytes_is_what_comes_in_memory(frame: torch.Tensor) -> None:
     found = []
@@ -138,7 +139,7 @@ def test_whatever_comes_as_bytes_is_what_comes_in_memory(frame: torch.Tensor) ->
     assert found[0] == found[1]
 
 
-@settings(max_examples=1500)
+@settings(max_examples=examples(380, 1500))
 @given(frames)
 def test_bytes_that_are_no_frame_are_an_error_and_nothing_lies_outside(frame: torch.Tensor) -> None:
     with suppress(FrameError):

@@ -18,6 +18,7 @@ from torch import Tensor
 from meshctl.runtime.transports.buffers import libc, mapped_concat
 from meshctl.runtime.transports.buffers.arena import GRAIN, Mapped, Sealed
 from meshctl.runtime.transports.buffers.mapped_concat import MAX_TIMES_MAPPED, PAGE, MappedConcat
+from tests.examples import examples
 from tests.runtime.transports.buffers.conftest import MAPPED_MIN_BYTES
 
 
@@ -171,7 +172,7 @@ SIZES = st.sampled_from([PAGE, 2 * PAGE, GRAIN, GRAIN + 8, GRAIN - 16, 24])
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), STARTS, SIZES), min_size=1, max_size=4), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50, 200), deadline=None)
 def test_the_result_is_that_of_cat_or_none(parts: Sequence[Part], wide: bool) -> None:
     blocks = BLOCKS
     rows = (4,) if wide else ()

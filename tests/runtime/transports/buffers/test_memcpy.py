@@ -15,11 +15,12 @@ from meshctl.runtime.transports.buffers.memcpy import (
     move,
     use_memmove,
 )
+from tests.examples import examples
 
 DTYPES = [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.int64, torch.complex64]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50, 200), deadline=None)
 @given(
     st.lists(st.integers(0, 4), max_size=3),
     st.sampled_from(DTYPES),

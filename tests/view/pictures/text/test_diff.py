@@ -80,7 +80,7 @@ def test_color_changes_no_letter() -> None:
 def test_fits_whatever_changes(width: int) -> None:
     pictures = [
         odd(),
-        many(),
+        many(100),
         topology(everything()),
         topology(small()),
         topology(PLANS["hundred_thousand"]()),
