@@ -48,7 +48,7 @@ class Build:
     seed: int = 0
     sizes: Sizes = Sizes()
     mesh: TorchDeviceMesh | None = None
-    """The mesh of torch with the dims dp, fsdp and tp; None if one rank holds the whole model."""
+    """The mesh of torch with the dims dp, fsdp, cp and tp; None if one rank holds the whole model."""
     device: torch.device = torch.device("cpu")
 
 
@@ -137,6 +137,6 @@ def distribute(model: Any, wanted: Build) -> None:
         transformers_api.shard_by_tp(model, wanted.mesh, sizes)
     if wanted.lora:
         peft_api.inject(model, wanted.lora)
-    if sizes.data > 1 or wanted.compute_dtype is not None:
+    if sizes.averaged > 1 or wanted.compute_dtype is not None:
         assert wanted.mesh is not None
         transformers_api.shard_by_fsdp(model, wanted.mesh, sizes, wanted.compute_dtype)

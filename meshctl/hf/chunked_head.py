@@ -34,10 +34,10 @@ class ChunkedHead:
         head.forward = self._forward
 
     def logprobs(self, inputs: Mapping[str, Tensor], targets: Tensor) -> Tensor:
-        """Returns `[rows, longest - 1]`: the log-probability of each target, and 0 where it is -100.
+        """Returns `[rows, targets]`: the log-probability of each target, and 0 where it is -100.
 
-        `inputs` are the arguments of the model, and `targets` is int64 `[rows, longest - 1]`. Raises
-        `ModelError` for a model that changes the logits after its head.
+        `inputs` are the arguments of the model, and `targets`, int64 `[rows, targets]`, are those of its
+        first positions. Raises `ModelError` for a model that changes the logits after its head.
         """
         self._targets = targets
         try:
@@ -53,10 +53,10 @@ class ChunkedHead:
 
     def _forward(self, hidden: Tensor) -> Tensor:
         """Replaces the head's `forward`. Inside `logprobs`, it returns the log-probabilities of the targets,
-        `[rows, longest - 1, 1]`, and otherwise the logits."""
+        `[rows, targets, 1]`, and otherwise the logits."""
         if self._targets is None:
             return self._logits(hidden)  # type: ignore[no-any-return]
-        tokens = hidden[:, :-1].flatten(0, 1)
+        tokens = hidden[:, : self._targets.shape[1]].flatten(0, 1)
         labels = self._targets.flatten()
         chunks = zip(torch.split(tokens, self._tokens), torch.split(labels, self._tokens), strict=True)
         parts = [

@@ -33,9 +33,9 @@ def teacher(outputs: Outputs, prefix: str, top: int | None) -> Iterator[tuple[st
     yield from logprobs(outputs, prefix)
     if top is None or prefix:
         return
-    found = outputs.log_softmax.topk(top)
-    yield "top_ids", as_column(found.indices.to(torch.int32), outputs.texts)
-    yield "top_logprobs", as_column(found.values, outputs.texts)
+    ids, values_of_ids = outputs.likeliest(top)
+    yield "top_ids", as_column(ids.to(torch.int32), outputs.texts)
+    yield "top_logprobs", as_column(values_of_ids, outputs.texts)
 
 
 def values(outputs: Outputs, prefix: str) -> Iterator[tuple[str, Column]]:

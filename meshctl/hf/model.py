@@ -28,12 +28,14 @@ from meshctl.hf.optimizer import load_state, make_lr_schedule, make_optimizer, s
 from meshctl.hf.outputs import REF, SIDES, Outputs, OutputsWithoutLogits, prefixes_of
 from meshctl.hf.parity import ParityCheck
 from meshctl.hf.peft_api import Lora
+from meshctl.hf.sequence import DividedOutputs, SequenceParallel
 from meshctl.hf.sharding import in_blocks
-from meshctl.hf.shared_prompts import Division, SharedOutputs
+from meshctl.hf.shared_prompts import SharedOutputs, SharedPrompts
 from meshctl.hf.stored_model import StoredModel
 from meshctl.hf.texts import Texts, check_positions, joined, texts_of
 from meshctl.hf.training import Sums, Trainer, not_finite
 from meshctl.hf.transformers_api import HEADS, Sizes
+from meshctl.labels import IGNORED
 from meshctl.losses import Loss, LossSum, advantages, find
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.collective import Collective
@@ -46,10 +48,17 @@ class Model(StoredModel):
     EXTRA = "hf"
     MODEL: ClassVar = ("args.model", "args.config")
     LAYOUTS: ClassVar = {
-        "dims": ("dp", "fsdp", "tp"),
+        "dims": ("dp", "fsdp", "cp", "tp", "ulysses"),
         "tp_plan": "transformers",
         "lora_styles": "meshctl.hf.peft_api.STYLES",
         "tied_shards": "equal",
+        "attention": "transformers",
+        "ulysses": "heads",
+        "without": {
+            "args.attention": ("cp", "ulysses"),
+            "args.compile": ("cp", "ulysses"),
+            "args.share_prompts": ("cp", "ulysses"),
+        },
     }
     CHOICES: ClassVar = {
         "args.lora": "meshctl.hf.peft_api.KEYS",
@@ -228,7 +237,7 @@ class Model(StoredModel):
     @cached_property
     def sizes(self) -> Sizes:
         size = self.mesh.size
-        return Sizes(size("dp"), size("fsdp"), size("tp"))
+        return Sizes(size("dp"), size("fsdp"), size("cp"), size("tp"), self.mesh.ulysses_size)
 
     @cached_property
     def module(self) -> nn.Module:
@@ -251,7 +260,7 @@ class Model(StoredModel):
                 self.config,
                 self.dtype,
                 self.compute_dtype,
-                self.attention,
+                self._sequence.name if self._sequence else self.attention,
                 self.experts,
                 self.lora,
                 self.seed,
@@ -260,6 +269,13 @@ class Model(StoredModel):
                 self.device,
             )
         )
+
+    @cached_property
+    def _sequence(self) -> SequenceParallel | None:
+        """The division of tokens over cp and ulysses; None if each rank has whole texts."""
+        if self.sizes.cp * self.sizes.ulysses == 1:
+            return None
+        return SequenceParallel(self.collective("cp"), self.collective("ulysses"))
 
     @cached_property
     def _chunked_head(self) -> ChunkedHead:
@@ -330,12 +346,25 @@ class Model(StoredModel):
 
     def _outputs_of(self, texts: Texts) -> Outputs:
         if self.share_prompts:
-            division = Division.of(texts)
-            return SharedOutputs(division.logits(self.module), texts, self.temperature, division.places)
+            shared = SharedPrompts.of(texts)
+            return SharedOutputs(shared.logits(self.module), texts, self.temperature, shared.places)
+        if self._sequence:
+            return self._divided_outputs(self._sequence, texts)
         if self.logits_chunk_tokens:
             raw = self._chunked_head.logprobs(texts.inputs, texts.labels[:, 1:])
             return OutputsWithoutLogits(raw, texts, self.temperature)
         return Outputs(self.forward(texts), texts, self.temperature)
+
+    def _divided_outputs(self, sequence: SequenceParallel, texts: Texts) -> Outputs:
+        division = sequence.divide(texts)
+        if self.logits_chunk_tokens:
+            labels = division.own(texts.labels[:, 1:], IGNORED)
+            own = self._chunked_head.logprobs(division.part.inputs, labels)
+            outputs: Outputs = OutputsWithoutLogits(division.whole_of(own)[:, :-1], texts, self.temperature)
+        else:
+            outputs = DividedOutputs(self.forward(division.part), texts, self.temperature, division)
+        sequence.check(self.module)
+        return outputs
 
     # Endpoints
 
@@ -381,7 +410,7 @@ class Model(StoredModel):
         with inference(self.module):
             for part in self._parts(batch):
                 sums.add(self.loss(part))
-        return sums.over_ranks(self.collective("world"), self.sizes.tp)[0].means()
+        return sums.over_ranks(self.collective("world"), self.sizes.peers)[0].means()
 
     @endpoint
     def logprobs(self, batch: Batch) -> Batch:
@@ -461,7 +490,7 @@ class Model(StoredModel):
 
     @property
     def _data_ranks(self) -> Collective:
-        return self.collective("dp", "fsdp")
+        return self.collective("data")
 
     def _with_estimates(self, batch: Batch) -> Batch:
         return estimates.with_estimates(batch, self.loss_function, self.advantage, self._data_ranks)

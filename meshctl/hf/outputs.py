@@ -63,15 +63,25 @@ class Outputs:
         it, so that the backward pass can run. Its gradient has the size of all logits."""
         return self._raw[:0].sum()
 
+    def of_raw(self, of_targets: Tensor, fill: int) -> Tensor:
+        """Returns, for each position of the raw output, the value of its target; `fill` for the last position
+        of a text, which predicts none. `of_targets` is `[samples, longest - 1, ...]`."""
+        # A value for the last position is cheaper than a copy of the raw output of all others.
+        return nn.functional.pad(of_targets, (*[0] * 2 * (of_targets.ndim - 2), 0, 1), value=fill)
+
+    def of_targets(self, of_raw: Tensor) -> Tensor:
+        """Returns `[samples, longest - 1, ...]`: the value for each target. `of_raw` has a value for each
+        position of the raw output."""
+        return of_raw[:, :-1]
+
     @cached_property
     def token_logprobs(self) -> Tensor:
         """`[samples, longest - 1]`: the log-probability of each target; 0 where the label is -100. Raises
         `ModelError` for a model with `head: score`."""
         if self._raw.ndim != 3:
             raise ModelError(NO_LOGITS)
-        # A label for the last position, which predicts none, is cheaper than a copy of all other logits.
-        labels = nn.functional.pad(self.texts.targets, (0, 1), value=IGNORED)
-        return token_logprobs(self._raw, labels, self._temperature)[:, :-1]
+        labels = self.of_raw(self.texts.targets, IGNORED)
+        return self.of_targets(token_logprobs(self._raw, labels, self._temperature))
 
     @property
     def logprobs(self) -> Tensor:
@@ -96,26 +106,29 @@ class Outputs:
     @property
     def entropy(self) -> Tensor:
         """`[tokens]`: the entropy of each prediction, in nats."""
-        logs = self.log_softmax
-        return -(logs.exp() * logs).sum(-1).flatten()
+        logs = self._log_softmax()
+        return self.of_targets(-(logs.exp() * logs).sum(-1)).flatten()
 
-    @property
-    def log_softmax(self) -> Tensor:
-        """`[samples, longest - 1, vocabulary]`: the log-probabilities of all tokens, for each target. Raises
+    def _log_softmax(self) -> Tensor:
+        """Returns the log-probabilities of all tokens, for each position of the raw output. Raises
         `ModelError` for a model with `head: score`."""
         if self._raw.ndim != 3:
             raise ModelError(NO_LOGITS)
-        return self._log_softmax(self._raw[:, :-1])
-
-    def _log_softmax(self, logits: Tensor) -> Tensor:
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = self._raw if self._raw.dtype == torch.float64 else self._raw.float()
         logits = logits if self._temperature == 1 else logits / self._temperature
         return logits.log_softmax(-1)
 
     def top_logprobs(self, ids: Tensor) -> Tensor:
         """Returns `[tokens, k]`: the log-probabilities of the tokens `ids` in the place of each target. `ids`
         are integers, `[samples, longest - 1, k]`."""
-        return self.log_softmax.gather(-1, ids.long()).flatten(0, 1)
+        found = self._log_softmax().gather(-1, self.of_raw(ids.long(), 0))
+        return self.of_targets(found).flatten(0, 1)
+
+    def likeliest(self, number: int) -> tuple[Tensor, Tensor]:
+        """Returns two tensors, `[samples, longest - 1, number]`: the likeliest tokens in the place of each
+        target, and their log-probabilities."""
+        found = self._log_softmax().topk(number)
+        return self.of_targets(found.indices), self.of_targets(found.values)
 
     @property
     def sequence_logprobs(self) -> Tensor:
@@ -164,8 +177,7 @@ class OutputsWithoutLogits(Outputs):
     def entropy(self) -> Tensor:
         raise ModelError(NEEDS_LOGITS.format("entropy"))
 
-    @property
-    def log_softmax(self) -> Tensor:
+    def _log_softmax(self) -> Tensor:
         raise ModelError(NEEDS_LOGITS.format("top_logprobs"))
 
     @property

@@ -11,7 +11,6 @@ A text's beginning ends before its first label. The logits of all other position
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,11 +22,10 @@ from meshctl.hf.errors import ModelError
 from meshctl.hf.outputs import Outputs
 from meshctl.hf.texts import Texts
 from meshctl.labels import IGNORED
-from meshctl.losses.logprobs import token_logprobs
 
 
 @dataclass(frozen=True, eq=False)
-class Division:
+class SharedPrompts:
     """Texts, divided into beginnings and endings. There is at least one of each."""
 
     beginnings: list[Tensor]
@@ -41,7 +39,7 @@ class Division:
     where a row has no further target."""
 
     @staticmethod
-    def of(texts: Texts) -> Division:
+    def of(texts: Texts) -> SharedPrompts:
         """Divides texts. Raises `ModelError` for packed texts."""
         if texts.position_ids is not None:
             raise ModelError("`share_prompts` needs one text in each row; these are packed")
@@ -64,7 +62,7 @@ class Division:
         places = torch.where(places < length - 1, places, longest - 1)
         device = texts.input_ids.device
         beginnings = [torch.tensor(one) for one in numbers]
-        return Division(beginnings, owners, endings.to(device), places.to(device))
+        return SharedPrompts(beginnings, owners, endings.to(device), places.to(device))
 
     def logits(self, model: Any) -> Tensor:
         """Returns `[rows, longest ending + 1, vocabulary]`: the logits at the last token of each beginning,
@@ -82,30 +80,22 @@ class SharedOutputs(Outputs):
     """The outputs of a model for divided texts. They are those of `Outputs`, and 0 outside the endings."""
 
     def __init__(self, raw: Tensor, texts: Texts, temperature: float, places: Tensor) -> None:
-        """`raw` and `places` are the logits and the places of `Division`."""
+        """`raw` and `places` are the logits and the places of `SharedPrompts`."""
         super().__init__(raw, texts, temperature)
         self._places = places[: texts.samples]
 
     def rows(self, kept: slice) -> SharedOutputs:
         return SharedOutputs(self._raw[kept], self.texts.rows(kept), self._temperature, self._places[kept])
 
-    @cached_property
-    def token_logprobs(self) -> Tensor:
-        targets = torch.nn.functional.pad(self.texts.targets, (0, 1), value=IGNORED)
-        return self._placed(token_logprobs(self._raw, targets.gather(1, self._places), self._temperature))
+    def of_raw(self, of_targets: Tensor, fill: int) -> Tensor:
+        return super().of_raw(of_targets, fill).gather(1, self._index(of_targets))
 
-    @property
-    def entropy(self) -> Tensor:
-        logs = self._log_softmax(self._raw)
-        return self._placed(-(logs.exp() * logs).sum(-1)).flatten()
-
-    @property
-    def log_softmax(self) -> Tensor:
-        return self._placed(self._log_softmax(self._raw))
-
-    def _placed(self, values: Tensor) -> Tensor:
-        """Returns `[samples, longest - 1, ...]`: the values of the logits at their targets."""
+    def of_targets(self, of_raw: Tensor) -> Tensor:
         samples, longest = self.texts.samples, self.texts.input_ids.shape[1]
-        found = values.new_zeros((samples, longest, *values.shape[2:]))
-        index = self._places.reshape(*self._places.shape, *[1] * (values.ndim - 2)).expand_as(values)
-        return found.scatter(1, index, values)[:, :-1]
+        found = of_raw.new_zeros((samples, longest, *of_raw.shape[2:]))
+        return found.scatter(1, self._index(of_raw), of_raw)[:, :-1]
+
+    def _index(self, like: Tensor) -> Tensor:
+        """Returns the place of each logit in its text, with the further dims of `like`."""
+        further = like.shape[2:]
+        return self._places.reshape(*self._places.shape, *[1] * len(further)).expand(-1, -1, *further)

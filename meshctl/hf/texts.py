@@ -35,6 +35,8 @@ class Texts:
     and no sample."""
     position_ids: Tensor | None = None
     """int64 `[rows, longest]`; None where each row is one text."""
+    is_part: bool = False
+    """Whether other ranks have further tokens of each row."""
 
     @property
     def samples(self) -> int:
@@ -44,7 +46,9 @@ class Texts:
     def inputs(self) -> dict[str, Tensor]:
         """The arguments of a model of transformers."""
         positions = {} if self.position_ids is None else {"position_ids": self.position_ids}
-        return {"input_ids": self.input_ids, **positions}
+        # With this mask, transformers does not look for the borders of packed texts in the positions.
+        all_real = {"attention_mask": torch.ones_like(self.input_ids)} if self.is_part else {}
+        return {"input_ids": self.input_ids, **positions, **all_real}
 
     @property
     def targets(self) -> Tensor:

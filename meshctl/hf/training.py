@@ -1,8 +1,8 @@
 """One optimizer step of a model: gradients of several micro-batches, their norm, clipping, and the update.
 
 A backward pass adds the gradient of a sum over units (tokens, samples or pairs). FSDP averages it over the
-data ranks. At the end, one all-reduce over all ranks adds the counts, the losses and the squared norms, and
-one factor turns the gradients into those of the mean over all units, clipped.
+ranks of dp, fsdp and cp. At the end, one all-reduce over all ranks adds the counts, the losses and the
+squared norms, and one factor turns the gradients into those of the mean over all units, clipped.
 """
 
 from __future__ import annotations
@@ -54,15 +54,16 @@ class Sums:
         for name, value in loss.metrics.items():
             self._metrics[name] = self._metrics.get(name, 0.0) + _number(value)
 
-    def over_ranks(self, world: Collective, tp: int, *further: Tensor) -> tuple[GlobalSums, list[float]]:
+    def over_ranks(self, world: Collective, peers: int, *further: Tensor) -> tuple[GlobalSums, list[float]]:
         """Returns the sums over all data ranks, and the sums of the 0-dim tensors `further` over all ranks.
 
-        The function makes one all-reduce over `world`, which all ranks call. The `tp` ranks of a data rank
-        have the same sums, so each of them adds 1/`tp` of its own. All ranks have metrics of the same names.
+        The function makes one all-reduce over `world`, which all ranks call. The `peers` ranks of a data rank
+        have the same sums, so each of them adds 1/`peers` of its own. All ranks have metrics of the same
+        names.
         """
         names = sorted(self._metrics)
         own = [self._total, self._count, *(self._metrics[name] for name in names)]
-        numbers = [*(value / tp for value in own), *map(_number, further)]
+        numbers = [*(value / peers for value in own), *map(_number, further)]
         summed = world.all_reduce(torch.stack([value.to(world.device) for value in numbers]))
         total, count, *rest = summed.tolist()
         metrics = dict(zip(names, rest, strict=False))
@@ -133,9 +134,9 @@ class Trainer:
             grads.clear()
         grads = [parameter.grad for _, parameter in self.named if parameter.grad is not None]
         squared = squared_norm(grads, self._world.size)
-        sums, [squared_sum] = self._sums.over_ranks(self._world, self._sizes.tp, squared)
+        sums, [squared_sum] = self._sums.over_ranks(self._world, self._sizes.peers, squared)
         self._sums = Sums()
-        mean = self._sizes.data / sums.count if sums.count else 0.0
+        mean = self._sizes.averaged / sums.count if sums.count else 0.0
         norm = squared_sum**0.5 * mean
         lr = self.optimizer.param_groups[0]["lr"]
         is_finite = all(torch.isfinite(torch.tensor([norm, sums.total])).tolist())

@@ -36,6 +36,8 @@ from transformers.distributed import DistributedConfig
 from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from transformers.distributed.utils import TransformersDeviceMesh
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
@@ -63,12 +65,25 @@ class Sizes:
 
     dp: int = 1
     fsdp: int = 1
+    cp: int = 1
     tp: int = 1
+    ulysses: int = 1
+    """The number of neighbours of dp x fsdp that compute on the same samples."""
 
     @property
-    def data(self) -> int:
-        """The number of ranks that compute on different samples."""
-        return self.dp * self.fsdp
+    def shards(self) -> int:
+        """The number of ranks over which FSDP shards the weights."""
+        return self.fsdp * self.cp
+
+    @property
+    def averaged(self) -> int:
+        """The number of ranks over which FSDP averages gradients."""
+        return self.dp * self.shards
+
+    @property
+    def peers(self) -> int:
+        """The number of ranks that compute on the same samples."""
+        return self.ulysses * self.cp * self.tp
 
 
 IRRELEVANT_WARNING = "FSDP2-wrapped module .* returned a view tensor"
@@ -225,8 +240,8 @@ def shard_by_tp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes) -> None:
 
 
 def shard_by_fsdp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, compute: torch.dtype | None) -> None:
-    """Shards a model in place over the dim `fsdp` and replicates it over `dp`, with FSDP2 and the model's own
-    plan.
+    """Shards a model in place over the dims `fsdp` and `cp` and replicates it over `dp`, with FSDP2 and the
+    model's own plan.
 
     If `compute` is bfloat16, the forward and backward passes use bfloat16 copies of the weights, and
     gradients are reduced in float32. Raises `ModelError` for tied parameters that have no equal shards.
@@ -240,27 +255,32 @@ def shard_by_fsdp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, compute: torc
 
 
 def check_tied(model: Any, sizes: Sizes) -> None:
-    """Raises `ModelError` if the rows of a tied parameter cannot be divided evenly over fsdp and tp.
+    """Raises `ModelError` if the rows of a tied parameter cannot be divided evenly over fsdp, cp and tp.
 
     FSDP pads uneven shards in a buffer for each of the two modules of the parameter. Only one of the buffers
     would follow the optimizer, so the model would train wrongly without an error.
     """
-    shards = sizes.fsdp * sizes.tp
+    shards = sizes.shards * sizes.tp
     for name in sorted(tied_names(model)):
         rows = model.get_parameter(name).shape[0]
-        if sizes.fsdp > 1 and rows % shards:
+        if sizes.shards > 1 and rows % shards:
+            dims = {"fsdp": sizes.fsdp, "cp": sizes.cp, "tp": sizes.tp}
+            drawn = ", ".join(f"{dim} {size}" for dim, size in dims.items() if size > 1)
             raise ModelError(
                 f"`{name}` is tied to the embedding, and its {rows} rows have no equal shards on {shards} "
-                f"ranks (fsdp {sizes.fsdp}, tp {sizes.tp}); use dp, or sizes whose product divides {rows}"
+                f"ranks ({drawn}); use dp, or sizes whose product divides {rows}"
             )
 
 
 class _Meshes(TransformersDeviceMesh):  # type: ignore[misc]
-    """The mesh of a component with the names of dims that transformers uses."""
-
-    NAMES: Mapping[str, str] = {"dp_replicate": "dp"}
+    """The mesh of a component with the names of dims that transformers uses. Its `fsdp` includes cp."""
 
     def __init__(self, mesh: TorchDeviceMesh) -> None:
+        self.NAMES = {"dp_replicate": "dp"}
+        if mesh["cp"].size() > 1:
+            both = mesh["fsdp", "cp"]._flatten("fsdp_cp")
+            mesh = TorchDeviceMesh._concatenate([mesh["dp"], both, mesh["tp"]])
+            self.NAMES["fsdp"] = "fsdp_cp"
         self._mesh = mesh
 
     def get_mesh(self, dims: str | tuple[str, ...]) -> TorchDeviceMesh:
@@ -272,10 +292,22 @@ class _Meshes(TransformersDeviceMesh):  # type: ignore[misc]
 def _config(sizes: Sizes, is_mixed: bool = False) -> Any:
     return DistributedConfig(
         tp_size=sizes.tp,
-        fsdp_size=sizes.fsdp,
+        fsdp_size=sizes.shards,
         dp_replicate_size=sizes.dp,
         fsdp_mixed_precision=is_mixed,
     )
+
+
+def register_attention(name: str, attention: Callable[..., Any], mask: Callable[..., Any]) -> None:
+    """Registers an implementation of attention, and the function that makes its masks."""
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, mask)
+
+
+def mixes_tokens_in_attention(model: Any) -> bool:
+    """Whether a model passes information from token to token in functions of `AttentionInterface` only, and
+    not also in a recurrent state."""
+    return bool(model._supports_attention_backend and not model._is_stateful)
 
 
 def untie(model: Any) -> None:

@@ -6,7 +6,7 @@ The bytes are those of the rank with the most. This is rank 0, because no rank h
 parameter.
 
     dp      each rank has everything
-    fsdp    each rank has a shard of dim 0 of every parameter, rounded up
+    fsdp    each rank has a shard of dim 0 of every parameter, rounded up; cp shards it further
     tp      each rank has a shard of one dim, where the plan of the model's architecture names one
 
 They include what stays allocated between two steps, and not what a step allocates and frees: activations,
@@ -83,6 +83,7 @@ class Split:
 
     dp: int = 1
     fsdp: int = 1
+    """The ranks over which FSDP shards: those of fsdp x cp."""
     tp: int = 1
 
 

@@ -13,9 +13,11 @@ from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
 from meshctl.hf import Model, random_weights, transformers_api
+from meshctl.hf.errors import ModelError
 from meshctl.hf.sharding import whole_of, whole_tensors
 from meshctl.hf.texts import texts_of
 from meshctl.runtime import checkpoint
+from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.topology.mesh import DeviceMesh
 from tests.hf import parity
 from tests.hf.parity import LORA, Case
@@ -24,10 +26,11 @@ from tests.runtime import worlds
 SHARED = Path()
 """The folder of a world, set before its processes are forked."""
 DP, FSDP, TP = {"dp": 2}, {"fsdp": 2}, {"tp": 2}
+CP, ULYSSES = {"cp": 2}, {"fsdp": 2, "ulysses": 2}
 TWO = (DP, FSDP, TP)
 RESUMED = {
     Case("llama_tied"): ((DP, FSDP), (TP, DP)),
-    Case("qwen3", lora=True): ((FSDP, DP), (TP, FSDP)),
+    Case("qwen3", lora=True): ((FSDP, DP), (TP, FSDP), (CP, TP)),
     Case("qwen3_moe"): ((FSDP, TP),),
 }
 """Case -> pairs of the layout of a run, and the one in which it continues. `test_resume.py` has all pairs."""
@@ -97,7 +100,7 @@ def a_new_head_is_the_same_in_every_layout_and_on_every_rank(rank: int) -> None:
 def exports_of_all_layouts_are_equal(rank: int) -> None:
     case = Case("qwen3", lora=True)
     expected = parity.by_hand(case).weights
-    for sizes in TWO:
+    for sizes in (*TWO, CP):
         model = on(sizes, case)
         train(model, case, range(1, parity.STEPS + 1))
         folder = SHARED / f"export {next(iter(sizes))}"
@@ -169,7 +172,43 @@ def uneven_shares_are_summed_by_tokens(rank: int) -> None:
         assert metrics["grad_norm"] == parity.approx(alone.norms[0], 1e-10)
 
 
+def outputs_for_divided_texts_are_those_for_whole_texts(rank: int) -> None:
+    """cp 2 and ulysses 2 against dp 2, of which each rank gets all samples here."""
+    texts = parity.batch_of(1, False)
+    pairs = Batch({f"{side}_input_ids": texts["input_ids"] for side in ("chosen", "rejected")}, ids=texts.ids)
+    for head, endpoint, batch in (
+        ("lm", "logprobs", texts),
+        ("lm", "teacher_logprobs", texts),
+        ("lm", "logprobs", pairs),
+        ("lm", "logprobs", parity.batch_of(1, True)),
+        ("score", "values", texts),
+        ("score", "scores", pairs),
+    ):
+        found = []
+        for sizes in (DP, CP, ULYSSES):
+            model = Model(parity.MODELS["llama"], dtype="float64", head=head, top_logprobs=3, micro_batch=3)
+            model.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))
+            found.append(getattr(model, endpoint)(batch))
+        whole, *divided = ([_values(one[name]) for name in one.names] for one in found)
+        for one in divided:
+            torch.testing.assert_close(one, whole, rtol=0, atol=1e-12, msg=f"{head} {endpoint}")
+
+
+def _values(column: Any) -> torch.Tensor:
+    values: torch.Tensor = column.values if isinstance(column, Ragged) else column
+    return values
+
+
+def a_model_that_mixes_tokens_outside_attention_is_refused(rank: int) -> None:
+    model = Model({"model_type": "mamba", "vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 1})
+    model.use_mesh(DeviceMesh.from_sizes(cp_size=2))
+    with pytest.raises(ModelError, match="cannot be divided over cp or ulysses"):
+        model.logprobs(parity.batch_of(1, False))
+
+
 CHECKS: tuple[worlds.Check, ...] = (
+    outputs_for_divided_texts_are_those_for_whole_texts,
+    a_model_that_mixes_tokens_outside_attention_is_refused,
     checkpoints_resume_in_other_layouts,
     models_are_read_from_files_as_shards,
     a_new_head_is_the_same_in_every_layout_and_on_every_rank,

@@ -61,6 +61,7 @@ CASES = [
     Case("dp", {"dp": 2}),
     Case("fsdp", {"fsdp": 2}),
     Case("tp", {"tp": 2}),
+    Case("cp", {"cp": 2}),
     Case("fsdp, LoRA", {"fsdp": 2}, {"lora": LORA}),
     Case("tp, LoRA", {"tp": 2}, {"lora": LORA}),
     Case("fsdp, LoRA on two modules", {"fsdp": 2}, {"lora": {**LORA, "target": ["q_proj", "mlp.up_proj"]}}),

@@ -27,6 +27,15 @@ LAYOUTS = {
     "hsdp 2 x 2": {"dp": 2, "fsdp": 2},
     "fsdp 2 x tp 2": {"fsdp": 2, "tp": 2},
     "dp 2 x tp 2": {"dp": 2, "tp": 2},
+    "cp 2": {"cp": 2},
+    "ulysses 2": {"fsdp": 2, "ulysses": 2},
+    "cp 4": {"cp": 4},
+    "ulysses 4": {"dp": 2, "fsdp": 2, "ulysses": 4},
+    "fsdp 2 x cp 2": {"fsdp": 2, "cp": 2},
+    "ulysses 2 x fsdp 2": {"fsdp": 4, "ulysses": 2},
+    "ulysses 2 x cp 2": {"fsdp": 2, "cp": 2, "ulysses": 2},
+    "cp 2 x tp 2": {"cp": 2, "tp": 2},
+    "ulysses 2 x tp 2": {"dp": 2, "tp": 2, "ulysses": 2},
 }
 CHOICE = {
     "dp 2": [Case("llama_tied", micro_batch=3), Case("qwen3", lora=True)],
@@ -41,6 +50,11 @@ CHOICE = {
         Case("qwen3_moe", micro_batch_tokens=20, logits_chunk_tokens=7),
     ],
     "dp 2 x tp 2": [Case("llama", share_prompts=True)],
+    "cp 2": [Case("sliding window", packed=True), Case("qwen3", lora=True, logits_chunk_tokens=5)],
+    "ulysses 2": [Case("llama_tied", packed=True, micro_batch=3)],
+    "ulysses 2 x cp 2": [Case("tied heads", packed=True, micro_batch_tokens=20)],
+    "cp 2 x tp 2": [Case("qwen3", lora=True, packed=True)],
+    "ulysses 4": [Case("qwen3_moe")],
 }
 CHOICE_OF_SINGLE = {"tp 2": [Case("qwen3", lora=True, packed=True)]}
 
@@ -62,6 +76,11 @@ class Run:
         return LAYOUTS[self.layout]
 
     @property
+    def ranks(self) -> int:
+        """The number of ranks. That of ulysses is carved out of dp x fsdp."""
+        return math.prod(size for dim, size in self.sizes.items() if dim != "ulysses")
+
+    @property
     def gate(self) -> Gate:
         if self.dtype == "float64":
             return self.case.exact
@@ -74,7 +93,7 @@ def verdicts(runs: Sequence[Run]) -> dict[Run, str]:
     expected = {task: parity.by_hand(task[0], gate) for task, gate in tasks.items()}
     found: dict[Run, str] = {}
     for size in (2, 4):
-        own = [run for run in runs if math.prod(run.sizes.values()) == size]
+        own = [run for run in runs if run.ranks == size]
         if not own:
             continue
         checks = [_check(number, run, expected[run.case.task, run.dtype]) for number, run in enumerate(own)]
@@ -142,7 +161,7 @@ UNSUPPORTED = {
     for layout in ("tp 2", "fsdp 2 x tp 2")
 }
 """(layout, model, with LoRA) -> the message."""
-FURTHER_LAYOUTS = ("fsdp 2", "tp 2", "fsdp 2 x tp 2")
+FURTHER_LAYOUTS = ("fsdp 2", "tp 2", "fsdp 2 x tp 2", "cp 2", "ulysses 2")
 
 
 @pytest.mark.nightly

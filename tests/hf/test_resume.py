@@ -20,7 +20,11 @@ from tests.runtime import worlds
 
 LAYOUTS = {
     2: {"dp 2": {"dp": 2}, "fsdp 2": {"fsdp": 2}, "tp 2": {"tp": 2}},
-    4: {"hsdp 2 x 2": {"dp": 2, "fsdp": 2}, "fsdp 2 x tp 2": {"fsdp": 2, "tp": 2}},
+    4: {
+        "hsdp 2 x 2": {"dp": 2, "fsdp": 2},
+        "fsdp 2 x tp 2": {"fsdp": 2, "tp": 2},
+        "fsdp 2 x cp 2": {"fsdp": 2, "cp": 2},
+    },
 }
 """Number of ranks -> name -> sizes."""
 NAMES = [*chain(*LAYOUTS.values())]

@@ -9,7 +9,7 @@ import torch
 
 from meshctl.hf import Model
 from meshctl.hf.errors import ModelError
-from meshctl.hf.shared_prompts import Division
+from meshctl.hf.shared_prompts import SharedPrompts
 from meshctl.hf.texts import texts_of
 from meshctl.runtime.batch.batch import Batch, Ragged
 
@@ -56,7 +56,7 @@ def both(batch: Batch, names: list[str], **more: Any) -> tuple[dict[str, Any], d
 
 
 def test_the_division_of_texts() -> None:
-    found = Division.of(texts_of(answers(), "", torch.device("cpu")))
+    found = SharedPrompts.of(texts_of(answers(), "", torch.device("cpu")))
     assert [one.tolist() for one in found.beginnings] == [[5, 6, 7], [9], [3, 3]]
     assert found.owners == [0] * 4 + [1] * 4 + [2]
     assert found.endings.tolist()[:4] == [[1, 2, 3], [0, 0, 0], [2, 0, 0], [6, 1, 0]]

@@ -9,7 +9,10 @@ supports.
             "excludes": (("fsdp", "tp"),),         # in each pair, one dim must have size 1
             "tp_plan": "transformers",             # tp needs the plan that the library has for the model
             "lora_styles": "adapters.STYLES",      # on tp, `lora` adapts layers with these styles in the plan
-            "tied_shards": "equal",                # tied embeddings on fsdp need shards of equal size
+            "tied_shards": "equal",                # tied embeddings on fsdp and cp need shards of equal size
+            "attention": "transformers",           # cp and ulysses replace the library's attention
+            "ulysses": "heads",                    # ulysses must divide the heads: there is no ring attention
+            "without": {"args.compile": ("cp",)},  # an argument, and the dims that must have size 1 with it
         }
         DEVICES = {                                # the devices that the class supports
             "per_worker": 1,                       # the most devices of a worker
@@ -108,6 +111,9 @@ EVERY_INPUT = "*"
 """In `RETURNS`: all columns of the inputs."""
 LAYOUT_DIMS = (*DIMS, "ulysses", "ep", "etp", "vpp")
 """The dims that `LAYOUTS` can name."""
+LAYOUT_WORDS = {"tied_shards": "equal", "attention": "transformers", "ulysses": "heads"}
+"""Keys of `LAYOUTS`, and the only value of each."""
+LAYOUT_KEYS = ("dims", "excludes", "tp_plan", "lora_styles", *LAYOUT_WORDS, "without")
 KeyPath = tuple[str, ...]
 """The key path of an argument below the component; empty if none is declared."""
 
@@ -126,7 +132,13 @@ class Layouts:
     lora_styles: str = ""
     """The table with the styles of the plan whose layers `lora` can adapt on tp; empty for all styles."""
     tied_shards: str = ""
-    """`equal` if the shards of tied embeddings on fsdp must have equal sizes."""
+    """`equal` if the shards of tied embeddings on fsdp and cp must have equal sizes."""
+    attention: str = ""
+    """The library whose attention cp and ulysses replace; empty if the class has an attention of its own."""
+    ulysses: str = ""
+    """`heads` if ulysses must divide the attention heads of a tp rank; empty if a ring does the rest."""
+    without: Mapping[KeyPath, tuple[str, ...]] = field(default_factory=dict)
+    """Argument -> the dims that must have size 1 if it is set."""
 
     def supports(self, dim: str) -> bool:
         return self.dims is None or dim not in LAYOUT_DIMS or dim in self.dims
@@ -414,7 +426,7 @@ def _extra(value: Any) -> tuple[str, ...]:
 
 
 def _layouts(value: Any) -> Layouts:
-    given = _mapping(value, "dims", "excludes", "lora_styles", "tied_shards", "tp_plan")
+    given = _mapping(value, *LAYOUT_KEYS)
     dims, excludes = given.get("dims"), given.get("excludes", ())
     if dims is not None and not _is_dims(dims):
         raise Wrong(f'"dims" is not a list of {", ".join(LAYOUT_DIMS)}')
@@ -427,11 +439,27 @@ def _layouts(value: Any) -> Layouts:
         raise Wrong(f'"tp_plan" is not "{" or ".join(TP_PLANS)}"')
     if "lora_styles" in given and not _is_dotted(given["lora_styles"]):
         raise Wrong('"lora_styles" is not the dotted path of a table')
-    if given.get("tied_shards", "equal") != "equal":
-        raise Wrong('"tied_shards" is not "equal"')
+    for key, word in LAYOUT_WORDS.items():
+        if given.get(key, word) != word:
+            raise Wrong(f'"{key}" is not "{word}"')
     pairs = tuple((pair[0], pair[1]) for pair in excludes)
-    others = given.get("lora_styles", ""), given.get("tied_shards", "")
-    return Layouts(None if dims is None else tuple(dims), pairs, tp_plan, *others)
+    return Layouts(
+        dims=None if dims is None else tuple(dims),
+        excludes=pairs,
+        tp_plan=tp_plan,
+        lora_styles=given.get("lora_styles", ""),
+        tied_shards=given.get("tied_shards", ""),
+        attention=given.get("attention", ""),
+        ulysses=given.get("ulysses", ""),
+        without=_without(given.get("without", {})),
+    )
+
+
+def _without(value: Any) -> Mapping[KeyPath, tuple[str, ...]]:
+    is_mapping = isinstance(value, dict) and all(map(_is_argument, value))
+    if not is_mapping or not all(map(_is_dims, value.values())):
+        raise Wrong('"without" does not map arguments to lists of dims')
+    return {_argument(name): tuple(dims) for name, dims in value.items()}
 
 
 def _devices(value: Any) -> Devices:

@@ -39,40 +39,42 @@ def tp_plan(sources: Sources, model_type: str) -> Plan | Unread:
     unknown."""
     if sources.first_missing(MODELS) == LIBRARY:
         return Unread(f"{LIBRARY} is not installed")
-    found = _config_class(sources, model_type) if re.fullmatch(r"[\w-]+", model_type, re.ASCII) else None
+    found = _config_class(sources, model_type)
     if found is None:
         return Unread(f"its config class was not found in {LIBRARY}")
     return _stated_plan(sources, *found)
 
 
 def _config_class(sources: Sources, model_type: str) -> tuple[Module, ast.ClassDef] | None:
-    for folder in _folders(sources, model_type):
+    for folder in folders(sources, model_type):
         module = sources.module(f"{MODELS}.{folder}.configuration_{folder}")
         if not isinstance(module, Module):
             continue
         for node in module.names.values():
-            if isinstance(node, ast.ClassDef) and _constant(_value(node, "model_type")) == model_type:
+            if isinstance(node, ast.ClassDef) and constant(class_value(node, "model_type")) == model_type:
                 return module, node
     return None
 
 
-def _folders(sources: Sources, model_type: str) -> Iterator[str]:
-    """Yields the folders that may contain the class of an architecture."""
+def folders(sources: Sources, model_type: str) -> Iterator[str]:
+    """Yields the folders that may contain the classes of an architecture."""
+    if not re.fullmatch(r"[\w-]+", model_type, re.ASCII):
+        return
     yield model_type.replace("-", "_")
     name, variable = SPECIAL_FOLDERS
     module = sources.module(name)
     statement = module.names.get(variable) if isinstance(module, Module) else None
     for pair in ast.walk(statement) if statement else ():
-        if isinstance(pair, ast.Tuple) and len(pair.elts) == 2 and _constant(pair.elts[0]) == model_type:
-            yield str(_constant(pair.elts[1]))
+        if isinstance(pair, ast.Tuple) and len(pair.elts) == 2 and constant(pair.elts[0]) == model_type:
+            yield str(constant(pair.elts[1]))
 
 
 def _stated_plan(sources: Sources, module: Module, node: ast.ClassDef, depth: int = 0) -> Plan | Unread:
     """Returns the plan of a class or of its nearest base class that states one; empty if none states one."""
-    value = _value(node, PLAN)
+    value = class_value(node, PLAN)
     if isinstance(value, ast.Dict):
         pairs = zip(value.keys, value.values, strict=True)
-        return {str(_constant(key)): _constant(style) for key, style in pairs}
+        return {str(constant(key)): constant(style) for key, style in pairs}
     if value is not None:
         is_none = isinstance(value, ast.Constant) and value.value is None
         return {} if is_none else Unread(f"`{PLAN}` of `{node.name}` is not a literal")
@@ -89,12 +91,12 @@ def _stated_plan(sources: Sources, module: Module, node: ast.ClassDef, depth: in
     return {}
 
 
-def _value(node: ast.ClassDef, name: str) -> ast.expr | None:
+def class_value(node: ast.ClassDef, name: str) -> ast.expr | None:
     """Returns the value of a class attribute; None if the class does not assign it."""
     found = [item for item in statements(node.body) if name in bound_names(item)]
     last = found[-1] if found else None
     return last.value if isinstance(last, (ast.Assign, ast.AnnAssign)) else None
 
 
-def _constant(value: ast.expr | None) -> object:
+def constant(value: ast.expr | None) -> object:
     return value.value if isinstance(value, ast.Constant) else None

@@ -1,4 +1,4 @@
-"""MC439, MC440, MC451, MC452 and MC453: checks the architecture of a component's model against its layout.
+"""MC418, MC439, MC440, MC451 to MC453: checks the architecture of a component's model against its layout.
 
 A class declares `LAYOUTS = {"tp_plan": "transformers"}` if it splits a model over tp ranks by the plan that
 the library has for the architecture. `lora_styles` and `tied_shards` of `LAYOUTS` are limits of such plans.
@@ -7,8 +7,11 @@ the library has for the architecture. `lora_styles` and `tied_shards` of `LAYOUT
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from meshctl.diagnostics import Diagnostic
+from meshctl.recipe.code.attention import is_divisible
+from meshctl.recipe.code.model_config import model_types_in
 from meshctl.recipe.code.modules import Unread
 from meshctl.recipe.code.names import names_in
 from meshctl.recipe.fixes import renamed
@@ -40,6 +43,29 @@ def architecture_has_tp_plan(facts: Facts) -> Iterator[Diagnostic]:
         else:
             message = f"`tp_size` is {tp}, but transformers has no plan that splits `{kind}` over tp ranks"
             yield Diagnostic("MC439", message, span, seconds, LayoutNeeds(facts, component, sizes).help)
+
+
+def tokens_can_be_divided(facts: Facts) -> Iterator[Diagnostic]:
+    """Tokens meet in attention only, if cp or ulysses replaces the attention of the library."""
+    for name, mesh in facts.meshes.items():
+        dims = [dim for dim in ("cp", "ulysses") if mesh.size(dim) > 1]
+        tree = facts.config_values(name) if dims else None
+        if tree is None or not facts.declares(name).layouts.attention:
+            continue
+        read = [(kind, at, is_divisible(facts.code_of(name), kind)) for kind, at in model_types_in(tree)]
+        if not read or any(found is True for _, _, found in read):
+            continue
+        (kind, at, found), dim = read[0], dims[0]
+        owner, _ = sizes_of(facts.recipe, facts.recipe.components[name])
+        span = facts.value("components", owner.name, "parallel", f"{dim}_size")
+        seconds = (at.with_word(f"`model_type` is {kind}"),)
+        if isinstance(found, Unread):
+            message = f"whether {dim} can divide the tokens of `{kind}` in `{name}` is unknown: {found.why}"
+            yield Diagnostic("MC440", message, span, seconds, severity="note")
+        else:
+            message = f"{dim} cannot divide the tokens of `{kind}`, which do not meet in attention alone"
+            help = f"use {' and '.join(f'{one} 1' for one in dims)}"
+            yield Diagnostic("MC418", message, span, seconds, help)
 
 
 def lora_adapts_layers_on_tp(facts: Facts) -> Iterator[Diagnostic]:
@@ -89,17 +115,21 @@ def lora_targets_exist(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def tied_embeddings_have_equal_shards(facts: Facts) -> Iterator[Diagnostic]:
-    """fsdp x tp divides the rows of a tied embedding."""
+    """fsdp x cp x tp divides the rows of a tied embedding, unless only tp shards it."""
     for name, (rows, at) in facts.tied_rows.items():
         mesh = facts.meshes.get(name)
-        fsdp, tp = (mesh.size("fsdp"), mesh.size("tp")) if mesh else (1, 1)
-        shards = fsdp * tp
-        if fsdp == 1 or rows % shards == 0:
+        sizes_of_dims = {dim: mesh.size(dim) for dim in ("fsdp", "cp", "tp")} if mesh else {"tp": 1}
+        shards, sharding = (
+            prod(sizes_of_dims.values()),
+            [dim for dim, size in sizes_of_dims.items() if size > 1],
+        )
+        if set(sharding) <= {"tp"} or rows % shards == 0:
             continue
         component = facts.recipe.components[name]
         owner, sizes = sizes_of(facts.recipe, component)
-        product = f"fsdp {fsdp} x tp {tp} = {shards}" if tp > 1 else f"fsdp {fsdp}"
-        span = facts.value("components", owner.name, "parallel", "fsdp_size").with_word(product)
+        product = " x ".join(f"{dim} {sizes_of_dims[dim]}" for dim in sharding)
+        product += f" = {shards}" if len(sharding) > 1 else ""
+        span = facts.value("components", owner.name, "parallel", f"{sharding[0]}_size").with_word(product)
         message = f"the tied embedding of `{name}` has {rows} rows, which {shards} ranks cannot share equally"
         help = f"of a new model, a vocabulary of {-(-rows // shards) * shards} fits"
         if layouts := LayoutNeeds(facts, component, sizes).help:
@@ -109,6 +139,7 @@ def tied_embeddings_have_equal_shards(facts: Facts) -> Iterator[Diagnostic]:
 
 RULES = (
     architecture_has_tp_plan,
+    tokens_can_be_divided,
     lora_adapts_layers_on_tp,
     lora_targets_exist,
     tied_embeddings_have_equal_shards,

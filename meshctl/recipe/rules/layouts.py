@@ -123,6 +123,7 @@ class LayoutNeeds:
             size.removesuffix("_size") not in DIMS for size, _ in self.sizes.given
         )  # e.g. ulysses
         is_limited = self._max_data_size < UNLIMITED
+        with_ring = with_ring and not any(layouts.ulysses for layouts in self._declared)
         if not (self._models or self._declared or is_limited or has_carved or self.sizes.sequence_parallel):
             return NO_NEEDS
 
@@ -147,8 +148,8 @@ class LayoutNeeds:
         data_size = layout.get("dp", 1) * layout.get("fsdp", 1) // layout.get("ulysses", 1)
         if data_size > self._max_data_size or any(some.conflict(layout) for some in self._declared):
             return False
-        fsdp, tp = layout.get("fsdp", 1), layout.get("tp", 1)
-        if fsdp > 1 and any(rows % (fsdp * tp) for rows in self._tied_rows):
+        shards, tp = layout.get("fsdp", 1) * layout.get("cp", 1), layout.get("tp", 1)
+        if shards > 1 and any(rows % (shards * tp) for rows in self._tied_rows):
             return False
         return all(self._model_fits(model, layout, with_ring) for model in self._models)
 

@@ -8,6 +8,7 @@ from math import lcm, prod
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.code.declarations import LAYOUT_DIMS
+from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.meshes import sizes_of
 from meshctl.recipe.model import Component, Sizes
 from meshctl.recipe.rules.facts import Facts
@@ -257,6 +258,23 @@ def class_supports_layout(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC416", message, span, seconds, needs.help)
 
 
+def arguments_support_layout(facts: Facts) -> Iterator[Diagnostic]:
+    """No argument is set that the class supports without some dims only, according to `LAYOUTS`."""
+    for name, mesh in facts.meshes.items():
+        owner, _ = sizes_of(facts.recipe, facts.recipe.components[name])
+        sizes = _sizes_of(mesh)
+        for path, dims in facts.declares(name).layouts.without.items():
+            node = facts.argument(name, path) if facts.is_valid("components", name, *path) else None
+            dim = next((dim for dim in dims if sizes[dim] > 1), "")
+            if node is None or not plain(node) or not dim:
+                continue
+            argument = ".".join(path[1:])
+            message = f"`{argument}` of `{name}` cannot be used with `{dim}`"
+            at = facts.value("components", owner.name, "parallel", f"{dim}_size")
+            seconds = (at.with_word(f"`{dim}` is {sizes[dim]}"),)
+            yield Diagnostic("MC417", message, node.span, seconds, f"leave out `{argument}`, or use {dim} 1")
+
+
 def declarations_are_readable(facts: Facts) -> Iterator[Diagnostic]:
     """The declarations of a class are valid literals. Each class is reported once."""
     reported: set[str] = set()
@@ -276,5 +294,6 @@ RULES = (
     order_names_all_dims,
     sizes_fit_group,
     class_supports_layout,
+    arguments_support_layout,
     declarations_are_readable,
 )

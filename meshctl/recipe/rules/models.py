@@ -9,6 +9,7 @@ also read. Unknown sizes are not checked.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from math import gcd
 
 from meshctl.dataclass import dataclass
@@ -122,7 +123,7 @@ def tp_divides_model(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def ulysses_divides_heads(facts: Facts) -> Iterator[Diagnostic]:
-    """Ulysses divides the heads. Otherwise ring attention is used, which is slower."""
+    """Ulysses divides the heads. Otherwise the class must have ring attention, which is slower."""
     for one in _fitted(facts):
         tp, ulysses, heads = one.mesh.size("tp"), one.mesh.ulysses_size, one.model.get("num_heads")
         heads_per_rank = heads // tp
@@ -132,13 +133,18 @@ def ulysses_divides_heads(facts: Facts) -> Iterator[Diagnostic]:
         of_rank = f"{counted(heads_per_rank, 'head')} of a tp rank of `{one.component.name}`"
         message = f"`ulysses_size` {ulysses} does not divide the {of_rank}"
         help = f"ulysses splits {by_heads} ways by heads, and a ring of {ulysses // by_heads} ranks the rest"
+        has_ring = not facts.declares(one.component.name).layouts.ulysses
         data = one.mesh.size("dp") * one.mesh.size("fsdp")
         needs = one.layout.without_ring
         without_ring = [size for size in divisors(data) if one.fits_with(needs, ulysses=size)]
-        if without_ring:
-            help = f"{help}; nearest that needs no ring: ulysses {_nearest_to(ulysses, without_ring)[0]}"
+        nearest = [f"ulysses {size}" for size in _nearest_to(ulysses, without_ring)[:1]]
+        if not has_ring:
+            help = nearest_that_fit(nearest)
+        elif nearest:
+            help = f"{help}; nearest that needs no ring: {nearest[0]}"
         span = one.span(facts, "ulysses_size")
-        yield Diagnostic("MC432", message, span, one.model.stated("num_heads"), help, "warning")
+        found = Diagnostic("MC432", message, span, one.model.stated("num_heads"), help)
+        yield replace(found, severity="warning") if has_ring else found
 
 
 def stages_have_layers(facts: Facts) -> Iterator[Diagnostic]:

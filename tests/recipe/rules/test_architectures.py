@@ -20,11 +20,18 @@ CLASSES = """
     class Planned(Own):
         LAYOUTS = {"tp_plan": "transformers"}
     class Subclass(Planned): ...
+    class Divided(Own):
+        LAYOUTS = {"attention": "transformers"}
 """
 LIBRARY = """
     class {name}Config(PreTrainedConfig):
         model_type = "{kind}"
         {plan}
+"""
+MODELING = """
+    class {name}PreTrainedModel(PreTrainedModel):
+        _supports_attention_backend = {is_replaceable}
+        _is_stateful = {is_stateful}
 """
 PLANS = {"river": 'base_model_tp_plan = {"q_proj": "colwise"}', "gravel": ""}
 
@@ -78,6 +85,34 @@ def test_an_unknown_architecture_is_a_note(tmp_path: Path) -> None:
     (one,) = reported(tmp_path, "{model_type: absent}")
     assert (one.code, one.severity) == ("MC440", "note")
     assert one.message.endswith("is unknown: its config class was not found in transformers")
+
+
+def has_model(folder: Path, kind: str, is_replaceable: bool = True, is_stateful: bool = False) -> None:
+    file = folder / "transformers" / "models" / kind / f"modeling_{kind}.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = MODELING.format(name=kind.title(), is_replaceable=is_replaceable, is_stateful=is_stateful)
+    file.write_text(dedent(text))
+
+
+@pytest.mark.parametrize("dims", ["fsdp_size: 4, cp_size: 2", "fsdp_size: 8, ulysses_size: 2"])
+def test_tokens_of_an_architecture_with_a_state_are_not_divided(tmp_path: Path, dims: str) -> None:
+    has_model(tmp_path, "river")
+    assert reported(tmp_path, "{model_type: river}", "Divided", dims) == []
+    has_model(tmp_path, "gravel", is_stateful=True)
+    (one,) = reported(tmp_path, "{model_type: gravel}", "Divided", dims)
+    dim = dims.split()[-2].removesuffix("_size:")
+    assert (one.code, one.severity, one.help) == ("MC418", "error", f"use {dim} 1")
+    assert one.message == f"{dim} cannot divide the tokens of `gravel`, which do not meet in attention alone"
+    assert reported(tmp_path, "{model_type: gravel}", "Own", dims) == []
+
+
+def test_an_attention_that_cannot_be_replaced_is_an_error_and_an_unknown_one_a_note(tmp_path: Path) -> None:
+    has_model(tmp_path, "gravel", is_replaceable=False)
+    (one,) = reported(tmp_path, "{model_type: gravel}", "Divided", "fsdp_size: 4, cp_size: 2")
+    assert one.code == "MC418"
+    (one,) = reported(tmp_path, "{model_type: river}", "Divided", "fsdp_size: 4, cp_size: 2")
+    assert (one.code, one.severity) == ("MC440", "note")
+    assert one.message.endswith("is unknown: its model was not found in transformers")
 
 
 def test_layouts_that_other_rules_propose_have_no_tp_either(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def report_of(folder: Path, target: str, parallel: str, more: str = "") -> list[
         "pipeline: {metrics: {call: trainer.step, samples: 64}}\n"
     )
     found = load("recipe.yaml", [], folder).report.diagnostics
-    return [one for one in found if one.code in ("MC410", "MC415", "MC416", "MC526")]
+    return [one for one in found if one.code in ("MC410", "MC415", "MC416", "MC417", "MC432", "MC526")]
 
 
 @pytest.mark.parametrize("target", ["mine.Trainer", "mine.Tuner", SHIPPED])
@@ -176,6 +176,33 @@ def test_a_pair_of_dims_that_the_class_excludes(tmp_path: Path) -> None:
         "`fsdp` is 4",
     ]
     assert found.help == "nearest that fit: dp 2 x fsdp 4; dp 4 x tp 2"
+
+
+WITHOUT = """
+from meshctl import Component, endpoint
+class T(Component):
+    LAYOUTS = {"without": {"args.compile": ("cp", "ulysses")}, "ulysses": "heads"}
+    def __init__(self, compile: bool = False): ...
+    @endpoint
+    def step(self, samples: range) -> dict[str, float]: ...
+"""
+
+
+@pytest.mark.parametrize("dims", ["cp_size: 2", "ulysses_size: 2"])
+def test_an_argument_that_excludes_a_dim(tmp_path: Path, dims: str) -> None:
+    (tmp_path / "other.py").write_text(WITHOUT)
+    dim = dims.split("_")[0]
+    (found,) = report_of(tmp_path, "other.T", f"{{fsdp_size: auto, {dims}}}, args: {{compile: true}}")
+    assert found.code == "MC417" and found.message == f"`compile` of `trainer` cannot be used with `{dim}`"
+    assert found.help == f"leave out `compile`, or use {dim} 1"
+    assert not report_of(tmp_path, "other.T", f"{{fsdp_size: auto, {dims}}}, args: {{compile: false}}")
+
+
+def test_ulysses_must_divide_the_heads_for_a_class_without_a_ring(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(WITHOUT)
+    (found,) = report_of(tmp_path, "other.T", "{fsdp_size: 8, ulysses_size: 8}, model: {num_heads: 12}")
+    assert (found.code, found.severity) == ("MC432", "error")
+    assert found.help == "nearest that fit: ulysses 4"
 
 
 def test_the_layout_of_another_component_is_checked_for_each_class(tmp_path: Path) -> None:
