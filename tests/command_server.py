@@ -1,6 +1,7 @@
 """Runs commands of meshctl in forks of one process, which has imported torch and what most commands import.
 
-    done = call(folder, "launch", "recipe.yaml")
+    done = call(folder, "launch", "recipe.yaml")          # waits for its end
+    running = Started(folder, "launch", "recipe.yaml")    # reads its output while it runs
 
 A command has its own folder, environment, session and files, as if a new interpreter ran it, and spares the
 imports, which take longer than most runs of the tests. A test of what is imported, of signals to a process
@@ -15,16 +16,18 @@ import importlib
 import json
 import os
 import pkgutil
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tests.paths import ROOT
 
@@ -58,6 +61,44 @@ def call(
     return server(preload).call(folder, *words, env={**os.environ, **(env or {})}, program=program)
 
 
+class Started:
+    """A command that runs in a session of its own. Its output and its errors are one stream of lines."""
+
+    def __init__(self, folder: Path, *words: str, **environ: str) -> None:
+        self.lines: list[str] = []
+        self._code: int | None = None
+        with tempfile.TemporaryDirectory() as scratch:
+            pipe = Path(scratch, "pipe")
+            os.mkfifo(pipe)
+            reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+            self.pid = server().start(folder, *words, env={**os.environ, **environ}, files=[pipe, pipe])
+        os.set_blocking(reader, True)
+        self._output = os.fdopen(reader, encoding="utf-8", errors="replace")
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """Reads lines until one matches."""
+        for line in self._output:
+            self.lines.append(line)
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError("".join(self.lines))
+
+    def end(self) -> tuple[int, str]:
+        """Waits for the end. Returns the exit code and the whole output."""
+        if self._code is None:
+            self.lines += self._output
+            self._output.close()
+            self._code = server().wait(self.pid)
+        return self._code, "".join(self.lines)
+
+    def kill(self) -> None:
+        """Kills the command and its process group, and waits for the end. Does nothing after `end`."""
+        if self._code is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.end()
+
+
 @cache
 def server(preload: str = "") -> CommandServer:
     """Returns the server of this process of pytest, which has imported one more module. It ends with this
@@ -66,7 +107,7 @@ def server(preload: str = "") -> CommandServer:
 
 
 class CommandServer:
-    """The process that forks commands, one at a time."""
+    """The process that forks commands. It waits for one of them at a time."""
 
     def __init__(self, preload: str) -> None:
         self._process = subprocess.Popen(
@@ -87,27 +128,32 @@ class CommandServer:
         """As `call`. `env` is the whole environment of the command."""
         with tempfile.TemporaryDirectory() as scratch:
             files = [Path(scratch, name) for name in ("stdout", "stderr")]
-            request = {
-                "folder": str(folder),
-                "words": words,
-                "env": dict(env),
-                "program": program,
-                "files": [os.devnull, *map(str, files)],
-            }
-            with self._lock:
-                code = self._answer(json.dumps(request))
+            code = self.wait(self.start(folder, *words, env=env, program=program, files=files))
             out, err = (file.read_text(encoding="utf-8", errors="replace") for file in files)
         return subprocess.CompletedProcess(words, code, out, err)
 
-    def _answer(self, request: str) -> int:
+    def start(
+        self, folder: Path, *words: str, env: Mapping[str, str], files: Sequence[Path], program: str = ""
+    ) -> int:
+        """Starts a command, and returns its pid. `files` are opened for its output and its errors."""
+        names = [os.devnull, *map(str, files)]
+        command = {"folder": str(folder), "words": words, "env": dict(env), "program": program}
+        return self._answer({"files": names, "command": command})
+
+    def wait(self, pid: int) -> int:
+        """Waits for the end of a command, and returns its exit code."""
+        return self._answer({"pid": pid})
+
+    def _answer(self, request: Mapping[str, object]) -> int:
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(request + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        with self._lock:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            return int(self._process.stdout.readline())
 
 
 def serve(preload: str) -> None:
-    """Reads requests from stdin, and writes the exit code of each command to stdout."""
+    """Reads requests from stdin, and answers with the pid of a new command, or the exit code of one that ended."""
     from meshctl.cli import launch
 
     launch.import_torch()
@@ -117,10 +163,18 @@ def serve(preload: str) -> None:
     gc.freeze()
     for line in sys.stdin:
         request = json.loads(line)
-        pid = os.fork()
-        if not pid:
-            execute(**request)
-        print(exit_code(pid), flush=True)
+        print(exit_code(request["pid"]) if "pid" in request else started(**request), flush=True)
+
+
+def started(files: list[str], command: dict[str, Any]) -> int:
+    """Forks a command, and returns its pid. The files are open when this returns."""
+    opened = [os.open(file, os.O_RDWR | os.O_CREAT, 0o600) for file in files]
+    pid = os.fork()
+    if not pid:
+        execute(opened, **command)
+    for number in opened:
+        os.close(number)
+    return pid
 
 
 def submodules(package: str) -> Iterator[str]:
@@ -138,14 +192,16 @@ def exit_code(pid: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def execute(folder: str, words: list[str], env: dict[str, str], program: str, files: list[str]) -> NoReturn:
-    """Runs a command in this process, which is a fork of the server, and ends it."""
+def execute(files: list[int], folder: str, words: list[str], env: dict[str, str], program: str) -> NoReturn:
+    """Runs a command in this process, which is a fork of the server, and ends it. `files` are its descriptors 0
+    to 2."""
     os.setsid()
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
     for number, file in enumerate(files):
-        os.dup2(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), number)
+        os.dup2(file, number)
+        os.close(file)
     sys.argv[:] = ["meshctl", *words]
     code: int | str | None = 1
     try:

@@ -9,20 +9,18 @@ import shlex
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import MAIN, meshctl
+from tests.cli.commands import meshctl
 from tests.cli.small_launch import PARTS, RECIPE
+from tests.command_server import Started
 
 TWO = RECIPE.replace("{ranks: 1,", "{ranks: 2,").replace("run:", "cluster: {nodes: 2}\nrun:")
 ENGINE = ["--engine", "commands", "engine.commands.head=lo"]
-LIMIT_S = 150
 
 
 @pytest.fixture
@@ -41,51 +39,19 @@ def local_addresses() -> list[str]:
     return ["127.0.0.1", "::1"]
 
 
-class Process(subprocess.Popen[str]):
-    """A meshctl command in a process group of its own, whose lines are kept."""
-
-    def __init__(self, folder: Path, *words: str, **environ: str) -> None:
-        super().__init__(
-            [sys.executable, "-c", MAIN, *words],
-            cwd=folder,
-            env={**os.environ, **environ},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            process_group=0,
-        )
-        self.lines: list[str] = []
-
-    def until(self, pattern: str) -> re.Match[str]:
-        """Reads lines until one matches."""
-        assert self.stdout is not None
-        for line in self.stdout:
-            self.lines.append(line)
-            if found := re.search(pattern, line):
-                return found
-        raise AssertionError("".join(self.lines))
-
-    def end(self) -> tuple[int, str]:
-        """Waits for the end. Returns the exit code and the whole output."""
-        rest, _ = self.communicate(timeout=LIMIT_S)
-        return self.returncode, "".join(self.lines) + rest
-
-
 @pytest.fixture
-def processes() -> Iterator[list[Process]]:
-    """Collects processes, and kills those that are left."""
-    found: list[Process] = []
+def processes() -> Iterator[list[Started]]:
+    """Collects commands, and kills those that still run."""
+    found: list[Started] = []
     yield found
     for one in found:
-        if one.poll() is None:
-            os.killpg(one.pid, signal.SIGKILL)
-        one.communicate()
+        one.kill()
 
 
-def agents_of(run: Path, folder: Path) -> list[Process]:
+def agents_of(run: Path, folder: Path) -> list[Started]:
     """Starts the printed command lines."""
     lines = (run / "commands.txt").read_text().splitlines()
-    return [Process(folder, *shlex.split(line)[1:]) for line in lines]
+    return [Started(folder, *shlex.split(line)[1:]) for line in lines]
 
 
 def losses(run: Path) -> list[object]:
@@ -93,8 +59,8 @@ def losses(run: Path) -> list[object]:
 
 
 @pytest.mark.slow
-def test_a_run_of_two_nodes_and_its_continuation_by_head(folder: Path, processes: list[Process]) -> None:
-    launch = Process(
+def test_a_run_of_two_nodes_and_its_continuation_by_head(folder: Path, processes: list[Started]) -> None:
+    launch = Started(
         folder, "launch", "recipe.yaml", *ENGINE, "components.trainer.args.mood=slow", "run.steps=400"
     )
     processes.append(launch)
@@ -114,11 +80,11 @@ def test_a_run_of_two_nodes_and_its_continuation_by_head(folder: Path, processes
     begun = losses(run)
     assert 0 < len(begun) < 400
 
-    head = Process(folder, "head", "--plan", str(run / "plan.json"), "--host", "127.0.0.1")
+    head = Started(folder, "head", "--plan", str(run / "plan.json"), "--host", "127.0.0.1")
     processes.append(head)
     head.until("set MESHCTL_TOKEN")
     again = [
-        Process(folder, "agent", "--plan", str(run / "plan.json"), "--node", str(node)) for node in (0, 1)
+        Started(folder, "agent", "--plan", str(run / "plan.json"), "--node", str(node)) for node in (0, 1)
     ]
     processes += again
     head.until(f"^step {len(begun) + 1}")
@@ -130,8 +96,8 @@ def test_a_run_of_two_nodes_and_its_continuation_by_head(folder: Path, processes
 
 
 @pytest.mark.slow
-def test_a_killed_head_ends_its_nodes_and_names_what_was_lost(folder: Path, processes: list[Process]) -> None:
-    launch = Process(
+def test_a_killed_head_ends_its_nodes_and_names_what_was_lost(folder: Path, processes: list[Started]) -> None:
+    launch = Started(
         folder,
         "launch",
         "recipe.yaml",
@@ -153,8 +119,8 @@ def test_a_killed_head_ends_its_nodes_and_names_what_was_lost(folder: Path, proc
 
 
 @pytest.mark.slow
-def test_nodes_that_never_join_are_named(folder: Path, processes: list[Process]) -> None:
-    launch = Process(folder, "launch", "recipe.yaml", *ENGINE, "engine.commands.join_limit=3")
+def test_nodes_that_never_join_are_named(folder: Path, processes: list[Started]) -> None:
+    launch = Started(folder, "launch", "recipe.yaml", *ENGINE, "engine.commands.join_limit=3")
     processes.append(launch)
     code, output = launch.end()
     assert code == 4
@@ -192,7 +158,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refused(plan: Path, *words: str, **environ: str) -> tuple[int, str]:
-    done = Process(plan.parent, "agent", "--plan", str(plan), "--node", "1", *words, **environ)
+    done = Started(plan.parent, "agent", "--plan", str(plan), "--node", "1", *words, **environ)
     return done.end()
 
 

@@ -15,7 +15,7 @@ from meshctl.plan.model import Cluster, Program
 from tests.log_text import output_of
 
 SCRIPT = """
-import json, os, sys, time
+import json, os, sys
 import torch
 import torch.distributed as dist
 print("speaks", flush=True)
@@ -24,17 +24,25 @@ total = torch.ones(1)
 dist.all_reduce(total)
 with open(os.path.join(sys.argv[1], f"{sys.argv[2]}-{dist.get_rank()}.json"), "w") as file:
     json.dump([total.item(), dict(os.environ), os.getcwd()], file)
-while sys.argv[2] == "waits":
-    time.sleep(0.1)
-if sys.argv[2] == "fails" and dist.get_rank() == 1:
-    raise ValueError("boom")
 dist.barrier()
 dist.destroy_process_group()
 """
 
 
-def program(folder: Path, word: str, cwd: str = "") -> Program:
-    (folder / "script.py").write_text(SCRIPT)
+WITHOUT_TORCH = """
+import os, sys, time
+with open(os.path.join(sys.argv[1], f"{sys.argv[2]}-{os.environ['RANK']}.json"), "w"):
+    pass
+while sys.argv[2] == "waits":
+    time.sleep(0.1)
+if os.environ["RANK"] == "1":
+    raise ValueError("boom")
+"""
+"""A program that waits, or fails on one rank."""
+
+
+def program(folder: Path, word: str, cwd: str = "", script: str = SCRIPT) -> Program:
+    (folder / "script.py").write_text(script)
     return Program(("script.py", "{run_dir}", word), cwd)
 
 
@@ -96,7 +104,7 @@ def test_a_group_on_two_nodes_is_one_world(launch: Launch, tmp_path: Path) -> No
 
 
 def test_a_program_that_raises_is_quoted(launch: Launch, tmp_path: Path) -> None:
-    run = launch(plan_of(tmp_path, ("left", program(tmp_path, "fails"))))
+    run = launch(plan_of(tmp_path, ("left", program(tmp_path, "fails", script=WITHOUT_TORCH))))
     assert run.end() == 5
     assert run.output().startswith(
         "error: left:1 failed: ValueError: boom\nTraceback (most recent call last):"
@@ -105,7 +113,7 @@ def test_a_program_that_raises_is_quoted(launch: Launch, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_program_is_asked_to_end(launch: Launch, tmp_path: Path, number: signal.Signals) -> None:
-    run = launch(plan_of(tmp_path, ("left", program(tmp_path, "waits"))))
+    run = launch(plan_of(tmp_path, ("left", program(tmp_path, "waits", script=WITHOUT_TORCH))))
     wait(lambda: len(list(run.run.path.glob("waits-*.json"))) == 2, "the program")
     pids = family(run.pid)
     run.send(number)
@@ -158,7 +166,7 @@ def test_an_agent_with_nothing_to_run_reports_it(tmp_path: Path) -> None:
 
 
 def test_a_service_is_terminated_when_the_others_have_ended(launch: Launch, tmp_path: Path) -> None:
-    service = replace(program(tmp_path, "waits"), service=True)
+    service = replace(program(tmp_path, "waits", script=WITHOUT_TORCH), service=True)
     run = launch(plan_of(tmp_path, ("one", 1), ("judge", service)))
     assert run.end() == 0, run.output()
     assert run.run.read_start().attempt == 0

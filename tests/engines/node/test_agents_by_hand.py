@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from processes import Launch, plan_of
 
 from meshctl.plan.model import Cluster, Component, Input, Plan, Stage
@@ -68,6 +69,7 @@ def two_nodes(folder: Path) -> Plan:
     )
 
 
+@pytest.mark.slow_suite
 def test_samples_go_from_node_to_node(launch: Launch, tmp_path: Path) -> None:
     run = launch(two_nodes(tmp_path))
     assert run.end() == 0, run.output()
