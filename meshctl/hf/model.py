@@ -116,6 +116,7 @@ class Model(StoredModel):
         "args.loss_options.importance_cap": "> 0",
         "args.loss_options.max_tokens": "> 0",
     }
+    CALLS: ClassVar = {"args.schedule.warmup": ("update",)}
     EXCLUDES: ClassVar = {
         "args.micro_batch": ("args.micro_batch_tokens",),
         "args.share_prompts": ("args.logits_chunk_tokens", "args.activation_checkpointing", "args.compile"),
@@ -188,8 +189,7 @@ class Model(StoredModel):
         top_logprobs: the number of likeliest tokens in the columns of `teacher_logprobs`; None for none.
         optimizer, lr, optimizer_options: a class of `torch.optim` or its dotted path, the learning rate, and
             further arguments of the class.
-        schedule: a mapping with the keys `name`, `warmup` and `steps` (both in updates) of a schedule of
-            transformers.
+        schedule: the `name`, `warmup` and `steps` (both in updates) of a schedule of transformers.
         clip: the maximum norm of the gradient; None for no clipping.
         micro_batch, micro_batch_tokens: the maximum number of samples, or of tokens, of a micro-batch. An
             update accumulates the gradients of all micro-batches. The two arguments exclude each other.

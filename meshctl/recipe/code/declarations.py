@@ -69,6 +69,7 @@ supports.
         EXCLUDES = {"args.pack": ("args.keep",)}   # an argument, and those that must not be set with it
         NEEDS = {"args.pack": ("args.max_length",)}  # an argument, and those of which it needs one
         RESERVED = {"args.engine": ("model",)}     # an argument, and keys that must not be in its mapping
+        CALLS = {"args.warmup": ("update",)}       # an argument, and the endpoints whose calls it counts
 
 They are literals and may be inherited. All keys of `LAYOUTS`, `MEMORY` and `ROLLOUT` may be left out.
 Where a subclass overrides a method, its columns are unknown until it declares `RETURNS` again.
@@ -257,6 +258,8 @@ class Declarations:
     """Argument -> the arguments of which one must be set with it. `("args",)` is always set."""
     reserved: Mapping[KeyPath, tuple[str, ...]] = field(default_factory=dict)
     """Argument -> the keys that must not be in its mapping."""
+    calls: Mapping[KeyPath, tuple[str, ...]] = field(default_factory=dict)
+    """Argument -> the endpoints whose calls it counts."""
     rollout: Rollout = Rollout()
     returns: Mapping[str, Returned] = field(default_factory=dict)
     """Endpoint -> the columns that it returns."""
@@ -413,11 +416,11 @@ def _needs(value: Any) -> Mapping[KeyPath, tuple[KeyPath, ...]]:
     return {(ALL,): _excludes({"args.all": value[ALL]})["args", "all"], **others}
 
 
-def _reserved(value: Any) -> Mapping[KeyPath, tuple[str, ...]]:
+def _texts_of_arguments(value: Any) -> Mapping[KeyPath, tuple[str, ...]]:
     if not isinstance(value, dict) or not all(map(_is_argument, value)):  # something else of this name
         return {}
     if not all(map(_is_texts, value.values())):
-        raise Wrong("it does not map arguments to lists of keys")
+        raise Wrong("it does not map arguments to lists of texts")
     return {_argument(name): tuple(keys) for name, keys in value.items()}
 
 
@@ -512,7 +515,8 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "RANGES": _ranges,
     "EXCLUDES": _excludes,
     "NEEDS": _needs,
-    "RESERVED": _reserved,
+    "RESERVED": _texts_of_arguments,
+    "CALLS": _texts_of_arguments,
     "ROLLOUT": _rollout,
     "RETURNS": _returned_columns,
     "EXTRA": _extra,

@@ -292,7 +292,10 @@ def results_can_be_collected(facts: Facts) -> Iterator[Diagnostic]:
             continue
         span = facts.value("pipeline", stage.name, "collect") if stage.collect else call.span
         is_needed = stage.is_source or stage.name in facts.taken
-        if stage.is_without_data and returned.is_batch:
+        if returned.kinds == {"nothing"}:
+            if stage.is_source or (is_needed and (collect.is_batch or collect.is_reduced)):
+                yield _without_value(call)
+        elif stage.is_without_data and returned.is_batch:
             yield _without_ids(call, returned, span)
         elif _reduces_batches(facts, stage):
             word = facts.modes[stage.name].collect
@@ -305,6 +308,15 @@ def results_can_be_collected(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "MC524", f"{call.name} returns {returned.described}, but {joins}", span, help=help
             )
+
+
+def _without_value(call: Call) -> Diagnostic:
+    """Returns the diagnostic of a stage whose value is needed and whose method returns nothing."""
+    needs = "a source must return batches"
+    if not call.stage.is_source:
+        needs = f"another stage takes the value of stage `{call.stage.name}`"
+    help = "its `return` may be missing"
+    return Diagnostic("MC524", f"{call.name} returns nothing, but {needs}", call.span, help=help)
 
 
 def _without_ids(call: Call, returned: Hint, span: Span) -> Diagnostic:

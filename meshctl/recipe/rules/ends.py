@@ -30,22 +30,23 @@ def run_ends(facts: Facts) -> Iterator[Diagnostic]:
         message = f"`epochs` needs a source that knows its length, but {who}"
         help = "write `steps`, or define `__len__`, the number of samples of an epoch"
         yield Diagnostic("MC547", message, facts.value("run", "epochs"), seconds, help)
-    elif not run.steps and all(_is_endless(facts, stage) for stage in sources):
-        span = facts.key("run" if facts.is_named("run") else "pipeline")
+    elif _never_ends(facts):
+        limit, span = "it has no `steps`", facts.key("run" if facts.is_named("run") else "pipeline")
+        if _states_zero_steps(facts):
+            limit, span = "`steps: 0` sets no limit", facts.value("run", "steps")
         why = "no source bounds it"
         if sources:
             returns, has = ("returns", "has") if len(sources) == 1 else ("return", "have")
             names = listed(stage.name for stage in sources)
             why = f"{names} always {returns} a Batch and {has} no `__len__`"
-        message = f"nothing ends this run except Ctrl-C: it has no `steps`, and {why}"
+        message = f"nothing ends this run except Ctrl-C: {limit}, and {why}"
         help = "write `run: {steps: N}`; a source that returns None at its end, or has `__len__`, ends it too"
         yield Diagnostic("MC546", message, span, help=help, severity="warning")
 
 
 def steps_are_counted(facts: Facts) -> Iterator[Diagnostic]:
     """`steps` is not 0, which would set no limit."""
-    node = facts.node("run", "steps")
-    if node is not None and node.value == 0 and facts.is_valid("run", "steps"):
+    if _states_zero_steps(facts) and not (_are_known(facts) and _never_ends(facts)):
         message = "`steps: 0` sets no limit: the run ends with its data, or never"
         help = "remove it, or write the number of steps"
         yield Diagnostic("MC566", message, facts.value("run", "steps"), help=help, severity="warning")
@@ -91,6 +92,16 @@ def _are_known(facts: Facts) -> bool:
     are_valid = all(stage.kind and facts.is_valid("pipeline", name) for name, stage in pipeline.items())
     are_taken = all(other in pipeline for stage in pipeline.values() for other in stage.takes)
     return bool(pipeline) and facts.is_valid("run") and are_valid and are_taken
+
+
+def _states_zero_steps(facts: Facts) -> bool:
+    node = facts.node("run", "steps")
+    return node is not None and node.value == 0 and facts.is_valid("run", "steps")
+
+
+def _never_ends(facts: Facts) -> bool:
+    """Whether neither `steps` nor a source ends a run whose stages are known."""
+    return not facts.recipe.run.steps and all(_is_endless(facts, stage) for stage in _bounding(facts))
 
 
 def _bounding(facts: Facts) -> list[Stage]:

@@ -1,4 +1,4 @@
-"""MC544, MC545, MC548, MC549 and MC554 to MC557: the steps in which stages run.
+"""MC544, MC545, MC548, MC549, MC554 to MC557 and MC581: the steps in which stages run.
 
 A stage runs in steps n, 2n, ... (`every`) or at a time (`when`), and only if all of its inputs run. It may
 therefore run less often than its `every`, or never.
@@ -6,7 +6,7 @@ therefore run less often than its `every`, or never.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import lcm
 
 from meshctl.diagnostics import Diagnostic, Span
@@ -198,6 +198,31 @@ def weights_arrive(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC555", message, span, seconds, severity="warning")
 
 
+def counted_calls_are_within_run(facts: Facts) -> Iterator[Diagnostic]:
+    """The run has as many calls of endpoints as an argument counts, such as the updates of a warm-up."""
+    for name in facts.recipe.components if facts.recipe.run.steps and facts.is_valid("run") else ():
+        for path, endpoints in facts.declares(name).calls.items():
+            node, calls = facts.argument(name, path), _calls(facts, name, endpoints)
+            if node is None or not isinstance(node.value, (int, float)) or not 0 < calls < node.value:
+                continue
+            seconds = (facts.value("run", "steps").with_word(counted(facts.recipe.run.steps, "step")),)
+            called = listed([f"{name}.{method}" for method in endpoints], "or")
+            message = f"`{'.'.join(path[1:])}` is {node.value}, but the run calls {called} {calls} times"
+            yield Diagnostic("MC581", message, node.span, seconds, severity="warning")
+
+
+def _calls(facts: Facts, component: str, endpoints: Collection[str]) -> int:
+    """Returns how many times a run with `steps` calls endpoints of a component; 0 if it is unknown."""
+    stages = [
+        stage
+        for stage in facts.recipe.pipeline.values()
+        if stage.component == component and (not _is_known(facts, stage) or stage.method in endpoints)
+    ]
+    if any(not _is_known(facts, stage) or stage.block or facts.times[stage.name].at for stage in stages):
+        return 0
+    return sum(facts.recipe.run.steps // facts.times[stage.name].period for stage in stages)
+
+
 RULES = (
     stage_runs,
     every_is_kept,
@@ -206,4 +231,5 @@ RULES = (
     run_keys_need_components,
     one_sync_per_target,
     weights_arrive,
+    counted_calls_are_within_run,
 )

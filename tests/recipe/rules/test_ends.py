@@ -63,7 +63,7 @@ def ends_of(folder: Path) -> dict[str, str]:
         ({"Counted": ", ends_run: false"}, "{}", ["MC546"]),
         ({"Always": "", "Counted": ", every: 2"}, "{epochs: 2}", ["MC547", "MC564"]),
         ({"Counted": ""}, "{steps: 0}", ["MC566"]),
-        ({"Always": ""}, "{steps: 0}", ["MC546", "MC566"]),
+        ({"Always": ""}, "{steps: 0}", ["MC546"]),
         ({"Counted": "", "Always": ", when: start, ends_run: true"}, "{}", ["MC565"]),
         ({"Counted": "", "Always": ", when: start"}, "{}", []),
     ],
@@ -72,6 +72,13 @@ def test_what_ends_a_run_is_checked(
     sources: dict[str, str], run: str, expected: list[str], tmp_path: Path
 ) -> None:
     assert sorted(codes(tmp_path, sources, run)) == expected
+
+
+def test_a_run_of_zero_steps_without_an_end_has_one_warning(tmp_path: Path) -> None:
+    assert codes(tmp_path, {"Always": ""}, "{steps: 0}")["MC546"] == (
+        "nothing ends this run except Ctrl-C: `steps: 0` sets no limit, and `s_Always` always returns a Batch "
+        "and has no `__len__`"
+    )
 
 
 def test_the_note_names_the_sources(tmp_path: Path) -> None:

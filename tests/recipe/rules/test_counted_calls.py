@@ -1,0 +1,76 @@
+"""The rule about arguments that count calls of endpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshctl.recipe.load import load
+
+CLASSES = """
+from meshctl import Batch, Component, endpoint
+
+class Data(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch: ...
+
+class Trainer(Component):
+    CALLS = {"args.schedule.warmup": ("update", "step")}
+    def __init__(self, schedule=None) -> None: ...
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict: ...
+    @endpoint(collect="mean")
+    def step(self, batch: Batch) -> dict: ...
+    @endpoint(collect="mean")
+    def evaluate(self, batch: Batch) -> dict: ...
+"""
+RECIPE = """
+groups: {{g: {{ranks: 1, device_type: cpu}}}}
+components:
+  data: {{_target_: training.Data, group: g}}
+  trainer: {{_target_: training.Trainer, group: g, args: {{schedule: {{warmup: {warmup}}}}}}}
+pipeline:
+  batch: {{call: data.next, samples: 4}}
+  first: {stage}
+  exam: {{call: trainer.evaluate, in: batch}}
+run: {{{run}}}
+"""
+EVERY_STEP = "{call: trainer.update, in: batch}"
+OTHER = "{call: trainer.step, in: batch, every: 2}"
+
+
+@pytest.mark.parametrize(
+    ("warmup", "stage", "run", "calls"),
+    [
+        ("11", EVERY_STEP, "steps: 10", 10),
+        ("10", EVERY_STEP, "steps: 10", None),
+        ("6", OTHER, "steps: 10", 5),
+        ("5", OTHER, "steps: 10", None),
+        ("16", f"{EVERY_STEP}\n  second: {OTHER}", "steps: 10", 15),
+        ("15", f"{EVERY_STEP}\n  second: {OTHER}", "steps: 10", None),
+        ("11", EVERY_STEP, "epochs: 1", None),
+        ("11", "{call: trainer.evaluate, in: batch}", "steps: 10", None),
+        ("11", "{call: trainer.update, in: batch, when: end}", "steps: 10", None),
+        (
+            "11",
+            "{repeat: {times: 3, over: batch, size: 2}, stages: {a: {call: trainer.update, in: batch}}}",
+            "steps: 10",
+            None,
+        ),
+        ('"${oc.env:WARMUP,99}"', EVERY_STEP, "steps: 10", None),
+    ],
+)
+def test_the_run_has_as_many_calls_as_an_argument_counts(
+    warmup: str, stage: str, run: str, calls: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "training.py").write_text(CLASSES)
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(warmup=warmup, stage=stage, run=run))
+    loaded = load("recipe.yaml", (), tmp_path, environ={}, detect=lambda: "cpu")
+    assert loaded.recipe is not None, loaded.report.diagnostics
+    found = [one for one in loaded.report.diagnostics if one.code == "MC581"]
+    counted = (
+        f"`schedule.warmup` is {warmup}, but the run calls `trainer.update` or `trainer.step` {calls} times"
+    )
+    assert [one.message for one in found] == ([counted] if calls else [])
+    assert all(one.severity == "warning" and one.primary and one.primary.line == 5 for one in found)
