@@ -13,6 +13,8 @@ FILES = [Path(__file__).with_name(name) for name in ("recipes.md", "runs.md", "e
 SHOWN = {
     "recipe": fields.RECIPE,
     "cluster": fields.CLUSTER,
+    "pool": fields.POOL,
+    "domains": fields.DOMAINS,
     "group": fields.GROUP,
     "component": fields.COMPONENT,
     "parallel": fields.PARALLEL,

@@ -14,6 +14,10 @@ from dataclasses import dataclass as standard
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any
 
+SPARSE = {"sparse": True}
+"""Metadata of a field that is stored only where it differs from its default, so that plans without it keep
+their digest."""
+
 if TYPE_CHECKING:  # type checkers know the standard decorator
     from dataclasses import dataclass as dataclass
 else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, field, fields, is_dataclass
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from types import NoneType, UnionType
@@ -26,6 +26,7 @@ from meshctl.run.settings import Restarts as Restarts
 from meshctl.run.settings import Run as Run
 from meshctl.run.settings import Stop as Stop
 from meshctl.topology.cluster import Cluster as Cluster
+from meshctl.topology.cluster import NodeRanges
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 from meshctl.topology.placement import GroupPlacement, NodeRun, node_runs
@@ -75,6 +76,8 @@ class Group:
     python: str = field(default="", metadata=SPARSE)
     """The interpreter of the workers of its components, relative to the recipe's folder; empty for the
     launcher's own."""
+    nodes: NodeRanges = field(default=(), metadata=SPARSE)
+    """On cpu: the nodes over which its workers are spread; empty for all nodes."""
 
 
 @dataclass(frozen=True)
@@ -373,7 +376,8 @@ def _key(part: Field[Any]) -> str:
 
 
 def _is_stored(part: Field[Any], item: Any) -> bool:
-    return bool(part.metadata.get("stored", not part.metadata.get("sparse") or item != part.default))
+    default = part.default if part.default_factory is MISSING else part.default_factory()
+    return bool(part.metadata.get("stored", not part.metadata.get("sparse") or item != default))
 
 
 def from_data(kind: Any, data: Any) -> Any:

@@ -12,10 +12,8 @@ from itertools import islice, pairwise
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import Group, Plan
 from meshctl.text.english import counted
+from meshctl.topology.cluster import NodeRanges
 from meshctl.topology.placement import NodeRun
-
-NodeRanges = tuple[tuple[int, int], ...]
-"""Numbers of nodes, as ranges [start, stop) in ascending order."""
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from typing import Literal, Protocol, cast
 
 from meshctl.plan.model import Block, Component, Group, Input, Plan, Program, Stage
 from meshctl.recipe import model as recipes
+from meshctl.recipe.allocation import allocation_of
 from meshctl.recipe.meshes import mesh_of
 from meshctl.recipe.stages import DeclaredModes, modes_of
-from meshctl.topology.allocation import allocate
+from meshctl.topology.allocation import Allocation
 from meshctl.topology.modes import Dispatch, Route
 
 DeviceType = Literal["cuda", "npu", "mps", "cpu"]
@@ -37,14 +38,14 @@ class Defaults:
 def resolve(recipe: recipes.Recipe, endpoints: Mapping[str, Mapping[str, Endpoint]]) -> Plan:
     """Returns the plan of a recipe. `endpoints` holds the decorators that were read, by component and
     method."""
-    allocation = allocate(recipe.groups, recipe.cluster)
+    allocation = allocation_of(recipe)
     stages = tuple(_stage(stage, endpoints) for stage in in_order(recipe))
     routes = tuple(_routes(stages))
     return Plan(
         name=recipe.name,
         seed=recipe.seed,
         cluster=allocation.cluster,
-        groups=tuple(_groups(recipe, allocation.devices)),
+        groups=tuple(_groups(recipe, allocation)),
         components=tuple(
             _component(recipe, component, endpoints.get(component.name, {}))
             for component in recipe.components.values()
@@ -77,7 +78,7 @@ def in_order(recipe: recipes.Recipe) -> list[recipes.Stage]:
     return placed
 
 
-def _groups(recipe: recipes.Recipe, devices: Mapping[str, tuple[tuple[int, int], ...]]) -> Iterator[Group]:
+def _groups(recipe: recipes.Recipe, allocation: Allocation) -> Iterator[Group]:
     """Yields the groups in the order of the recipe. Job ranks are numbered in this order."""
     first_job_rank = 0
     for group in recipe.groups.values():
@@ -86,7 +87,8 @@ def _groups(recipe: recipes.Recipe, devices: Mapping[str, tuple[tuple[int, int],
             device_type=cast(DeviceType, group.device_type),
             workers=group.workers,
             first_job_rank=first_job_rank,
-            devices=devices[group.name],
+            devices=allocation.devices[group.name],
+            nodes=allocation.nodes.get(group.name, ()),
             gpus_per_worker=group.gpus_per_worker,
             visible_devices=group.visible_devices,
             env=group.env,

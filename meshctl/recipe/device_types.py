@@ -1,5 +1,5 @@
-"""The types of recipe values that count or name devices: `device_type`, `ranks`, `devices_per_node` and
-`visible_devices`."""
+"""The types of recipe values that count or name devices and nodes: `device_type`, `ranks`, `nodes`,
+`devices_per_node` and `visible_devices`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
-from meshctl.recipe.editor_schema_parts import MAX_COUNT, Schema, any_case, count_or_list, words
-from meshctl.recipe.field_types import Arguments, Text, Type, Whole, integer
-from meshctl.recipe.scalars import shown, text_of
+from meshctl.recipe.editor_schema_parts import MAX_COUNT, Schema, any_case, count_or_list, whole, words
+from meshctl.recipe.field_types import NAME, Arguments, Text, Type, Whole, integer
+from meshctl.recipe.scalars import is_whole, shown, text_of
 from meshctl.text.english import did_you_mean
 from meshctl.topology.cluster import ACCELERATORS, DEVICE_ALIASES, DEVICE_TYPES
 
@@ -92,13 +92,13 @@ class DeviceCounts(Type):
             device_type = DEVICE_ALIASES.get(key.lower(), key.lower())
             if device_type == "cpu":
                 help = "remove it: a cpu group has its number of processes in `ranks`"
-                message = "`devices_per_node` counts accelerators, not cpus"
+                message = f"`{path[-1]}` counts accelerators, not cpus"
                 reader.report(here, "MC314", message, span, help=help)
             elif device_type not in ACCELERATORS:
                 help = did_you_mean(device_type, ACCELERATORS)
                 reader.report(here, "MC301", f"`{key}` is not a device type", span, help=help)
             elif device_type in spans:
-                message = f"`devices_per_node` names {device_type} twice"
+                message = f"`{path[-1]}` names {device_type} twice"
                 reader.report(here, "MC314", message, span, spans[device_type].with_word("first here"))
             else:
                 spans[device_type] = span
@@ -117,14 +117,89 @@ class DeviceCounts(Type):
         return tuple(count or 0 for count in counts) if any(counts) else None
 
     def schema(self) -> Schema:
-        counts = count_or_list(contains={"not": {"const": 0}})
-        device_types = any_case((*ACCELERATORS, *DEVICE_ALIASES))
-        by_type = {
-            "patternProperties": {device_types: counts},
-            "additionalProperties": False,
-            "minProperties": 1,
-        }
-        return {**counts, "type": [*counts["type"], "object"], **by_type}
+        return _by_type(count_or_list(contains={"not": {"const": 0}}))
+
+
+class DevicesOfPool(DeviceCounts):
+    """A number for each node of a pool, or a mapping of device types to numbers."""
+
+    def counts(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        return Whole().read(reader, node, path)
+
+    def schema(self) -> Schema:
+        return _by_type(whole())
+
+
+def _by_type(counts: Schema) -> Schema:
+    """Returns the schema of counts, or of a mapping of device types to counts."""
+    device_types = any_case((*ACCELERATORS, *DEVICE_ALIASES))
+    by_type = {"patternProperties": {device_types: counts}, "additionalProperties": False, "minProperties": 1}
+    return {**counts, "type": [*counts["type"], "object"], **by_type}
+
+
+class DomainSizes(Type):
+    """A number of nodes for each domain, or a list with a number per domain."""
+
+    empty: ClassVar[Any] = 0
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        if not node.is_list:
+            return Whole(1).read(reader, node, path)
+        sizes = [Whole(1).read(reader, item, (*path, str(index))) for index, item in enumerate(node.value)]
+        if not sizes:
+            help = "write one number for each domain"
+            reader.report(path, "MC102", f"`{shown(path)}` is empty", node.span, help=help)
+        return tuple(sizes) if sizes and all(sizes) else None
+
+    def schema(self) -> Schema:
+        return {**count_or_list(minItems=1), "items": whole(1)}
+
+
+@dataclass(frozen=True)
+class NodeNames(Type):
+    """The number of a node, the name of a node pool, or a list of these."""
+
+    empty: ClassVar[Any] = ()
+    wanted: ClassVar[str] = "the number of a node, the name of a node pool, or a list of these"
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        if node.is_list and not node.value:
+            help = "remove it for all nodes"
+            reader.report(path, "MC102", f"`{shown(path)}` is empty", node.span, help=help)
+            return None
+        if not node.is_list:
+            value = self._one(reader, node, path, "write [{}]")
+            return None if value is None else (value,)
+        seen: dict[int | str, Span] = {}
+        for index, item in enumerate(node.value):
+            here = (*path, str(index))
+            value = self._one(reader, item, here, "write {}")
+            if value is None:
+                return None
+            if value in seen:
+                name = f"`{value}`" if isinstance(value, str) else f"node {value}"
+                message = f"`{shown(path)}` names {name} twice"
+                reader.report(here, "MC102", message, item.span, seen[value].with_word("first here"))
+                return None
+            seen[value] = item.span
+        return tuple(seen)
+
+    def _one(self, reader: FieldReader, node: Node, path: KeyPath, help: str) -> int | str | None:
+        """Returns the number or the name; reports any other value, and returns None. `help` has a gap for the
+        numbers of nodes in a text such as `0-3`."""
+        value = node.value
+        if isinstance(value, str) and NAME.fullmatch(value):
+            return value
+        if is_whole(value) and 0 <= value <= MAX_COUNT:
+            return int(value)
+        numbers = _devices_in(value) if isinstance(value, str) else []
+        help = help.format(", ".join(map(str, numbers))) if numbers else ""
+        reader.expected(self.wanted, node, path, help)
+        return None
+
+    def schema(self) -> Schema:
+        one = {"type": ["integer", "string"], "minimum": 0, "maximum": MAX_COUNT}
+        return {**one, "type": ["integer", "string", "array"], "items": one, "minItems": 1}
 
 
 class VisibleDevices(Type):

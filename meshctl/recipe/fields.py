@@ -32,6 +32,7 @@ from meshctl.recipe.field_types import (
     Words,
 )
 from meshctl.recipe.section_types import (
+    CountOrNamed,
     Defaults,
     Field,
     FirstKey,
@@ -233,6 +234,11 @@ GROUP = Section("group", "a group", (
     Field("colocate", Text("groups"),
         doc="Another group whose devices this one shares, as a world of its own.",
         aliases="colocated_with"),
+    Field("nodes", device_types.NodeNames(),
+        doc="Nodes on which the group is placed: numbers, names of node pools, or a list of both. Default: "
+            "devices are the next free ones of any node; on cpu, processes are spread evenly over all nodes.",
+        aliases="node nodelist node_list hosts",
+        related="node_selector nodeSelector"),
     Field("program", Script(PROGRAM),
         doc="A script in place of components, or {module: NAME}; it receives torchrun's environment.",
         aliases="script entrypoint",
@@ -570,10 +576,31 @@ RUN = Section("run", "`run`", (
             "routes of a stage."),
 ))
 
+POOL = Section("pool", "a node pool", (
+    Field("count", Whole(1), default=1,
+        doc="Number of nodes.",
+        aliases="replicas"),
+    Field("devices", device_types.DevicesOfPool(),
+        doc="Number of devices of each node: a count, or a mapping of device types to counts, "
+            "{cuda: 8, npu: 4}. Default: none.",
+        aliases="devices_per_node gpus_per_node"),
+))
+
+DOMAINS = Section("domains", "`cluster.domains`", (
+    Field("nvlink", device_types.DomainSizes(),
+        doc="Number of neighbouring nodes whose devices are connected as fast as those of one node, or a "
+            "list with a number for each domain. tp and ep may cross the nodes of such a domain.",
+        aliases="nvl nvlink_domain superpod"),
+    Field("rack", device_types.DomainSizes(),
+        doc="Number of neighbouring nodes behind one switch, or a list with a number for each rack.",
+        aliases="switch leaf block"),
+))
+
 CLUSTER = Section("cluster", "`cluster`", (
-    Field("nodes", Whole(1),
-        doc="Number of nodes. Default: as many as `devices_per_node` lists, or the least that hold "
-            "the groups.",
+    Field("nodes", CountOrNamed(POOL),
+        doc="Number of nodes; or node pools, which are nodes with the same devices under a name: "
+            "{gpu: {count: 2, devices: 8}, cpu: {count: 1}}. Default: as many as `devices_per_node` "
+            "lists, or the least that hold the groups.",
         aliases="num_nodes nnodes n_nodes num_machines"),
     Field("devices_per_node", device_types.DeviceCounts(),
         doc="Number of devices of each node: a count, a list with a count for each node, or a mapping "
@@ -586,6 +613,9 @@ CLUSTER = Section("cluster", "`cluster`", (
             "the bytes of parameters, gradients and optimizer state on each rank.",
         aliases="gpu_memory memory_per_gpu memory_per_device vram",
         related="memory gpu_memory_utilization max_memory"),
+    Field("domains", Nested(DOMAINS),
+        doc="Neighbouring nodes with a faster network between them: {nvlink: 2, rack: 16}.",
+        aliases="network_domains topology"),
 ))
 
 RECIPE = Section("recipe", "a recipe", (
@@ -624,7 +654,7 @@ RECIPE = Section("recipe", "a recipe", (
 # fmt: on
 
 SECTIONS = (
-    *(PARALLEL, MODEL, GROUP, COMPONENT, CHECKPOINT, RUN, CLUSTER, STOP, BEST),
+    *(PARALLEL, MODEL, CLUSTER, POOL, DOMAINS, GROUP, COMPONENT, CHECKPOINT, RUN, STOP, BEST),
     *(RESTARTS, LOGS, TRACE, CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE, BLOCK, INNER, REPEAT),
     *(engine_fields.ENGINE, *engine_fields.OPTIONS),
 )

@@ -42,10 +42,17 @@ def field_at(path: KeyPath, root: Node) -> Field | None:
 
 def is_key(path: KeyPath, root: Node) -> bool:
     """Whether an override may set a key that is not in the recipe."""
-    if path[:-1] == ("cluster", "devices_per_node"):
+    if counts_devices(path[:-1]):
         device_type = path[-1].lower()
         return DEVICE_ALIASES.get(device_type, device_type) in ACCELERATORS
     return path[-1] in keys_below(path[:-1], root)
+
+
+def counts_devices(path: KeyPath) -> bool:
+    """Whether the keys below a path are device types."""
+    return path == ("cluster", "devices_per_node") or (
+        path[:2] == ("cluster", "nodes") and len(path) == 4 and path[3] == "devices"
+    )
 
 
 def keys_below(path: KeyPath, root: Node) -> tuple[str, ...]:
@@ -53,8 +60,10 @@ def keys_below(path: KeyPath, root: Node) -> tuple[str, ...]:
     below a name that is not in the recipe, and for the parameters of a call."""
     if path == ():
         return RECIPE.keys[1:]
-    if path == ("cluster", "devices_per_node"):
+    if counts_devices(path):
         return ACCELERATORS
+    if path[:2] == ("cluster", "nodes") and root.at(path[:3]) is None:
+        return ()
     if path[0] in ("groups", "components", "pipeline") and root.at(path[:2]) is None:
         return ()
     if path[0] == "pipeline" and len(path) == 2:

@@ -16,30 +16,86 @@ from meshctl.dataclass import dataclass
 from meshctl.recipe.fields import GROUP, RECIPE, REPEAT, STAGE
 from meshctl.run.engine_choice import EngineChoice
 from meshctl.run.settings import Run
+from meshctl.topology.cluster import DevicesPerNode, NodeRanges, NodesPerDomain, devices_by_node
 from meshctl.topology.modes import Dispatch
+
+
+@dataclass(frozen=True)
+class NodePool:
+    """Some nodes with the same devices, which have a name."""
+
+    name: str
+    count: int = 1
+    devices: int | Mapping[str, int] = 0
+    """Number of devices of each node: one number for all accelerator types, or by type."""
+
+    def devices_of(self, device_type: str) -> int:
+        return self.devices.get(device_type, 0) if isinstance(self.devices, Mapping) else self.devices
 
 
 @dataclass(frozen=True)
 class Cluster:
     nodes: int = 0
-    """0 if left out; then it is the number of nodes that `devices_per_node` lists, or the smallest that fits
-    all groups."""
+    """0 if left out; then it is the number of nodes that another value states, or the smallest that fits all
+    groups."""
     devices_per_node: int | tuple[int, ...] | Mapping[str, int | tuple[int, ...]] = 0
     """Number of devices per node: one number for all nodes, or a number per node; for all accelerator types,
-    or by type. 0 if left out."""
+    or by type. 0 if left out, and with node pools."""
     device_memory: int = 0
     """Bytes of memory of each device; 0 if left out."""
+    nodes_by_pool: tuple[NodePool, ...] = ()
+    """The node pools, from node 0 on; empty if the nodes have no names."""
+    nodes_per_domain: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
+    """By kind of domain: a number of nodes for all domains, or a number per domain."""
 
-    def devices_of(self, device_type: str) -> int | tuple[int, ...]:
-        """Returns the number of devices of one type per node: one number for all nodes, or a number per node.
-        0 if left out."""
+    def devices_of(self, device_type: str) -> int | DevicesPerNode:
+        """Returns the number of devices of one type per node: one number for all nodes, or runs of equal
+        nodes. 0 if left out."""
+        if self.nodes_by_pool:
+            return tuple((pool.count, pool.devices_of(device_type)) for pool in self.nodes_by_pool)
         counts = self.devices_per_node
-        return counts.get(device_type, 0) if isinstance(counts, Mapping) else counts
+        given = counts.get(device_type, 0) if isinstance(counts, Mapping) else counts
+        return given if isinstance(given, int) else devices_by_node(len(given), given)
 
     @property
     def named(self) -> tuple[str, ...]:
         """The device types that `cluster` names, even if no group uses them."""
-        return tuple(self.devices_per_node) if isinstance(self.devices_per_node, Mapping) else ()
+        stated = [self.devices_per_node, *(pool.devices for pool in self.nodes_by_pool)]
+        return tuple(dict.fromkeys(kind for each in stated if isinstance(each, Mapping) for kind in each))
+
+    @property
+    def pools(self) -> tuple[tuple[str, int], ...]:
+        """(name, number of nodes) of each node pool."""
+        return tuple((pool.name, pool.count) for pool in self.nodes_by_pool)
+
+    @property
+    def domains(self) -> Mapping[str, int | NodesPerDomain]:
+        """By kind of domain: a number of nodes for all domains, or runs of equal domains."""
+        return {
+            kind: each if isinstance(each, int) else devices_by_node(len(each), each)
+            for kind, each in self.nodes_per_domain.items()
+        }
+
+    def range_of(self, node: int | str) -> tuple[int, int] | None:
+        """Returns the nodes [start, stop) of a node pool, or a single node; None for an unknown name."""
+        if isinstance(node, int):
+            return node, node + 1
+        start = 0
+        for pool in self.nodes_by_pool:
+            if pool.name == node:
+                return start, start + pool.count
+            start += pool.count
+        return None
+
+    def ranges_of(self, nodes: tuple[int | str, ...]) -> NodeRanges:
+        """Returns the nodes that a group names, in ascending order. Unknown names are left out."""
+        ranges: list[tuple[int, int]] = []
+        for start, stop in sorted(found for node in nodes if (found := self.range_of(node))):
+            if ranges and start <= ranges[-1][1]:
+                ranges[-1] = (ranges[-1][0], max(stop, ranges[-1][1]))
+            else:
+                ranges.append((start, stop))
+        return tuple(ranges)
 
 
 @dataclass(frozen=True)
@@ -67,6 +123,8 @@ class DeviceGroup:
     """(name, value) of each variable. The value is None for a variable that is passed through."""
     colocate: str = ""
     """The group whose devices this group shares."""
+    nodes: tuple[int | str, ...] = ()
+    """Numbers of nodes, and names of node pools, on which the group is placed; empty for all nodes."""
     python: str = ""
     """The interpreter of its workers, as written; empty for that of the launcher."""
     program: Program | None = None

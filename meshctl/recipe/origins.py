@@ -23,7 +23,7 @@ from meshctl.recipe.compose import yaml_scalars
 from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.references import references
 from meshctl.recipe.compose.yaml_tree import BROKEN, KeyPath, Node, leaves, plain, replaced
-from meshctl.recipe.fields import BEST, BLOCK, CALL, CHECKPOINT, GROUP, RECIPE, REPEAT, RUN, STOP, SYNC
+from meshctl.recipe.fields import BEST, BLOCK, CALL, CHECKPOINT, GROUP, POOL, RECIPE, REPEAT, RUN, STOP, SYNC
 from meshctl.recipe.load import Loaded
 from meshctl.recipe.model import Recipe, Stage, stage_path
 from meshctl.recipe.rules import Facts
@@ -257,6 +257,10 @@ def _of_cluster(facts: Facts, recipe: Recipe, tree: Node) -> Iterator[Origin]:
     if facts.allocation is None:
         return
     note, cluster = "the least that fits", facts.allocation.cluster
+    for pool, _ in cluster.pools:
+        yield from _defaults(("cluster", "nodes", pool), POOL)
+    if cluster.pools:
+        return
     yield _inferred(("cluster", "nodes"), cluster.nodes, note)
     if tree.at(("cluster", "devices_per_node")) is None:
         for kind, runs in cluster.devices_per_node.items():

@@ -26,6 +26,7 @@ from meshctl.recipe.fields import (
     INNER,
     INPUT,
     MODEL_SIZES,
+    POOL,
     PROGRAM_KEYS,
     RECIPE,
     SYNC,
@@ -72,7 +73,7 @@ class _RecipeReader(FieldReader):
         return model.Recipe(
             name=name if is_run_name(name) else "recipe",
             seed=values["seed"],
-            cluster=model.Cluster(**cluster) if cluster else model.Cluster(),
+            cluster=_cluster(cluster) if cluster else model.Cluster(),
             groups=values["groups"] or {},
             components=values["components"] or {},
             pipeline=flat(values["pipeline"] or {}),
@@ -82,16 +83,20 @@ class _RecipeReader(FieldReader):
         )
 
     def build(self, section: Section, name: str, node: Node, path: KeyPath) -> Any:
-        """Returns one group, component, stage or input."""
+        """Returns one group, component, stage, node pool or input."""
         builders = {
             "group": self.group,
             "component": self.component,
             "stage": self.stage,
             "inner": self.inner,
+            "pool": self.pool,
         }
         return builders.get(section.name, self.parameter)(name, node, path)
 
-    # Groups
+    # Nodes and groups
+
+    def pool(self, name: str, node: Node, path: KeyPath) -> model.NodePool:
+        return model.NodePool(name, **self.section(node, path, POOL))
 
     def group(self, name: str, node: Node, path: KeyPath) -> model.DeviceGroup:
         values = self.section(node, path, GROUP, without=() if node.get("program") else PROGRAM_KEYS)
@@ -240,6 +245,15 @@ class _RecipeReader(FieldReader):
 
 
 # Sections as classes of `model.py`
+
+
+def _cluster(values: Mapping[str, Any]) -> model.Cluster:
+    nodes, others = values["nodes"], dict(values)
+    if isinstance(nodes, dict):
+        others["nodes_by_pool"] = tuple(nodes.values())
+        others["nodes"] = sum(pool.count for pool in nodes.values())
+    stated = others.pop("domains") or {}
+    return model.Cluster(**others, nodes_per_domain={kind: each for kind, each in stated.items() if each})
 
 
 def _layout(component: Node, values: Mapping[str, Any]) -> model.Sizes:

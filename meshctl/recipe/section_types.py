@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.folders import files, shipped
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node, leaves, plain
-from meshctl.recipe.editor_schema_parts import OPEN, Schema, mapping, plain_data, ref, texts, words
-from meshctl.recipe.field_types import CLASS_PATH, MAX_NAME, NAME, Text, Type, Word
+from meshctl.recipe.editor_schema_parts import (
+    OPEN,
+    Schema,
+    mapping,
+    plain_data,
+    ref,
+    texts,
+    whole,
+    words,
+)
+from meshctl.recipe.field_types import CLASS_PATH, MAX_NAME, NAME, Text, Type, Whole, Word
 from meshctl.recipe.scalars import is_whole
 from meshctl.text.english import abbreviated
 
@@ -289,6 +298,20 @@ class Named(Type):
         if self.section.name == "group":
             names = f"^(?!agent-){NAME.pattern}$"
         return mapping(propertyNames={"pattern": names, "maxLength": MAX_NAME}, additionalProperties=item)
+
+
+class CountOrNamed(Named):
+    """A number, or a mapping of names to values of a section."""
+
+    empty: ClassVar[Any] = 0
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        is_named = node.is_mapping and node.value
+        return super().read(reader, node, path) if is_named else Whole(1).read(reader, node, path)
+
+    def schema(self) -> Schema:
+        by_name = super().schema()
+        return {**by_name, **whole(1), "type": ["integer", "object", "string"], "minProperties": 1}
 
 
 def _check_plain_data(reader: FieldReader, node: Node, path: KeyPath) -> None:

@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Literal
 
+from meshctl.dataclass import SPARSE as SPARSE
 from meshctl.dataclass import dataclass
 from meshctl.run.best import Mode
-
-SPARSE = {"sparse": True}
-"""Metadata of a field that is stored only where it differs from its default, so that plans without it keep
-their digest."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,11 @@ def in_units(seconds: float) -> str:
 
 def listed(words: Iterable[str], conjunction: str = "and") -> str:
     """Returns quoted words as an English list; a long list ends with the number of the remaining words."""
-    quoted = [f"`{word}`" for word in words]
+    return in_words([f"`{word}`" for word in words], conjunction)
+
+
+def in_words(quoted: list[str], conjunction: str = "and") -> str:
+    """Returns texts as an English list; a long list ends with the number of the remaining texts."""
     if len(quoted) > MAX_LISTED:
         remaining = len(quoted) - MAX_LISTED + 1
         return f"{', '.join(quoted[: MAX_LISTED - 1])} {conjunction} {remaining} more"

@@ -1,8 +1,13 @@
 """Computes the devices of each group, and the smallest cluster that has enough devices.
 
     list       a group with a list of devices receives exactly these devices
+    nodes      a group with a count and nodes receives the next free devices of these nodes
     count      a group with a count receives the next free devices, in the order of groups in the recipe
     colocate   a colocated group receives the first devices of the other group
+
+Some neighbouring ranks of a group with a count should be close to each other, because they exchange data
+within every layer. Devices are skipped so that each set of such neighbours is on one node, or else in one
+domain, where the cluster has enough devices for that. A cluster is never made larger for it.
 
 Devices are numbered over the cluster, separately for each type. They are stored as ranges [start, stop) in
 the order of the workers, and nodes as runs of equal nodes, so that no cost grows with the number of devices.
@@ -12,12 +17,15 @@ The only exception is a group whose workers leave some devices of every node unu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
+from functools import cached_property
 from itertools import accumulate
+from math import lcm
 from typing import Protocol
 
 from meshctl.dataclass import dataclass
-from meshctl.topology.cluster import ACCELERATORS, Cluster, DevicesPerNode, Piece, devices_by_node
+from meshctl.topology.cluster import ACCELERATORS, Cluster, DevicesPerNode, NodeRanges, NodesPerDomain
+from meshctl.topology.domains import by_domain, domains_of
 
 DeviceRanges = tuple[tuple[int, int], ...]
 """Ranges [start, stop) of device numbers, in the order of the workers."""
@@ -49,6 +57,10 @@ class Group(Protocol):
     def colocate(self) -> str:
         """The group whose devices it shares; empty for none."""
 
+    @property
+    def nodes(self) -> tuple[int | str, ...]:
+        """The numbers of nodes, and the names of node pools, on which it is placed; empty for all nodes."""
+
 
 class Hardware(Protocol):
     """The statements of a recipe about the cluster."""
@@ -61,12 +73,26 @@ class Hardware(Protocol):
     def named(self) -> tuple[str, ...]:
         """The device types that the cluster has, whether or not a group uses them."""
 
-    def devices_of(self, device_type: str) -> int | tuple[int, ...]:
-        """Returns the devices per node: one number for all nodes, or a number per node; 0 if unknown. If the
-        recipe does not distinguish types, the result is the same for every name, including ""."""
+    @property
+    def domains(self) -> Mapping[str, int | NodesPerDomain]:
+        """By kind of domain: the number of nodes in each domain, or the runs of equal domains."""
+
+    @property
+    def pools(self) -> tuple[tuple[str, int], ...]:
+        """(name, number of nodes) of each node pool."""
+
+    def devices_of(self, device_type: str) -> int | DevicesPerNode:
+        """Returns the devices per node: one number for all nodes, or runs of equal nodes; 0 if unknown. If
+        the recipe does not distinguish types, the result is the same for every name, including ""."""
+
+    def ranges_of(self, nodes: tuple[int | str, ...]) -> NodeRanges:
+        """Returns the nodes that a group names. Unknown names are left out."""
 
 
 Groups = Mapping[str, Group]
+Ranges = dict[str, DeviceRanges]
+Neighbours = tuple[int, ...]
+"""Numbers of ranks that should be on one node, or else in one domain: the most important one first."""
 
 
 @dataclass(frozen=True)
@@ -77,49 +103,84 @@ class Allocation:
     beyond: Mapping[str, int] = field(default_factory=dict)
     """Group -> its lowest device number that the cluster does not have. Groups without such a device are
     absent."""
+    nodes: Mapping[str, NodeRanges] = field(default_factory=dict)
+    """The nodes of each cpu group that names some."""
 
 
-def allocate(groups: Groups, hardware: Hardware) -> Allocation:
+def allocate(groups: Groups, hardware: Hardware, neighbours: Mapping[str, Neighbours] = {}) -> Allocation:
     """Returns the devices of every group. If `hardware` does not state the number of nodes, or of devices per
     node, the smallest number that is enough for the groups is used."""
     used = {group.device_type for group in groups.values()}
     types = [kind for kind in ACCELERATORS if kind in used or kind in hardware.named]
-    nodes = hardware.nodes or _node_count(groups, hardware, types)
+    on = {name: hardware.ranges_of(group.nodes) for name, group in groups.items() if group.nodes}
+    nodes = hardware.nodes or _node_count(groups, hardware, types, on)
+    on = {name: tuple(_clipped(named, 0, nodes)) for name, named in on.items()}
+    domains = {
+        kind: domains_of(nodes, each) if isinstance(each, int) else each
+        for kind, each in hardware.domains.items()
+    }
+    cluster = Cluster(nodes, {}, hardware.pools, domains)
     ranges: dict[str, DeviceRanges] = dict.fromkeys(groups, ())
-    per_node: dict[str, DevicesPerNode] = {}
     for kind in types:
-        given = hardware.devices_of(kind)
-        per_node[kind] = devices_by_node(nodes, given or least_per_node(groups, kind, nodes))
-        ranges |= _devices_of_type(groups, kind, per_node[kind])
-    cluster = Cluster(nodes, per_node)
-    return Allocation(cluster, ranges, dict(_beyond(groups, cluster, ranges)))
+        given = hardware.devices_of(kind) or least_per_node(groups, kind, nodes, on)
+        per_node = ((nodes, given),) if isinstance(given, int) else given
+        cluster = replace(cluster, devices_per_node={**cluster.devices_per_node, kind: per_node})
+        ranges |= _close(Demand(groups, kind, per_node, on), neighbours, domains)
+    placed = {name: nodes for name, nodes in on.items() if groups[name].device_type == "cpu"}
+    return Allocation(cluster, ranges, dict(_beyond(groups, cluster, ranges)), placed)
 
 
-def _node_count(groups: Groups, hardware: Hardware, types: Iterable[str]) -> int:
-    """Returns the inferred number of nodes: the length of the longest list of devices per node or, without
-    such lists, the smallest number of nodes that is enough for the groups."""
-    given = {kind: hardware.devices_of(kind) for kind in types}
-    given |= {kind: hardware.devices_of(kind) for kind in hardware.named}
-    if lengths := [
-        len(each) for each in (*given.values(), hardware.devices_of("")) if isinstance(each, tuple)
-    ]:
-        return max(lengths)
-    counts = [1]
+def _close(
+    demand: Demand, neighbours: Mapping[str, Neighbours], domains: Mapping[str, NodesPerDomain]
+) -> Ranges:
+    """Returns the devices of the groups of one type. Neighbours are kept inside a node, or else inside a
+    domain, in the order of preference of each group, as long as the stated nodes are enough."""
+    found = demand.allocated()
+    if not demand.is_met(found):
+        return found
+    for group in demand.counted:
+        size = group.gpus_per_worker
+        for ranks in neighbours.get(group.name, ()):
+            larger = lcm(size, ranks * group.gpus_per_worker)
+            for unit in ("", *domains) if group.devices % larger == 0 else ():
+                closer = demand.with_neighbours(group.name, larger, demand.units(unit, domains))
+                if closer.is_met(there := closer.allocated()):
+                    demand, found, size = closer, there, larger
+                    break
+    return found
+
+
+def _node_count(
+    groups: Groups, hardware: Hardware, types: Iterable[str], on: Mapping[str, NodeRanges]
+) -> int:
+    """Returns the inferred number of nodes: the largest number that some value states or, without such
+    values, the smallest number of nodes that is enough for the groups."""
+    given = {kind: hardware.devices_of(kind) for kind in (*types, *hardware.named, "")}
+    stated = [sum(count for count, _ in runs) for runs in given.values() if isinstance(runs, tuple)]
+    stated += [
+        sum(count * each for count, each in runs)
+        for runs in hardware.domains.values()
+        if isinstance(runs, tuple)
+    ]
+    if stated:
+        return max(stated)
+    counts = [1, *(stop for nodes in on.values() for _, stop in nodes)]
     for kind in types:
         each = given[kind]
         if isinstance(each, int) and each:
-            end = _end(_devices_of_type(groups, kind, ((UNLIMITED, each),)))
+            end = _end(Demand(groups, kind, ((UNLIMITED, each),), on).allocated())
             counts.append(-(-end // each))
     return max(counts)
 
 
-def least_per_node(groups: Groups, kind: str, nodes: int) -> int:
+def least_per_node(groups: Groups, kind: str, nodes: int, on: Mapping[str, NodeRanges] = {}) -> int:
     """Returns the least number of devices of a type per node for which all groups fit."""
 
     def holds(each: int) -> bool:
-        return _end(_devices_of_type(groups, kind, ((nodes, each), (UNLIMITED, each)))) <= nodes * each
+        demand = Demand(groups, kind, ((nodes, each),), on)
+        return demand.is_met(demand.allocated())
 
-    total = _end(_devices_of_type(groups, kind, ((1, UNLIMITED),)))
+    total = _end(Demand(groups, kind, ((1, UNLIMITED),), {}).allocated())
     per_worker = [group.gpus_per_worker for group in groups.values() if group.device_type == kind]
     each = max([-(-total // nodes), *per_worker])
     for _ in range(MAX_LINEAR_STEPS):
@@ -152,30 +213,95 @@ def _beyond(
             yield name, min(outside)
 
 
-def _devices_of_type(groups: Groups, kind: str, nodes: DevicesPerNode) -> dict[str, DeviceRanges]:
-    """Returns the devices of the groups of one type. Groups with lists receive theirs first, then groups with
-    counts in the order of the recipe, then colocated groups.
+@dataclass(frozen=True)
+class Demand:
+    """The groups of one device type, and the nodes with the devices that they may receive."""
 
-    Where the nodes have too few devices, the numbering continues on imagined nodes, each as large as the
-    largest node.
-    """
-    ranges: dict[str, DeviceRanges] = {}
-    largest = max([1, *(each for _, each in nodes)])
-    cluster = Cluster(0, {"": (*nodes, (UNLIMITED, largest))})
-    own = [group for group in groups.values() if group.device_type == kind]
-    for group in own:
-        if isinstance(group.ranks, tuple):
-            ranges[group.name] = _merged((number, number + 1) for number in group.ranks)
-    for group in own:
-        if isinstance(group.ranks, int) and not group.colocate:
+    groups: Groups
+    kind: str
+    nodes: DevicesPerNode
+    on: Mapping[str, NodeRanges]
+    """Group -> the nodes that it names. Groups that name none are absent."""
+    neighbours: Mapping[str, tuple[tuple[int, Cluster], ...]] = field(default_factory=dict)
+    """Group -> (devices, units) for each of its sets of neighbours: so many devices are in one unit, which is
+    a node or a domain."""
+
+    @cached_property
+    def own(self) -> list[Group]:
+        return [group for group in self.groups.values() if group.device_type == self.kind]
+
+    @cached_property
+    def counted(self) -> list[Group]:
+        """The groups that receive free devices."""
+        return [group for group in self.own if isinstance(group.ranks, int) and not group.colocate]
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The nodes and, because they may have too few devices, further imagined ones, each as large as the
+        largest node."""
+        largest = max([1, *(each for _, each in self.nodes)])
+        stated = sum(count for count, _ in self.nodes)
+        return Cluster(stated + UNLIMITED, {"": (*self.nodes, (UNLIMITED, largest))})
+
+    @cached_property
+    def total(self) -> int:
+        """The number of devices of the nodes."""
+        return sum(count * each for count, each in self.nodes)
+
+    def units(self, kind: str, domains: Mapping[str, NodesPerDomain]) -> Cluster:
+        """Returns the nodes, or the domains of a kind, as a cluster."""
+        return by_domain(replace(self.cluster, domains=domains), kind) if kind else self.cluster
+
+    def with_neighbours(self, group: str, devices: int, units: Cluster) -> Demand:
+        """Returns the demand with a further set of neighbours, which contains whole sets of those before."""
+        neighbours = (*self.neighbours.get(group, ()), (devices, units))
+        return replace(self, neighbours={**self.neighbours, group: neighbours})
+
+    def is_met(self, ranges: Ranges) -> bool:
+        """Whether the nodes have all devices. A group on nodes that do not exist is not counted."""
+        return _end(ranges) <= self.total and all(
+            device_count(ranges[group.name]) == group.devices
+            for group in self.counted
+            if self.on.get(group.name, True)
+        )
+
+    def allocated(self) -> Ranges:
+        """Returns the devices of the groups. Groups with lists receive theirs first, then groups with nodes,
+        then the others with counts in the order of the recipe, then colocated groups.
+
+        A group receives fewer devices than it needs only if the nodes that it names have too few.
+        """
+        ranges: Ranges = {}
+        for group in self.own:
+            if isinstance(group.ranks, tuple):
+                ranges[group.name] = _merged((number, number + 1) for number in group.ranks)
+        for group in sorted(self.counted, key=lambda group: group.name not in self.on):
             # This group may use the devices in the list of a group that is colocated with it.
-            others = [name for name in ranges if host_of(groups, name) != group.name]
+            others = [name for name in ranges if host_of(self.groups, name) != group.name]
             taken = sorted(some for name in others for some in ranges[name])
-            ranges[group.name] = _next_free(group, taken, cluster)
-    for group in own:
-        if isinstance(group.ranks, int) and group.colocate:
-            ranges[group.name] = _first(ranges.get(host_of(groups, group.name), ()), group.ranks)
-    return ranges
+            ranges[group.name] = self._next_free(group, taken)
+        for group in self.own:
+            if isinstance(group.ranks, int) and group.colocate:
+                hosted = ranges.get(host_of(self.groups, group.name), ())
+                ranges[group.name] = _first(hosted, group.ranks)
+        return ranges
+
+    def _next_free(self, group: Group, taken: list[tuple[int, int]]) -> DeviceRanges:
+        """Returns the lowest free devices for a group. All devices of a worker are on one node, and all of a
+        set of neighbours in one unit; devices of a node or unit that are too few for one more are skipped."""
+        free, each, neighbours = _gaps(taken), group.gpus_per_worker, self.neighbours.get(group.name, ())
+        if neighbours:  # only the stated nodes: on the imagined ones there may be no set at all
+            free = _clipped(free, 0, self.total)
+        if group.name in self.on:
+            gaps = list(free)
+            allowed = devices_on(self.cluster, "", self.on[group.name])
+            free = (some for devices in allowed for some in _clipped(gaps, *devices))
+        largest = max(devices for _, devices in self.cluster.devices_per_node[""])
+        if each > 1 and group.devices % each == 0 and each <= largest:
+            free = _whole(free, each, self.cluster)
+        for devices, units in neighbours:
+            free = _whole(free, devices, units)
+        return _merged(_first(free, group.devices))
 
 
 def host_of(groups: Groups, name: str) -> str:
@@ -198,22 +324,6 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> DeviceRanges:
     return tuple(merged)
 
 
-def _next_free(group: Group, taken: list[tuple[int, int]], cluster: Cluster) -> DeviceRanges:
-    """Returns the lowest free devices for a group. All devices of a worker are on one node; devices of a node
-    that are too few for one more worker are skipped."""
-    each = group.gpus_per_worker
-    largest = max(devices for _, devices in cluster.devices_per_node[""])
-    if each == 1 or group.devices % each or each > largest:
-        return _first(_gaps(taken), group.devices)
-    whole_workers = (
-        some
-        for start, stop in _gaps(taken)
-        for piece in cluster.pieces("", start, stop)
-        for some in _whole_workers(piece, each)
-    )
-    return _merged(_first(whole_workers, group.devices))
-
-
 def _gaps(taken: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Yields the free ranges, lowest first; the last one has no end."""
     start = 0
@@ -224,14 +334,37 @@ def _gaps(taken: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     yield start, UNLIMITED
 
 
-def _whole_workers(piece: Piece, each: int) -> Iterator[tuple[int, int]]:
-    """Yields the devices of a piece that form workers of `each` devices of one node."""
-    usable = piece.each // each * each
-    if usable == piece.each:
-        yield piece.device, piece.device + piece.nodes * piece.each
-    elif usable:
-        for start in range(piece.device, piece.device + piece.nodes * piece.each, piece.each):
-            yield start, start + usable
+def _clipped(ranges: Iterable[tuple[int, int]], first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Yields the parts of ascending ranges that are in [first, last)."""
+    for start, stop in ranges:
+        if start >= last:
+            return
+        if stop > first:
+            yield max(start, first), min(stop, last)
+
+
+def _whole(ranges: Iterable[tuple[int, int]], size: int, units: Cluster) -> Iterator[tuple[int, int]]:
+    """Yields the devices that form sets of `size` neighbouring devices of one unit."""
+    held: tuple[int, int] | None = None
+    for start, stop in ranges:
+        if held and held[1] == start:
+            held = held[0], stop
+            continue
+        if held:
+            yield from _whole_sets(held, size, units)
+        held = start, stop
+    if held:
+        yield from _whole_sets(held, size, units)
+
+
+def _whole_sets(devices: tuple[int, int], size: int, units: Cluster) -> Iterator[tuple[int, int]]:
+    for piece in units.pieces("", *devices):
+        usable = piece.each // size * size
+        if usable == piece.each:
+            yield piece.device, piece.device + piece.nodes * piece.each
+        elif usable:
+            for start in range(piece.device, piece.device + piece.nodes * piece.each, piece.each):
+                yield start, start + usable
 
 
 def _first(ranges: Iterable[tuple[int, int]], count: int) -> DeviceRanges:
@@ -250,6 +383,16 @@ def _first(ranges: Iterable[tuple[int, int]], count: int) -> DeviceRanges:
 
 def device_count(ranges: DeviceRanges) -> int:
     return sum(stop - start for start, stop in ranges)
+
+
+def devices_on(cluster: Cluster, kind: str, nodes: NodeRanges) -> DeviceRanges:
+    """Returns the devices of a type on these nodes."""
+    return tuple((cluster.first_on(kind, start), cluster.first_on(kind, stop)) for start, stop in nodes)
+
+
+def common(one: DeviceRanges, other: DeviceRanges) -> DeviceRanges:
+    """Returns the devices that are in both. The ranges of `one` are in ascending order."""
+    return tuple(some for start, stop in sorted(other) for some in _clipped(one, start, stop))
 
 
 def first_split_worker(ranges: DeviceRanges, each: int, cluster: Cluster, kind: str) -> int | None:

@@ -14,7 +14,7 @@ from dataclasses import field
 from functools import cached_property
 from itertools import accumulate, groupby
 
-from meshctl.dataclass import dataclass
+from meshctl.dataclass import SPARSE, dataclass
 
 ACCELERATORS = ("cuda", "npu", "mps")
 DEVICE_TYPES = (*ACCELERATORS, "cpu")
@@ -27,6 +27,12 @@ TRANSPORTS = ("tcp",)
 """The values of `TRANSPORT_VARIABLE`: the transports that carry frames between nodes."""
 DevicesPerNode = tuple[tuple[int, int], ...]
 """(number of nodes, devices on each of them), from node 0 on."""
+NodeRanges = tuple[tuple[int, int], ...]
+"""Numbers of nodes, as ranges [start, stop) in ascending order."""
+NodesPerDomain = tuple[tuple[int, int], ...]
+"""(number of domains, nodes in each of them), from node 0 on."""
+DOMAINS = ("nvlink", "rack")
+"""The kinds of domains, the smaller one first. A domain is some neighbouring nodes."""
 
 
 def transport_error(environ: Mapping[str, str]) -> str:
@@ -59,6 +65,11 @@ class Cluster:
     devices_per_node: Mapping[str, DevicesPerNode] = field(default_factory=dict)
     """By device type: ((7, 8), (1, 4)) are seven nodes of eight devices and one of four. The cluster has no
     devices of other types."""
+    pools: tuple[tuple[str, int], ...] = field(default=(), metadata=SPARSE)
+    """(name, number of nodes) of each node pool, from node 0 on; empty if the nodes have no names."""
+    domains: Mapping[str, NodesPerDomain] = field(default_factory=dict, metadata=SPARSE)
+    """By kind of domain: ((3, 4), (1, 2)) are three domains of four nodes and one of two. Kinds that the
+    cluster does not distinguish are absent."""
 
     @classmethod
     def of(cls, nodes: int, **devices_per_node: int | Sequence[int]) -> Cluster:
@@ -92,6 +103,14 @@ class Cluster:
         table = self._table(device_type)
         run = table.of_node(node)
         return table.devices[run] + (node - table.nodes[run]) * table.each[run]
+
+    def pools_on(self, nodes: NodeRanges) -> Iterator[str]:
+        """Yields the names of the node pools that have some of these nodes."""
+        first = 0
+        for name, count in self.pools:
+            if any(start < first + count and first < stop for start, stop in nodes):
+                yield name
+            first += count
 
     def pieces(self, device_type: str, start: int, stop: int) -> Iterator[Piece]:
         """Yields the devices [start, stop) as pieces: a part of the first node, then whole nodes, then a part

@@ -12,7 +12,7 @@ processed one by one, which costs no more than reading this list in the recipe.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -20,7 +20,7 @@ from math import gcd
 from typing import Literal, Protocol
 
 from meshctl.dataclass import dataclass
-from meshctl.topology.cluster import Cluster
+from meshctl.topology.cluster import Cluster, NodeRanges
 from meshctl.topology.mesh import DeviceMesh
 
 
@@ -37,6 +37,9 @@ class Group(Protocol):
     def devices(self) -> tuple[tuple[int, int], ...]: ...
     @property
     def gpus_per_worker(self) -> int: ...
+    @property
+    def nodes(self) -> NodeRanges:
+        """On cpu: the nodes over which its workers are spread; empty for all."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,15 @@ def node_runs(group: Group, cluster: Cluster) -> tuple[NodeRun, ...]:
 
     Raises `ValueError` if a worker would have devices of several nodes.
     """
-    on_cpu = group.device_type == "cpu"
+    if group.device_type == "cpu":
+        return joined(_on_cpu(group.workers, group.nodes or ((0, cluster.nodes),)))
+    return joined(_on_devices(group, cluster))
+
+
+def joined(runs: Iterable[NodeRun]) -> tuple[NodeRun, ...]:
+    """Returns the runs, each joined with those that continue it."""
     found: list[NodeRun] = []
-    for run in _on_cpu(group.workers, cluster.nodes) if on_cpu else _on_devices(group, cluster):
+    for run in runs:
         if found and found[-1].is_continued_by(run):
             found[-1] = replace(found[-1], ranks=found[-1].ranks + run.ranks)
         else:
@@ -83,14 +92,18 @@ def node_runs(group: Group, cluster: Cluster) -> tuple[NodeRun, ...]:
     return tuple(found)
 
 
-def _on_cpu(workers: int, nodes: int) -> Iterator[NodeRun]:
+def _on_cpu(workers: int, nodes: NodeRanges) -> Iterator[NodeRun]:
     """Yields the runs of workers that are spread evenly over nodes. The first `workers mod nodes` nodes have
     one worker more."""
-    each, more = divmod(workers, nodes)
-    if more:
-        yield NodeRun(0, more * (each + 1), 0, each + 1, -1)
-    if each:
-        yield NodeRun(more * (each + 1), (nodes - more) * each, more, each, -1)
+    each, more = divmod(workers, sum(stop - start for start, stop in nodes))
+    rank = 0
+    for start, stop in nodes:
+        full = min(more, stop - start)
+        more -= full
+        for first, count, some in ((start, full, each + 1), (start + full, stop - start - full, each)):
+            if count and some:
+                yield NodeRun(rank, count * some, first, some, -1)
+                rank += count * some
 
 
 def _on_devices(group: Group, cluster: Cluster) -> Iterator[NodeRun]:

@@ -36,6 +36,8 @@ HERE = Span("recipe.yaml", 1, 1)
 PATHS: dict[str, tuple[str, ...]] = {
     "recipe": (),
     "cluster": ("cluster",),
+    "pool": ("cluster", "nodes", "gpu"),
+    "domains": ("cluster", "domains"),
     "group": ("groups", "g"),
     "component": ("components", "c"),
     "parallel": ("components", "c", "parallel"),
@@ -69,7 +71,7 @@ TREE = of_plain(
             "repeated": {"repeat": {}, "stages": {"s": {}}},
         },
         "run": {"checkpoint": {"best": {}}, "stop": {}},
-        "cluster": {},
+        "cluster": {"nodes": {"gpu": {}}, "domains": {}},
     },
     HERE,
 )

@@ -2,10 +2,10 @@
 enough."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshctl.recipe.model import Cluster, DeviceGroup
+from meshctl.recipe.model import Cluster, DeviceGroup, NodePool
 from meshctl.topology.allocation import (
     Allocation,
     DeviceRanges,
@@ -16,6 +16,7 @@ from meshctl.topology.allocation import (
     most_per_node,
 )
 from meshctl.topology.cluster import Cluster as Nodes
+from tests.examples import examples
 
 
 def placed(*groups: DeviceGroup, cluster: Cluster = Cluster()) -> Allocation:
@@ -225,3 +226,87 @@ def test_one_device_less_on_each_node_is_too_few(sizes: list[tuple[int, int]], n
     assert not allocate(groups, Cluster(nodes, each)).beyond
     if each > max(group.gpus_per_worker for group in groups.values()):
         assert allocate(groups, Cluster(nodes, each - 1)).beyond
+
+
+# Nodes, and neighbouring ranks that are kept together
+
+POOLS = Cluster(5, nodes_by_pool=(NodePool("gpu", 3, 8), NodePool("small", 2, {"cuda": 4})))
+
+
+def test_a_group_with_nodes_receives_their_devices_before_others() -> None:
+    groups = (
+        DeviceGroup("a", 6, "cuda"),
+        DeviceGroup("b", 4, "cuda", nodes=("small",)),
+        DeviceGroup("c", 8, "cuda", nodes=(0,)),
+        DeviceGroup("d", 3, "cpu", nodes=(1, "small")),
+    )
+    result = placed(*groups, cluster=POOLS)
+    assert [result.devices[name] for name in "abcd"] == [((8, 14),), ((24, 28),), ((0, 8),), ()]
+    assert result.nodes == {"d": ((1, 2), (3, 5))} and not result.beyond
+    assert result.cluster == Nodes(5, {"cuda": ((3, 8), (2, 4))}, (("gpu", 3), ("small", 2)))
+
+
+def test_a_group_whose_nodes_are_full_receives_what_is_free() -> None:
+    result = placed(DeviceGroup("a", 12, "cuda", nodes=("small",)), cluster=POOLS)
+    assert result.devices == {"a": ((24, 32),)} and not result.beyond
+
+
+def test_the_least_cluster_has_the_named_nodes() -> None:
+    groups = (DeviceGroup("a", 4, "cuda", nodes=(2,)), DeviceGroup("b", 2, "cuda"))
+    assert placed(*groups).cluster == cuda(3, 4)
+    assert placed(DeviceGroup("a", 4, "cuda", nodes=("gpu",))).cluster == cuda(1, 4)
+
+
+def test_neighbours_begin_on_the_next_node_where_there_are_enough() -> None:
+    groups = {
+        "a": DeviceGroup("a", 6, "cuda"),
+        "b": DeviceGroup("b", 8, "cuda"),
+        "c": DeviceGroup("c", 2, "cuda"),
+    }
+    three = allocate(groups, Cluster(3, 8), {"b": (8,)})
+    assert dict(three.devices) == {"a": ((0, 6),), "b": ((8, 16),), "c": ((6, 8),)}
+    assert allocate(groups, Cluster(0, 8), {"b": (8,)}).devices == three.devices
+    exact = {**groups, "b": DeviceGroup("b", 16, "cuda"), "c": DeviceGroup("c", 2, "cuda")}
+    assert allocate(exact, Cluster(0, 8), {"b": (8,)}).devices["b"] == ((8, 24),)
+    full = {"a": DeviceGroup("a", 6, "cuda"), "b": DeviceGroup("b", 8, "cuda")}
+    assert allocate(full, Cluster(1, 14), {"b": (8,)}).devices["b"] == ((6, 14),)
+    assert allocate(full, Cluster(2, 7), {"b": (8,)}).devices["b"] == ((6, 14),)
+
+
+def test_neighbours_that_no_node_holds_are_in_a_domain() -> None:
+    groups = {"a": DeviceGroup("a", 8, "cuda"), "b": DeviceGroup("b", 16, "cuda")}
+    racks = Cluster(4, 8, nodes_per_domain={"nvlink": 2, "rack": 4})
+    assert allocate(groups, racks, {"b": (16,)}).devices["b"] == ((16, 32),)
+    assert allocate(groups, racks, {"b": (8,)}).devices["b"] == ((8, 24),)
+    assert allocate(groups, Cluster(4, 8, nodes_per_domain={"rack": 4}), {"b": (16,)}).devices["b"] == (
+        (8, 24),
+    )
+    assert allocate(groups, Cluster(3, 8, nodes_per_domain={"nvlink": 2}), {"b": (16,)}).devices["b"] == (
+        (8, 24),
+    )
+
+
+@given(st.data())
+@settings(max_examples=examples(150, 2000))
+def test_neighbours_are_in_one_unit_where_the_units_hold_them(data: st.DataObject) -> None:
+    """A single group on free nodes: each set is on one node if the nodes hold so many sets, or else in one
+    domain."""
+    sizes = data.draw(st.lists(st.integers(0, 8), min_size=1, max_size=6).filter(any))
+    domain, ranks = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 8))
+    sets = data.draw(st.integers(1, 4))
+    group = DeviceGroup("a", ranks * sets, "cuda")
+    cluster = Cluster(0, tuple(sizes), nodes_per_domain={"nvlink": domain})
+    result = allocate({"a": group}, cluster, {"a": (ranks,)})
+    devices = [device for start, stop in result.devices["a"] for device in range(start, stop)]
+    assert len(devices) == len(set(devices)) == group.devices
+    nodes = [result.cluster.node_of("cuda", device) for device in devices if device < sum(sizes)]
+    if len(nodes) < group.devices:
+        assert result.beyond and sum(sizes) < group.devices
+        return
+    in_domains = [sum(sizes[start : start + domain]) for start in range(0, len(sizes), domain)]
+    for units, each in ((sizes, 1), (in_domains, domain)):
+        if sum(size // ranks for size in units) >= sets:
+            held = [{node // each for node in nodes[at : at + ranks]} for at in range(0, len(nodes), ranks)]
+            assert all(len(unit) == 1 for unit in held)
+            return
+    assert devices == list(range(group.devices))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import field
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
@@ -18,6 +19,8 @@ from meshctl.plan.node_sets import extend, segments
 from meshctl.plan.views.ways import Over, carries_samples, ends_of, ways
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line
+from meshctl.topology.cluster import DOMAINS
+from meshctl.topology.domains import domain_runs
 from meshctl.topology.memory import Memory
 from meshctl.topology.mesh import VIEWS, DeviceMesh
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Route, part_count, producer_set
@@ -79,6 +82,8 @@ class PlacedGroup:
     nodes: int
     """The number of nodes with workers of the group."""
     node_runs: tuple[NodeRun, ...]
+    pools: tuple[str, ...] = field(default=(), metadata=SPARSE)
+    """The node pools of these nodes."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,9 @@ class ProcessGroups:
     example: tuple[int, ...]
     """The ranks of the first group, at most `EXAMPLE_RANKS`."""
     reach: Reach
+    domain: str = field(default="", metadata=SPARSE)
+    """For groups that span nodes: the smallest kind of domain such that each group is inside one; empty if
+    there is none."""
 
 
 @dataclass(frozen=True)
@@ -285,6 +293,7 @@ def _group(plan: Plan, group: Group) -> PlacedGroup:
         components=tuple(component.name for component in plan.components_of(group.name)),
         nodes=sum(stop - start for start, stop in plan.node_runs_of(group.name)),
         node_runs=plan.node_runs(group.name),
+        pools=tuple(plan.cluster.pools_on(plan.node_runs_of(group.name))),
     )
 
 
@@ -293,7 +302,7 @@ def _group(plan: Plan, group: Group) -> PlacedGroup:
 
 def placed_component(plan: Plan, component: Component, letter: str) -> PlacedComponent:
     mesh = component.mesh
-    node_runs = plan.node_runs(component.group)
+    places = Places(plan, component.group)
     return PlacedComponent(
         name=component.name,
         letter=letter,
@@ -303,7 +312,7 @@ def placed_component(plan: Plan, component: Component, letter: str) -> PlacedCom
         mesh=mesh,
         layout=layout_of(mesh),
         data_size=mesh.data_size,
-        process_groups=tuple(process_groups(mesh, dim, node_runs) for dim in dims_of(mesh)),
+        process_groups=tuple(process_groups(mesh, dim, places) for dim in dims_of(mesh)),
     )
 
 
@@ -327,12 +336,31 @@ def dims_of(mesh: DeviceMesh) -> tuple[str, ...]:
     return (*(dim for dim in mesh.mesh_dim_names if mesh.size(dim) > 1), *views)
 
 
-def process_groups(mesh: DeviceMesh, dim: str, node_runs: tuple[NodeRun, ...]) -> ProcessGroups:
+class Places:
+    """The nodes and the domains on which the ranks of a group are."""
+
+    def __init__(self, plan: Plan, group: str) -> None:
+        self.node_runs = plan.node_runs(group)
+        self._cluster = plan.cluster
+
+    @cached_property
+    def domain_runs(self) -> dict[str, tuple[NodeRun, ...]]:
+        """Kind of domain -> the runs of ranks on domains, the smaller kind first."""
+        domains = self._cluster.domains
+        return {kind: domain_runs(self.node_runs, self._cluster, kind) for kind in DOMAINS if kind in domains}
+
+    def domain_of(self, mesh: DeviceMesh, dim: str) -> str:
+        """Returns the smallest kind of domain such that each process group of a dim is inside one."""
+        inside = (kind for kind, runs in self.domain_runs.items() if span_nodes(runs, mesh, dim) == "inside")
+        return next(inside, "")
+
+
+def process_groups(mesh: DeviceMesh, dim: str, places: Places) -> ProcessGroups:
     size = mesh.size(dim)
     example = tuple(mesh.rank({dim: index}) for index in range(min(size, EXAMPLE_RANKS)))
-    return ProcessGroups(
-        dim, mesh.world_size // size, size, mesh.stride(dim), example, span_nodes(node_runs, mesh, dim)
-    )
+    reach = span_nodes(places.node_runs, mesh, dim)
+    domain = places.domain_of(mesh, dim) if reach != "inside" else ""
+    return ProcessGroups(dim, mesh.world_size // size, size, mesh.stride(dim), example, reach, domain)
 
 
 # The pipeline

@@ -37,6 +37,7 @@ from meshctl.recipe.rules import (
     meshes,
     models,
     names,
+    nodes,
     pipeline,
     rollouts,
     run,
@@ -51,7 +52,7 @@ from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
-    *(names, groups, devices, interpreters, meshes, models, architectures),
+    *(names, groups, nodes, devices, interpreters, meshes, models, architectures),
     *(sequence_lengths, device_memory),
     *(components, arguments, argument_limits, choices, extras, tokenizers, vocabularies, data_files),
     literal_texts,

@@ -11,27 +11,28 @@ from types import MappingProxyType
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics import Diagnostic
+from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe.allocation import allocation_of
 from meshctl.recipe.model import Component, DeviceGroup, Recipe, Sizes
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import counted
 from meshctl.topology.allocation import (
     Allocation,
     DeviceRanges,
-    allocate,
     device_count,
     first_split_worker,
 )
-from meshctl.topology.cluster import Cluster, Piece
+from meshctl.topology.cluster import Cluster, NodeRanges, Piece
+from meshctl.topology.domains import domain_runs
 from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
 from meshctl.topology.placement import NodeRun, Reach, node_runs, span_nodes
 from meshctl.topology.sizes import divisors
 
 MAX_SHOWN = 3
 """Maximum number of places or groups that are listed."""
-WITHIN_LAYERS = {"tp": "MC420", "ep": "MC421", "etp": "MC422"}
-"""Dims whose process groups communicate within every layer and therefore should not span nodes -> code of the
-warning."""
+CODES = {"tp": "MC420", "ep": "MC421", "etp": "MC422"}
+"""Dims whose process groups communicate within every layer and therefore should not span nodes, or NVLink
+domains -> code of the warning."""
 
 
 # Idle devices
@@ -57,7 +58,7 @@ def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
         )
         are = "is" if device_count(idle) == 1 else "are"
         message = f"{device_count(idle)} of {total} {kind} devices {are} not used by any group"
-        span = facts.cluster_value("devices_per_node", *_type_key(recipe, kind))
+        span = _stated(facts, kind, idle[0][0], allocation.cluster)
         help = _how_to_use(recipe, kind, allocation)
         where = _listed(idle, allocation.cluster, kind)
         yield Diagnostic("MC320", f"{message}: {where}", span, seconds, help, "warning")
@@ -111,9 +112,21 @@ def _type_key(recipe: Recipe, kind: str) -> tuple[str, ...]:
     return (kind,) if kind in recipe.cluster.named else ()
 
 
+def _stated(facts: Facts, kind: str, device: int, cluster: Cluster) -> Span:
+    """Returns the span of the value to which a device belongs: in its node pool, or in `devices_per_node`."""
+    node = cluster.node_of(kind, device)
+    for pool in facts.recipe.cluster.nodes_by_pool:
+        if node < pool.count:
+            return facts.value("cluster", "nodes", pool.name, "devices")
+        node -= pool.count
+    return facts.cluster_value("devices_per_node", *_type_key(facts.recipe, kind))
+
+
 def _how_to_use(recipe: Recipe, kind: str, allocation: Allocation) -> str:
     """Returns help that proposes a cluster without these devices, if a smaller number describes one."""
     given, cluster = recipe.cluster, allocation.cluster
+    if given.pools:
+        return "give them to a group, or remove them from the node pool"
     last = max((stop for _, stop in _ranges_of_type(recipe, allocation, kind)), default=0)
     if not last:
         return f"give them to a group, or remove `{kind}` from `cluster.devices_per_node`"
@@ -125,7 +138,7 @@ def _how_to_use(recipe: Recipe, kind: str, allocation: Allocation) -> str:
         smaller = replace(
             given, devices_per_node={**per_node, kind: last} if isinstance(per_node, Mapping) else last
         )
-    there = allocate(recipe.groups, smaller)
+    there = allocation_of(recipe, cluster=smaller)
     left, idle = device_count(_idle(recipe, there, kind)), device_count(_idle(recipe, allocation, kind))
     if there.beyond or left >= idle:
         return "give them to a group, or remove them from `cluster`"
@@ -146,21 +159,43 @@ class AllocatedGroup:
     workers: int
     devices: DeviceRanges
     gpus_per_worker: int
+    nodes: NodeRanges
+
+
+@dataclass(frozen=True)
+class Units:
+    """The nodes of a group's ranks or, if the cluster has NVLink domains, these domains."""
+
+    runs: tuple[NodeRun, ...]
+    noun: str
+    """`node`, or `NVLink domain`."""
+
+    @property
+    def are_one(self) -> bool:
+        return not self.runs or (len(self.runs) == 1 and self.runs[0].nodes == 1)
 
 
 def process_groups_stay_on_node(facts: Facts) -> Iterator[Diagnostic]:
-    """Process groups that communicate within every layer do not span nodes."""
+    """Process groups that communicate within every layer do not span nodes, or NVLink domains."""
     for name, component in facts.recipe.components.items():
         mesh = facts.meshes.get(name)
         if mesh is None or not isinstance(component.parallel, Sizes):
             continue
-        dims = [dim for dim in WITHIN_LAYERS if mesh.size(dim) > 1]
-        runs = _node_runs(facts.allocation, facts.recipe.groups[component.group]) if dims else ()
-        if len(runs) > 1 or (runs and runs[0].nodes > 1):
-            for dim in dims:
-                reach = span_nodes(runs, mesh, dim)
-                if reach != "inside":
-                    yield _spans_nodes(facts, component, mesh, runs, dim, reach)
+        dims = [dim for dim in CODES if mesh.size(dim) > 1]
+        units = _units(facts.allocation, facts.recipe.groups[component.group]) if dims else None
+        for dim in dims if units and not units.are_one else ():
+            assert units
+            reach = span_nodes(units.runs, mesh, dim)
+            if reach != "inside":
+                yield _spans_nodes(facts, component, mesh, units, dim, reach)
+
+
+def _units(allocation: Allocation | None, group: DeviceGroup) -> Units:
+    """Returns the placement of a group's workers; without runs if it is wrong or unknown."""
+    runs = _node_runs(allocation, group)
+    if allocation and runs and "nvlink" in allocation.cluster.domains:
+        return Units(domain_runs(runs, allocation.cluster, "nvlink"), "NVLink domain")
+    return Units(runs, "node")
 
 
 def _node_runs(allocation: Allocation | None, group: DeviceGroup) -> tuple[NodeRun, ...]:
@@ -172,22 +207,30 @@ def _node_runs(allocation: Allocation | None, group: DeviceGroup) -> tuple[NodeR
         is_complete = device_count(devices) == group.devices
         if not is_complete or first_split_worker(devices, each, cluster, group.device_type) is not None:
             return ()
-    return node_runs(AllocatedGroup(group.name, group.device_type, group.workers, devices, each), cluster)
+    nodes = allocation.nodes.get(group.name, ())
+    return node_runs(
+        AllocatedGroup(group.name, group.device_type, group.workers, devices, each, nodes), cluster
+    )
 
 
 def _spans_nodes(
-    facts: Facts, component: Component, mesh: DeviceMesh, runs: tuple[NodeRun, ...], dim: str, reach: Reach
+    facts: Facts, component: Component, mesh: DeviceMesh, units: Units, dim: str, reach: Reach
 ) -> Diagnostic:
     size, count, name = mesh.size(dim), mesh.world_size // mesh.size(dim), component.name
-    message = f"the only {dim} group of `{name}` crosses nodes"
+    message = f"the only {dim} group of `{name}` crosses {units.noun}s"
     if count > 1:
         which = "all" if reach == "all" else "some of the"
-        message = f"{which} {count} {dim} groups of `{name}` cross nodes"
+        message = f"{which} {count} {dim} groups of `{name}` cross {units.noun}s"
     span = facts.value("components", name, "parallel", f"{dim}_size").with_word(f"groups of {size} ranks")
-    has = f"`{component.group}` has {_ranks_per_node(runs)} on a node"
-    seconds = (facts.value("groups", component.group, "ranks").with_word(has),)
-    help = _how_to_stay(facts, component, mesh, runs, dim)
-    return Diagnostic(WITHIN_LAYERS[dim], message, span, seconds, help, "warning")
+    on = "in an" if units.noun != "node" else "on a"
+    has = f"`{component.group}` has {_ranks_per_node(units.runs)} {on} {units.noun}"
+    seconds = [facts.value("groups", component.group, "ranks").with_word(has)]
+    if units.noun != "node":
+        nodes = facts.recipe.cluster.nodes_per_domain["nvlink"]
+        word = f"{counted(nodes, 'node')} in each" if isinstance(nodes, int) else "the domains"
+        seconds.append(facts.value("cluster", "domains", "nvlink").with_word(word))
+    help = _how_to_stay(facts, component, mesh, units, dim)
+    return Diagnostic(CODES[dim], message, span, tuple(seconds), help, "warning")
 
 
 def _ranks_per_node(runs: Sequence[NodeRun]) -> str:
@@ -200,22 +243,33 @@ def _ranks_per_node(runs: Sequence[NodeRun]) -> str:
     return counted(max(counts), "rank") if len(counts) == 1 else f"{min(counts)} to {max(counts)} ranks"
 
 
-def _how_to_stay(
-    facts: Facts, component: Component, mesh: DeviceMesh, runs: tuple[NodeRun, ...], dim: str
-) -> str:
+def _how_to_stay(facts: Facts, component: Component, mesh: DeviceMesh, units: Units, dim: str) -> str:
     """Returns help that proposes the nearest layout whose process groups do not span nodes, or assigning the
     first devices to the group."""
     options: list[str] = []
     for sizes, order in _smaller(mesh, dim):
         nearer = _with_sizes(mesh, sizes, order)
-        if nearer is not None and span_nodes(runs, nearer, dim) == "inside":
+        if nearer is None:
+            continue
+        there = _with_mesh(facts.recipe, component, nearer)
+        if span_nodes(there.runs, nearer, dim) == "inside":
             layout = _drawn(nearer) if dim in DIMS else " x ".join(f"{dim} {n}" for dim, n in sizes.items())
             usual = " without `order`" if order != mesh.mesh_dim_names else ""
-            options.append(f"nearest that stays inside a node: {layout}{usual}")
+            inside = "an NVLink domain" if units.noun != "node" else "a node"
+            options.append(f"nearest that stays inside {inside}: {layout}{usual}")
             break
     if _stays_if_first(facts, component.group, mesh, dim):
         options.append(f"write group `{component.group}` first")
     return "; or ".join(options)
+
+
+def _with_mesh(recipe: Recipe, component: Component, mesh: DeviceMesh) -> Units:
+    """Returns the placement of a component's group if the component had another mesh."""
+    dims = (*DIMS, "ulysses", "ep", "etp")
+    given = tuple((f"{dim}_size", mesh.size(dim)) for dim in dims if mesh.size(dim) > 1)
+    changed = replace(component, parallel=Sizes(given, mesh.mesh_dim_names))
+    there = replace(recipe, components={**recipe.components, component.name: changed})
+    return _units(allocation_of(there), recipe.groups[component.group])
 
 
 def _smaller(mesh: DeviceMesh, dim: str) -> Iterator[tuple[dict[str, int], Sequence[str]]]:
@@ -234,11 +288,11 @@ def _stays_if_first(facts: Facts, name: str, mesh: DeviceMesh, dim: str) -> bool
     recipe, group = facts.recipe, facts.recipe.groups[name]
     if group.device_type == "cpu" or isinstance(group.ranks, tuple) or group.colocate:
         return False
-    there = allocate({name: group, **recipe.groups}, recipe.cluster)
+    there = allocation_of(recipe, {name: group, **recipe.groups})
     now = facts.allocation.devices[name] if facts.allocation else ()
     if there.beyond or there.devices[name] == now:
         return False
-    return span_nodes(_node_runs(there, group), mesh, dim) == "inside"
+    return span_nodes(_units(there, group).runs, mesh, dim) == "inside"
 
 
 def _with_sizes(mesh: DeviceMesh, sizes: Mapping[str, int], order: Sequence[str]) -> DeviceMesh | None:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.model import DeviceGroup
+from meshctl.recipe.model import DeviceGroup, Recipe
 from meshctl.recipe.rules.facts import Facts, node_counts
 from meshctl.recipe.scalars import CURLY_QUOTES
 from meshctl.text.english import counted, listed
 from meshctl.topology.allocation import (
     Allocation,
     DeviceRanges,
+    allocate,
     first_common_device,
     first_split_worker,
     host_of,
@@ -61,18 +63,20 @@ def workers_divide_devices(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def node_counts_agree(facts: Facts) -> Iterator[Diagnostic]:
-    """A list in `devices_per_node` has one number per node of the cluster."""
+    """A list in `devices_per_node` has one number per node of the cluster, and domains have all nodes."""
     counts = node_counts(facts.recipe.cluster)
     if not counts or not facts.is_valid("cluster"):
         return
     (first, count), *others = counts.items()
-    is_number = first == ("nodes",)
+    is_number = first == ("nodes",) and not facts.recipe.cluster.pools
     for key, nodes in others:
         if nodes != count:
-            stated = f"`{'.'.join(first)}` {'is' if is_number else 'lists'} {count}"
+            stated = f"`{'.'.join(first)}` {'is' if is_number else 'has'} {count}"
             seconds = (facts.cluster_value(*first).with_word(stated),)
             message = f"`{'.'.join(key)}` lists {counted(nodes, 'node')}, but the cluster has {count}"
             help = "write one number for each node" + (", or remove `nodes`" if is_number else "")
+            if key[0] == "domains":
+                help = f"each node is in one domain: write sizes that add up to {count}"
             yield Diagnostic("MC315", message, facts.cluster_value(*key), seconds, help)
 
 
@@ -218,19 +222,37 @@ def _hardware(facts: Facts, kind: str) -> tuple[Span, str]:
     assert allocation is not None
     cluster, each = allocation.cluster, recipe.cluster.devices_of(kind)
     total, nodes = counted(cluster.total(kind), "device"), counted(cluster.nodes, "node")
-    word = (
-        f"{nodes} x {each} = {total}" if isinstance(each, int) else f"{counted(len(each), 'node')}: {total}"
-    )
-    key = ("devices_per_node", kind) if kind in recipe.cluster.named else ("devices_per_node",)
+    word = f"{nodes} x {each} = {total}" if isinstance(each, int) else f"{nodes}: {total}"
     of_type = [
         ranges for name, ranges in allocation.devices.items() if recipe.groups[name].device_type == kind
     ]
     needed = max(stop for ranges in of_type for _, stop in ranges)
-    enough = f"`cluster.{'.'.join(key)}: {least_per_node(recipe.groups, kind, cluster.nodes)}`"
     who = f"all groups on {kind}" if _has_several_types(facts) else "all groups"
+    together = f"{who} together need {needed}"
+    if recipe.cluster.pools:
+        help = f"{together}{_larger_pool(recipe, kind, needed)}"
+        return facts.cluster_value("nodes").with_word(word), help
+    key = ("devices_per_node", kind) if kind in recipe.cluster.named else ("devices_per_node",)
+    on = {name: recipe.cluster.ranges_of(group.nodes) for name, group in recipe.groups.items() if group.nodes}
+    enough = f"`cluster.{'.'.join(key)}: {least_per_node(recipe.groups, kind, cluster.nodes, on)}`"
     left_out = "it" if len(key) > 1 else "`cluster`"
-    help = f"{who} together need {needed}: write {enough}, or remove {left_out}"
-    return facts.cluster_value(*key).with_word(word), help
+    return facts.cluster_value(*key).with_word(word), f"{together}: write {enough}, or remove {left_out}"
+
+
+def _larger_pool(recipe: Recipe, kind: str, needed: int) -> str:
+    """Returns help that proposes as many nodes of the pool with the largest nodes as are enough."""
+    pools = recipe.cluster.nodes_by_pool
+    largest = max(pools, key=lambda pool: pool.devices_of(kind))
+    if not (each := largest.devices_of(kind)):
+        return f", and no node pool has {kind} devices: write `devices: {{{kind}: {needed}}}` in one"
+    total = sum(pool.count * pool.devices_of(kind) for pool in pools)
+    count = largest.count + -(-(needed - total) // each)
+    for enough in range(count, count + MAX_LISTED):
+        larger = tuple(replace(pool, count=enough) if pool is largest else pool for pool in pools)
+        nodes = sum(pool.count for pool in larger)
+        if not allocate(recipe.groups, replace(recipe.cluster, nodes=nodes, nodes_by_pool=larger)).beyond:
+            return f": write `cluster.nodes.{largest.name}.count: {enough}`"
+    return ""
 
 
 def one_mps_device_per_node(facts: Facts) -> Iterator[Diagnostic]:

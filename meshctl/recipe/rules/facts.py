@@ -13,6 +13,7 @@ from pathlib import Path
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
+from meshctl.recipe.allocation import allocation_of
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
 from meshctl.recipe.code.declarations import Declarations, KeyPath
 from meshctl.recipe.code.group_code import GroupCode
@@ -25,7 +26,7 @@ from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe,
 from meshctl.recipe.reader import Read
 from meshctl.recipe.rules.model_facts import ModelSizes, TpPlan
 from meshctl.recipe.stages import StageModes, Times, modes_of, times_by_stage
-from meshctl.topology.allocation import Allocation, allocate, most_per_node
+from meshctl.topology.allocation import Allocation, most_per_node
 from meshctl.topology.cluster import DEVICE_ALIASES
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import COLLECT, DISPATCH, Dispatch
@@ -98,11 +99,13 @@ class Facts:
         for name, group in groups.items():
             is_sized = group.devices and group.device_type
             if not is_sized or not all(
-                self.is_valid("groups", name, key) for key in ("gpus_per_worker", "colocate")
+                self.is_valid("groups", name, key) for key in ("gpus_per_worker", "colocate", "nodes")
             ):
                 return None
-        is_consistent = len(set(node_counts(self.recipe.cluster).values())) < 2
-        return allocate(groups, self.recipe.cluster) if is_consistent and self.is_valid("cluster") else None
+        cluster = self.recipe.cluster
+        is_consistent = len(set(node_counts(cluster).values())) < 2
+        is_consistent = is_consistent and not (cluster.pools and cluster.devices_per_node)
+        return allocation_of(self.recipe) if is_consistent and self.is_valid("cluster") else None
 
     def devices_beyond_visible(self, group: DeviceGroup) -> int:
         """Returns the number of devices that a group uses on one node, if that is more than `visible_devices`
@@ -450,4 +453,7 @@ def node_counts(cluster: Cluster) -> dict[tuple[str, ...], int]:
     for key, each in by_key.items():
         if isinstance(each, tuple):
             counts["devices_per_node", *key] = len(each)
+    for kind, nodes in cluster.nodes_per_domain.items():
+        if isinstance(nodes, tuple):
+            counts["domains", kind] = sum(nodes)
     return counts

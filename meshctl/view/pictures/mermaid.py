@@ -87,6 +87,7 @@ def _subgraph(marks: Marks, shown: Topology, group: PlacedGroup, number: int) ->
     """Yields a group with its stages. A sync is a box in each of its two groups."""
     workers = f"{group.workers:,} {'worker' if group.workers == 1 else 'workers'} on {group.device_type}"
     nodes = f", {group.nodes:,} nodes" if group.nodes > 1 else ""
+    nodes += f" of {', '.join(map(_name, group.pools))}" if group.pools else ""
     yield f"  subgraph g{number}[{_quoted(f'{_name(group.name)}: {workers}{nodes}')}]"
     called = set[str]()
     for stage in shown.stages:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.load import load
 from meshctl.recipe.rules import Facts
-from meshctl.recipe.rules.costs import WITHIN_LAYERS, devices_are_used, process_groups_stay_on_node
+from meshctl.recipe.rules.costs import CODES, devices_are_used, process_groups_stay_on_node
 from meshctl.topology.mesh import DIMS
 from meshctl.topology.sizes import divisors
 from tests.examples import examples
@@ -175,7 +175,7 @@ def test_groups_across_nodes_are_those_that_are_found_by_listing(recipe: dict[st
         return
     nodes, mesh = nodes_by_rank(facts), facts.meshes["actor"]
     warned = {found.code: found for found in process_groups_stay_on_node(facts)}
-    for dim, code in WITHIN_LAYERS.items():
+    for dim, code in CODES.items():
         spread = [len({nodes[rank] for rank in ranks}) > 1 for ranks in mesh.process_groups(dim)]
         assert (code in warned) == any(spread)
         if any(spread):

@@ -37,6 +37,7 @@ const modeName = (mode) => (mode.includes(":") ? `by ${mode.split(":")[1]}` : mo
 const nameOf = ({group, rank}) => `${group}:${rank}`;
 const same = (one, other) => Boolean(one && other && one.group === other.group && one.rank === other.rank);
 const REACH = {inside: "inside a node", some: "some cross nodes", all: "crosses nodes"};
+const reachWord = ({reach, domain}) => (domain ? `inside ${domain} domains` : REACH[reach]);
 
 /** The bytes of a component on each rank, or why they are unknown; empty if its class declares none. */
 function memoryOf(name) {
@@ -92,6 +93,7 @@ function buildHead() {
   const words = [
     `${many(facts.workers, "worker")} in ${many(facts.groups.length, "group")}`, many(Math.max(1, topology.nodes), "node"),
     ...[...devices].map(([type, count]) => many(count, `${type} device`)), ...(facts.idle ? [`${digitsOf(facts.idle)} idle`] : []),
+    ...Object.entries(facts.cluster.domains ?? {}).map(([kind, runs]) => many(runs.reduce((sum, [count]) => sum + count, 0), `${kind} domain`)),
   ];
   fill(find("#facts"), `${words.join(" · ")} · plan `, make("code", {}, facts.digest));
   if (facts.groups.length) find("#where").placeholder = `${facts.groups[0].name}:0`;
@@ -118,7 +120,7 @@ function buildGroups(all = false) {
 
 function groupRow(group) {
   const where = [
-    `${group.device_type} on ${many(group.nodes, "node")}`,
+    `${group.device_type} on ${many(group.nodes, "node")}${group.pools ? ` of ${group.pools.join(", ")}` : ""}`,
     group.gpus_per_worker > 1 && `${group.gpus_per_worker} devices each`,
     group.visible_devices.length && `sees ${group.visible_devices.join(", ")}`,
     group.colocate && `on the devices of ${group.colocate}`,
@@ -156,9 +158,9 @@ function componentCard(component, open) {
 function buildBody({name, target, grid, group, process_groups: groups, data_size: data}, body) {
   const memory = memoryOf(name), stages = grid.stages > 1 ? ` · ${grid.stages} pipeline stages` : "";
   const table = make("table", {}, heads(["Dim", "Process groups", "Stride", "First group", "Reach"]), make("tbody", {},
-    ...groups.map(({dim, count, size, stride, example, reach}) => row(dim, [
+    ...groups.map(({dim, count, size, stride, example, ...there}) => row(dim, [
       `${digitsOf(count)} × ${many(size, "rank")}`, stride === null ? "uneven" : digitsOf(stride),
-      make("span", {class: "mono"}, example.join(" ") + (example.length < size ? " …" : "")), REACH[reach],
+      make("span", {class: "mono"}, example.join(" ") + (example.length < size ? " …" : "")), reachWord(there),
     ]))));
   fill(body, make("p", {}, make("code", {}, target), make("span", {class: "muted"}, ` · ${many(data, "data rank")}${stages}`)),
     memory && make("p", {class: "memory"}, ...quoted(memory)),

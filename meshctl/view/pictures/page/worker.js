@@ -55,9 +55,9 @@ function radio(value, words) {
 
 function componentPart(worker, component) {
   const {grid, name, layout, process_groups: groups} = component, {rank} = worker;
-  const rows = groups.map(({dim, reach}) => row(radio(["dim", name, dim], dim), [
+  const rows = groups.map(({dim, ...there}) => row(radio(["dim", name, dim], dim), [
     `${grid.index(rank, dim)} of ${digitsOf(grid.size(dim))}`,
-    rankButtons(worker.group, grid.peers(rank, dim), worker, reachOf(worker, grid.peers(rank, dim), reach), grid.index(rank, dim) - RANKS / 2),
+    rankButtons(worker.group, grid.peers(rank, dim), worker, reachOf(worker, grid.peers(rank, dim), there), grid.index(rank, dim) - RANKS / 2),
   ]));
   const all = groups.length > 1 && row(radio(["all", name], "all dims"), ["", ""]);
   return make("div", {}, make("h3", {}, chip(component), make("span", {class: "layout"}, layout)),
@@ -66,8 +66,8 @@ function componentPart(worker, component) {
 }
 
 /** Whether these ranks are on several nodes; of very many, whether some process groups are. */
-function reachOf({group}, ranks, reach) {
-  if (reach !== "some" || ranks.count > FOLLOWED) return REACH[reach];
+function reachOf({group}, ranks, there) {
+  if (there.reach !== "some" || there.domain || ranks.count > FOLLOWED) return reachWord(there);
   return REACH[new Set(some(ranks, FOLLOWED).map((rank) => topology.placed({group, rank}).node)).size > 1 ? "all" : "inside"];
 }
 

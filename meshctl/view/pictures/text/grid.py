@@ -24,6 +24,8 @@ from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, Segment, c
 
 REACHES = {"inside": "inside", "some": "some cross", "all": "cross"}
 """Whether the process groups of a dim are inside nodes or cross them."""
+FAST_DOMAIN = "nvlink"
+"""The kind of domain in which communication is as fast as inside a node."""
 DIMS_IN_EVERY_LAYER = ("tp", "cp", "ep", "etp", "ulysses")
 """Dims with communication in every layer, for which crossing nodes is highlighted."""
 MAX_ROWS_WITHOUT_GAP = 3
@@ -170,7 +172,7 @@ def sentence(groups: ProcessGroups, width: int) -> Line:
     not fit `tp  2 x 4, stride 1, 0 1 2 3, inside`."""
     stride = "" if groups.stride is None else f", stride {groups.stride}"
     first = "first " * (groups.count > 1) + example(groups)
-    nodes = " a node" if groups.reach == "inside" else " nodes"
+    nodes = " a node" if groups.reach == "inside" else " domain" if groups.domain else " nodes"
     counts = f"  {count(groups.count, 'group')} of {groups.size}{stride}, "
     full = Line(styled(groups.dim, "bold"), counts, first, ", ", reach(groups), nodes)
     counts = f"  {groups.count} x {groups.size}{stride}, "
@@ -190,5 +192,7 @@ def example(groups: ProcessGroups) -> str:
 
 
 def reach(groups: ProcessGroups) -> Segment:
-    is_slow = groups.reach != "inside" and groups.dim in DIMS_IN_EVERY_LAYER
-    return styled(REACHES[groups.reach], "warning" if is_slow else "")
+    is_fast = groups.reach == "inside" or groups.domain == FAST_DOMAIN
+    is_slow = not is_fast and groups.dim in DIMS_IN_EVERY_LAYER
+    words = f"inside {groups.domain}" if groups.domain else REACHES[groups.reach]
+    return styled(words, "warning" if is_slow else "")

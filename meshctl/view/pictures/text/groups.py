@@ -138,7 +138,8 @@ def facts(group: PlacedGroup) -> Line:
     """Returns `4 workers on 4 cuda, nodes 0-1, visible devices 8,9`."""
     words = [_workers(group)]
     if group.node_runs:
-        words.append(nodes_label([(run.first_node, run.last_node + 1) for run in group.node_runs]))
+        of = f" of {', '.join(group.pools)}" if group.pools else ""
+        words.append(nodes_label([(run.first_node, run.last_node + 1) for run in group.node_runs]) + of)
     if group.visible_devices:
         words.append(f"visible devices {','.join(group.visible_devices)}")
     if group.colocate:

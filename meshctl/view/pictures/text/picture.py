@@ -14,13 +14,14 @@ levels that fit together are chosen. Nothing is wider than the width.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from meshctl.plan.views.topology import Topology, Warning
 from meshctl.topology.memory import Memory
 from meshctl.view.formatting import count
 from meshctl.view.pictures.text import memory, pipeline, placement
+from meshctl.view.pictures.text.cluster import cluster_lines
 from meshctl.view.pictures.text.fit_lines import Level, Section, fitted
 from meshctl.view.pictures.text.groups import Groups
 from meshctl.view.pictures.text.letters import IDLE, Marks
@@ -74,12 +75,19 @@ def _sections(topology: Topology, marks: Marks, width: int) -> Iterator[Section]
 
 def _placement(topology: Topology, marks: Marks, width: int) -> Section:
     levels = (
-        Level(0, partial(placement.in_boxes, topology, marks, width), 2 * len(topology.nodes)),
-        Level(30, partial(placement.in_lines, topology, marks, width)),
+        Level(0, partial(_placed, placement.in_boxes, topology, marks, width), 2 * len(topology.nodes)),
+        Level(30, partial(_placed, placement.in_lines, topology, marks, width)),
     )
     return Section(
         "placement", levels, lambda left: f"... and {count(left, 'more line')} of other nodes: --node N"
     )
+
+
+def _placed(
+    draw: Callable[[Topology, Marks, int], list[Line]], topology: Topology, marks: Marks, width: int
+) -> list[Line]:
+    """Returns the placement and, in front of it, the node pools and domains."""
+    return [*cluster_lines(topology.cluster, width), *draw(topology, marks, width)]
 
 
 def _groups(topology: Topology, groups: Groups) -> Section:
