@@ -21,7 +21,7 @@ from meshctl.dataclass import dataclass
 from meshctl.hf import peft_api, random_weights, transformers_api
 from meshctl.hf.errors import ModelError
 from meshctl.hf.peft_api import Lora
-from meshctl.hf.transformers_api import Sizes
+from meshctl.hf.sizes import Sizes
 from meshctl.hf.weights import reset_adapter
 from meshctl.hub_cache import MODEL_FILES, local_folder, missing_weights
 from meshctl.text.english import counted

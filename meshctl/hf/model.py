@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from meshctl.argument_limits import check_arguments
 from meshctl.hf import columns, estimates, micro_batches, peft_api, transformers_api, weights
 from meshctl.hf.building import Build, build
 from meshctl.hf.chunked_head import ChunkedHead
+from meshctl.hf.declared_model import DeclaredModel
 from meshctl.hf.dtypes import dtype_of
 from meshctl.hf.errors import ModelError
 from meshctl.hf.inference import inference
@@ -31,10 +32,10 @@ from meshctl.hf.peft_api import Lora
 from meshctl.hf.sequence import DividedOutputs, SequenceParallel
 from meshctl.hf.sharding import in_blocks
 from meshctl.hf.shared_prompts import SharedOutputs, SharedPrompts
-from meshctl.hf.stored_model import StoredModel
+from meshctl.hf.sizes import Sizes
 from meshctl.hf.texts import Texts, check_positions, joined, texts_of
 from meshctl.hf.training import Sums, Trainer, not_finite
-from meshctl.hf.transformers_api import HEADS, Sizes
+from meshctl.hf.transformers_api import HEADS
 from meshctl.labels import IGNORED
 from meshctl.losses import Loss, LossSum, advantages, find
 from meshctl.runtime.batch.batch import Batch, Ragged
@@ -42,101 +43,8 @@ from meshctl.runtime.collective import Collective
 from meshctl.runtime.component import endpoint
 
 
-class Model(StoredModel):
+class Model(DeclaredModel):
     """A model with the endpoints of all roles in training."""
-
-    EXTRA = "hf"
-    MODEL: ClassVar = ("args.model", "args.config")
-    LAYOUTS: ClassVar = {
-        "dims": ("dp", "fsdp", "cp", "tp", "ulysses"),
-        "tp_plan": "transformers",
-        "lora_styles": "meshctl.hf.peft_api.STYLES",
-        "tied_shards": "equal",
-        "attention": "transformers",
-        "ulysses": "heads",
-        "without": {
-            "args.attention": ("cp", "ulysses"),
-            "args.compile": ("cp", "ulysses"),
-            "args.share_prompts": ("cp", "ulysses"),
-        },
-    }
-    CHOICES: ClassVar = {
-        "args.lora": "meshctl.hf.peft_api.KEYS",
-        "args.head": "meshctl.hf.transformers_api.HEADS",
-        "args.dtype": "meshctl.hf.dtypes.DTYPES",
-        "args.parity": "meshctl.hf.parity.MODES",
-        "args.loss": "meshctl.losses.loss.LOSSES",
-        "args.advantage": "meshctl.losses.advantages.advantage.ADVANTAGES",
-        "args.optimizer": "torch.optim",
-        "args.schedule.name": "transformers.trainer_utils.SchedulerType",
-    }
-    MEMORY: ClassVar = {
-        "dtype": "args.dtype",
-        "optimizer": "args.optimizer",
-        "optimizer_options": "args.optimizer_options",
-        "lora": "args.lora",
-        "head": "args.head",
-        "trained_by": ("update",),
-    }
-    ROLLOUT: ClassVar = {
-        "temperature": "args.temperature",
-        "loss": "args.loss",
-        "loss_options": "args.loss_options",
-        "advantage": "args.advantage",
-        "advantage_options": "args.advantage_options",
-        "advantages": "meshctl.losses.advantages.advantage.DEFAULTS",
-        "estimates": ("advantages", "returns"),
-        "computes": (
-            "meshctl.hf.outputs.INPUTS",
-            "meshctl.hf.estimates.OWN_INPUTS",
-            "meshctl.hf.loss_inputs.AT_IDS",
-        ),
-        "reference": "args.lora",
-        "switches": "meshctl.losses.function.SWITCHES",
-        "providers": "meshctl.losses.function.PROVIDERS",
-    }
-    RANGES: ClassVar = {
-        "args.lora.r": ">= 1",
-        "args.lora.dropout": ">= 0, < 1",
-        "args.temperature": "> 0",
-        "args.top_logprobs": ">= 1",
-        "args.lr": "> 0, <= 1e6",
-        "args.optimizer_options.betas": ">= 0, < 1",
-        "args.optimizer_options.eps": ">= 0",
-        "args.optimizer_options.momentum": ">= 0",
-        "args.optimizer_options.weight_decay": ">= 0",
-        "args.schedule.warmup": ">= 0",
-        "args.schedule.steps": ">= 1",
-        "args.clip": ">= 0",
-        "args.micro_batch": ">= 1",
-        "args.micro_batch_tokens": ">= 1",
-        "args.logits_chunk_tokens": ">= 1",
-        "args.loss_options.clip": ">= 0",
-        "args.loss_options.clip_high": ">= 0",
-        "args.loss_options.importance_cap": "> 0",
-        "args.loss_options.max_tokens": "> 0",
-    }
-    CALLS: ClassVar = {"args.schedule.warmup": ("update",)}
-    EXCLUDES: ClassVar = {
-        "args.micro_batch": ("args.micro_batch_tokens",),
-        "args.share_prompts": ("args.logits_chunk_tokens", "args.activation_checkpointing", "args.compile"),
-    }
-    RETURNS: ClassVar = {
-        "logprobs": ("logprobs", "chosen_logprobs", "rejected_logprobs"),
-        "old_logprobs": ("old_logprobs", "old_chosen_logprobs", "old_rejected_logprobs"),
-        "ref_logprobs": (
-            "ref_logprobs",
-            "ref_sequence_logprobs",
-            "ref_chosen_logprobs",
-            "ref_rejected_logprobs",
-        ),
-        "teacher_logprobs": (
-            "teacher_logprobs",
-            {"args.top_logprobs": ("teacher_top_ids", "teacher_top_logprobs")},
-        ),
-        "values": ("values",),
-        "scores": ("scores", "chosen_scores", "rejected_scores"),
-    }
 
     def __init__(
         self,

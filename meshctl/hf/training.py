@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from meshctl.dataclass import dataclass
 from meshctl.hf import transformers_api
 from meshctl.hf.sharding import local_of, squared_norm
-from meshctl.hf.transformers_api import Sizes
+from meshctl.hf.sizes import Sizes
 from meshctl.losses import LossSum
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.batch.ids import shown_ids

@@ -41,8 +41,8 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
-from meshctl.dataclass import dataclass
 from meshctl.hf.errors import ModelError
+from meshctl.hf.sizes import Sizes
 from meshctl.text.english import nearest
 
 HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}
@@ -57,33 +57,6 @@ PROBE_WIDTH = 4
 LAYER = re.compile(r".*?\.\d+\.")
 """The prefix that the names of the parameters of one layer have in common."""
 make_schedule = get_scheduler
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The number of ranks in each dim of a mesh."""
-
-    dp: int = 1
-    fsdp: int = 1
-    cp: int = 1
-    tp: int = 1
-    ulysses: int = 1
-    """The number of neighbours of dp x fsdp that compute on the same samples."""
-
-    @property
-    def shards(self) -> int:
-        """The number of ranks over which FSDP shards the weights."""
-        return self.fsdp * self.cp
-
-    @property
-    def averaged(self) -> int:
-        """The number of ranks over which FSDP averages gradients."""
-        return self.dp * self.shards
-
-    @property
-    def peers(self) -> int:
-        """The number of ranks that compute on the same samples."""
-        return self.ulysses * self.cp * self.tp
 
 
 IRRELEVANT_WARNING = "FSDP2-wrapped module .* returned a view tensor"
@@ -173,9 +146,9 @@ def load_model(
     """Loads the model of a folder of safetensors. Each rank reads only its shards. Returns the model, and the
     names of its weights that the files lack, which have random values.
 
-    The model is created on torch's `meta` device. There `distribute` shards it. Then `from_pretrained` reads
-    the weights of the local shards to `device`. `renamed` maps regular expressions for names on disk to names
-    in the sharded model. Raises `ModelError` if the model has no such head or a file cannot be read.
+    `distribute` shards the model on torch's `meta` device, and `from_pretrained` reads the local shards to
+    `device`. `renamed` maps regular expressions for names on disk to names in the sharded model. Raises
+    `ModelError` if the model has no such head or a file cannot be read.
     """
     kind = class_of(config, head)
 
@@ -496,8 +469,7 @@ class DiskFormat:
             model.generation_config.save_pretrained(folder)
 
 
-def _one_line(error: BaseException) -> str:
-    """Returns the text of an error. That of an invalid config has its reason in the second line."""
+def _one_line(error: BaseException) -> str:  # that of an invalid config has its reason in the second line
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -16,7 +16,7 @@ from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from meshctl.hf import ModelError, random_weights, transformers_api
-from meshctl.hf.transformers_api import Sizes
+from meshctl.hf.sizes import Sizes
 from tests.hf.parity import MODELS
 
 

@@ -11,7 +11,8 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from meshctl.recipe.code.declarations import Declarations, KeyPath, declarations_of
+from meshctl.recipe.code.declarations import Declarations, declarations_of
+from meshctl.recipe.code.layouts import KeyPath
 from meshctl.recipe.code.modules import Module, Sources
 from meshctl.recipe.code.names import entries_in
 

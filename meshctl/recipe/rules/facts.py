@@ -15,8 +15,9 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
 from meshctl.recipe.allocation import allocation_of
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
-from meshctl.recipe.code.declarations import Declarations, KeyPath
+from meshctl.recipe.code.declarations import Declarations
 from meshctl.recipe.code.group_code import GroupCode
+from meshctl.recipe.code.layouts import KeyPath
 from meshctl.recipe.code.model_config import Config, config, config_of_name, model_types_in, sizes_in
 from meshctl.recipe.code.names import names_in
 from meshctl.recipe.code.tp_plans import tp_plan

@@ -15,7 +15,7 @@ from functools import cached_property
 from math import prod
 
 from meshctl.dataclass import dataclass
-from meshctl.recipe.code.declarations import Layouts
+from meshctl.recipe.code.layouts import Layouts
 from meshctl.recipe.meshes import NoMesh, sizes_of
 from meshctl.recipe.model import Component, Sizes
 from meshctl.recipe.rules.facts import Facts

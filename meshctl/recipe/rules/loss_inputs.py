@@ -14,8 +14,9 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.declarations import TRAINED_BY, KeyPath
+from meshctl.recipe.code.declarations import TRAINED_BY
 from meshctl.recipe.code.functions import Parameters, parameters_of
+from meshctl.recipe.code.layouts import KeyPath
 from meshctl.recipe.code.names import entries_in, literal_in, names_in
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.model import Stage

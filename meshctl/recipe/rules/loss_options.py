@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.code.declarations import KeyPath
 from meshctl.recipe.code.functions import parameters_of
+from meshctl.recipe.code.layouts import KeyPath
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.rules.arguments import wrong_type
 from meshctl.recipe.rules.facts import Facts

@@ -7,7 +7,7 @@ from math import lcm, prod
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Fix, Span
-from meshctl.recipe.code.declarations import LAYOUT_DIMS
+from meshctl.recipe.code.layouts import LAYOUT_DIMS
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.meshes import sizes_of
 from meshctl.recipe.model import Component, Sizes

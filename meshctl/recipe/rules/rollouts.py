@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.declarations import TRAINED_BY, KeyPath
+from meshctl.recipe.code.declarations import TRAINED_BY
 from meshctl.recipe.code.functions import parameters_of
+from meshctl.recipe.code.layouts import KeyPath
 from meshctl.recipe.code.model_config import POSITIONS
 from meshctl.recipe.code.modules import Sources
 from meshctl.recipe.code.names import entries_in

@@ -1,0 +1,32 @@
+"""The sizes of a mesh that determine how a model is sharded, and how its gradients are summed."""
+
+from __future__ import annotations
+
+from meshctl.dataclass import dataclass
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The number of ranks in each dim of a mesh."""
+
+    dp: int = 1
+    fsdp: int = 1
+    cp: int = 1
+    tp: int = 1
+    ulysses: int = 1
+    """The number of neighbours of dp x fsdp that compute on the same samples."""
+
+    @property
+    def shards(self) -> int:
+        """The number of ranks over which FSDP shards the weights."""
+        return self.fsdp * self.cp
+
+    @property
+    def averaged(self) -> int:
+        """The number of ranks over which FSDP averages gradients."""
+        return self.dp * self.shards
+
+    @property
+    def peers(self) -> int:
+        """The number of ranks that compute on the same samples."""
+        return self.ulysses * self.cp * self.tp
