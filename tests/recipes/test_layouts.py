@@ -14,7 +14,7 @@ from tests.recipes.layouts import problems, train, trainer, weights
 from tests.runtime import worlds
 
 
-@pytest.mark.slow
+@pytest.mark.slow_suite
 def test_layouts_weigh_samples_alike_and_read_one_anothers_state(tmp_path: Path) -> None:
     def layouts(rank: int) -> None:
         train(tmp_path, rank)

@@ -71,7 +71,7 @@ def rewards(folder: Path, recipe: str, *overrides: str) -> list[float]:
     return [line["scored.reward"] for line in lines]
 
 
-@pytest.mark.slow
+@pytest.mark.slow_suite
 def test_the_rewards_of_grpo_rise(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     found = rewards(tmp_path, "grpo.yaml", "run.steps=12")
