@@ -53,7 +53,11 @@ class Connection:
         return bool(self._unsent) and not self.is_closed
 
     def send(self, message: Mapping[str, Any]) -> None:
-        self._unsent += json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        self.send_bytes(encoded(message))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Sends an encoded message."""
+        self._unsent += data
         self.flush()
 
     def flush(self) -> None:
@@ -94,6 +98,10 @@ class Connection:
     def close(self) -> None:
         self.is_closed = True
         self._socket.close()
+
+
+def encoded(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def _parsed(line: bytes) -> Message:

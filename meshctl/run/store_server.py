@@ -109,16 +109,23 @@ class StoreServer:
     # Peers
 
     def _accept(self) -> None:
+        """Accepts a peer. Where `STRANGERS_MAX` authenticate, further ones wait in the listener's queue."""
         with suppress(OSError):
             sock, _ = self._listener.accept()
-            if len(self._strangers) >= STRANGERS_MAX:
-                sock.close()
-                return
             peer = _Peer(Connection(sock))
             self._peers.add(peer)
             self._strangers.add(peer)
             self._limit(STRANGER_S, lambda: self._drop(peer) if peer in self._strangers else None)
             self._selector.register(peer.connection, selectors.EVENT_READ, peer)
+            if len(self._strangers) == STRANGERS_MAX:
+                self._selector.unregister(self._listener)
+
+    def _forget_stranger(self, peer: _Peer) -> None:
+        """Forgets a peer that has authenticated or has ended, so that another one can authenticate."""
+        if peer in self._strangers:
+            if len(self._strangers) == STRANGERS_MAX:
+                self._selector.register(self._listener, selectors.EVENT_READ)
+            self._strangers.remove(peer)
 
     def _serve_peer(self, peer: _Peer, events: int) -> None:
         if events & selectors.EVENT_WRITE:
@@ -147,14 +154,14 @@ class StoreServer:
             raise ProtocolError("the token is wrong")
         peer.is_known = True
         peer.connection.message_bytes_max = REQUEST_BYTES_MAX
-        self._strangers.discard(peer)
+        self._forget_stranger(peer)
         self._answer(peer, True)
 
     def _drop(self, peer: _Peer) -> None:
         self._selector.unregister(peer.connection)
         peer.connection.close()
         self._peers.discard(peer)
-        self._strangers.discard(peer)
+        self._forget_stranger(peer)
         self._end_wait(peer)
 
     def _end_wait(self, peer: _Peer) -> None:

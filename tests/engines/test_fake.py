@@ -23,7 +23,8 @@ from meshctl.engines.engine import CannotStart, Job, engine_named
 from meshctl.engines.local import LocalEngine
 from meshctl.engines.supervise.attempt import begin
 from meshctl.engines.supervise.head import Outcome
-from meshctl.engines.supervise.nodes import NodeLost, Nodes
+from meshctl.engines.supervise.nodes import Nodes
+from meshctl.engines.supervise.reports import NodeLost
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.supervisor import Supervisor
 from meshctl.plan.model import Cluster, Plan, Program, Restarts
@@ -371,5 +372,49 @@ def test_a_node_that_is_silent_for_longer_than_its_lease_is_lost(
     clock[0] += 4.0
     assert nodes.poll() == [NodeLost(0, "node 0 has not answered for 15 s")]
     assert not nodes.running
+    joined[0].close()
+    nodes.close()
+
+
+def test_nodes_that_come_at_once_wait_until_others_have_authenticated(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshctl.engines.supervise.nodes.STRANGERS_MAX", 2)
+    nodes = Nodes(listener, "token", 0.0)
+    numbers = range(12)
+    nodes.begin({"type": "attempt", "number": 0}, {number: ["one"] for number in numbers})
+    joined: list[Connection] = []
+
+    def connect(number: int) -> None:
+        joined.append(join(address_of(listener), number, "token")[0])
+
+    threads = [threading.Thread(target=connect, args=(number,)) for number in numbers]
+    for thread in threads:
+        thread.start()
+    polled(nodes, lambda: all(nodes.has_joined(number) for number in numbers))
+    for thread in threads:
+        thread.join()
+    for one in joined:
+        assert one.receive() == [{"type": "attempt", "number": 0}]
+    joined.pop().close()
+    assert [type(report) for report in polled(nodes, lambda: nodes.lost)] == [NodeLost]
+    for one in joined:
+        one.close()
+    nodes.close()
+
+
+def test_a_silent_stranger_makes_room_in_the_end(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshctl.engines.supervise.nodes.STRANGERS_MAX", 1)
+    monkeypatch.setattr("meshctl.engines.supervise.nodes.STRANGER_S", 0.2)
+    nodes = Nodes(listener, "token", 0.0)
+    nodes.begin({"type": "attempt", "number": 0}, {0: ["one"]})
+    with socket.create_connection(listener.getsockname()):
+        joined: list[Connection] = []
+        thread = threading.Thread(target=lambda: joined.append(join(address_of(listener), 0, "token")[0]))
+        thread.start()
+        polled(nodes, lambda: nodes.has_joined(0))
+        thread.join()
     joined[0].close()
     nodes.close()

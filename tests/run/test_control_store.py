@@ -129,3 +129,13 @@ def test_the_end_of_the_server_ends_its_clients(server: tuple[StoreServer, str],
             waiting.result(timeout=30)
     with pytest.raises(StoreLost, match="cannot be reached"):
         connect()
+
+
+def test_clients_that_come_at_once_wait_until_others_have_authenticated(
+    server: tuple[StoreServer, str], connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshctl.run.store_server.STRANGERS_MAX", 2)
+    host, _, port = server[1].rpartition(":")
+    with closing(socket.create_connection((host, int(port)))), ThreadPoolExecutor(8) as pool:
+        counts = [*pool.map(lambda _: connect().add("n", 1), range(24))]
+    assert sorted(counts) == [*range(1, 25)]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from meshctl.engines.supervise.nodes import ClockRead
+from meshctl.engines.supervise.reports import ClockRead
 from meshctl.run.clock_offset import Offset
 from meshctl.run.events import Journal
 

@@ -53,23 +53,24 @@ from meshctl.engines.supervise.examination import Examined
 from meshctl.engines.supervise.forced_end import ForcedEnd
 from meshctl.engines.supervise.judge import Judge
 from meshctl.engines.supervise.launcher_watch import LauncherWatch
-from meshctl.engines.supervise.nodes import (
+from meshctl.engines.supervise.nodes import Nodes
+from meshctl.engines.supervise.observers import Observers
+from meshctl.engines.supervise.orderly_end import OrderlyEnd
+from meshctl.engines.supervise.progress_watch import ProgressWatch
+from meshctl.engines.supervise.reports import (
     AgentExited,
     ClockRead,
     Downloads,
     LogProblem,
     NodeLost,
-    Nodes,
     NodeUnfit,
+    Report,
     ServerExited,
     Stacks,
     Standing,
     StopAsked,
     Stopped,
 )
-from meshctl.engines.supervise.observers import Observers
-from meshctl.engines.supervise.orderly_end import OrderlyEnd
-from meshctl.engines.supervise.progress_watch import ProgressWatch
 from meshctl.engines.supervise.run_files import RunFiles
 from meshctl.engines.supervise.signals import Signals
 from meshctl.run.control_store import StoreClient
@@ -83,6 +84,8 @@ FAILED, UNFIT = 5, 4
 QUIET_POLL_S = 0.1
 """Seconds between two polls while no worker has failed and no step is being agreed. A signal, and a message
 of a node, such as that of a failed worker, begin a poll at once."""
+FREQUENT = (Standing, ClockRead)
+"""Reports that do not begin a poll."""
 RECORDS_S = 2.5
 """Seconds in which the progress records of workers that stand have certainly arrived."""
 
@@ -152,6 +155,8 @@ class Head:
         self._has_failed = self._has_disagreed = self._is_timed_out = False
         """Whether a metric that is not finite, different collectives of ranks, or the time limit end it."""
         self._forced = ForcedEnd(session.nodes, session.handle)
+        self._reports: list[Report] = []
+        """The reports of nodes that are not handled yet."""
 
     def follow(self) -> Outcome:
         """Begins the attempt and follows it until none of its processes runs. Returns the outcome."""
@@ -168,14 +173,24 @@ class Head:
             self._end_services()
             self._end_by_force()
             is_quiet = not (self._causes.has_fault or self._ending.is_deciding or self._forced.has_begun)
-            files = [*self._session.handle.files(), *self._nodes.files()]
-            self._signals.wait(files, QUIET_POLL_S if is_quiet else POLL_S)
+            self._wait(QUIET_POLL_S if is_quiet else POLL_S)
         self._poll()
         self._poll()  # classifies exits that the last poll has read
         outcome = self._outcome()
         self._warn(self._judge.warnings_at_end() if outcome.code == 0 else ())
         self._poll()  # observers see the warnings
         return outcome
+
+    def _wait(self, seconds: float) -> None:
+        """Waits for at most `seconds`. A signal, the end of a process, and reports of nodes end the wait;
+        beats and progress, of which many nodes send many, do not."""
+        until, of_nodes = time.monotonic() + seconds, {*self._nodes.files()}
+        files = {*self._session.handle.files(), *of_nodes}
+        while self._nodes.running and all(isinstance(one, FREQUENT) for one in self._reports):
+            left_s = until - time.monotonic()
+            if left_s <= 0 or self._signals.wait(files, left_s) - of_nodes:
+                return
+            self._reports += self._nodes.poll()
 
     def _message(self) -> dict[str, Any]:
         return {
@@ -237,7 +252,8 @@ class Head:
             self._on_exit(exited)
             if exited.node is not None:
                 self._nodes.drop(exited.node)
-        for report in self._nodes.poll():
+        reports, self._reports = [*self._reports, *self._nodes.poll()], []
+        for report in reports:
             match report:
                 case AgentExited(node, group, code):
                     log = str(self._attempt.run.log(group, f"agent-{node}"))

@@ -5,12 +5,13 @@
     while nodes.running:
         for report in nodes.poll(): ...        # agents that ended, nodes that were lost
 
-No method blocks. The nodes receive the attempt once all of them have authenticated. A peer that does not
-authenticate in time is dropped.
+No method blocks, and `poll` reads only from connections on which something has arrived. The nodes receive the
+attempt once all of them have authenticated. A peer that does not authenticate in time is dropped.
 """
 
 from __future__ import annotations
 
+import math
 import select
 import signal
 import socket
@@ -21,140 +22,35 @@ from dataclasses import field
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.connection import BEAT_S, JOIN_S, Handshake, beat_s
-from meshctl.engines.node.stacks import ProcessState
-from meshctl.engines.supervise.examination import Apart, Examination, Examined
+from meshctl.engines.supervise.examination import Apart, Examination
+from meshctl.engines.supervise.reports import (
+    ClockRead,
+    NodeLost,
+    NodeUnfit,
+    Report,
+    StopAsked,
+    report_of,
+)
 from meshctl.run.addresses import joined
-from meshctl.run.connection import STRANGER_S, STRANGERS_MAX, Connection, Message, ProtocolError
-from meshctl.run.progress import Record
+from meshctl.run.connection import (
+    STRANGER_S,
+    STRANGERS_MAX,
+    Connection,
+    Message,
+    ProtocolError,
+    encoded,
+)
 from meshctl.text.english import counted
 
 CLOSE_S = 2.0
 """Seconds that nodes have at the end to close their connections."""
+LOOK_S = 0.05
+"""Seconds between two looks at all nodes: at leases, at the join limit, and at what is still to be sent."""
 MISSING_MAX = 8
 """The number of missing nodes that a message names."""
 
 CLOCK_READINGS = 4
 """How often the clock of a node is read after each of its beats."""
-
-
-@dataclass(frozen=True)
-class AgentExited:
-    """An agent has ended. `code` is an exit code, or the negative number of a signal."""
-
-    node: int
-    group: str
-    code: int
-
-
-@dataclass(frozen=True)
-class ServerExited:
-    """A fork server that runs another interpreter has ended."""
-
-    node: int
-    python: str
-    code: int
-    log: str
-
-
-@dataclass(frozen=True)
-class NodeLost:
-    """A node process has ended, is silent, or refuses the attempt, or two nodes do not reach each other."""
-
-    node: int
-    """-1 for several."""
-    reason: str
-
-
-@dataclass(frozen=True)
-class Standing:
-    """The progress records of workers that wait, hang or compute."""
-
-    workers: tuple[tuple[str, int, Record, float], ...]
-    """Group, rank, record, and the seconds for which the record has not changed."""
-    moved: tuple[tuple[str, int], ...] = ()
-    """Group and rank of workers that no longer stand."""
-
-
-@dataclass(frozen=True)
-class Stacks:
-    """The states and stacks of workers that the head has asked for."""
-
-    workers: tuple[tuple[str, int, ProcessState], ...]
-    """Group, rank and state."""
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """The agents and fork servers of a node that are stopped (SIGSTOP), each time that they change."""
-
-    node: int
-    processes: tuple[tuple[str, int], ...]
-    """Name in messages and pid."""
-
-
-@dataclass(frozen=True)
-class Downloads:
-    """A node downloads a model before it starts workers."""
-
-    node: int
-    name: str
-    received: int
-    """Bytes."""
-    total: int
-    """Bytes; 0 while it is unknown."""
-
-
-@dataclass(frozen=True)
-class LogProblem:
-    """The log of a worker cannot be written."""
-
-    path: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class ClockRead:
-    """The clock of a node was read, in seconds."""
-
-    node: int
-    sent: float
-    """When the head asked for it, by the head's clock."""
-    remote: float
-    """The node's clock."""
-    received: float
-    """When the head got the answer."""
-
-
-@dataclass(frozen=True)
-class NodeUnfit:
-    """A node lacks something that a worker needs, and has started none."""
-
-    node: int
-    """-1 for several."""
-    reason: str
-
-
-@dataclass(frozen=True)
-class StopAsked:
-    """The scheduler ends the job: a node process has received its signal."""
-
-    signal: signal.Signals
-
-
-Report = (
-    AgentExited
-    | ServerExited
-    | NodeLost
-    | Standing
-    | Stacks
-    | Stopped
-    | Downloads
-    | NodeUnfit
-    | LogProblem
-    | ClockRead
-    | StopAsked
-    | Examined
-)
 
 
 @dataclass
@@ -195,12 +91,20 @@ class Nodes:
         self._listener, self._token, self._lease_s = listener, token, lease_s
         self._join_limit_s, self._digest = join_limit_s, digest
         self._reads_clocks, self._examination = reads_clocks, examination
-        self._strangers: list[Handshake] = []
+        self._strangers: dict[Handshake, None] = {}
+        self._epoll = select.epoll()
+        self._epoll.register(listener, select.EPOLLIN)
+        self._is_accepting = True
+        self._owners: dict[int, Handshake | int] = {}
+        """File of a connection -> the number of its node, or the handshake of a peer that is not known yet.
+        `_epoll` forgets a file that is closed; its entry stays until another connection has the number."""
         self._nodes: dict[int, _Node] = {}
         self._attempt: Message = {}
         self._is_cancelled = False
         """Whether nodes that join from now on do not begin the attempt."""
         self._began = self._polled = self._beat = time.monotonic()
+        self._looked = -math.inf
+        """When all nodes were looked at."""
 
     @property
     def running(self) -> bool:
@@ -227,10 +131,8 @@ class Nodes:
         return number in self._nodes and self._nodes[number].has_joined
 
     def files(self) -> list[int]:
-        """Returns the file descriptors to wait for."""
-        connections = [node.connection for node in self._nodes.values() if node.connection]
-        connections += [stranger.connection for stranger in self._strangers]
-        return [self._listener.fileno(), *(one.fileno() for one in connections if not one.is_closed)]
+        """Returns the file descriptors to wait for: one, whatever the number of nodes."""
+        return [self._epoll.fileno()]
 
     def begin(self, attempt: Mapping[str, object], groups: Mapping[int, Collection[str]]) -> None:
         """Sends an attempt to all nodes. `groups` maps each node to the groups whose agents it runs."""
@@ -245,14 +147,17 @@ class Nodes:
 
     def _send_attempt(self) -> None:
         """Sends the attempt to its nodes if all of them have joined and can begin it."""
-        nodes = [node for node in self._nodes.values() if not node.is_ended]
         can_begin = self._examination is None or self._examination.is_over
-        if self._is_cancelled or not can_begin or not all(node.connection for node in nodes):
+        if self._is_cancelled or not can_begin:
             return
+        nodes = [node for node in self._nodes.values() if not node.is_ended]
+        if not all(node.connection for node in nodes):
+            return
+        data = encoded(self._attempt)  # once, because it contains the plan
         for node in nodes:
             if node.connection and not node.has_begun:
                 node.has_begun = True
-                node.connection.send(self._attempt)
+                node.connection.send_bytes(data)
 
     def signal(self, number: signal.Signals, groups: Sequence[str] | None = None) -> None:
         """Sends a signal to the agents of `groups`, or to all agents if it is None. A signal to all also
@@ -286,19 +191,25 @@ class Nodes:
 
     def close(self) -> None:
         """Waits a moment for the nodes to close their connections, so that none loses its last message."""
+        self._listener.close()
+        for stranger in self._strangers:
+            stranger.connection.close()
         connections = [node.connection for node in self._nodes.values() if node.connection]
         for connection in connections:
             connection.end()
         until = time.monotonic() + CLOSE_S
-        while (left := [one for one in connections if not one.is_closed]) and time.monotonic() < until:
-            for connection in select.select(left, [], [], 0.05)[0]:
-                with suppress(ProtocolError):
-                    connection.receive()
-        for connection in left:
+        while any(not one.is_closed for one in connections) and time.monotonic() < until:
+            for file, _ in self._epoll.poll(0.05):
+                if found := self._connection_of(self._owners.get(file)):
+                    with suppress(ProtocolError):
+                        found.receive()
+        for connection in connections:
             connection.close()
-        for stranger in self._strangers:
-            stranger.connection.close()
-        self._listener.close()
+        self._epoll.close()
+
+    def _connection_of(self, owner: Handshake | int | None) -> Connection | None:
+        node = self._nodes.get(owner) if isinstance(owner, int) else None
+        return node.connection if node else None
 
     def drop(self, number: int) -> None:
         """Marks a node as lost, since its process has ended."""
@@ -310,16 +221,34 @@ class Nodes:
         now = time.monotonic()
         was_stopped = now - self._polled > 2 * BEAT_S
         self._polled = now
-        self._accept()
-        self._authenticate(now)
+        if was_stopped:  # the head itself was stopped, so silence is not a node's fault
+            self._began = now
+            for node in self._nodes.values():
+                node.last_seen = now
         reports: list[Report] = []
-        for number, node in self._nodes.items():
-            if was_stopped:  # the head itself was stopped, so silence is not a node's fault
-                node.last_seen = self._began = now
-            reports += self._poll_node(number, node, now)
-        if self._examination and not self._is_cancelled:
+        for file, _ in self._epoll.poll(0):
+            owner = self._owners.get(file)
+            if file == self._listener.fileno():
+                self._accept()
+            elif isinstance(owner, Handshake):
+                self._authenticate(owner, now)
+            elif owner is not None:
+                reports += self._receive(owner, self._nodes[owner], now)
+        if is_due := now - self._looked >= LOOK_S:
+            self._looked = now
+            reports += self._look(now)
+        if self._examination and not self._is_cancelled and (is_due or not self._examination.is_over):
             reports += self._examine(self._examination, now)
         self._send_beats(now)
+        return reports
+
+    def _look(self, now: float) -> list[Report]:
+        """Looks at all connections, also those on which nothing has arrived."""
+        for stranger in [one for one in self._strangers if now - one.began > STRANGER_S]:
+            self._dismiss(stranger)
+        reports: list[Report] = []
+        for number, node in self._nodes.items():
+            reports += self._check(number, node, now)
         return reports
 
     def _examine(self, examination: Examination, now: float) -> list[Report]:
@@ -339,32 +268,42 @@ class Nodes:
     # Joining
 
     def _accept(self) -> None:
-        while True:
+        """Accepts peers until `STRANGERS_MAX` authenticate. Further ones wait in the listener's queue."""
+        while len(self._strangers) < STRANGERS_MAX:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            if len(self._strangers) >= STRANGERS_MAX:
-                sock.close()
-            else:
-                self._strangers.append(self._handshake(Connection(sock)))
+            stranger = Handshake(Connection(sock), self._token, self._lease_s, self._digest)
+            self._strangers[stranger] = None
+            self._owners[sock.fileno()] = stranger
+            self._epoll.register(sock, select.EPOLLIN)
+        self._is_accepting = False
+        self._epoll.unregister(self._listener)
 
-    def _handshake(self, connection: Connection) -> Handshake:
-        return Handshake(connection, self._token, self._lease_s, self._digest)
+    def _authenticate(self, stranger: Handshake, now: float) -> None:
+        try:
+            has_proved = any(stranger.accepts(message) for message in stranger.connection.receive())
+        except ProtocolError:
+            has_proved = False
+            stranger.connection.close()
+        if has_proved:
+            self._owners[stranger.connection.fileno()] = stranger.node
+            self._forget(stranger)
+            self._join(stranger.node, stranger.connection, now)
+        elif stranger.connection.is_closed:
+            self._dismiss(stranger)
 
-    def _authenticate(self, now: float) -> None:
-        for stranger in list(self._strangers):
-            try:
-                has_proved = any(stranger.accepts(message) for message in stranger.connection.receive())
-            except ProtocolError:
-                has_proved = False
-                stranger.connection.close()
-            if has_proved:
-                self._join(stranger.node, stranger.connection, now)
-            elif now - stranger.began > STRANGER_S:
-                stranger.connection.close()
-            if has_proved or stranger.connection.is_closed:
-                self._strangers.remove(stranger)
+    def _dismiss(self, stranger: Handshake) -> None:
+        stranger.connection.close()
+        self._forget(stranger)
+
+    def _forget(self, stranger: Handshake) -> None:
+        """Forgets a peer that has authenticated or has ended, so that another one can."""
+        self._strangers.pop(stranger, None)
+        if not self._is_accepting:
+            self._is_accepting = True
+            self._epoll.register(self._listener, select.EPOLLIN)
 
     def _join(self, number: int, connection: Connection, now: float) -> None:
         node = self._nodes.get(number)
@@ -391,11 +330,10 @@ class Nodes:
 
     # Messages of nodes
 
-    def _poll_node(self, number: int, node: _Node, now: float) -> list[Report]:
+    def _receive(self, number: int, node: _Node, now: float) -> list[Report]:
+        """Handles what has arrived from a node."""
         if node.connection is None:
-            if node.is_ended or now - self._began <= self._join_limit_s:
-                return []
-            return self._lose_missing()
+            return []
         reports: list[Report] = []
         try:
             for message in node.connection.receive():
@@ -403,12 +341,20 @@ class Nodes:
                 reports += self._on_message(number, node, message, now)
         except (ProtocolError, LookupError, TypeError, ValueError) as error:
             return [*reports, *self._lose(number, node, f"node {number} sends a malformed message: {error}")]
+        return [*reports, *self._check(number, node, now)]
+
+    def _check(self, number: int, node: _Node, now: float) -> list[Report]:
+        """Sends what a node has not taken yet. Gives the node up if it is lost, or has not joined in time."""
+        if node.connection is None:
+            if node.is_ended or now - self._began <= self._join_limit_s:
+                return []
+            return self._lose_missing()
         node.connection.flush()
         if node.connection.is_closed:
-            return [*reports, *self._lose(number, node, f"the connection to node {number} is lost")]
+            return self._lose(number, node, f"the connection to node {number} is lost")
         if self._lease_s and now - node.last_seen > self._lease_s:
             return self._lose(number, node, f"node {number} has not answered for {self._lease_s:.0f} s")
-        return reports
+        return []
 
     def _on_message(self, number: int, node: _Node, message: Message, now: float) -> list[Report]:
         if message["type"] in ("beat", "clock"):
@@ -421,37 +367,12 @@ class Nodes:
             return []
         if message.get("attempt") != self._attempt["number"]:
             return []
-        match message["type"]:
-            case "exited":
-                node.groups.discard(message["group"])
-                return [AgentExited(number, str(message["group"]), int(message["code"]))]
-            case "server_exited":
-                return [
-                    ServerExited(number, str(message["python"]), int(message["code"]), str(message["log"]))
-                ]
-            case "refused":
-                return [NodeLost(number, f"node {number} cannot start an agent: {message['error']}")]
-            case "download":
-                received, total = int(message["received"]), int(message["total"])
-                return [Downloads(number, str(message["name"]), received, total)]
-            case "log_problem":
-                return [LogProblem(str(message["path"]), str(message["reason"]))]
-            case "unfit":
-                return [NodeUnfit(number, str(message["error"]))]
-            case "progress":
-                workers = [
-                    (group, rank, Record.of_message(one), float(seconds))
-                    for group, rank, one, seconds in message["workers"]
-                ]
-                return [Standing(tuple(workers), tuple((group, rank) for group, rank in message["moved"]))]
-            case "stopped":
-                return [Stopped(number, tuple((str(what), int(pid)) for what, pid in message["processes"]))]
-            case "stacks":
-                states = [(group, rank, ProcessState(**one)) for group, rank, one in message["workers"]]
-                return [Stacks(tuple(states))]
-            case "ended":
-                _end(node)
-        return []
+        if message["type"] == "exited":
+            node.groups.discard(message["group"])
+        elif message["type"] == "ended":
+            _end(node)
+        report = report_of(number, message)
+        return [report] if report else []
 
     def _on_beat(self, number: int, node: _Node, message: Message) -> list[Report]:
         """Handles a beat of a node, or its clock, for which the head has asked."""

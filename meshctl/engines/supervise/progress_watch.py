@@ -14,7 +14,8 @@ import time
 from meshctl.engines.supervise import stalls
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.cause import Causes, Priority
-from meshctl.engines.supervise.nodes import Nodes, Stacks, Standing, Stopped
+from meshctl.engines.supervise.nodes import Nodes
+from meshctl.engines.supervise.reports import Stacks, Standing, Stopped
 from meshctl.engines.supervise.stall_report import cause_of, log_stall, report_of, stacks_of
 from meshctl.engines.supervise.stalls import Stall, StallWatch
 from meshctl.engines.supervise.stopped import StoppedWatch

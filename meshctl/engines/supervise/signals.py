@@ -55,16 +55,17 @@ class Signals:
             os.close(reader)
             os.close(writer)
 
-    def wait(self, files: Iterable[int], seconds: float) -> None:
-        """Waits until a descriptor is readable or a signal arrives, for at most `seconds`. Unlike
-        `select.select`, it accepts descriptors above 1023."""
+    def wait(self, files: Iterable[int], seconds: float) -> set[int]:
+        """Waits until a descriptor is readable or a signal arrives, for at most `seconds`. Returns those that
+        are readable, and one more for a signal. Unlike `select.select`, it accepts descriptors above 1023."""
         poller = select.poll()
         for number in (*files, *self._woken):
             poller.register(number, select.POLLIN)
-        poller.poll(1000 * seconds)
+        ready = {file for file, _ in poller.poll(1000 * seconds)}
         for number in self._woken:
             with suppress(BlockingIOError):
                 os.read(number, 4096)
+        return ready
 
     @property
     def code(self) -> int:
