@@ -8,6 +8,7 @@ READY := .venv/ready
 TOOLS := .venv/tools
 REWARDS := .venv/rewards
 TRACK := .venv/track
+RAY := .venv/ray
 VLLM := .venv-vllm
 TORCH := .venv-torch
 OTHER_TORCH := 2.14.1
@@ -75,7 +76,7 @@ test: style $(BROWSER)
 suite: $(TOOLS)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED)
 
-test-all: lint $(BROWSER) $(REWARDS) $(TRACK)
+test-all: lint $(BROWSER) $(REWARDS) $(TRACK) $(RAY)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED) -m "not nightly"
 
 nightly: $(BROWSER) $(REWARDS) smollm2
@@ -132,6 +133,11 @@ $(REWARDS): $(TOOLS)
 $(TRACK): $(TOOLS)
 	$(INSTALL) -e '.[track]'
 	@touch $(TRACK)
+
+# `make test` skips the tests with a Ray cluster.
+$(RAY): $(TOOLS)
+	$(INSTALL) -e '.[ray]'
+	@touch $(RAY)
 
 # The tests look at pages in Debian's chromium. Where there is none it is installed, if that needs no password; it is tried once, and
 # without one those tests are skipped.

@@ -36,6 +36,7 @@ SHOWN = {
     "engine": engine_fields.ENGINE,
     "remote": engine_fields.COMMANDS,
     "ssh": engine_fields.SSH,
+    "ray": engine_fields.RAY,
 }
 """Name of a marker in a document -> the section whose keys stand there."""
 WORDS = {

@@ -46,6 +46,7 @@ HOMES = {
     "msgpack": {"runtime", "rewards"},
     "math_verify": {"rewards"},
     "reasoning_gym": {"rewards"},
+    "ray": {"engines"},
     **{library: {"trackers"} for library in ("tensorboard", "wandb", "mlflow", "trackio")},
 }
 INSIDE_FUNCTIONS = {("cli", "torch"), ("topology", "torch"), ("runtime", "tensordict")}

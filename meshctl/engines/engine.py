@@ -45,6 +45,7 @@ ENGINES = {
     "loopback": "meshctl.engines.local:LoopbackEngine",
     "commands": "meshctl.engines.commands:CommandsEngine",
     "ssh": "meshctl.engines.ssh:SshEngine",
+    "ray": "meshctl.engines.ray:RayEngine",
 }
 """Name -> "module:attribute" of a callable that returns an `Engine`; its keyword arguments are the options of
 `engine.NAME` in a recipe. The module is imported on use."""

@@ -10,29 +10,24 @@ started ends, also while the setup runs. Where the network is cut, the lease of 
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from meshctl.engines.engine import CannotStart, Command, Exited, Handle, Job
+from meshctl.engines.host_script import NO_CONNECTION, last_error, refusals, script_of
 from meshctl.engines.local import LocalHandle
 from meshctl.engines.node.node_process import fork_log
 from meshctl.engines.remote import RemoteEngine
 from meshctl.plan.model import Plan
 from meshctl.run.addresses import address_towards, default_address
-from meshctl.run.authentication import TOKEN_VARIABLE
 from meshctl.run.directory import Start
 
-NO_MESHCTL, NO_SETUP, NO_SSH = 96, 97, 255
-"""Exit codes of the script, and of ssh itself."""
 CONNECT_S = 20
 """Seconds within which a host must answer."""
-TAIL_BYTES = 4096
 SSH_PORT = 22
 
 
@@ -110,27 +105,6 @@ def hosts_in(file: Path) -> tuple[str, ...]:
     return found
 
 
-def script_of(setup: Sequence[str], argv: Sequence[str]) -> str:
-    """Returns the shell script of a host. A subshell ends the whole process group when the connection
-    ends."""
-    lines = [
-        f"IFS= read -r {TOKEN_VARIABLE} && export {TOKEN_VARIABLE} && exec 3<&0 </dev/null || exit {NO_SSH}",
-        "{ cat <&3; kill -TERM 0; } >/dev/null 2>&1 &",
-        "exec 3<&-",
-        f"cd {shlex.quote(os.getcwd())} 2>/dev/null",
-    ]
-    for line in setup:
-        failed = shlex.quote(f"error: {line}")
-        lines += [line, f"[ $? -eq 0 ] || {{ echo {failed} >&2; exit {NO_SETUP}; }}"]
-    folder = shlex.quote(str(Path(sys.executable).parent))
-    lines += [
-        f"PATH=$PATH:{folder}; export PATH",
-        f"command -v {argv[0]} >/dev/null || exit {NO_MESHCTL}",
-        f"exec {shlex.join(argv)}",
-    ]
-    return "\n".join(lines)
-
-
 class SshHandle(LocalHandle):
     """The clients of ssh, which are children of this process. Each represents the node process of its
     host."""
@@ -165,14 +139,8 @@ class SshHandle(LocalHandle):
         self._close_pipe(node)
         log = fork_log(self._job.run, node)
         where = f"host {self._hosts[node]} (node {node})"
-        problem = last_error(log)
-        reasons = {
-            NO_SSH: f"{where} is not reached by ssh: {problem}",
-            NO_MESHCTL: f"{where} has no meshctl: install it there, or activate it in `engine.ssh.setup`",
-            NO_SETUP: f"{where} has failed in `engine.ssh.setup`: {problem}",
-            2: f"{where}: {problem}",
-            4: f"{where}: {problem}",
-        }
+        reasons = refusals(where, "engine.ssh", last_error(log))
+        reasons[NO_CONNECTION] = f"{where} is not reached by ssh: {last_error(log)}"
         return Exited(f"the node process on {where}", code, str(log), node, reason=reasons.get(code, ""))
 
     def terminate(self) -> None:
@@ -198,14 +166,3 @@ class SshHandle(LocalHandle):
         if pipe := self._pipes.pop(node, None):
             with suppress(OSError):
                 pipe.close()
-
-
-def last_error(log: Path) -> str:
-    """Returns the last line of a log that begins with `error: `, without that, or else its last line."""
-    try:
-        lines = log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    lines = [line.strip() for line in lines if line.strip()]
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return [*lines[-1:], *errors][-1] if lines else "it has ended without a message"

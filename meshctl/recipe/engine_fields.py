@@ -10,13 +10,23 @@ A new engine is a section here, with the common options that it implements, an e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.editor_schema_parts import OPEN, Schema, ref
-from meshctl.recipe.field_types import AbsolutePath, Seconds, Text, Texts, Word
-from meshctl.recipe.scalars import SECONDS_SCHEMA
+from meshctl.recipe.field_types import (
+    AbsolutePath,
+    Environment,
+    OptionalSeconds,
+    OptionalWhole,
+    Seconds,
+    Text,
+    Texts,
+    Type,
+    Word,
+)
+from meshctl.recipe.scalars import SECONDS_SCHEMA, number_of
 from meshctl.recipe.section_types import Field, Nested, Section
 from meshctl.run.engine_choice import EngineChoice
 from meshctl.text.english import listed
@@ -25,6 +35,31 @@ if TYPE_CHECKING:
     from meshctl.recipe.field_reader import FieldReader
 
 LEAST_LEASE_S = 1.0
+MAX_AMOUNT = 10**9
+"""The limit of an amount of a resource."""
+
+
+class Amounts(Type):
+    """A mapping of names to positive numbers."""
+
+    empty: ClassVar[Any] = None
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        """Returns a mapping of names to numbers."""
+        if reader.mapping(node, path) is None:
+            return None
+        found: dict[str, float] = {}
+        for key, item in node.items():
+            value = number_of(item, float)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MAX_AMOUNT:
+                reader.expected("a positive number", item, (*path, key))
+            else:
+                found[key] = float(value)
+        return found
+
+    def schema(self) -> Schema:
+        amount = {"type": ["number", "string"], "exclusiveMinimum": 0, "pattern": OPEN}
+        return {"type": ["object", "string"], "pattern": OPEN, "additionalProperties": amount}
 
 
 class Lease(Seconds):
@@ -121,6 +156,30 @@ SSH = Section("ssh", "`engine.ssh`", (
         aliases="ssh_args"),
     *REMOTE,
 ))
+RAY = Section("ray", "`engine.ray`", (
+    Field("address", Text(), default="auto",
+        doc="Address of the cluster, as in ray.init: `auto` is the one of this machine, or of RAY_ADDRESS.",
+        aliases="ray_address"),
+    Field("namespace", Text(), default="meshctl",
+        doc="Namespace of the placement group and its actors in the cluster.",
+        aliases="ray_namespace"),
+    Field("cpus", OptionalWhole(),
+        doc="CPUs of the cluster that each node takes. Default: one for each of its workers.",
+        aliases="num_cpus cpus_per_node num_cpus_per_node"),
+    Field("resources", Amounts(),
+        doc="Further resources of the cluster that each node takes, such as {rack_a: 0.001}. Its GPUs and "
+            "NPUs follow from the groups.",
+        aliases="custom_resources"),
+    Field("env", Environment(),
+        doc="Environment variables of the nodes: a mapping with values, or a list of names to pass through.",
+        aliases="env_vars runtime_env environment"),
+    Field("placement_limit", OptionalSeconds(),
+        doc="Seconds to wait for room in the cluster, e.g. until it has scaled. Default: 5 for what is in "
+            "use, and none for what no machine has.",
+        aliases="placement_timeout placement_group_timeout_s",
+        related="timeout"),
+    *REMOTE,
+))
 # fmt: on
 
 MEANINGS = {
@@ -128,9 +187,10 @@ MEANINGS = {
     "loopback": "this machine, with a process for each node: to try a recipe of several nodes",
     "commands": "`launch` prints a command for each node, which you or another tool starts there",
     "ssh": "the hosts of `engine.ssh.hosts` or `engine.ssh.hosts_file`",
+    "ray": "the machines of a running Ray cluster",
 }
 """The name of each engine, with its meaning."""
-OPTIONS = (LOCAL, LOOPBACK, COMMANDS, SSH)
+OPTIONS = (LOCAL, LOOPBACK, COMMANDS, SSH, RAY)
 ENGINE = Section(
     "engine",
     "`engine`",

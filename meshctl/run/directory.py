@@ -10,7 +10,7 @@ head.json       the address of the head, while nodes that others start may conne
 .token          the secret by which these nodes and the head authenticate each other, for its owner alone
 commands.txt    the command lines that start these nodes
 job.json        the job to which the run was submitted (`submission.py`)
-job/            what was submitted: the script or the manifests
+job/            what was submitted: the script, the manifests or the placement group
 events/         JSON lines, a file per process
 state.json      the state of the run for other processes, which its launcher writes once a second
 git.txt         the commit and the branch of the recipe's repository, and whether it was changed
@@ -18,6 +18,7 @@ metrics.jsonl   one object per step
 metrics.lost.jsonl           the rows of steps that ran again, each with its attempt
 logs/GROUP/RANK.log
 logs/launcher.log            the output of a launch in the background
+logs/ray.log                 the output of the driver in a Ray cluster
 logs/tracker-NAME.log        the output of a tracker's process
 media/step-N/STAGE.NAME...   what components log beside numbers (`media.py`)
 trackers/                    files of trackers, and NAME.json with the run's id there
@@ -149,6 +150,10 @@ class RunDir:
     def submitted(self) -> Path:
         """The folder with what was submitted."""
         return self.path / "job"
+
+    @property
+    def ray_log(self) -> Path:
+        return self.path / "logs" / "ray.log"
 
     @property
     def state(self) -> Path:

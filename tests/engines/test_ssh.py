@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.engines.ssh import hosts_in, last_error, script_of
+from meshctl.engines.host_script import last_error, script_of
+from meshctl.engines.ssh import hosts_in
 from tests.cli.commands import MAIN, meshctl
 from tests.cli.small_launch import PARTS, RECIPE
 from tests.engines import namespaces

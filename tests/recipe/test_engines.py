@@ -24,6 +24,8 @@ class Rows(Component):
     def next(self, samples: range) -> Batch: ...
 """
 COMMON = {"setup": (), "join_limit": 300.0, "lease": 15.0, "head": ""}
+RAY = {"address": "auto", "namespace": "meshctl", "cpus": None, "resources": None, "env": ()}
+RAY |= {"placement_limit": None, **COMMON}
 SSH = {"hosts": ("a", "b"), "hosts_file": "", "ssh_options": (), **COMMON}
 
 
@@ -45,6 +47,16 @@ def loaded(folder: Path, engine: str, *overrides: str, more: str = "") -> Loaded
         ("", ["engine=ssh", "engine.ssh.hosts=[a,b]"], EngineChoice("ssh", SSH)),
         ("{ssh: {hosts: [a, b]}}", ["engine=ssh"], EngineChoice("ssh", SSH)),
         ("{ssh: {hosts: [a]}}", ["engine=local"], EngineChoice("local")),
+        (
+            "",
+            ["engine=ray", "engine.ray.resources={rack: 0.5}"],
+            EngineChoice("ray", {**RAY, "resources": {"rack": 0.5}}),
+        ),
+        (
+            "{ray: {cpus: 0, env: [HF_TOKEN]}}",
+            [],
+            EngineChoice("ray", {**RAY, "cpus": 0, "env": (("HF_TOKEN", None),)}),
+        ),
         ("{ssh: {hosts: [a]}}", ["~engine"], EngineChoice()),
         (
             "{ssh: {hosts: [a]}}",
@@ -79,6 +91,13 @@ def test_a_config_of_the_user_names_an_engine_with_options(tmp_path: Path) -> No
         ("{}", [], "MC103", "`engine` names no engine"),
         ("", ["engine=shh"], "MC201", "`shh` is not an engine"),
         ("ssh", ["engine.commands.lease=9"], "MC601", "`engine` names 2 engines: `ssh` and `commands`"),
+        ("{ray: {resources: {rack: 0}}}", [], "MC102", "`rack` must be a positive number, not 0"),
+        (
+            "{ray: {resources: {GPU: 8}}}",
+            [],
+            "MC630",
+            "`engine.ray.resources` contains `GPU`, which follows from the recipe",
+        ),
         ("ssh", [], "MC602", "engine `ssh` needs `engine.ssh.hosts`, or `engine.ssh.hosts_file`"),
         ("{ssh: {hosts: [a, a]}}", [], "MC603", "host `a` is listed twice"),
         (

@@ -1,4 +1,4 @@
-"""MC602 and MC603: what the engine of a recipe cannot do without."""
+"""MC602, MC603 and MC630: what the engine of a recipe needs, and what it must not state."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import counted
+
+OWN_RESOURCES = ("CPU", "GPU", "NPU")
+"""The resources of Ray that the plan needs by itself."""
 
 
 def hosts_are_given(facts: Facts) -> Iterator[Diagnostic]:
@@ -41,4 +44,16 @@ def hosts_fit_the_nodes(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC603", message, span, help="list a host for each node, in the order of the nodes")
 
 
-RULES = (hosts_are_given, hosts_fit_the_nodes)
+def resources_follow_from_the_groups(facts: Facts) -> Iterator[Diagnostic]:
+    """`engine.ray.resources` does not contain those that follow from the groups."""
+    engine = facts.recipe.engine
+    if engine.name != "ray" or not facts.is_valid("engine"):
+        return
+    for name in engine.options["resources"] or {}:
+        if name in OWN_RESOURCES:
+            help = "remove it: GPUs and NPUs are the devices of the groups, and `engine.ray.cpus` the CPUs"
+            message = f"`engine.ray.resources` contains `{name}`, which follows from the recipe"
+            yield Diagnostic("MC630", message, facts.key("engine", "ray", "resources", name), help=help)
+
+
+RULES = (hosts_are_given, hosts_fit_the_nodes, resources_follow_from_the_groups)

@@ -1,0 +1,65 @@
+"""The shell script that runs a node on a host: the lines of `setup`, then `meshctl agent`.
+
+The first line of its standard input is the token of the run. When this input ends, everything that the script
+has started ends, also while the setup runs.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshctl.run.authentication import TOKEN_VARIABLE
+
+NO_MESHCTL, NO_SETUP, NO_CONNECTION = 96, 97, 255
+"""Exit codes of the script. The last one is also that of ssh."""
+REFUSED = 4
+"""Exit code of an agent whose environment lacks something."""
+TAIL_BYTES = 4096
+
+
+def script_of(setup: Sequence[str], argv: Sequence[str]) -> str:
+    """Returns the shell script of a host. A subshell ends the whole process group when the connection
+    ends. It is no child of the agent, which kills its children."""
+    lines = [
+        f"IFS= read -r {TOKEN_VARIABLE} && export {TOKEN_VARIABLE} || exit {NO_CONNECTION}",
+        "exec 3<&0 </dev/null",
+        "( { cat <&3; kill -TERM 0; } >/dev/null 2>&1 & )",
+        "exec 3<&-",
+        f"cd {shlex.quote(os.getcwd())} 2>/dev/null",
+    ]
+    for line in setup:
+        failed = shlex.quote(f"error: {line}")
+        lines += [line, f"[ $? -eq 0 ] || {{ echo {failed} >&2; exit {NO_SETUP}; }}"]
+    folder = shlex.quote(str(Path(sys.executable).parent))
+    lines += [
+        f"PATH=$PATH:{folder}; export PATH",
+        f"command -v {argv[0]} >/dev/null || exit {NO_MESHCTL}",
+        f"exec {shlex.join(argv)}",
+    ]
+    return "\n".join(lines)
+
+
+def refusals(where: str, key: str, problem: str) -> dict[int, str]:
+    """Returns exit code -> the reason why a node did not start. `where` names its host, `key` is that of the
+    engine in a recipe, and `problem` the last error in its output."""
+    return {
+        NO_MESHCTL: f"{where} has no meshctl: install it there, or activate it in `{key}.setup`",
+        NO_SETUP: f"{where} has failed in `{key}.setup`: {problem}",
+        2: f"{where}: {problem}",
+        REFUSED: f"{where}: {problem}",
+    }
+
+
+def last_error(log: Path) -> str:
+    """Returns the last line of a log that begins with `error: `, without that, or else its last line."""
+    try:
+        lines = log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    lines = [line.strip() for line in lines if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return [*lines[-1:], *errors][-1] if lines else "it has ended without a message"

@@ -1,0 +1,268 @@
+"""The engine `ray` in a cluster of three raylets, which are processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from meshctl.engines.engine import CannotStart
+from meshctl.engines.ray import RayEngine
+from meshctl.engines.ray_driver import Machine, is_feasible, why_dead, why_not
+from meshctl.plan.model import Plan
+from meshctl.plan.resolve import resolve
+from meshctl.recipe.load import load
+from meshctl.run.directory import Start
+from tests.cli.commands import MAIN, meshctl
+from tests.cli.small_launch import PARTS, RECIPE
+from tests.engines.processes import name_of
+from tests.engines.ray_cluster import RayCluster, parent_of, ray_cluster
+from tests.engines.test_ssh import rows
+from tests.paths import ROOT
+
+THREE = RECIPE.replace("ranks: 1,", "ranks: 3,").replace("ranks: 2,", "ranks: 3,")
+THREE = THREE.replace("run:", "cluster: {nodes: 3}\nrun:").replace("samples: 4", "samples: 6")
+LONG = ["components.trainer.args.mood=slow", "run.steps=100000"]
+LIMIT_S = 250
+pytestmark = pytest.mark.timeout(900)
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray: make test-all installs it")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster(3) as found:
+        yield found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "recipe.yaml").write_text(THREE)
+    return tmp_path
+
+
+class Launch(subprocess.Popen[str]):
+    """A launch into a cluster, which is killed where a test fails."""
+
+    def __init__(self, folder: Path, cluster: RayCluster, *words: str) -> None:
+        command = [sys.executable, "-c", MAIN, "launch", "recipe.yaml", *options(cluster), *words]
+        super().__init__(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
+        )
+        self.output = ""
+
+    def until(self, pattern: str) -> None:
+        """Reads lines until one matches."""
+        assert self.stdout
+        for line in self.stdout:
+            self.output += line
+            if re.search(pattern, line):
+                return
+        raise AssertionError(self.output)
+
+    def end(self) -> int:
+        self.output += self.communicate(timeout=LIMIT_S)[0]
+        return self.returncode
+
+    def __exit__(self, *exception: object) -> None:
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+        super().__exit__(*exception)  # type: ignore[arg-type]
+
+
+def options(cluster: RayCluster) -> list[str]:
+    return ["--engine", "ray", f"engine.ray.address={cluster.address}", "engine.ray.lease=10"]
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Returns the processes whose working directory is a folder: those of the nodes."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(entry / "cwd") == str(folder):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def actor_of(folder: Path, node: int) -> int:
+    """Returns the pid of the actor of a node: the parent of the node process, which is that of its agents."""
+    [agent] = [pid for pid in processes_in(folder) if name_of(pid) == f"mesh two/{node}"]
+    return parent_of(parent_of(agent))
+
+
+def is_clean(folder: Path, cluster: RayCluster, limit_s: float = 60) -> bool:
+    """Waits until no process of a run is left, and nothing of it in the cluster."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        if not processes_in(folder) and not cluster.left():
+            return True
+        time.sleep(0.5)
+    return False
+
+
+@needs_ray
+@pytest.mark.slow_suite
+def test_grpo_over_three_machines_equals_the_run_on_one(cluster: RayCluster, tmp_path: Path) -> None:
+    for place in ("here", "there"):
+        shutil.copytree(ROOT / "recipes" / "arithmetic", tmp_path / place / "arithmetic")
+        shutil.copy(ROOT / "recipes" / "grpo_arithmetic.yaml", tmp_path / place)
+    sizes = ["groups.rollout.ranks=3", "groups.train.ranks=3", "groups.judge.ranks=3", "run.steps=6"]
+    sizes += ["components.sampler.parallel.dp_size=3", "components.actor.parallel.fsdp_size=3"]
+    sizes += ["run.checkpoint.every=3"]
+    words = ["grpo_arithmetic.yaml", *sizes, "cluster.nodes=3", *options(cluster), "engine.ray.cpus=3"]
+    there = meshctl(tmp_path / "there", "launch", *words)
+    assert there.returncode == 0, there.stderr
+    assert there.stderr == ""
+    here = meshctl(tmp_path / "here", "launch", "grpo_arithmetic.yaml", *sizes)
+    assert here.returncode == 0, here.stderr
+    assert rows(tmp_path / "there") == rows(tmp_path / "here") and len(rows(tmp_path / "here")) == 6
+    assert is_clean(tmp_path / "there", cluster)
+
+
+@needs_ray
+@pytest.mark.slow_suite
+def test_a_killed_actor_is_the_cause_and_a_killed_launcher_leaves_nothing(
+    cluster: RayCluster, folder: Path
+) -> None:
+    with Launch(folder, cluster, *LONG, "engine.ray.cpus=3") as launch:
+        launch.until("^step 2")
+        busy = meshctl(folder, "launch", "recipe.yaml", *options(cluster))
+        assert busy.returncode == 4 and "3 x 3 CPU (free: 0 CPU)" in busy.stderr, busy.stderr
+        os.kill(actor_of(folder, 1), signal.SIGKILL)
+        assert launch.end() == 5
+    cause = r"error: (the connection to node 1 is lost|the Ray actor of node 1 on \S+ .* died: )"
+    assert re.search(cause, launch.output), launch.output
+    assert is_clean(folder, cluster)
+    with Launch(folder, cluster, *LONG) as launch:
+        launch.until("^step 2")
+        assert len(cluster.left()) == 4
+        launch.kill()
+        launch.communicate()
+        assert is_clean(folder, cluster)
+
+
+@needs_ray
+@pytest.mark.slow_suite
+def test_a_killed_actor_and_a_killed_raylet_start_again(cluster: RayCluster, folder: Path) -> None:
+    words = ["components.trainer.args.mood=slow", "run.steps=600", "run.restarts=2"]
+    with Launch(folder, cluster, *words) as launch:
+        launch.until("^step [0-9]{2}/")
+        os.kill(actor_of(folder, 2), signal.SIGKILL)
+        launch.until(r"\(1 restart left\)")
+        launch.until("^step [0-9]+/")
+        cluster.add()
+        cluster.kill_machine()
+        launch.until(r"\(0 restarts left\)")
+        launch.until("^step [0-9]+/")
+        launch.send_signal(signal.SIGINT)
+        assert launch.end() == 130, launch.output
+    assert is_clean(folder, cluster)
+
+
+@needs_ray
+@pytest.mark.slow_suite
+def test_what_the_cluster_cannot_hold_is_named(cluster: RayCluster, folder: Path) -> None:
+    def message(*words: str) -> str:
+        done = meshctl(folder, "launch", "recipe.yaml", *options(cluster), *words)
+        assert done.returncode == 4, done.stderr
+        return done.stderr
+
+    found = message("engine.ray.cpus=64")
+    assert "node 0 needs 64 CPU, as do 2 other nodes, which no machine has" in found
+    assert "the cluster has 3 machines: 3 x 3 CPU" in found
+    found = message("cluster.nodes=9", "groups.one.ranks=9", "groups.two.ranks=9", "pipeline.batch.samples=9")
+    assert "the plan has 9 nodes, each on a machine of its own; the cluster has 3 machines" in found
+    found = message("engine.ray.address=127.0.0.1:9")
+    assert found.count("error:") == 1 and "there is no Ray cluster at `127.0.0.1:9`" in found
+    assert "has failed in `engine.ray.setup`: cd /nowhere" in message("engine.ray.setup=[cd /nowhere]")
+    assert is_clean(folder, cluster)
+
+
+# Without a cluster
+
+DEVICES = """
+cluster: {nodes: 2, devices_per_node: 4}
+groups:
+  train: {ranks: 6, device_type: cuda, gpus_per_worker: 2}
+  judge: {ranks: 4, device_type: cpu}
+  same: {ranks: 6, device_type: cuda, colocate: train}
+components:
+  rows: {_target_: parts.Maker, group: train}
+  more: {_target_: parts.Maker, group: judge}
+  third: {_target_: parts.Maker, group: same}
+pipeline:
+  batch: {call: rows.next, samples: 12}
+  other: {call: more.next, samples: 12}
+  again: {call: third.next, samples: 12}
+run: {steps: 2}
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "recipe.yaml").write_text(DEVICES)
+    loaded = load("recipe.yaml", (), tmp_path)
+    assert not loaded.report.errors
+    return resolve(loaded.recipe, loaded.endpoints)
+
+
+def test_a_bundle_has_the_workers_and_devices_of_its_node(plan: Plan) -> None:
+    assert RayEngine().bundles(plan) == [{"CPU": 8.0, "GPU": 4.0}, {"CPU": 5.0, "GPU": 2.0}]
+    engine = RayEngine(cpus=0, resources={"rack": 0.5})
+    assert engine.bundles(plan) == [{"GPU": 4.0, "rack": 0.5}, {"GPU": 2.0, "rack": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("bundles", "machines", "fits"),
+    [
+        ([{"CPU": 2}, {"CPU": 4}], [{"CPU": 4}, {"CPU": 2}], True),
+        ([{"CPU": 1}, {"CPU": 2}, {"CPU": 3}], [{"CPU": 3}, {"CPU": 2}, {"CPU": 1}], True),
+        ([{"CPU": 1}, {"GPU": 1}, {"CPU": 1}], [{"CPU": 1, "GPU": 1}, {"CPU": 1}, {"CPU": 2}], True),
+        ([{"CPU": 1}, {"GPU": 1}, {"CPU": 2}], [{"CPU": 2, "GPU": 1}, {"CPU": 1}, {"CPU": 1}], False),
+        ([{}, {}], [{"CPU": 1}], False),
+        ([{"CPU": 1}] * 300, [{"CPU": 1}] * 300, True),
+    ],
+)
+def test_each_bundle_has_a_machine_of_its_own(
+    bundles: list[Mapping[str, float]], machines: list[Mapping[str, float]], fits: bool
+) -> None:
+    assert is_feasible(bundles, machines) is fits
+
+
+def test_what_does_not_fit_is_named_with_what_there_is() -> None:
+    total = {"CPU": 8.0, "GPU": 2.0, "memory": 9e9, "node:10.0.0.1": 1.0}
+    machines = [Machine("a", total, total), Machine("b", total, {**total, "GPU": 0.0})]
+    assert why_not([{"CPU": 4.0, "GPU": 4.0}, {"CPU": 4.0}], machines) == (
+        "the Ray cluster cannot hold the plan: node 0 needs 4 CPU, 4 GPU, which no machine has; the cluster "
+        "has 2 machines: 1 x 8 CPU, 2 GPU; 1 x 8 CPU, 2 GPU (free: 8 CPU, 0 GPU)"
+    )
+    assert "the nodes need 2 x 2 GPU; the cluster has" in why_not([{"GPU": 2.0}, {"GPU": 2.0}], machines)
+
+
+def test_the_reason_of_a_death_is_one_sentence() -> None:
+    error = RuntimeError(
+        "The actor died.\n\tclass_name: A\nThe actor is dead because its node has died. More."
+    )
+    assert why_dead(error) == "its node has died"
+    assert why_dead(RuntimeError("lost\nmore")) == "lost"
+
+
+def test_without_ray_the_extra_is_named(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshctl.engines.ray.installed_version", lambda name: "")
+    with pytest.raises(CannotStart, match=r"needs ray, which is not installed: pip install 'meshctl\[ray\]'"):
+        RayEngine().preflight(plan, Start(()))
+    monkeypatch.setattr("meshctl.engines.ray.installed_version", lambda name: "2.60.0")
+    with pytest.raises(CannotStart, match="passes NO_SUCH_NAME through, which is not set here"):
+        RayEngine(env=[("NO_SUCH_NAME", None)]).preflight(plan, Start(()))
