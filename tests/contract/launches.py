@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,6 @@ from tests.contract.answers import environment, prepared
 from tests.contract.pinned import DATA, Json
 from tests.engines.node.hub_server import serving
 
-TIMEOUT_S = 120
 WAIT_S = 110
 PARALLEL = 2
 TOKENIZER = {"tokenizer.json": b"{}"}
@@ -133,38 +131,41 @@ def interrupted(folder: Path, number: signal.Signals, *words: str, workers: int)
     """Holds a run in step 2, reads the process titles, sends a signal, and lets the run reach its end."""
     (folder / "hold").touch()
     stdout, stderr = folder / "stdout", folder / "stderr"
-    command = [sys.executable, "-m", "meshctl", "launch", "run.yaml", *words]
     variables = environment(XDG_STATE_HOME=str(folder))
-    with stdout.open("wb") as out, stderr.open("wb") as err:
-        launcher = subprocess.Popen(command, cwd=folder, env=variables, stdout=out, stderr=err)
+    launcher = server().start(folder, "launch", "run.yaml", *words, env=variables, files=[stdout, stderr])
     seen: set[str] = set()
 
     def is_held() -> bool:
-        seen.update(titles_below(launcher.pid))
+        seen.update(titles_below(launcher))
         return len(events_of(folder, "step")) >= workers  # each worker has ended step 1
 
     try:
         assert wait_for(is_held, launcher), stderr.read_text() or "no worker reached step 2 in time"
-        launcher.send_signal(number)
+        os.kill(launcher, number)
         wait_for(lambda: bool(events_of(folder, "stopping")), launcher)
         (folder / "hold").unlink()
-        code = launcher.wait(TIMEOUT_S)
+    except BaseException:
+        os.kill(launcher, signal.SIGKILL)
+        raise
     finally:
-        if launcher.poll() is None:
-            launcher.kill()
-            launcher.wait()
+        code = server().wait(launcher)
     path = run_directory_of(folder)
     return Run(path, code, stdout.read_text(), stderr.read_text(), frozenset(seen))
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> bool:
+def wait_for(condition: Callable[[], bool], pid: int) -> bool:
     """Whether the condition became true before the process ended."""
     end = time.monotonic() + WAIT_S
-    while process.poll() is None and time.monotonic() < end:
+    while is_running(pid) and time.monotonic() < end:
         if condition():
             return True
         time.sleep(0.02)
     return False
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process has not ended. One that has ended exists until it is waited for."""
+    return b"\nState:\tZ" not in Path(f"/proc/{pid}/status").read_bytes()
 
 
 def events_of(folder: Path, name: str) -> list[Json]:
