@@ -1,4 +1,4 @@
-"""Whether output has colors."""
+"""Decides whether output has colors."""
 
 from __future__ import annotations
 

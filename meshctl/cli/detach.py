@@ -1,4 +1,4 @@
-"""`meshctl launch --detach`: the launcher goes on in a session of its own, so that it survives the terminal.
+"""`meshctl launch --detach`: the launcher continues in a new session, so that it survives the terminal.
 
 The process that the user has called waits until the run directory exists, which is after the checks of the
 recipe and of the machine, and reports it. Until then the launcher has the terminal, so its errors appear

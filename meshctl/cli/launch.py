@@ -62,14 +62,14 @@ class Options:
     debug: str = ""
     """GROUP:RANK"""
     is_detached: bool = False
-    """Whether the launcher goes on in the background."""
+    """Whether the launcher continues in the background."""
     engine: str = ""
     """An engine of the table `ENGINES`, in place of that of the recipe."""
 
 
 @dataclass(frozen=True)
 class Supervision:
-    """How a run is supervised."""
+    """The options by which a run is supervised."""
 
     engine: Engine
     host: str = ""

@@ -76,7 +76,7 @@ def _polled(seen: SeenRun, readers: Sequence[WorkerLog]) -> Iterator[Iterator[Lo
 
 
 def _print(lines: Iterable[LogLine], show: Callable[[LogLine], str]) -> None:
-    """Raises `OSError` where nobody reads the output any more."""
+    """Raises `OSError` if the reader of the output has ended."""
     for line in lines:
         sys.stdout.write(show(line))
     sys.stdout.flush()

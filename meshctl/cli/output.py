@@ -35,7 +35,7 @@ def write(text: str, out: TextIO) -> None:
 
 
 def is_closed(error: OSError, out: TextIO) -> bool:
-    """Whether nobody reads a stream any more: the reader of a pipe has ended, or a terminal was closed."""
+    """Whether a stream has no reader any more: the reader of a pipe has ended, or the terminal was closed."""
     is_device = stat.S_ISCHR(os.fstat(out.fileno()).st_mode)
     return isinstance(error, BrokenPipeError) or (error.errno == errno.EIO and is_device)
 

@@ -1,4 +1,4 @@
-"""Nodes that somebody else starts: a person, or another tool. The head prints the command line of each, and
+"""Nodes that a person or another tool starts. The head prints the command line of each node, and
 waits for them.
 
     RUN/commands.txt    the command lines

@@ -1,4 +1,4 @@
-"""Nodes that somebody else starts: a person, or another tool. `launch` is the head, and prints the
+"""Nodes that a person or another tool starts. `launch` is the head, and prints the
 command line of each node (`awaited`)."""
 
 from __future__ import annotations

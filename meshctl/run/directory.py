@@ -27,7 +27,7 @@ checkpoints/latest           a link to the newest one, which people follow and m
 checkpoints/damaged-step-N/  a damaged checkpoint of a step that ran again
 checkpoints/best.json        with `run.checkpoint.best`: the best checkpoints, the best first
 recorded/STAGE/step-N/K-of-M.safetensors      the value of each producer of a stage in `run.record`
-trace/GROUP-RANK.jsonl       with `run.trace`: what a worker has recorded (`trace_file.py`)
+trace/GROUP-RANK.jsonl       with `run.trace`: the trace of a worker (`trace_file.py`)
 trace/GROUP-RANK.profile.json                  with `run.trace.profiler`: the trace of torch's profiler
 trace.json                   the trace of all workers for https://ui.perfetto.dev
 """
@@ -224,7 +224,7 @@ class RunDir:
         return self.path / "trace.json"
 
     def traced(self, group: str, rank: int) -> Path:
-        """Returns the file of what a worker has recorded for the trace."""
+        """Returns the file of a worker's trace."""
         return self.path / "trace" / f"{group}-{rank}.jsonl"
 
     def profile(self, group: str, rank: int) -> Path:

@@ -1,7 +1,7 @@
 """The file of a worker's spans in the trace of a run (`run.trace`): JSON lines, one for each step.
 
     {"format": 1, "attempt": n, "start": step, "begin": time, "boot": ID, "mark": [NAME, time]}
-    {"attempt": n, "step": n, "dropped": n, "spans": [...]}     what was recorded in a step
+    {"attempt": n, "step": n, "dropped": n, "spans": [...]}     the spans of a step
 
 In the first line recording begins, after the step `start`. Times are seconds of the monotonic clock of the
 worker's node, and `boot` names its machine since its start. At `mark` torch's profiler, if it runs, has a
@@ -115,7 +115,7 @@ class WorkerTrace:
                 self.begin = float(begun["begin"])
 
     def read(self, step: int) -> Written:
-        """Returns what was recorded in a step. A line that was cut is skipped."""
+        """Returns the spans of a step. A line that was cut is skipped."""
         spans, dropped = list[Span](), 0
         with self._path.open("rb") as file:
             for place, length in self._places[step]:

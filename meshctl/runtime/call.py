@@ -218,7 +218,7 @@ class Call:
         return Batch.from_tensordict(value)
 
     def _begin_again(self, step: int, arguments: Arguments) -> None:
-        """Prepares for a repetition of a call: what it has logged is dropped, and generators are seeded as
+        """Prepares for a repetition of a call: its logged values are dropped, and generators are seeded as
         at first. Raises `StageError` if the call has written into its arguments."""
         self._metrics.drop_call()
         self._seeds.seed_all(step, self._state.pass_number)

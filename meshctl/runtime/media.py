@@ -168,7 +168,7 @@ class MediaWriter:
             logging.getLogger("meshctl").warning(f"`{self._stage}.{name}` {warning}")
 
     def again(self) -> None:
-        """The running call is repeated, and replaces what it has written."""
+        """Begins a repetition of the running call. Its files replace those of the failed call."""
         self._numbers = {}
 
     def _write(self, name: str, kind: Kind, content: bytes, step: int) -> str:
@@ -204,7 +204,7 @@ def separated(values: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, An
 
 
 def _tensor(data: Any, what: str) -> torch.Tensor:
-    """Returns a tensor of what a user has given. Raises `TypeError`."""
+    """Returns a user's value as a tensor. Raises `TypeError`."""
     if hasattr(data, "to_local"):
         data = data.to_local()
     try:

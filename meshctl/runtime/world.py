@@ -148,7 +148,7 @@ def connect_all(
     """Returns a data plane that reaches every worker with which this one shares a route; all workers call it.
     `device` is this worker's, `generations` are those of the groups, 0 if one is missing. `has_left` returns
     whether a job rank has left the run in order. Communicators of devices are made through `torch_store`,
-    which is `store` if it is None. `progress` is told for whom this worker waits.
+    which is `store` if it is None. The waits of this worker are noted in `progress`.
 
     Raises `PeerLost` if workers do not come, and `ConnectError` where they do not agree or the environment
     asks for a transport that does not exist.
@@ -365,7 +365,7 @@ def _name(plan: Plan, job_rank: int) -> str:
 
 
 def _noting_waits(plan: Plan, group: str, progress: Progress) -> Callable[[int, int], None]:
-    """Returns what notes for whom, and for how long, this worker waits."""
+    """Returns a function that notes the waits of this worker and their times."""
     progress.waits = waits = WaitTimes(plan, group)
 
     def note(job_rank: int, tag: int) -> None:

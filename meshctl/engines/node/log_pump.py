@@ -79,7 +79,7 @@ class LogPump:
         return closed
 
     def _drain(self) -> None:
-        """Writes what the pipes have until they are at their ends or `END_S` is over."""
+        """Writes the data of the pipes until all pipes have ended or `END_S` is over."""
         end = time.monotonic() + END_S
         while self._sources and (seconds := end - time.monotonic()) > 0:
             self._round(seconds)
@@ -110,7 +110,7 @@ class LogPump:
         self._report(file)
 
     def _pump(self, number: int) -> int:
-        """Writes what a pipe has, and closes the log at its end. Returns the number of bytes."""
+        """Writes the data of a pipe, and closes the log at its end. Returns the number of bytes."""
         source = self._sources[number]
         self._states[source.slot] = 1
         try:

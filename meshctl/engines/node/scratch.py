@@ -27,17 +27,18 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Scratch:
-    """The folder of a node, in a process that uses it and in those that are forked from it."""
+    """The scratch folder of a node, in the process that uses it and in the forks of this process."""
 
     def __init__(self, token: str, node: int) -> None:
-        """Makes the folder for this user alone. Removes those that no process uses any more."""
+        """Makes the folder for this user alone. Removes folders that no process uses any more."""
         self._folder = scratch_folder(token, node)
         with suppress(OSError):
             for entry in os.scandir(self._folder.parent):
                 if _NAME.fullmatch(entry.name) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
                     remove_unused(Path(entry.path))
         self.descriptor = _locked(self._folder)
-        """Holds the lock; -1 without a folder. `multiprocessing` then makes folders of its own."""
+        """The file descriptor that holds the lock; -1 without a folder. `multiprocessing` then makes other
+        folders."""
 
     @property
     def mark(self) -> str:

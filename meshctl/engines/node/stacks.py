@@ -129,7 +129,7 @@ class _Command:
         return self._process is None or self._process.poll() is not None or seconds >= COMMAND_S
 
     def text(self) -> str:
-        """Returns what it has written until now, and ends it."""
+        """Returns its output so far, and ends it."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             with suppress(subprocess.TimeoutExpired):  # it may itself wait for a device

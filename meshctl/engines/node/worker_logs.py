@@ -45,7 +45,7 @@ class Outputs:
     states: mmap.mmap
 
     def wait_written(self, worker: int) -> None:
-        """Waits until the log of a worker has what the worker has written."""
+        """Waits until the log of a worker contains all output of the worker."""
         _wait_written(self.states, [(self.descriptors[worker], self.slots[worker])])
 
     def close(self) -> None:

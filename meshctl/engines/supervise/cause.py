@@ -10,9 +10,9 @@ in this order:
 
 Among faults of equal priority, the first that was received is the cause; the loss of a peer that has itself
 lost a peer comes after the other losses. If only faults of low priority are
-known, a fault of higher priority may still be unread, so the decision waits for a number of polls. A poll is
-one reading of the new events by the head. Polls are counted instead of seconds, because on a busy machine the
-head itself may not run for seconds while the report is already written.
+known, a fault of higher priority may still be unread, so the decision waits for a number of polls. In a poll,
+the head reads all new events. Polls are counted instead of seconds, because on a busy machine the head itself
+may not run for seconds while the report is already written.
 
     causes.add(event) for each event of a poll, causes.end_poll(now), then causes.settled: a `Cause` or None
 """
@@ -103,7 +103,7 @@ NOWHERE = Position()
 
 
 def position_of(plan: Plan, record: Record) -> Position:
-    """Returns what a worker is doing, by its progress record."""
+    """Returns the stage, the step and the activity of a worker, from its progress record."""
     if record.activity == Activity.SAVING:
         return Position(step=record.step, doing="the checkpoint")
     if record.stage < 0:
@@ -197,7 +197,7 @@ class Causes:
                 self._exits.append(event)
 
     def place(self, group: str, rank: int, position: Position) -> None:
-        """Notes what a worker is doing, from its progress record."""
+        """Notes the position of a worker, from its progress record."""
         self._positions[group, rank] = position
 
     def record(self, error: str, priority: Priority, log: str = "") -> None:
@@ -248,7 +248,7 @@ class Causes:
         return first if first is None or first.code is None else self._placed(first, first.code)
 
     def _placed(self, cause: Cause, code: int) -> Cause:
-        """Adds to the exit of a worker what the worker was doing, and the usual reason of the exit code."""
+        """Adds the last position of a worker, and the usual reason of its exit code, to its exit."""
         who = (cause.group, cause.rank)
         position = self._positions.get(who, NOWHERE)
         if who in self._phases:
@@ -326,8 +326,8 @@ class Causes:
 
 
 def _hint(code: int, position: Position, stack: str) -> str:
-    """Returns the usual reason of an exit with this code or signal, for the error line. `stack` has the lines
-    of code in which the process was."""
+    """Returns the usual reason of an exit with this code or signal, for the error line. `stack` contains the
+    last lines of code of the process."""
     if code == -signal.SIGBUS:
         return ", which often means that shared memory is full"
     may_write = any(_WRITES.search(line) for line in stack.splitlines() if not line.startswith("  File "))

@@ -55,26 +55,26 @@ class LauncherWatch:
         self._patience_s = patience_s or math.inf
         self._task = threading.get_native_id()
         self._is_main = threading.current_thread() is threading.main_thread()
-        """Whether this thread is the one that handles signals. In tests a supervisor may run in another."""
+        """Whether this thread handles signals. In tests a supervisor may run in another thread."""
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="launcher watch", daemon=True)
         self._handled, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        """A pipe with the number of each signal that another thread has received for the main thread, which
-        counts it when it goes on."""
+        """A pipe with the numbers of the signals that the watching thread has received. The main thread
+        counts them when it continues."""
         self._wakeup_before = -1
         self._uncounted = 0
-        """How many of these the main thread has not counted yet."""
+        """The number of signals in the pipe that the main thread has not counted yet."""
         self._sleep = ""
-        """The number of the sleep in state D in which the main thread is; empty if it is in none."""
+        """The number of the main thread's present sleep in state D; empty if it does not sleep."""
         self._seconds = 0.0
-        """How long it has been seen in this sleep."""
+        """Seconds for which it was seen in this sleep."""
         self._has_reported = self._has_killed = False
         self._texts: list[str] = []
         self._expired: list[str] = []
 
     @classmethod
     def of(cls, attempt: Attempt, signals: Signals, handle: Handle) -> LauncherWatch:
-        """Begins to watch a run. Somebody who debugs it needs no limit."""
+        """Begins to watch a run. A run that is debugged has no limit."""
         patience_s = 0.0 if attempt.start.debug else attempt.plan.run.patience
         watch = cls(attempt.run, signals, handle.kill, patience_s)
         watch.start()
@@ -173,7 +173,7 @@ class LauncherWatch:
 
 
 def _state_of(task: int) -> tuple[str, str]:
-    """Returns the letter of the kernel for a thread of this process, and how often it has begun to sleep."""
+    """Returns the state of a thread of this process as the kernel's letter, and the number of its sleeps."""
     fields = dict[str, str]()
     with suppress(OSError):
         for line in Path(f"/proc/self/task/{task}/status").read_text().splitlines():

@@ -1,5 +1,5 @@
-"""Whether the files of a run can still be written. A run whose directory was deleted ends; on a disk that is
-full or became read-only it goes on, after a warning."""
+"""Checks that the files of a run can still be written. A run whose directory was deleted ends. On a disk that
+is full or became read-only, the run continues after a warning."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class RunFiles:
         """The device and inode of the run directory: a worker may make a folder of its name again."""
         self._next = 0.0
         self._disk_problem = ""
-        """Why the disk takes no data now, as a warning; empty if it does."""
+        """The warning that the disk takes no data; empty while it takes data."""
 
     def poll(self) -> str:
-        """Returns why the run cannot go on, which is that its directory was deleted; empty if it can."""
+        """Returns the error of a run whose directory was deleted; empty while the directory exists."""
         now = self._clock()
         if now < self._next:
             return ""

@@ -1,4 +1,4 @@
-"""Collects what workers have saved, and writes the manifest of a checkpoint once all have."""
+"""Collects the saved files of all workers, and writes the manifest of a checkpoint once it is complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SavedFiles:
         self._saved: dict[int, list[dict[str, Any]]] = {}
         """Step -> the files of each worker that has saved it."""
         self._failures: dict[int, str] = {}
-        """Step -> why it cannot be written."""
+        """Step -> the reason why it cannot be written."""
         self._newest = 0
         """The newest step that a worker has saved, or could not save."""
 
@@ -44,17 +44,18 @@ class SavedFiles:
         return sorted(step for step, saved in self._saved.items() if len(saved) == self._workers)
 
     def failure(self, step: int) -> str:
-        """Why the checkpoint of a step could not be written; empty if it could."""
+        """The reason why the checkpoint of a step could not be written; empty if it was written."""
         return self._failures.get(step, "")
 
     def discard(self, step: int) -> None:
-        """Deletes what there is of a checkpoint."""
+        """Deletes the files of an incomplete checkpoint."""
         del self._saved[step]
         shutil.rmtree(self._run.checkpoint(step), ignore_errors=True)
 
     @property
     def lost_end(self) -> str:
-        """Why the last checkpoint could not be written; empty if it could, or if there was none."""
+        """The reason why the last checkpoint could not be written; empty if it was written, or if none was
+        due."""
         if self._newest not in self._failures:
             return ""
         reason = self._failures[self._newest]

@@ -1,4 +1,4 @@
-"""A stall in words: who holds up the run, who waits for whom, and the stacks.
+"""The report of a stall as text: the workers that hold up the run, the chain of waits, and the stacks.
 
 stalled for 10 s: train:1 is in stage metrics, step 12 and waits for nobody
   rollout:0 waits for train:0: free slot of `rollouts -> metrics`
@@ -120,8 +120,9 @@ def _state_lines(worker: Worker, state: ProcessState) -> Iterator[str]:
 
 
 def frames_of(state: ProcessState) -> Sequence[str]:
-    """Returns the frames of the main thread, or of the one for which it waits, that are the user's, innermost
-    first, then the innermost one of a library. If there are none, those of meshctl."""
+    """Returns the frames of the user's code in the main thread, or in the thread for which it waits,
+    innermost first, and then the innermost frame of a library. Without such frames, returns the frames of
+    meshctl."""
     if not state.stack:
         return native_frames(state.native)
     lines = _shown_thread(state.stack)
@@ -136,8 +137,8 @@ def frames_of(state: ProcessState) -> Sequence[str]:
 
 
 def _shown_thread(stack: str) -> Sequence[str]:
-    """Returns the lines of the main thread. Where that waits for a checkpoint that is written beside
-    training, they are those of the thread that writes it."""
+    """Returns the lines of the main thread, or, if it waits for an asynchronous checkpoint, the lines of the
+    thread that writes it."""
     main = main_thread(stack)
     if not any(_BACKGROUND in line for line in main):
         return main

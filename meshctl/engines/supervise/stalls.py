@@ -6,10 +6,10 @@
     for stall in watch.poll(now): ...        # each `Stall` is reported once
     watch.take_expired()                     # once: the stall that ends the run
 
-A worker that stands and waits for another one is no stall. The one at the end of the chain is, which waits
-for nobody, or the circle. A stall is reported after ten seconds, or after three times the longest time of the
-stage, if that is later. It ends the run after `run.patience`. If this process has itself been stopped, all
-limits begin anew.
+A worker stands if its progress record does not change. A worker that waits for another one is not the stall.
+The stall is the end of the chain of waits: a worker that waits for no other, or a circle of workers. It is
+reported after ten seconds, or after three times the longest time of the stage, if that is later. It ends the
+run after `run.patience`. If this process has itself been stopped, all limits start again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Stall:
     """Workers that hold up the run."""
 
     workers: tuple[Worker, ...]
-    """The workers that wait for nobody, or the members of a circle. The first one is the likeliest cause."""
+    """The workers that wait for no other, or the members of a circle. The first is the likeliest cause."""
     seconds: float
     """The seconds for which `workers` have not advanced."""
     known: Known
@@ -97,7 +97,7 @@ class StallWatch:
         is_suspended: bool = False,
     ) -> None:
         """`ask(node, [(group, rank, pid), ...])` requests states and stacks, which `answer` receives.
-        `is_suspended`: no stall is ever found, because somebody debugs the run."""
+        `is_suspended`: no stall is ever found, because a worker is debugged."""
         self._plan, self._ask, self._limits, self._is_suspended = plan, ask, limits or LIMITS, is_suspended
         self._positions: dict[Worker, _Position] = {}
         self._advanced: dict[Worker, float] = {}
@@ -112,10 +112,10 @@ class StallWatch:
         self._pids: dict[Worker, int] = {}
         self._states: dict[Worker, ProcessState] = {}
         self._in_torch: dict[Worker, float] = {}
-        """A worker whose stack ends in torch.distributed -> since when it stands."""
+        """A worker whose stack ends in torch.distributed -> the time since which it stands."""
         self._open: _Open | None = None
         self._reported: dict[tuple[Worker, float], float] = {}
-        """A worker and since when it stands -> when it was reported."""
+        """A worker and the time since which it stands -> the time of the report."""
         self._polled = self._restarted = -math.inf
         self._now = 0.0
         self._expired: list[Stall] = []
@@ -227,7 +227,7 @@ class StallWatch:
         return min([self._limits.report_s, *filter(None, patience)])
 
     def _age(self, worker: Worker) -> float:
-        """Returns for how long a worker stands, by the limits that begin anew after a jump of the clock."""
+        """Returns the seconds for which a worker stands. They start again after a jump of the clock."""
         since = self._positions[worker].since
         return self._now - max(since, self._restarted, self._advanced.get(worker, -math.inf))
 
@@ -326,7 +326,7 @@ class StallWatch:
         if not workers or self._age(workers[0]) < self._now - asked.asked:  # they advance again
             return []
         if self._note_torch(workers, known.in_torch):
-            return []  # who they wait for is found in the next poll
+            return []  # the next poll finds the workers that they wait for
         graph = {worker: wait.workers for worker, wait in waits.items()}
         workers = by_suspicion(workers, self._states, known)
         stall = Stall(
@@ -361,7 +361,7 @@ class StallWatch:
 
 
 def known_wait(record: Record) -> bool:
-    """Whether a record states itself for what its worker waits."""
+    """Whether a record itself contains the reason of its worker's wait."""
     return bool(record.collective) or record.peer >= 0
 
 

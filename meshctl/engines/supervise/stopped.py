@@ -36,10 +36,10 @@ class StoppedWatch:
         self._patience_s, self._report_s = patience_s or math.inf, report_s
         self._is_stopped = is_stopped
         self._since: dict[Process, float] = {}
-        """A process that is stopped -> since when it is known to be."""
+        """A stopped process -> the time since which it is known to be stopped."""
         self._reported: set[Process] = set()
         self._noted: dict[int, set[Process]] = {}
-        """Node -> what it has reported last."""
+        """Node -> its last report."""
         self._polled = -math.inf
         self._expired: list[str] = []
         self._is_over = False

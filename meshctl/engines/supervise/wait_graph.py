@@ -1,7 +1,7 @@
 """The graph of the waits between workers. Finds the workers that hold up others, and the chains to them.
 
-ends_of(waits)          the workers that wait for nobody, and the circles, that hold up others
-chain_to(waits, end)    the pairs of a waiting worker and the one that it waits for, on the ways to `end`
+ends_of(waits)          the ends of all chains: workers that wait for no other, and circles of workers
+chain_to(waits, end)    pairs (waiting worker, awaited worker) on all paths to `end`
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def name_of(worker: Worker) -> str:
 
 
 def ends_of(waits: Waits) -> list[tuple[Worker, ...]]:
-    """Returns the ends of all chains. A worker that is no key of `waits` waits for nobody. An end is one
-    worker that waits for nobody, or the workers of a circle that wait for nobody outside of it. From every
-    worker at least one end can be reached."""
+    """Returns the ends of all chains. A worker that is not a key of `waits` waits for no other. An end is one
+    worker that waits for no other, or a circle whose workers only wait for each other. From every worker at
+    least one end can be reached."""
     found = []
     for component in _components(waits):
         members = set(component)
@@ -32,9 +32,9 @@ def ends_of(waits: Waits) -> list[tuple[Worker, ...]]:
 
 
 def chain_to(waits: Waits, end: Sequence[Worker]) -> list[tuple[Worker, Worker]]:
-    """Returns the waits by which workers depend on an end, as pairs (who waits, for whom): a tree whose root
-    is the end, those that are furthest from it first. Each worker waits for one that is nearer to the end,
-    and is in one pair only. Waits inside of a circle come last."""
+    """Returns the waits by which workers depend on an end, as pairs (waiting worker, awaited worker). They
+    are a tree whose root is the end, the pairs furthest from the root first. Each worker waits in one pair
+    only, for a worker nearer to the end. Waits inside of a circle come last."""
     waiting = _waiting(waits)
     found, seen, queue = list[tuple[Worker, Worker]](), set(end), deque(end)
     while queue:

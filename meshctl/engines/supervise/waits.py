@@ -1,12 +1,12 @@
-"""For whom each worker that stands waits, by its progress record and by the records of its peers.
+"""Finds the workers for which a standing worker waits, from its progress record and the records of its peers.
 
     known = Known(records, phases, done)
-    waits_of(plan, known, worker)         # a `Wait`: the workers for whom it waits, and for what
+    waits_of(plan, known, worker)         # a `Wait`: the awaited workers, and the reason
     doing_of(plan, known, worker)         # what it is doing, in words
 
 A worker waits for a peer on a route, for the ranks that have not reached its collective or its checkpoint,
-or, before the first step, for workers in an earlier phase. Every other worker waits for nobody. Workers
-without a record move.
+or, before the first step, for workers in an earlier phase. Every other worker waits for no other. A worker
+without a record advances.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ class Known:
 
 @dataclass(frozen=True)
 class Wait:
-    """For whom a worker waits. Without workers, it waits for nobody."""
+    """The workers for which a worker waits. It is empty for a worker that waits for no other."""
 
     workers: tuple[Worker, ...] = ()
     what: str = ""
-    """What the worker waits for, to follow "waits for train:1"."""
+    """The reason of the wait. It follows "waits for train:1" in a message."""
 
 
 NOBODY = Wait()
 
 
 def waits_of(plan: Plan, known: Known, worker: Worker) -> Wait:
-    """Returns for whom a worker that stands waits."""
+    """Returns the wait of a standing worker."""
     record = known.records[worker]
     if record.peer >= 0:
         return _on_route(plan, worker, record)
@@ -153,7 +153,7 @@ def _for_stream(plan: Plan, known: Known, worker: Worker, record: Record) -> Wai
 
 
 def _behind(plan: Plan, known: Known, worker: Worker, others: Iterable[Worker], what: str) -> Wait:
-    """Returns a wait for those of other workers that are not as far as a worker."""
+    """Returns a wait for the `others` that have not come as far as the worker."""
     place = place_of(plan, known.records[worker])
     behind = []
     for other in others:
@@ -165,7 +165,8 @@ def _behind(plan: Plan, known: Known, worker: Worker, others: Iterable[Worker], 
 
 
 def _for_last_step(plan: Plan, known: Known, worker: Worker) -> Wait:
-    """While a last step is agreed, a worker between two steps waits for those that are inside of one."""
+    """While the workers agree on a last step, a worker between two steps waits for the workers inside a
+    step."""
     others = []
     for other in workers_of(plan):
         record = known.records.get(other)

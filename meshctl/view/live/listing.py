@@ -121,7 +121,7 @@ def _data_of(run: RunDir) -> dict[str, Any]:
 
 
 def rows_of_runs(runs: Sequence[RunDir], now: float, ask: AskJob = unasked) -> list[Row]:
-    """Returns the rows of runs, the one that was launched last first."""
+    """Returns the rows of runs, the newest first."""
     rows = [row_of(run, now, ask) for run in runs]
     return sorted(rows, key=lambda row: (row.launched, row.run.path), reverse=True)
 

@@ -413,7 +413,7 @@ class RunState:
 
     @property
     def time_use(self) -> TimeUse | None:
-        """Where the time of this attempt goes; None before the second step, and for programs."""
+        """The use of time of this attempt; None before the second step, and for programs."""
         return time_use(self.plan, self.workers, self.routes)
 
     @property

@@ -58,7 +58,7 @@ class TraceWriter:
             self._thread.start()
 
     def on_end(self, code: int, reason: str) -> None:
-        """Writes what was not written before. Raises `OSError`."""
+        """Writes the events that are not written yet. Raises `OSError`."""
         if self._thread:
             self._thread.join()
         if self._error is None and self._files() != self._written:
