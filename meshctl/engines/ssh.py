@@ -14,6 +14,7 @@ import shlex
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +29,8 @@ from meshctl.run.directory import Start
 
 CONNECT_S = 20
 """Seconds within which a host must answer."""
+MAX_ASKED = 8
+"""Maximum number of hosts whose addresses are looked up to find the network on which the head listens."""
 SSH_PORT = 22
 
 
@@ -38,15 +41,19 @@ class SshEngine(RemoteEngine):
         super().__init__(**common)
         self._hosts, self._file, self._options = tuple(hosts), hosts_file, tuple(ssh_options)
 
-    @property
+    @cached_property
     def hosts(self) -> tuple[str, ...]:
         """The hosts by the number of their node. Raises `CannotStart` if their file cannot be read."""
         return self._hosts or hosts_in(Path(self._file))
 
     def default_host(self) -> str:
-        found = [address for host in self.hosts if (address := self._address_towards(host))]
-        remote = [address for address in found if not address.startswith("127.") and address != "::1"]
-        return next(iter([*remote, *found]), default_address())
+        loopback = ""
+        for host in self.hosts[:MAX_ASKED]:
+            address = self._address_towards(host)
+            if address and not address.startswith("127.") and address != "::1":
+                return address
+            loopback = loopback or address
+        return loopback or default_address()
 
     def _address_towards(self, host: str) -> str:
         """Returns the address from which this machine reaches a host; empty if its name is unknown."""
