@@ -25,7 +25,7 @@ from typing import Any
 from meshctl.engines.connection import MESSAGE_BYTES_MAX
 from meshctl.engines.engine import CannotStart, Command, Exited, Handle, Job, Rendered, groups_on, nodes_of
 from meshctl.engines.host_script import last_error, refusals, script_of
-from meshctl.engines.node.node_process import fork_log
+from meshctl.engines.node.node_log import fork_log
 from meshctl.engines.node.termination import GRACE_S
 from meshctl.engines.remote import RemoteEngine
 from meshctl.package import install_command, installed_version

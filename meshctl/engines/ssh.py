@@ -21,7 +21,7 @@ from typing import IO, Any
 from meshctl.engines.engine import CannotStart, Command, Exited, Handle, Job
 from meshctl.engines.host_script import NO_CONNECTION, last_error, refusals, script_of
 from meshctl.engines.local import LocalHandle
-from meshctl.engines.node.node_process import fork_log
+from meshctl.engines.node.node_log import fork_log
 from meshctl.engines.remote import RemoteEngine
 from meshctl.plan.model import Plan
 from meshctl.run.addresses import address_towards, default_address

@@ -28,7 +28,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, field
-from pathlib import Path
 from typing import Any, NoReturn
 
 from meshctl.dataclass import dataclass
@@ -43,6 +42,7 @@ from meshctl.engines.node.exec_server import ExecServer
 from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets, leave
 from meshctl.engines.node.hub_download import Downloading
 from meshctl.engines.node.interpreter import groups_of
+from meshctl.engines.node.node_log import fork_log
 from meshctl.engines.node.peer_watch import PeerWatch
 from meshctl.engines.node.progress import POLL_S, Records
 from meshctl.engines.node.scratch import Scratch, remove_scratch
@@ -451,11 +451,6 @@ def _become_agent(
 
 
 # Starting a node process
-
-
-def fork_log(run: RunDir, node: int) -> Path:
-    """Returns the log file of a node process itself, which is usually empty."""
-    return run.path / "logs" / ("fork-server.log" if node == 0 else f"fork-server-{node}.log")
 
 
 def serve(
