@@ -45,12 +45,12 @@ class Nodes:
         connections = {node: cast(Connection, one) for node, one in self.sent.items()}
         return list(self.examination.poll(connections, now))
 
-    def tell(self, node: int, kind: str, at: float = 0.0, **words: Any) -> None:
+    def report(self, node: int, kind: str, at: float = 0.0, **words: Any) -> None:
         self.examination.on_message(node, {"type": kind, "attempt": 0, **words}, at)
 
-    def tell_facts(self, node: int, **facts: Any) -> None:
+    def report_facts(self, node: int, **facts: Any) -> None:
         now = self.examination._asked.get(node, 0.0)
-        self.tell(node, "examined", facts={"host": f"h{node}", **facts}, address=f"10.0.0.{node}:7", now=now)
+        self.report(node, "examined", facts={"host": f"h{node}", **facts}, address=f"10.0.0.{node}:7", now=now)
 
     def kinds(self, node: int) -> list[str]:
         return [message["type"] for message in self.sent[node].messages]
@@ -66,28 +66,28 @@ def test_nodes_examine_themselves_call_their_peers_and_begin(nodes: Nodes) -> No
     nonce = nodes.sent[1].messages[0]["nonce"]
     assert (nodes.run.path / nonce).read_text() == nonce
     for node in range(3):
-        nodes.tell_facts(node)
+        nodes.report_facts(node)
     [found] = nodes.poll()
     assert found == Examined(()) and not (nodes.run.path / nonce).exists()
     assert nodes.poll() == [] and nodes.kinds(1) == ["examine", "peers"]
     assert nodes.sent[1].messages[1]["peers"] == {"2": "10.0.0.2:7", "0": "10.0.0.0:7"}
     for node in range(3):
         assert not nodes.examination.is_over
-        nodes.tell(node, "reached")
+        nodes.report(node, "reached")
         nodes.poll()
     assert nodes.examination.is_over
 
 
 def test_a_wall_names_both_nodes_and_the_address_once_all_have_reported(nodes: Nodes) -> None:
     for node in range(3):
-        nodes.tell_facts(node)
+        nodes.report_facts(node)
     nodes.poll()
     nodes.poll()
     wall = {"seconds": 10.0, "problem": "it does not answer"}
-    nodes.tell(1, "unreachable", peer=2, address="10.0.0.2:7", **wall)
+    nodes.report(1, "unreachable", peer=2, address="10.0.0.2:7", **wall)
     assert nodes.poll() == []
-    nodes.tell(2, "unreachable", peer=1, address="10.0.0.1:7", **wall)
-    nodes.tell(0, "reached")
+    nodes.report(2, "unreachable", peer=1, address="10.0.0.1:7", **wall)
+    nodes.report(0, "reached")
     [found] = nodes.poll()
     assert isinstance(found, Apart)
     assert "node 1 (h1) does not reach node 2 (h2) at 10.0.0.2:7: it does not answer" in found.reason
@@ -97,7 +97,7 @@ def test_a_wall_names_both_nodes_and_the_address_once_all_have_reported(nodes: N
 
 def test_a_wall_in_a_run_is_reported_soon(nodes: Nodes) -> None:
     nodes.examination.is_over = True
-    nodes.tell(1, "unreachable", at=5.0, peer=2, address="h:7", seconds=15.2, problem="it does not answer")
+    nodes.report(1, "unreachable", at=5.0, peer=2, address="h:7", seconds=15.2, problem="it does not answer")
     assert nodes.poll(5.0) == []
     [found] = nodes.poll(5.1 + TOGETHER_S)
     assert isinstance(found, Apart)
@@ -106,8 +106,8 @@ def test_a_wall_in_a_run_is_reported_soon(nodes: Nodes) -> None:
 
 def test_nodes_that_do_not_answer_are_named(nodes: Nodes) -> None:
     nodes.poll(0.0)
-    nodes.tell_facts(0)
-    nodes.tell_facts(2)
+    nodes.report_facts(0)
+    nodes.report_facts(2)
     assert nodes.poll(EXAMINE_S - 1) == []
     [found] = nodes.poll(EXAMINE_S + 1)
     assert isinstance(found, Apart) and found.reason.startswith("node 1 has not examined itself within 60 s")
@@ -116,7 +116,7 @@ def test_nodes_that_do_not_answer_are_named(nodes: Nodes) -> None:
 def test_a_node_that_comes_again_is_examined_again_and_others_are_not(nodes: Nodes) -> None:
     nodes.poll()
     for node in range(3):
-        nodes.tell_facts(node)
+        nodes.report_facts(node)
     nodes.examination.forget(1)
     nodes.examination.begin(1, range(3))
     nodes.poll()
@@ -125,7 +125,7 @@ def test_a_node_that_comes_again_is_examined_again_and_others_are_not(nodes: Nod
 
 def test_a_message_of_an_earlier_attempt_is_ignored(nodes: Nodes) -> None:
     nodes.examination.begin(1, range(3))
-    nodes.tell(0, "reached")
+    nodes.report(0, "reached")
     assert not nodes.examination._reached
 
 
