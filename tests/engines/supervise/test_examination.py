@@ -50,7 +50,9 @@ class Nodes:
 
     def report_facts(self, node: int, **facts: Any) -> None:
         now = self.examination._asked.get(node, 0.0)
-        self.report(node, "examined", facts={"host": f"h{node}", **facts}, address=f"10.0.0.{node}:7", now=now)
+        self.report(
+            node, "examined", facts={"host": f"h{node}", **facts}, address=f"10.0.0.{node}:7", now=now
+        )
 
     def kinds(self, node: int) -> list[str]:
         return [message["type"] for message in self.sent[node].messages]
