@@ -31,6 +31,7 @@ from meshctl.engines.engine import CannotStart, Engine, Job, JobEngine, engine_n
 from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin, check_unheld
 from meshctl.engines.supervise.head import Outcome
 from meshctl.engines.supervise.signals import Signals
+from meshctl.engines.supervise.start_watch import watched
 from meshctl.plan.model import Group, Plan
 from meshctl.run.addresses import joined
 from meshctl.run.directory import RunDir, Start
@@ -107,27 +108,25 @@ def launch(
     if ready.resume and (why_over := reason_of_end(ready.plan, ready.resume, ready.whole.step)):
         print(f"{ready.resume.path}: the run is complete: {why_over}")
         return 0
+    engine, folder = engine_of(ready), ready.resume.path if ready.resume else ready.plan.run.dir
     try:
-        attempt = begun(ready)
+        with watched(str(folder)):
+            attempt = begun(ready, engine, overrides)
     except RunHeld as error:
         return refuse(error, REFUSED)
     except OSError as error:
         return refuse(f"the run directory cannot be written: {why(error)}: {error.filename}", REFUSED)
-    record_launch(attempt.run, overrides)
-    record_git_state(attempt.run, ready.path[0])
-    engine = engine_of(ready)
     if engine.supervisor == "inside":
         from meshctl.cli.submit import submit
 
         return submit(engine, attempt, is_detached=on_begin is not None)
-    attempt.run.job.unlink(missing_ok=True)  # of an earlier launch
     state_file = StateFile(ready.plan, attempt.run)
     if on_begin:
         on_begin(attempt.run)
     return run(ready, attempt, Supervision(engine), state_file, options.follow)
 
 
-def begun(ready: Launchable) -> Attempt:
+def begun(ready: Launchable, engine: Engine, overrides: list[str]) -> Attempt:
     """Writes the files of the run, and returns its attempt. Raises `RunHeld` and `OSError`."""
     attempt = begin(ready.plan, ready.composed, ready.path, ready.resume, ready.whole)
     if ready.start != Start(()):
@@ -137,6 +136,10 @@ def begun(ready: Launchable) -> Attempt:
         attempt = replace(attempt, start=start)
     attempt.run.forget_recorded(attempt.step or 0)
     forget_media(attempt.run, attempt.step or 0)
+    record_launch(attempt.run, overrides)
+    record_git_state(attempt.run, ready.path[0])
+    if engine.supervisor != "inside":
+        attempt.run.job.unlink(missing_ok=True)  # of an earlier launch
     return attempt
 
 

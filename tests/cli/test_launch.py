@@ -31,6 +31,19 @@ def test_dry_run_shows_everything_and_starts_nothing(folder: Path) -> None:
     assert not (folder / "runs").exists()
 
 
+def test_a_launcher_that_can_open_no_further_file_is_the_cause(folder: Path) -> None:
+    """The limit is lower than what preflight lets pass."""
+    code = f"""
+import resource
+from meshctl.engines.checks import limits
+limits.FILES = limits.Budget(0, 0, 0, 0)
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+{MAIN}"""
+    done = meshctl(folder, "launch", "recipe.yaml", code=code)
+    line = "error: the launcher cannot open another file: its limit is 40 (`ulimit -n`)"
+    assert (done.returncode, done.stderr) == (5, f"{line}\n")
+
+
 def test_a_run_and_its_continuation(folder: Path) -> None:
     done = meshctl(folder, "launch", "recipe.yaml")
     assert done.returncode == 0, done.stderr

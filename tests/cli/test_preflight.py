@@ -178,7 +178,7 @@ def test_few_open_files(capsys: pytest.CaptureFixture[str]) -> None:
         assert prepare("recipe.yaml", workers(400), Options())[0] == 4
     assert "warning: open files: 1,000 per process" in warned and "64 workers may need 1,024" in warned
     error = capsys.readouterr().err
-    assert "error: open files: 1,000 per process" in error and "400 workers need at least 1,232\n" in error
+    assert "error: open files: 1,000 per process" in error and "400 workers need at least 1,235\n" in error
     assert "\n  = help: ulimit -n " in error
 
 

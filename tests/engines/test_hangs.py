@@ -163,7 +163,7 @@ def test_an_endpoint_that_hangs_is_named_with_its_stack(launch: Launch, how: str
 def test_a_skipped_collective_is_named(launch: Launch) -> None:
     run = launch("components.actor.args.how=skip")
     assert run.end() == 5
-    assert "the collectives of dp of `actor` (ranks 0, 1) differ in step 4" in run.output
+    assert "the collectives of `dp` of `actor` (ranks 0, 1) differ in step 4" in run.output
 
 
 def test_a_circle_of_two_groups_is_named(launch: Launch) -> None:

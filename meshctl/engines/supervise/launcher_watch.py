@@ -26,18 +26,11 @@ from meshctl.engines.node.waiting_file import file_of
 from meshctl.engines.supervise import stalls
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.signals import Signals
+from meshctl.engines.supervise.start_watch import POLL_S, SIGNALS_S, announce, status_of
 from meshctl.run.directory import RunDir
 
-POLL_S = 0.5
-SIGNALS_S = 2.0
-"""Seconds in state D after which this thread receives the signals."""
 NAMES_MAX = 8
 """Maximum number of processes that a report names."""
-
-
-def _announce(text: str) -> None:
-    with suppress(OSError):
-        os.write(2, f"{text}\n".encode())
 
 
 class LauncherWatch:
@@ -47,7 +40,7 @@ class LauncherWatch:
         signals: Signals,
         kill: Callable[[], None],
         patience_s: float,
-        announce: Callable[[str], None] = _announce,
+        announce: Callable[[str], None] = announce,
     ) -> None:
         """Watches the thread that calls it. `kill` kills all processes of the run. `patience_s` is
         `run.patience`; 0 for no limit."""
@@ -174,12 +167,8 @@ class LauncherWatch:
 
 def _state_of(task: int) -> tuple[str, str]:
     """Returns the state of a thread of this process as the kernel's letter, and the number of its sleeps."""
-    fields = dict[str, str]()
-    with suppress(OSError):
-        for line in Path(f"/proc/self/task/{task}/status").read_text().splitlines():
-            name, _, value = line.partition(":")
-            fields[name] = value.strip()
-    return fields.get("State", "")[:1], fields.get("voluntary_ctxt_switches", "")
+    status = status_of(os.getpid(), task)
+    return status.get("State", "")[:1], status.get("voluntary_ctxt_switches", "")
 
 
 def _waiting_processes() -> Iterator[str]:

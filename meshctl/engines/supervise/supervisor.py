@@ -11,7 +11,9 @@ and later forks happen in the node processes.
 
 from __future__ import annotations
 
+import errno
 import math
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -119,7 +121,7 @@ class Supervisor:
     def _attempts(self, session: Session, attempt: Attempt, handle: Handle) -> Outcome:
         restarts = Restarts(session.job.plan.run.restarts)
         while True:
-            outcome = Head(session, attempt).follow()
+            outcome = _followed(session, attempt)
             if self._signals.first or not outcome.is_restartable or not restarts.are_allowed:
                 return outcome
             reason = restarts.refusal(outcome, self._clock())
@@ -144,3 +146,15 @@ class Supervisor:
                 cause=outcome.reason,
                 left=restarts.left(self._clock()),
             )
+
+
+def _followed(session: Session, attempt: Attempt) -> Outcome:
+    """Follows an attempt to its end, which comes early if the launcher can open no further file."""
+    try:
+        return Head(session, attempt).follow()
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    cause = Cause(Priority.OWN, f"the launcher cannot open another file: its limit is {limit} (`ulimit -n`)")
+    return Outcome(FAILED, cause, cause.line)
