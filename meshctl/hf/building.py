@@ -126,7 +126,7 @@ def _freeze_others(model: nn.Module, head: str) -> None:
 
 
 def distribute(model: Any, wanted: Build) -> None:
-    """Shards a model in place over tp, then adds adapters, and then shards the model over fsdp and dp.
+    """Shards a model in place over tp and ep, then adds adapters, and then shards it over fsdp, cp and dp.
 
     Steps that `wanted` does not request are left out. Raises `ModelError` if the model does not support a
     step.
@@ -135,6 +135,9 @@ def distribute(model: Any, wanted: Build) -> None:
     if sizes.tp > 1:
         assert wanted.mesh is not None
         transformers_api.shard_by_tp(model, wanted.mesh, sizes)
+    if sizes.ep > 1:
+        assert wanted.mesh is not None
+        transformers_api.shard_by_ep(model, wanted.mesh, sizes)
     if wanted.lora:
         peft_api.inject(model, wanted.lora)
     if sizes.averaged > 1 or wanted.compute_dtype is not None:

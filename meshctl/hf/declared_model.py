@@ -14,11 +14,13 @@ class DeclaredModel(StoredModel):
     EXTRA = "hf"
     MODEL: ClassVar = ("args.model", "args.config")
     LAYOUTS: ClassVar = {
-        "dims": ("dp", "fsdp", "cp", "tp", "ulysses"),
+        "dims": ("dp", "fsdp", "cp", "tp", "ulysses", "ep"),
+        "excludes": (("dp", "ep"),),
         "tp_plan": "transformers",
         "lora_styles": "meshctl.hf.peft_api.STYLES",
         "tied_shards": "equal",
         "attention": "transformers",
+        "experts": "transformers",
         "ulysses": "heads",
         "without": {
             "args.attention": ("cp", "ulysses"),

@@ -144,8 +144,8 @@ class Model(DeclaredModel):
 
     @cached_property
     def sizes(self) -> Sizes:
-        size = self.mesh.size
-        return Sizes(size("dp"), size("fsdp"), size("cp"), size("tp"), self.mesh.ulysses_size)
+        mesh, size = self.mesh, self.mesh.size
+        return Sizes(size("dp"), size("fsdp"), size("cp"), size("tp"), mesh.ulysses_size, mesh.ep_size)
 
     @cached_property
     def module(self) -> nn.Module:

@@ -150,6 +150,8 @@ def _refuse_others(model: nn.Module) -> None:
                 f"`lora` can adapt linear layers only, and `{name}` is none; change its `target`"
             )
     for name, layer in layers(model).items():
+        if getattr(layer.get_base_layer(), "_is_expert_parallel", False):
+            raise ModelError(f"`lora` cannot adapt the experts `{plain_name(name)}` with ep; use fsdp")
         style = getattr(layer.get_base_layer(), "_hf_tp_plan", None)
         if style not in (None, *STYLES):
             raise ModelError(

@@ -15,6 +15,8 @@ class Sizes:
     tp: int = 1
     ulysses: int = 1
     """The number of neighbours of dp x fsdp that compute on the same samples."""
+    ep: int = 1
+    """The number of ranks, of the same ranks as the other dims, over which the experts are divided."""
 
     @property
     def shards(self) -> int:

@@ -33,6 +33,7 @@ from transformers import (
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, apply_converters, revert_weight_conversion
 from transformers.distributed import DistributedConfig
+from transformers.distributed.expert_parallel import apply_expert_parallelism
 from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from transformers.distributed.utils import TransformersDeviceMesh
@@ -212,6 +213,18 @@ def shard_by_tp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes) -> None:
     apply_tensor_parallelism(model, mesh["tp"], plan)
 
 
+def shard_by_ep(model: Any, mesh: TorchDeviceMesh, sizes: Sizes) -> None:
+    """Divides the experts of a model in place over the dim `ep`, by the model's own plan. Tokens go to the
+    ranks of their experts. Raises `ModelError` if the model has no such plan, or another number of
+    experts."""
+    model._is_distributed_loading_by_transformers = True
+    try:
+        _, plan, _ = model._resolve_parallel_plans(_config(sizes))
+        apply_expert_parallelism(model, mesh["ep"], mesh["tp"], plan)
+    except ValueError as error:
+        raise ModelError(_first_line(error)) from error
+
+
 def shard_by_fsdp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, compute: torch.dtype | None) -> None:
     """Shards a model in place over the dims `fsdp` and `cp` and replicates it over `dp`, with FSDP2 and the
     model's own plan.
@@ -223,8 +236,8 @@ def shard_by_fsdp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, compute: torc
     config = _config(sizes, is_mixed=compute is not None)
     model.config.distributed_config = config
     model._is_distributed_loading_by_transformers = True
-    _, _, plan = model._resolve_parallel_plans(config)
-    apply_fully_sharded_data_parallelism(model, _Meshes(mesh), plan, {})
+    _, of_experts, plan = model._resolve_parallel_plans(config)
+    apply_fully_sharded_data_parallelism(model, _Meshes(mesh), plan, of_experts)
 
 
 def check_tied(model: Any, sizes: Sizes) -> None:
@@ -249,17 +262,18 @@ class _Meshes(TransformersDeviceMesh):  # type: ignore[misc]
     """The mesh of a component with the names of dims that transformers uses. Its `fsdp` includes cp."""
 
     def __init__(self, mesh: TorchDeviceMesh) -> None:
-        self.NAMES = {"dp_replicate": "dp"}
+        self._names = {"dp_replicate": "dp", "efsdp": "ep_fsdp"}
+        self._mesh = self._of_experts = mesh
         if mesh["cp"].size() > 1:
             both = mesh["fsdp", "cp"]._flatten("fsdp_cp")
-            mesh = TorchDeviceMesh._concatenate([mesh["dp"], both, mesh["tp"]])
-            self.NAMES["fsdp"] = "fsdp_cp"
-        self._mesh = mesh
+            self._mesh = TorchDeviceMesh._concatenate([mesh["dp"], both, mesh["tp"]])
+            self._names["fsdp"] = "fsdp_cp"
 
     def get_mesh(self, dims: str | tuple[str, ...]) -> TorchDeviceMesh:
         if isinstance(dims, str):
-            return self._mesh[self.NAMES.get(dims, dims)]
-        return self._mesh[tuple(self.NAMES.get(dim, dim) for dim in dims)]
+            mesh = self._of_experts if dims == "efsdp" else self._mesh
+            return mesh[self._names.get(dims, dims)]
+        return self._mesh[tuple(self._names.get(dim, dim) for dim in dims)]
 
 
 def _config(sizes: Sizes, is_mixed: bool = False) -> Any:
@@ -267,6 +281,7 @@ def _config(sizes: Sizes, is_mixed: bool = False) -> Any:
         tp_size=sizes.tp,
         fsdp_size=sizes.shards,
         dp_replicate_size=sizes.dp,
+        ep_size=sizes.ep,
         fsdp_mixed_precision=is_mixed,
     )
 

@@ -8,6 +8,7 @@ parameter.
     dp      each rank has everything
     fsdp    each rank has a shard of dim 0 of every parameter, rounded up; cp shards it further
     tp      each rank has a shard of one dim, where the plan of the model's architecture names one
+    ep      each rank has some of the experts; tp does not shard them then, and the rest of the ranks does
 
 They include what stays allocated between two steps, and not what a step allocates and frees: activations,
 logits, the parameters of the layers that FSDP has gathered, unreduced gradients, copies in `compute_dtype`,
@@ -85,6 +86,9 @@ class Split:
     fsdp: int = 1
     """The ranks over which FSDP shards: those of fsdp x cp."""
     tp: int = 1
+    ep: int = 1
+    ep_fsdp: int = 1
+    """The ranks over which FSDP shards experts, if `ep` is above 1."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,9 @@ WHOLE_WITH_ADAPTER = ("score",)
 def numbers(parameter: Parameter, split: Split) -> int:
     """Returns the number of elements in the largest shard of a parameter, summed over its layers."""
     shape = list(parameter.shape)
+    if parameter.is_fused and split.ep > 1:
+        shape[0] = -(-shape[0] // split.ep // split.ep_fsdp)
+        return prod(shape) * parameter.layers
     if parameter.tp_dim is not None:
         shape[parameter.tp_dim] = -(-shape[parameter.tp_dim] // split.tp)
     if shape:

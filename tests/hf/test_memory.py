@@ -73,6 +73,7 @@ CASES = [
     Case("dp, SGD", {"dp": 2}, {"optimizer": "SGD"}),
     Case("fsdp, momentum", {"fsdp": 2}, {"optimizer": "SGD", "optimizer_options": {"momentum": 0.9}}),
     Case("fsdp, experts", {"fsdp": 2}, {"experts": "eager"}, MOE),
+    Case("ep, experts", {"fsdp": 2, "ep": 2}, {"experts": "eager"}, MOE),
     Case(
         "fsdp, LoRA of experts",
         {"fsdp": 2},

@@ -37,6 +37,18 @@ LAYOUTS = {
     "cp 2 x tp 2": {"cp": 2, "tp": 2},
     "ulysses 2 x tp 2": {"dp": 2, "tp": 2, "ulysses": 2},
 }
+OF_EP = {
+    "fsdp 2 x ep 2": {"fsdp": 2, "ep": 2},
+    "tp 2 x ep 2": {"tp": 2, "ep": 2},
+    "fsdp 4 x ep 2": {"fsdp": 4, "ep": 2},
+    "fsdp 2 x tp 2 x ep 2": {"fsdp": 2, "tp": 2, "ep": 2},
+    "fsdp 2 x cp 2 x ep 2": {"fsdp": 2, "cp": 2, "ep": 2},
+    "ulysses 2 x ep 2": {"fsdp": 4, "ulysses": 2, "ep": 2},
+}
+"""The layouts of models with experts. Where ep has all ranks of fsdp, FSDP2 halves the gradients of experts in
+float64, so these run in float32 only."""
+CARVED = ("ulysses", "ep")
+"""The dims whose ranks are those of other dims."""
 CHOICE = {
     "dp 2": [Case("llama_tied", micro_batch=3), Case("qwen3", lora=True)],
     "fsdp 2": [
@@ -55,6 +67,8 @@ CHOICE = {
     "ulysses 2 x cp 2": [Case("tied heads", packed=True, micro_batch_tokens=20)],
     "cp 2 x tp 2": [Case("qwen3", lora=True, packed=True)],
     "ulysses 4": [Case("qwen3_moe")],
+    "fsdp 2 x tp 2 x ep 2": [Case("qwen3_moe", lora=True, packed=True)],
+    "ulysses 2 x ep 2": [Case("qwen3_moe", micro_batch=3)],
 }
 CHOICE_OF_SINGLE = {"tp 2": [Case("qwen3", lora=True, packed=True)]}
 
@@ -73,12 +87,11 @@ class Run:
 
     @property
     def sizes(self) -> dict[str, int]:
-        return LAYOUTS[self.layout]
+        return (LAYOUTS | OF_EP)[self.layout]
 
     @property
     def ranks(self) -> int:
-        """The number of ranks. That of ulysses is carved out of dp x fsdp."""
-        return math.prod(size for dim, size in self.sizes.items() if dim != "ulysses")
+        return math.prod(size for dim, size in self.sizes.items() if dim not in CARVED)
 
     @property
     def gate(self) -> Gate:
@@ -153,6 +166,21 @@ def test_adapters_of_experts(model: str, layout: str, dtype: str) -> None:
 @pytest.mark.parametrize(("model", "layout"), list(product(parity.MODELS, LAYOUTS)))
 def test_all_layouts_and_options(model: str, layout: str, dtype: str) -> None:
     found = verdicts([Run(layout, Case(model, **options), dtype) for options in OPTIONS])
+    assert {run.name: text for run, text in found.items() if text != worlds.PASSED} == {}
+
+
+OPTIONS_OF_EP: list[dict[str, Any]] = [{}, {"packed": True, "micro_batch_tokens": 24}, {"lora": True}]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("layout", OF_EP)
+@pytest.mark.parametrize("model", ["qwen3_moe", "qwen3_moe_tied", "other experts"])
+def test_experts_on_ep(model: str, layout: str, dtype: str) -> None:
+    if layout == "fsdp 2 x ep 2" and dtype == "float64":
+        return
+    runs = [Run(layout, Case(model, **options), dtype) for options in OPTIONS_OF_EP]
+    found = verdicts(runs)
     assert {run.name: text for run, text in found.items() if text != worlds.PASSED} == {}
 
 

@@ -11,6 +11,7 @@ supports.
             "lora_styles": "adapters.STYLES",      # on tp, `lora` adapts layers with these styles in the plan
             "tied_shards": "equal",                # tied embeddings on fsdp and cp need shards of equal size
             "attention": "transformers",           # cp and ulysses replace the library's attention
+            "experts": "transformers",             # ep needs the plan that the library has for the experts
             "ulysses": "heads",                    # ulysses must divide the heads: there is no ring attention
             "without": {"args.compile": ("cp",)},  # an argument, and the dims that must have size 1 with it
         }
@@ -413,6 +414,7 @@ def _layouts(value: Any) -> Layouts:
         lora_styles=given.get("lora_styles", ""),
         tied_shards=given.get("tied_shards", ""),
         attention=given.get("attention", ""),
+        experts=given.get("experts", ""),
         ulysses=given.get("ulysses", ""),
         without=_without(given.get("without", {})),
     )

@@ -10,7 +10,12 @@ from meshctl.topology.sizes import DIMS
 
 LAYOUT_DIMS = (*DIMS, "ulysses", "ep", "etp", "vpp")
 """The dims that `LAYOUTS` can name."""
-LAYOUT_WORDS = {"tied_shards": "equal", "attention": "transformers", "ulysses": "heads"}
+LAYOUT_WORDS = {
+    "tied_shards": "equal",
+    "attention": "transformers",
+    "experts": "transformers",
+    "ulysses": "heads",
+}
 """Keys of `LAYOUTS`, and the only value of each."""
 LAYOUT_KEYS = ("dims", "excludes", "tp_plan", "lora_styles", *LAYOUT_WORDS, "without")
 KeyPath = tuple[str, ...]
@@ -34,6 +39,8 @@ class Layouts:
     """`equal` if the shards of tied embeddings on fsdp and cp must have equal sizes."""
     attention: str = ""
     """The library whose attention cp and ulysses replace; empty if the class has an attention of its own."""
+    experts: str = ""
+    """The library by whose plan ep divides experts; empty if the class needs none."""
     ulysses: str = ""
     """`heads` if ulysses must divide the attention heads of a tp rank; empty if a ring does the rest."""
     without: Mapping[KeyPath, tuple[str, ...]] = field(default_factory=dict)

@@ -1,8 +1,9 @@
-"""Reads as text the plan of transformers that splits an architecture over tp ranks.
+"""Reads as text the plans of transformers that split an architecture over tp ranks, or its experts over ep.
 
 class LlamaConfig(PreTrainedConfig):              transformers/models/llama/configuration_llama.py
     model_type = "llama"
     base_model_tp_plan = {"layers.*.self_attn.q_proj": "colwise", ...}
+    base_model_ep_plan = {"layers.*.mlp.experts": "ep_dispatch_experts", ...}      for models with experts
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LIBRARY = "transformers"
 MODELS = f"{LIBRARY}.models"
 SPECIAL_FOLDERS = f"{MODELS}.auto.auto_mappings", "SPECIAL_MODEL_TYPE_TO_MODULE_NAME"
 """(module, name) of the pairs of a `model_type` and the folder of its class, where their names differ."""
-PLAN = "base_model_tp_plan"
+TP_PLAN, EP_PLAN = "base_model_tp_plan", "base_model_ep_plan"
 BASES = ("PreTrainedConfig", "PretrainedConfig")
 """The names of the base class of all configs, which has no plan."""
 
@@ -34,15 +35,14 @@ Plan = Mapping[str, object]
 """Module -> the style in which it is split: `layers.*.mlp.up_proj` -> `colwise`."""
 
 
-def tp_plan(sources: Sources, model_type: str) -> Plan | Unread:
-    """Returns the plan for tp of the installed transformers, which is empty if there is none, or why it is
-    unknown."""
+def plan_of(sources: Sources, model_type: str, name: str = TP_PLAN) -> Plan | Unread:
+    """Returns a plan of the installed transformers, which is empty if there is none, or why it is unknown."""
     if sources.first_missing(MODELS) == LIBRARY:
         return Unread(f"{LIBRARY} is not installed")
     found = _config_class(sources, model_type)
     if found is None:
         return Unread(f"its config class was not found in {LIBRARY}")
-    return _stated_plan(sources, *found)
+    return _stated_plan(sources, *found, name)
 
 
 def _config_class(sources: Sources, model_type: str) -> tuple[Module, ast.ClassDef] | None:
@@ -69,15 +69,17 @@ def folders(sources: Sources, model_type: str) -> Iterator[str]:
             yield str(constant(pair.elts[1]))
 
 
-def _stated_plan(sources: Sources, module: Module, node: ast.ClassDef, depth: int = 0) -> Plan | Unread:
+def _stated_plan(
+    sources: Sources, module: Module, node: ast.ClassDef, name: str, depth: int = 0
+) -> Plan | Unread:
     """Returns the plan of a class or of its nearest base class that states one; empty if none states one."""
-    value = class_value(node, PLAN)
+    value = class_value(node, name)
     if isinstance(value, ast.Dict):
         pairs = zip(value.keys, value.values, strict=True)
         return {str(constant(key)): constant(style) for key, style in pairs}
     if value is not None:
         is_none = isinstance(value, ast.Constant) and value.value is None
-        return {} if is_none else Unread(f"`{PLAN}` of `{node.name}` is not a literal")
+        return {} if is_none else Unread(f"`{name}` of `{node.name}` is not a literal")
     for base in node.bases:
         dotted = dotted_name(base) or ""
         absolute = sources.absolute(module, dotted) if dotted else None
@@ -85,7 +87,7 @@ def _stated_plan(sources: Sources, module: Module, node: ast.ClassDef, depth: in
             continue
         found = sources.follow(absolute)
         if not isinstance(found, str) and isinstance(found[1], ast.ClassDef):
-            plan = _stated_plan(sources, found[0], found[1], depth + 1)
+            plan = _stated_plan(sources, found[0], found[1], name, depth + 1)
             if plan != {}:
                 return plan
     return {}

@@ -1,4 +1,4 @@
-"""MC418, MC439, MC440, MC451 to MC453: checks the architecture of a component's model against its layout.
+"""MC418, MC419, MC439, MC440, MC451 to MC453: compares the architecture of a model with its layout.
 
 A class declares `LAYOUTS = {"tp_plan": "transformers"}` if it splits a model over tp ranks by the plan that
 the library has for the architecture. `lora_styles` and `tied_shards` of `LAYOUTS` are limits of such plans.
@@ -14,6 +14,7 @@ from meshctl.recipe.code.attention import is_divisible
 from meshctl.recipe.code.model_config import model_types_in
 from meshctl.recipe.code.modules import Unread
 from meshctl.recipe.code.names import names_in
+from meshctl.recipe.code.tp_plans import EP_PLAN, plan_of
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.meshes import sizes_of
 from meshctl.recipe.rules.facts import Facts
@@ -68,6 +69,32 @@ def tokens_can_be_divided(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC418", message, span, seconds, help)
 
 
+def experts_can_be_divided(facts: Facts) -> Iterator[Diagnostic]:
+    """ep is a multiple of tp, and the library has a plan that divides the experts of the architecture."""
+    for name, mesh in facts.meshes.items():
+        ep, tp, tree = mesh.ep_size, mesh.size("tp"), facts.config_values(name)
+        if ep == 1 or not facts.declares(name).layouts.experts:
+            continue
+        owner, _ = sizes_of(facts.recipe, facts.recipe.components[name])
+        spans = [facts.value("components", owner.name, "parallel", f"{dim}_size") for dim in ("ep", "tp")]
+        if ep % tp:
+            message = f"`ep_size` {ep} of `{name}` must be a multiple of `tp_size`, which is {tp}"
+            yield Diagnostic("MC419", message, spans[0], (spans[1].with_word(f"`tp` is {tp}"),))
+            continue
+        kinds = model_types_in(tree) if tree is not None else []
+        read = [(kind, at, plan_of(facts.code_of(name), kind, EP_PLAN)) for kind, at in kinds]
+        if not read or any(plan and not isinstance(plan, Unread) for _, _, plan in read):
+            continue
+        kind, at, plan = read[0]
+        seconds = (at.with_word(f"`model_type` is {kind}"),)
+        if isinstance(plan, Unread):
+            message = f"whether ep can divide experts of `{kind}` in `{name}` is unknown: {plan.why}"
+            yield Diagnostic("MC440", message, spans[0], seconds, severity="note")
+        else:
+            message = f"`ep_size` is {ep}, but transformers has no plan that divides experts of `{kind}`"
+            yield Diagnostic("MC419", message, spans[0], seconds, "leave out `ep_size`")
+
+
 def lora_adapts_layers_on_tp(facts: Facts) -> Iterator[Diagnostic]:
     """`lora` can adapt the layers that it names as tp splits them."""
     for name, layers in facts.not_adapted.items():
@@ -90,6 +117,28 @@ def lora_adapts_layers_on_tp(facts: Facts) -> Iterator[Diagnostic]:
             plan.span.with_word(f"`model_type` is {plan.model_type}"),
         )
         yield Diagnostic("MC451", message, span, seconds, "; ".join(filter(None, (help, layout.help))))
+
+
+def lora_adapts_no_experts_on_ep(facts: Facts) -> Iterator[Diagnostic]:
+    """No target of `lora` is a fused weight of experts that ep divides."""
+    for name, mesh in facts.meshes.items():
+        lora, values = facts.memory_argument(name, "lora"), facts.config_values(name)
+        kind = values.get("model_type") if values else None
+        target = lora.get("target") if lora and lora.is_mapping else None
+        if mesh.ep_size == 1 or kind is None or target is None or not target.is_list:
+            continue
+        # Imported here, because most recipes have no experts.
+        from meshctl.recipe.code.architectures import fused_weights
+
+        fused = [f".{weight}" for weight in fused_weights(str(kind.value))]
+        for one in target.value:
+            if any(weight.endswith(f".{one.value}") for weight in fused):
+                message = (
+                    f"`lora` of `{name}` cannot adapt the experts, which ep divides over {mesh.ep_size} ranks"
+                )
+                seconds = (kind.span.with_word(f"`{one.value}` of {kind.value} has all experts of a layer"),)
+                help = f"leave `{one.value}` out of the targets, or use fsdp in place of ep"
+                yield Diagnostic("MC451", message, one.span, seconds, help)
 
 
 def lora_targets_exist(facts: Facts) -> Iterator[Diagnostic]:
@@ -140,7 +189,9 @@ def tied_embeddings_have_equal_shards(facts: Facts) -> Iterator[Diagnostic]:
 RULES = (
     architecture_has_tp_plan,
     tokens_can_be_divided,
+    experts_can_be_divided,
     lora_adapts_layers_on_tp,
+    lora_adapts_no_experts_on_ep,
     lora_targets_exist,
     tied_embeddings_have_equal_shards,
 )

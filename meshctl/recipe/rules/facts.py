@@ -20,7 +20,7 @@ from meshctl.recipe.code.group_code import GroupCode
 from meshctl.recipe.code.layouts import KeyPath
 from meshctl.recipe.code.model_config import Config, config, config_of_name, model_types_in, sizes_in
 from meshctl.recipe.code.names import names_in
-from meshctl.recipe.code.tp_plans import tp_plan
+from meshctl.recipe.code.tp_plans import plan_of
 from meshctl.recipe.compose.yaml_tree import MISSING, Node, merge, plain
 from meshctl.recipe.meshes import NoMesh, mesh_of
 from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage, stage_path
@@ -287,7 +287,7 @@ class Facts:
             if found is None or not found.declares.layouts.tp_plan or tree is None:
                 continue
             code = self.code_of(name)
-            read = [TpPlan(kind, span, tp_plan(code, kind)) for kind, span in model_types_in(tree)]
+            read = [TpPlan(kind, span, plan_of(code, kind)) for kind, span in model_types_in(tree)]
             if read:  # of a multimodal model, one of its parts has the plan
                 plans[name] = next((plan for plan in read if plan.exists is True), read[0])
         return plans

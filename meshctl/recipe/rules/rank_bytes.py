@@ -154,7 +154,8 @@ def model_of(facts: Facts, component: Component) -> Model | None:
     training, head = declared.training(), declared.text("head", "lm")
     parameters = _parameters(facts, component.name, head, training.adapter)
     _check_mesh(mesh, parameters, found.declares.layouts.tp_plan)
-    split = Split(mesh.size("dp"), mesh.size("fsdp") * mesh.size("cp"), mesh.size("tp"))
+    shards = mesh.size("fsdp") * mesh.size("cp")
+    split = Split(mesh.size("dp"), shards, mesh.size("tp"), mesh.ep_size, mesh.size("ep_fsdp"))
     pipeline = facts.recipe.pipeline.values()
     syncs = [one for one in pipeline if one.kind == "sync" and component.name in (one.component, one.to)]
     return Model(tuple(parameters), training, split, tuple(syncs))
@@ -163,7 +164,7 @@ def model_of(facts: Facts, component: Component) -> Model | None:
 def _check_mesh(mesh: DeviceMesh, parameters: Sequence[Parameter], tp_plan: str) -> None:
     sizes = zip(mesh.mesh_dim_names, mesh.shape, strict=True)
     others = [dim for dim, size in sizes if size > 1 and dim not in SPLITTING]
-    others += [dim for dim in ("ep", "etp") if mesh.size(dim) > 1]
+    others += ["etp"] if mesh.etp_size > 1 else []
     if others:
         raise UnknownBytes(f"how {others[0]} splits its parameters is not known")
     if mesh.size("tp") > 1 and not (tp_plan and any(one.tp_dim is not None for one in parameters)):

@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 from meshctl.recipe.code.modules import Sources, Unread
-from meshctl.recipe.code.tp_plans import tp_plan
+from meshctl.recipe.code.tp_plans import EP_PLAN, plan_of
 
 SOURCE = {
     "models/auto/auto_mappings.py": """
@@ -79,7 +79,7 @@ def sources(tmp_path: Path) -> Sources:
     ],
 )
 def test_the_plan_of_an_architecture(sources: Sources, model_type: str, expected: bool) -> None:
-    plan = tp_plan(sources, model_type)
+    plan = plan_of(sources, model_type)
     assert not isinstance(plan, Unread) and bool(plan) is expected
 
 
@@ -94,11 +94,11 @@ def test_the_plan_of_an_architecture(sources: Sources, model_type: str, expected
     ],
 )
 def test_an_unknown_plan_has_a_reason(sources: Sources, model_type: str, why: str) -> None:
-    assert tp_plan(sources, model_type) == Unread(why)
+    assert plan_of(sources, model_type) == Unread(why)
 
 
 def test_without_transformers_every_plan_is_unknown(tmp_path: Path) -> None:
-    assert tp_plan(Sources((str(tmp_path),)), "llama") == Unread("transformers is not installed")
+    assert plan_of(Sources((str(tmp_path),)), "llama") == Unread("transformers is not installed")
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,5 @@ def test_without_transformers_every_plan_is_unknown(tmp_path: Path) -> None:
 def test_the_source_of_the_installed_transformers_agrees_with_its_classes(model_type: str) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(model_type)
-    assert tp_plan(INSTALLED, model_type) == (config.base_model_tp_plan or {})
+    assert plan_of(INSTALLED, model_type) == (config.base_model_tp_plan or {})
+    assert plan_of(INSTALLED, model_type, EP_PLAN) == (config.base_model_ep_plan or {})

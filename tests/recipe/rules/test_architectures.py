@@ -22,6 +22,8 @@ CLASSES = """
     class Subclass(Planned): ...
     class Divided(Own):
         LAYOUTS = {"attention": "transformers"}
+    class Experts(Own):
+        LAYOUTS = {"experts": "transformers"}
 """
 LIBRARY = """
     class {name}Config(PreTrainedConfig):
@@ -33,7 +35,11 @@ MODELING = """
         _supports_attention_backend = {is_replaceable}
         _is_stateful = {is_stateful}
 """
-PLANS = {"river": 'base_model_tp_plan = {"q_proj": "colwise"}', "gravel": ""}
+PLANS = {
+    "river": 'base_model_tp_plan = {"q_proj": "colwise"}',
+    "gravel": "",
+    "delta": 'base_model_ep_plan = {"experts": "ep_dispatch_experts"}',
+}
 
 
 def reported(
@@ -113,6 +119,39 @@ def test_an_attention_that_cannot_be_replaced_is_an_error_and_an_unknown_one_a_n
     (one,) = reported(tmp_path, "{model_type: river}", "Divided", "fsdp_size: 4, cp_size: 2")
     assert (one.code, one.severity) == ("MC440", "note")
     assert one.message.endswith("is unknown: its model was not found in transformers")
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel", "code", "message"),
+    [
+        ("delta", "fsdp_size: 8, ep_size: 4", "", ""),
+        ("delta", "fsdp_size: 2, tp_size: 4, ep_size: 4", "", ""),
+        (
+            "delta",
+            "fsdp_size: 2, tp_size: 4, ep_size: 2",
+            "MC419",
+            "`ep_size` 2 of `trainer` must be a multiple of `tp_size`, which is 4",
+        ),
+        (
+            "gravel",
+            "fsdp_size: 8, ep_size: 4",
+            "MC419",
+            "`ep_size` is 4, but transformers has no plan that divides experts of `gravel`",
+        ),
+        (
+            "absent",
+            "fsdp_size: 8, ep_size: 4",
+            "MC440",
+            "whether ep can divide experts of `absent` in `trainer` is unknown: its config class was not found "
+            "in transformers",
+        ),
+    ],
+)
+def test_experts_are_divided_by_the_plan_of_the_library(
+    tmp_path: Path, model: str, parallel: str, code: str, message: str
+) -> None:
+    found = reported(tmp_path, f"{{model_type: {model}}}", "Experts", parallel)
+    assert [(one.code, one.message) for one in found] == ([(code, message)] if code else [])
 
 
 def test_layouts_that_other_rules_propose_have_no_tp_either(tmp_path: Path) -> None:

@@ -180,6 +180,19 @@ def test_other_names_are_not_reported(tmp_path: Path, args: str, target: str) ->
     assert reported(tmp_path, f"model: {{}}, {args}", target=target) == []
 
 
+@pytest.mark.parametrize(("target", "is_wrong"), [("[q_proj, down_proj]", True), ("[q_proj]", False)])
+def test_adapters_of_experts_on_ep_are_an_error(tmp_path: Path, target: str, is_wrong: bool) -> None:
+    args = f"model: {{model_type: qwen3_moe}}, lora: {{target: {target}}}"
+    found = [one for one in reported(tmp_path, args, "fsdp_size: 8, ep_size: 2") if one.severity == "error"]
+    assert [one.code for one in found] == ["MC451"] * is_wrong
+    if found:
+        message = "`lora` of `trainer` cannot adapt the experts, which ep divides over 2 ranks"
+        assert (found[0].message, found[0].help.split(",")[0]) == (
+            message,
+            "leave `down_proj` out of the targets",
+        )
+
+
 @pytest.mark.parametrize(
     ("args", "code"),
     [
