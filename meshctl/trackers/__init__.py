@@ -1,4 +1,4 @@
-"""Trackers: observers of a run that write its metrics somewhere else, one file per library.
+"""Trackers: observers of a run that write its metrics to a destination, one file per library.
 
 A tracker is a class with the methods of `meshctl.run.observer.Observer` and a constructor that takes the run
 directory and keyword options. A new one is a file with the class, one line in `TRACKERS`, and its options in
