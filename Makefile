@@ -9,6 +9,7 @@ TOOLS := .venv/tools
 REWARDS := .venv/rewards
 TRACK := .venv/track
 RAY := .venv/ray
+KUBERNETES := .venv/kubernetes
 VLLM := .venv-vllm
 TORCH := .venv-torch
 OTHER_TORCH := 2.14.1
@@ -76,7 +77,7 @@ test: style $(BROWSER)
 suite: $(TOOLS)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED)
 
-test-all: lint $(BROWSER) $(REWARDS) $(TRACK) $(RAY)
+test-all: lint $(BROWSER) $(REWARDS) $(TRACK) $(RAY) $(KUBERNETES)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED) -m "not nightly"
 
 nightly: $(BROWSER) $(REWARDS) smollm2
@@ -138,6 +139,11 @@ $(TRACK): $(TOOLS)
 $(RAY): $(TOOLS)
 	$(INSTALL) -e '.[ray]'
 	@touch $(RAY)
+
+# The official models of JobSet and the schemas of Kubernetes, with which tests compare manifests.
+$(KUBERNETES): $(TOOLS)
+	$(INSTALL) -e '.[kubernetes]'
+	@touch $(KUBERNETES)
 
 # The tests look at pages in Debian's chromium. Where there is none it is installed, if that needs no password; it is tried once, and
 # without one those tests are skipped.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshctl.recipe import engine_fields, fields
+from meshctl.recipe import engine_fields, fields, jobset_fields
 from meshctl.recipe.section_types import Field, Section
 from meshctl.recipe.tracker_fields import TRACKER_SECTIONS
 
@@ -37,6 +37,9 @@ SHOWN = {
     "remote": engine_fields.COMMANDS,
     "ssh": engine_fields.SSH,
     "ray": engine_fields.RAY,
+    "jobset": engine_fields.JOBSET,
+    "volume": jobset_fields.VOLUME,
+    "toleration": jobset_fields.TOLERATION,
 }
 """Name of a marker in a document -> the section whose keys stand there."""
 WORDS = {

@@ -428,8 +428,7 @@ def agent(
     ] = 0.0,
     group: Annotated[str, option("Group to run. Default: all groups of the node.")] = "",
     in_job: Annotated[
-        bool,
-        option("Pass the scheduler's first signal to the head, which ends the run.", None, "--in-job"),
+        bool, option("Pass the scheduler's first signal to the head, which ends the run.", None, "--in-job")
     ] = False,
 ) -> None:
     """Run the workers of one node. Engines start this command on each node."""
@@ -442,10 +441,7 @@ def agent(
 def head(
     plan: Annotated[Path, option("RUN/plan.json", sources.files)],
     host: Annotated[
-        str,
-        option(
-            "Address, host name or interface to listen at. Default: that of the engine.", metavar="ADDRESS"
-        ),
+        str, option("Address, host name or interface to listen at. Default: the engine's.", metavar="ADDRESS")
     ] = "",
     port: Annotated[int, option("Port to listen at. Default: any.", min=0)] = 0,
 ) -> None:
@@ -454,6 +450,14 @@ def head(
     from meshctl.cli.head import head as supervise
 
     raise typer.Exit(supervise(plan, host, port))
+
+
+@app.command(hidden=True)
+def mirror(run: Annotated[Path, argument("RUN", "Folder of the run.", sources.files)]) -> None:
+    """Write what has changed in a run directory, for a copy on another machine."""
+    from meshctl.cli.mirror import mirror
+
+    raise typer.Exit(mirror(run))
 
 
 def of_command(arguments: list[str]) -> typer.Typer:

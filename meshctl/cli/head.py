@@ -29,7 +29,7 @@ def head(path: Path, host: str, port: int, environ: Mapping[str, str] = os.envir
     directory = RunDir.of_plan(path)
     try:
         plan, start = Plan.read(path), directory.read_start()
-        composed = directory.recipe.read_text(encoding="utf-8")
+        composed = directory.recipe.read_text(encoding="utf-8") if directory.recipe.exists() else ""
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = why(error) if isinstance(error, OSError) else error
         return refuse(

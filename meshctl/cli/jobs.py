@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 from typing import cast
 
 from meshctl.engines.engine import ENGINES, JobEngine, SubmittedJob, engine_named
@@ -48,9 +49,13 @@ class AskScheduler:
         submission, job = Submission.of(run), job_of(run)
         state = job.state() if submission and job else None
         if state and submission:
-            state = JobState(state.name, state.phase, state.text, submission.submitted)
+            state = replace(state, submitted=submission.submitted)
         self._answers[key] = time.monotonic(), state
         return state
+
+    def forget(self, run: RunDir) -> None:
+        """Makes the next question about a job a new one."""
+        self._answers.pop(str(run.path), None)
 
 
 job_state = AskScheduler()

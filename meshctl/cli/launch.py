@@ -27,13 +27,14 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks.requirements import Needs
-from meshctl.engines.engine import CannotStart, Engine, Job, JobEngine, engine_named
+from meshctl.engines.engine import TOKEN_PLACE, CannotStart, Engine, Job, JobEngine, engine_named
 from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin, check_unheld
 from meshctl.engines.supervise.head import Outcome
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.start_watch import watched
 from meshctl.plan.model import Group, Plan
 from meshctl.run.addresses import joined
+from meshctl.run.authentication import new_token
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.early_stopping import EarlyStopping
 from meshctl.run.engine_choice import EngineChoice
@@ -336,8 +337,12 @@ def dry(ready: Launchable) -> str:
     for group in plan.groups:
         work = _work(plan, group, ready.secrets.written)
         lines.append(f"  {group.name}: {group.workers} x {group.device_type}{_devices(group)}, {work}")
-    rendered = engine.render(plan, run, joined(engine.host, "PORT"))
+    start = replace(ready.start, path=ready.path)
+    rendered = engine.render(plan, run, joined(engine.host, "PORT") if engine.host else "", start)
     lines.append("")
+    if rendered.document:
+        comments = "".join(f"# {line}".rstrip() + "\n" for line in lines)
+        return f"{comments}{rendered.document.replace(TOKEN_PLACE, new_token())}".rstrip("\n")
     if rendered.head:
         lines += [shlex.join(rendered.head), ""]
     for path, text in rendered.files.items():

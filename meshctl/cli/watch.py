@@ -56,7 +56,11 @@ def _watched(begun: SeenRun, view: WatchView) -> SeenRun:
 
 
 def end_of(seen: SeenRun) -> int:
-    """Prints the summary of a run that is over, and its cause, as `launch` does. Returns its exit code."""
+    """Prints the summary of a run that is over, and its cause, as `launch` does. Returns its exit code. The
+    scheduler is asked once more, because it may know why a part of the job has ended."""
+    if seen.job and seen.code:
+        job_state.forget(seen.run)
+        seen = seen.again()
     write(text_of_seen(seen, with_cause=False), sys.stdout)
     if seen.condition == "failed" and seen.state.reason:
         print(f"error: {shown(redact(seen.state.reason))}", file=sys.stderr)

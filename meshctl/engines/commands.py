@@ -10,7 +10,7 @@ from meshctl.engines.awaited import Awaited
 from meshctl.engines.engine import Command, Handle, Job, Rendered
 from meshctl.engines.remote import RemoteEngine
 from meshctl.plan.model import Plan
-from meshctl.run.directory import RunDir
+from meshctl.run.directory import NO_START, RunDir, Start
 
 
 class CommandsEngine(RemoteEngine):
@@ -20,7 +20,7 @@ class CommandsEngine(RemoteEngine):
         lines = " && ".join([*self.setup, f"exec {shlex.join(command.argv)}"])
         return Command(command.node, ("sh", "-c", lines))
 
-    def render(self, plan: Plan, run: RunDir, head: str) -> Rendered:
+    def render(self, plan: Plan, run: RunDir, head: str, start: Start = NO_START) -> Rendered:
         host = head.rpartition(":")[0].strip("[]")
         argv = ("meshctl", "head", "--plan", str(run.plan), "--host", host)
         return replace(super().render(plan, run, head), head=argv)

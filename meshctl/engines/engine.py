@@ -35,7 +35,7 @@ from meshctl.diagnostics.health import Check
 from meshctl.engines.checks.requirements import Needs, Requirements
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import node_sets
-from meshctl.run.directory import RunDir, Start
+from meshctl.run.directory import NO_START, RunDir, Start
 from meshctl.run.engine_choice import LOCAL
 from meshctl.run.observer import Observer
 from meshctl.run.submission import JobState
@@ -46,10 +46,14 @@ ENGINES = {
     "commands": "meshctl.engines.commands:CommandsEngine",
     "ssh": "meshctl.engines.ssh:SshEngine",
     "ray": "meshctl.engines.ray:RayEngine",
+    "jobset": "meshctl.engines.jobset:JobSetEngine",
 }
 """Name -> "module:attribute" of a callable that returns an `Engine`; its keyword arguments are the options of
 `engine.NAME` in a recipe. The module is imported on use."""
 DEFAULT_ENGINE = LOCAL
+
+TOKEN_PLACE = "TOKEN-OF-THE-RUN"
+"""A text in the place of the token of a run, in files that are kept."""
 
 STOP_KEY = "stop"
 """A key in the store, under the prefix of an attempt. It requests the agents of programs to end in order."""
@@ -79,6 +83,9 @@ class Rendered:
     head: tuple[str, ...] = ()
     """The command line of the head, if somebody may start it elsewhere than `launch` does."""
     files: Mapping[Path, str] = field(default_factory=dict)
+    document: str = ""
+    """One of the files that the scheduler's own tool reads, with `TOKEN_PLACE` in the place of the token of
+    the run. `--dry-run` prints it, and all else as comments."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +177,8 @@ class Engine(Protocol):
         """Returns the failures and warnings about the machine of the launcher, within milliseconds; none if
         the job runs elsewhere."""
 
-    def render(self, plan: Plan, run: RunDir, head: str) -> Rendered:
-        """Returns the files and commands of `start`. Pure."""
+    def render(self, plan: Plan, run: RunDir, head: str, start: Start = NO_START) -> Rendered:
+        """Returns the files and commands of a launch. Pure. `start` has the folders of the recipe's code."""
 
     def start(self, job: Job) -> Handle:
         """Starts one process per node. May fork, because the caller has no other thread yet. Not called for

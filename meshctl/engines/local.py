@@ -30,7 +30,7 @@ from meshctl.engines.node import termination
 from meshctl.engines.node.scratch import remove_scratch
 from meshctl.plan.model import Plan
 from meshctl.run.authentication import TOKEN_VARIABLE
-from meshctl.run.directory import RunDir, Start
+from meshctl.run.directory import NO_START, RunDir, Start
 
 HOST = "127.0.0.1"
 AGENT = """
@@ -65,7 +65,9 @@ class LocalEngine:
     def examine(self, requirements: Requirements) -> tuple[Check, ...]:
         return preflight(requirements)
 
-    def render(self, plan: Plan, run: RunDir, head: str = f"{HOST}:PORT") -> Rendered:
+    def render(
+        self, plan: Plan, run: RunDir, head: str = f"{HOST}:PORT", start: Start = NO_START
+    ) -> Rendered:
         return Rendered(agent_commands(plan, run, head))
 
     def start(self, job: Job) -> LocalHandle:

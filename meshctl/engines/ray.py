@@ -31,7 +31,7 @@ from meshctl.engines.remote import RemoteEngine
 from meshctl.package import install_command, installed_version
 from meshctl.plan.model import Plan
 from meshctl.run.connection import Connection, Message
-from meshctl.run.directory import RunDir, Start, write_whole
+from meshctl.run.directory import NO_START, RunDir, Start, write_whole
 
 RESOURCES = {"cuda": "GPU", "npu": "NPU"}
 """Device type -> the name of its resource in Ray."""
@@ -88,7 +88,7 @@ class RayEngine(RemoteEngine):
     def prepared(self, command: Command) -> Command:
         return Command(command.node, ("sh", "-c", script_of(self.setup, command.argv)))
 
-    def render(self, plan: Plan, run: RunDir, head: str) -> Rendered:
+    def render(self, plan: Plan, run: RunDir, head: str, start: Start = NO_START) -> Rendered:
         group = {"strategy": "STRICT_SPREAD", "bundles": self.bundles(plan)}
         files = {run.submitted / "placement_group.json": json.dumps(group, indent=2) + "\n"}
         return replace(super().render(plan, run, head), files=files)

@@ -11,7 +11,7 @@ from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.engine import CannotStart, Command, Handle, Job, Rendered, agent_commands
 from meshctl.plan.model import Plan
 from meshctl.run.addresses import address_of, default_address
-from meshctl.run.directory import RunDir, Start
+from meshctl.run.directory import NO_START, RunDir, Start
 
 
 class RemoteEngine:
@@ -53,7 +53,7 @@ class RemoteEngine:
     def examine(self, requirements: Requirements) -> tuple[Check, ...]:
         return ()
 
-    def render(self, plan: Plan, run: RunDir, head: str) -> Rendered:
+    def render(self, plan: Plan, run: RunDir, head: str, start: Start = NO_START) -> Rendered:
         return Rendered(tuple(self.prepared(command) for command in agent_commands(plan, run, head)))
 
     def prepared(self, command: Command) -> Command:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshctl.dataclass import dataclass
+from meshctl.recipe import jobset_fields
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.editor_schema_parts import OPEN, Schema, ref
 from meshctl.recipe.field_types import (
@@ -180,6 +181,7 @@ RAY = Section("ray", "`engine.ray`", (
         related="timeout"),
     *REMOTE,
 ))
+JOBSET = Section("jobset", "`engine.jobset`", (*jobset_fields.OPTIONS, SETUP, JOIN_LIMIT, LEASE))
 # fmt: on
 
 MEANINGS = {
@@ -188,12 +190,17 @@ MEANINGS = {
     "commands": "`launch` prints a command for each node, which you or another tool starts there",
     "ssh": "the hosts of `engine.ssh.hosts` or `engine.ssh.hosts_file`",
     "ray": "the machines of a running Ray cluster",
+    "jobset": "pods of a Kubernetes cluster with JobSet, one for each node",
 }
 """The name of each engine, with its meaning."""
-OPTIONS = (LOCAL, LOOPBACK, COMMANDS, SSH, RAY)
+OPTIONS = (LOCAL, LOOPBACK, COMMANDS, SSH, RAY, JOBSET)
+SECTIONS = (*OPTIONS, *jobset_fields.SECTIONS)
 ENGINE = Section(
     "engine",
     "`engine`",
-    tuple(Field(one.name, Options(one), doc=f"{MEANINGS[one.name].capitalize()}.") for one in OPTIONS),
+    tuple(
+        Field(one.name, Options(one), doc=f"{MEANINGS[one.name][0].upper()}{MEANINGS[one.name][1:]}.")
+        for one in OPTIONS
+    ),
 )
 CHOICE = OneEngine(ENGINE, Word(MEANINGS, "an engine", "MC600"), "an engine, such as {ssh: {hosts: [a, b]}}")

@@ -656,7 +656,7 @@ RECIPE = Section("recipe", "a recipe", (
 SECTIONS = (
     *(PARALLEL, MODEL, CLUSTER, POOL, DOMAINS, GROUP, COMPONENT, CHECKPOINT, RUN, STOP, BEST),
     *(RESTARTS, LOGS, TRACE, CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE, BLOCK, INNER, REPEAT),
-    *(engine_fields.ENGINE, *engine_fields.OPTIONS),
+    *(engine_fields.ENGINE, *engine_fields.SECTIONS),
 )
 """All sections. A misplaced key is assigned to the first section that has the key."""
 PLANNED = {

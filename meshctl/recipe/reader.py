@@ -83,15 +83,17 @@ class _RecipeReader(FieldReader):
         )
 
     def build(self, section: Section, name: str, node: Node, path: KeyPath) -> Any:
-        """Returns one group, component, stage, node pool or input."""
+        """Returns one group, component, stage, node pool or input; the values of another section by key."""
         builders = {
             "group": self.group,
             "component": self.component,
             "stage": self.stage,
             "inner": self.inner,
             "pool": self.pool,
+            "input": self.parameter,
         }
-        return builders.get(section.name, self.parameter)(name, node, path)
+        builder = builders.get(section.name)
+        return builder(name, node, path) if builder else super().build(section, name, node, path)
 
     # Nodes and groups
 

@@ -73,6 +73,9 @@ class Start:
     """The path of the terminal that this worker has as its standard streams."""
     engine: EngineChoice = EngineChoice()
 
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Start:
         """Returns the start of its fields as plain data. Those that an older version has not written have
@@ -89,6 +92,9 @@ class Start:
             terminal=str(data.get("terminal", "")),
             engine=EngineChoice(**data.get("engine", {})),
         )
+
+
+NO_START = Start(())
 
 
 @dataclass(frozen=True)
@@ -154,6 +160,11 @@ class RunDir:
     @property
     def ray_log(self) -> Path:
         return self.path / "logs" / "ray.log"
+
+    @property
+    def copied(self) -> Path:
+        """A file whose time is the beginning of the last complete copy (`mirror.py`)."""
+        return self.path / ".copied"
 
     @property
     def state(self) -> Path:
@@ -243,7 +254,7 @@ class RunDir:
                 shutil.rmtree(folder)
 
     def write_start(self, start: Start) -> None:
-        write_whole(self.start, json.dumps(asdict(start), indent=2) + "\n")
+        write_whole(self.start, start.to_json())
 
     def read_start(self) -> Start:
         """Raises `ValueError` if `start.json` is damaged."""

@@ -52,6 +52,8 @@ class JobState:
     text: str = ""
     """The scheduler's own words, e.g. "PENDING (Resources)"; empty if it does not know the job any more."""
     submitted: float = 0.0
+    cause: str = ""
+    """Why the scheduler, or somebody, has ended a part of the job; empty if nothing is known."""
 
 
 AskJob = Callable[[RunDir], JobState | None]

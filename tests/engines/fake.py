@@ -23,7 +23,7 @@ from meshctl.engines.connection import join
 from meshctl.engines.engine import Exited, Handle, Job, Rendered, agent_commands, groups_on, nodes_of
 from meshctl.plan.model import Plan
 from meshctl.run.connection import Connection, Message
-from meshctl.run.directory import RunDir, Start
+from meshctl.run.directory import NO_START, RunDir, Start
 from meshctl.run.events import Journal
 from meshctl.run.observer import Observer
 
@@ -73,7 +73,7 @@ class FakeEngine:
     def examine(self, requirements: Requirements) -> tuple[Check, ...]:
         return ()
 
-    def render(self, plan: Plan, run: RunDir, head: str) -> Rendered:
+    def render(self, plan: Plan, run: RunDir, head: str, start: Start = NO_START) -> Rendered:
         return Rendered(agent_commands(plan, run, head), {run.path / "fake.sh": "#!/bin/sh\n"})
 
     def start(self, job: Job) -> Handle:

@@ -59,6 +59,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "trace": ("run", "trace"),
     "engine": ("engine",),
     **{section.name: ("engine", section.name) for section in OPTIONS},
+    "volume": ("engine", "jobset", "volumes", "v"),
 }
 TREE = of_plain(
     {
@@ -72,6 +73,7 @@ TREE = of_plain(
         },
         "run": {"checkpoint": {"best": {}}, "stop": {}},
         "cluster": {"nodes": {"gpu": {}}, "domains": {}},
+        "engine": {"jobset": {"volumes": {"v": {}}}},
     },
     HERE,
 )

@@ -44,7 +44,7 @@ GROUPS: dict[str, dict[str, tuple[tuple[int, int], ...]]] = {
 """Placement -> devices of each group, as ranges (first, end); none on cpu."""
 CLUSTERS = {"one_node": 1, "two_nodes": 2, "four_nodes": 4}
 """Cluster -> its nodes of eight devices."""
-ENGINES = ("local", "loopback", "commands", "ssh", "ray")
+ENGINES = ("local", "loopback", "commands", "ssh", "ray", "jobset")
 PIPELINES = {
     "train": ("cpu", "batch metrics"),
     "train_eval": ("cpu", "batch metrics questions exam"),
@@ -127,7 +127,8 @@ def plan_of_recipe(name: str, *overrides: str) -> Plan:
 def test_engines(name: str, tmp_path: Path) -> None:
     (tmp_path / "pieces.py").write_text(CODE)
     (tmp_path / "r.yaml").write_text(BASE.replace("GROUPS", "cpu"))
-    loaded = load("r.yaml", [f"engine={name}", "engine.ssh.hosts=[a]"][: 1 + (name == "ssh")], tmp_path)
+    needed = {"ssh": ["engine.ssh.hosts=[a]"], "jobset": ["engine.jobset.image=train:1"]}
+    loaded = load("r.yaml", [f"engine={name}", *needed.get(name, ())], tmp_path)
     assert loaded.report.errors == () and loaded.recipe.engine.name == name
 
 

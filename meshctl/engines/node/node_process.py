@@ -55,7 +55,8 @@ from meshctl.run.connection import Connection, Message, ProtocolError
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.job_signals import is_in_job
 
-OK, FAILED, REFUSED = 0, 1, 4
+OK, FAILED, REFUSED, LOST = 0, 1, 4, 75
+"""Exit codes; `LOST` where the head is lost inside a job, which may start again."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class NodeProcess:
         self._logs.close()
         termination.kill_children()
         remove_scratch(self._job.token, self._job.node)  # where the process that writes logs was killed
-        return self._code if self._is_leaving else FAILED
+        return self._code if self._is_leaving else LOST if is_in_job() else FAILED
 
     @property
     def _why_lost(self) -> str:

@@ -279,7 +279,8 @@ class Head:
                     self._clocks.add(report)
                 case LogProblem(path, reason):
                     self._session.files.on_log_problem(path, reason)
-                case StopAsked(number) if not self._signals.first:
+                case StopAsked(node, number) if not self._signals.first:
+                    self._warn([f"node {node} has received {number.name} from its scheduler: the run ends"])
                     self._signals.receive(number)
                 case Stacks() | Stopped():
                     self._progress.receive(report)

@@ -360,7 +360,7 @@ class Nodes:
         if message["type"] in ("beat", "clock"):
             return self._on_beat(number, node, message)
         if message["type"] == "stop":
-            return [StopAsked(signal.Signals(message["signal"]))]
+            return [StopAsked(number, signal.Signals(message["signal"]))]
         if message["type"] in ("examined", "reached", "unreachable"):
             if self._examination:
                 self._examination.on_message(number, message, now)

@@ -112,6 +112,7 @@ class NodeUnfit:
 class StopAsked:
     """The scheduler ends the job: a node process has received its signal."""
 
+    node: int
     signal: signal.Signals
 
 

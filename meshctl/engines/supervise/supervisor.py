@@ -32,7 +32,7 @@ from meshctl.engines.supervise.run_files import RunFiles
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.stores import Stores, listen
 from meshctl.run.addresses import joined
-from meshctl.run.authentication import new_token
+from meshctl.run.authentication import TOKEN_VARIABLE, new_token
 from meshctl.run.events import Event, Journal
 from meshctl.run.observer import Observer
 from meshctl.run.saved_checkpoints import NoneWhole
@@ -71,7 +71,8 @@ class Supervisor:
             host = self._host or engine.host
             nodes_listener, stores = listen(host, self._port), Stores(host)
             head = joined(host, nodes_listener.getsockname()[1])
-            job = replace(job, head=head, token=job.token or new_token())
+            given = job.token or (environ or {}).get(TOKEN_VARIABLE)
+            job = replace(job, head=head, token=given or new_token())
             handle = engine.start(job) if environ is None else engine.attach(job, environ)
         except CannotStart as error:
             return Outcome(UNFIT, Cause(Priority.OWN, str(error)), str(error))

@@ -30,6 +30,7 @@ from meshctl.recipe.rules import (
     groups,
     home,
     interpreters,
+    jobset,
     joins,
     literal_texts,
     loss_inputs,
@@ -57,7 +58,7 @@ SUBJECTS = (
     *(components, arguments, argument_limits, choices, extras, tokenizers, vocabularies, data_files),
     literal_texts,
     *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, trackers, costs, rollouts),
-    *(loss_inputs, loss_options, engines),
+    *(loss_inputs, loss_options, engines, jobset),
 )
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)
 

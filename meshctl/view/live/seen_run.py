@@ -76,6 +76,8 @@ class SeenRun:
     def where(self) -> str:
         """A line about a job that waits or was lost, or about a launcher that this machine cannot see; empty
         otherwise."""
+        if self.job and self.job.cause and self.condition in ("failed", "interrupted"):
+            return f"{self.job.name}: {self.job.cause}"
         if self.job and self.condition in ("queued", "lost"):
             return f"{self.job.name}: {self.job.text or 'its scheduler does not know it any more'}"
         if self.job or self.launcher is None or self.launcher.is_here or not self.is_live:

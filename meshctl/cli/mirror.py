@@ -1,0 +1,33 @@
+"""`meshctl mirror`: writes what has changed in a run directory, for a copy of it on another machine. Commands
+there start this one (`run/mirror.py`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from meshctl.cli.output import refuse
+from meshctl.run.directory import RunDir
+from meshctl.run.mirror import changes, known_of
+
+
+def mirror(path: Path) -> int:
+    """Reads the files of the copy from the first line of the standard input. Returns 2 for another line, or
+    if there is no such run."""
+    run = RunDir(path)
+    if not run.plan.is_file():
+        return refuse(f"{path} is not a run directory")
+    try:
+        known = known_of(json.loads(sys.stdin.readline()))
+    except (ValueError, TypeError, AttributeError):
+        return refuse("the standard input must be a JSON object of {NAME: [INODE, BYTES]}")
+    began = time.time()
+    for item in changes(run, known):
+        print(json.dumps(item))
+    sys.stdout.flush()
+    run.copied.touch()
+    os.utime(run.copied, (began, began))
+    return 0

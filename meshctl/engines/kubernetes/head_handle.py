@@ -1,0 +1,37 @@
+"""The nodes of a run as the head inside a cluster sees them: pods that Kubernetes starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshctl.engines.engine import Exited, Job
+
+
+class HeadHandle:
+    """Node processes that are known by their connections only."""
+
+    running = False
+    """Whether a process that the engine has started runs."""
+
+    def __init__(self, job: Job) -> None:
+        self.address, self._job = job.head, job
+
+    def poll(self) -> list[Exited]:
+        return []
+
+    def files(self) -> list[int]:
+        return []
+
+    def terminate(self) -> None:
+        """Does nothing: nodes end with their connections."""
+
+    def kill(self) -> None:
+        """Does nothing: nodes end with their connections."""
+
+    def restart(self, nodes: Sequence[int]) -> bool:
+        """Returns True: with `run.restarts` the Job of a lost pod starts another one, which connects to the
+        head."""
+        return True
+
+    def close(self) -> None:
+        """Does nothing."""

@@ -1,0 +1,242 @@
+"""The objects of a run in a Kubernetes cluster: a JobSet, and the ConfigMap and the Secret that its pods use.
+
+    JobSet NAME        a replicated job for each set of nodes that host the same groups, a pod for each node
+    ConfigMap NAME     the plan and the start of the run, which pods copy to the run directory
+    Secret NAME        the token of the run
+
+The first pod of the first replicated job is the head: it runs `meshctl head` beside the node process. The
+controller of JobSet gives it a host name that all pods resolve, and tells them by an annotation.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from meshctl.engines.kubernetes.options import JobSetOptions
+from meshctl.plan.model import Plan
+from meshctl.plan.node_sets import NodeSet, node_sets
+from meshctl.run.authentication import TOKEN_VARIABLE
+from meshctl.run.directory import RunDir
+from meshctl.text.kubernetes_names import replicated_job, subdomain_of
+
+API_VERSION = "jobset.x-k8s.io/v1alpha2"
+CONTAINER = "node"
+FILES = "/meshctl/files"
+"""Where pods see the ConfigMap."""
+COORDINATOR = "jobset.sigs.k8s.io/coordinator"
+"""The annotation of pods with the host name of the head."""
+TOKEN_KEY = "token"
+MANAGED = {"app.kubernetes.io/managed-by": "meshctl"}
+QUEUE, QUEUE_PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
+VOLCANO = "volcano"
+VOLCANO_QUEUE, VOLCANO_MEMBERS = "scheduling.volcano.sh/queue-name", "scheduling.volcano.sh/group-min-member"
+VERDICTS = (1, 4, 5, 70, 130)
+"""Exit codes of the head, and of nodes that it has ended, with which a run is over. After another one the
+JobSet may start again."""
+NO_MESHCTL, NO_SETUP = 96, 97
+"""Exit codes of the script of a pod."""
+HEAD_FILE = ".pod"
+"""The file in the run directory with the pid of the head and the path of `meshctl` as variables of a shell,
+for commands that are started in the pod later."""
+
+Object = dict[str, Any]
+
+
+def objects_of(
+    options: JobSetOptions, plan: Plan, run: RunDir, files: Mapping[str, str], token: str
+) -> tuple[Object, Object, Object]:
+    """Returns the JobSet, the ConfigMap and the Secret. `files` are those of the
+    ConfigMap, by name."""
+    name = options.job_name(plan, run)
+    metadata: Object = {"name": name}
+    if options.namespace:
+        metadata["namespace"] = options.namespace
+    shared = {**metadata, "labels": MANAGED}
+    labels = {**MANAGED, **(options.labels or {})}
+    if options.queue:
+        labels[QUEUE] = options.queue
+    if options.queue and options.priority:
+        labels[QUEUE_PRIORITY] = options.priority
+    metadata["labels"] = labels
+    if options.annotations:
+        metadata["annotations"] = dict(options.annotations)
+    job_set = {
+        "apiVersion": API_VERSION,
+        "kind": "JobSet",
+        "metadata": metadata,
+        "spec": {
+            "coordinator": {"replicatedJob": replicated_job(0), "jobIndex": 0, "podIndex": 0},
+            "network": {"enableDNSHostnames": True, "subdomain": subdomain_of(name)},
+            "failurePolicy": _failure_policy(options.max_restarts),
+            "replicatedJobs": [
+                _replicated_job(options, plan, run, name, index, nodes)
+                for index, nodes in enumerate(node_sets(plan))
+            ],
+        },
+    }
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": shared, "data": dict(files)}
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": shared,
+        "type": "Opaque",
+        "stringData": {TOKEN_KEY: token},
+    }
+    return job_set, config, secret
+
+
+def _failure_policy(restarts: int) -> Object:
+    if not restarts:
+        return {"maxRestarts": 0}
+    rule = {"name": "failed", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    return {"maxRestarts": restarts, "rules": [rule]}
+
+
+def _replicated_job(
+    options: JobSetOptions, plan: Plan, run: RunDir, name: str, index: int, nodes: NodeSet
+) -> Object:
+    spec: Object = {
+        "completionMode": "Indexed",
+        "completions": nodes.count,
+        "parallelism": nodes.count,
+        "backoffLimit": plan.run.restarts.times if plan.run.restarts else 0,
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(VERDICTS)},
+                }
+            ]
+        },
+    }
+    if options.time_limit:
+        spec["activeDeadlineSeconds"] = round(options.time_limit)
+    annotations = dict(options.annotations or {})
+    if options.volcano_queue:
+        annotations[VOLCANO_QUEUE] = options.volcano_queue
+    metadata: Object = {"labels": {**MANAGED, **(options.labels or {})}}
+    if annotations:
+        metadata["annotations"] = annotations
+    spec["template"] = {"metadata": metadata, "spec": _pod(options, plan, run, name, index, nodes)}
+    template: Object = {"spec": spec}
+    if _scheduler(options) == VOLCANO:
+        template["metadata"] = {"annotations": {**annotations, VOLCANO_MEMBERS: str(nodes.count)}}
+    return {"name": replicated_job(index), "replicas": 1, "template": template}
+
+
+def _scheduler(options: JobSetOptions) -> str:
+    return options.scheduler or (VOLCANO if options.volcano_queue else "")
+
+
+def _pod(options: JobSetOptions, plan: Plan, run: RunDir, name: str, index: int, nodes: NodeSet) -> Object:
+    claims = {_volume_name(key): volume for key, volume in (options.volumes or {}).items()}
+    shm = {"medium": "Memory", "sizeLimit": _amount(options.shm_bytes(plan, nodes))}
+    pod: Object = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": options.grace_s(plan),
+        "containers": [_container(options, plan, run, name, index, nodes)],
+        "volumes": [
+            {"name": "meshctl-files", "configMap": {"name": name}},
+            {"name": "meshctl-shm", "emptyDir": shm},
+            *(
+                {"name": key, "persistentVolumeClaim": {"claimName": volume["claim"]}}
+                for key, volume in claims.items()
+            ),
+        ],
+    }
+    if options.host_network:
+        pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    further = {
+        "imagePullSecrets": [{"name": options.pull_with}] if options.pull_with else [],
+        "tolerations": [{key: text for key, text in one.items() if text} for one in options.tolerations],
+        "schedulerName": _scheduler(options),
+        "serviceAccountName": options.service_account,
+        "nodeSelector": dict(options.node_selector or {}),
+        "priorityClassName": "" if options.queue else options.priority,
+    }
+    return pod | {key: value for key, value in further.items() if value}
+
+
+def _container(
+    options: JobSetOptions, plan: Plan, run: RunDir, name: str, index: int, nodes: NodeSet
+) -> Object:
+    limits = {**options.device_limits(nodes), **(options.resources or {})}
+    mounts: list[Object] = [
+        {"name": "meshctl-files", "mountPath": FILES, "readOnly": True},
+        {"name": "meshctl-shm", "mountPath": "/dev/shm"},
+    ]
+    for key, volume in (options.volumes or {}).items():
+        read_only = {"readOnly": True} if volume["read_only"] else {}
+        mounts.append({"name": _volume_name(key), "mountPath": volume["path"], **read_only})
+    container: Object = {
+        "name": CONTAINER,
+        "image": options.image,
+        "imagePullPolicy": options.pull_policy,
+        "command": ["sh", "-c", script_of(options, options.folder(plan, run), index)],
+        "env": _environment(name) + options.secret_variables(),
+        "ports": [{"name": "head", "containerPort": options.port, "protocol": "TCP"}] if index == 0 else [],
+        "resources": {"requests": limits, "limits": limits} if limits else {},
+        "volumeMounts": mounts,
+    }
+    return {key: value for key, value in container.items() if value}
+
+
+def _volume_name(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def _amount(size_bytes: int) -> str:
+    """Returns a size as a quantity of Kubernetes, rounded up to MiB."""
+    return f"{-(-size_bytes // (1 << 20))}Mi"
+
+
+def _environment(name: str) -> list[Object]:
+    def field(path: str) -> Object:
+        return {"fieldRef": {"fieldPath": path}}
+
+    token = {"secretKeyRef": {"name": name, "key": TOKEN_KEY}}
+    return [
+        {"name": TOKEN_VARIABLE, "valueFrom": token},
+        {"name": "POD_IP", "valueFrom": field("status.podIP")},
+        {"name": "COORDINATOR", "valueFrom": field(f"metadata.annotations['{COORDINATOR}']")},
+    ]
+
+
+def script_of(options: JobSetOptions, folder: PurePosixPath, index: int) -> str:
+    """Returns the script of the pods of a replicated job.
+
+    `JOB_COMPLETION_INDEX` is the number of a pod in its job. The plan is that of the latest launch, and
+    `start.json` is the head's own once it has begun.
+    """
+    run, wait = shlex.quote(str(folder)), f"{options.join_limit:g}"
+    agent = f'meshctl agent --plan "$run/plan.json" --node {index}.$JOB_COMPLETION_INDEX'
+    agent += f' --head "$COORDINATOR:{options.port}" --wait {wait} --in-job'
+    lines = [
+        'fail() { echo "error: $1" >&2; exit "$2"; }',
+        f"run={run}",
+        'mkdir -p "$run" || fail "the run directory cannot be made: $run" 4',
+        "copy() {",
+        f'  cp "{FILES}/$1" "$run/.$1.$POD_IP" && mv "$run/.$1.$POD_IP" "$run/$1" ||',
+        '    fail "$run/$1 cannot be written" 4',
+        "}",
+        "copy plan.json",
+        '[ -e "$run/start.json" ] || copy start.json',
+    ]
+    for line in options.setup:
+        message = shlex.quote(f"`engine.jobset.setup` has failed: {line}")
+        lines.append(f"{{ {line}\n}} || fail {message} {NO_SETUP}")
+    lines.append(f'command -v meshctl >/dev/null || fail "the image has no meshctl on its PATH" {NO_MESHCTL}')
+    if index:
+        return "\n".join([*lines, f"exec {agent}", ""])
+    lines += [
+        'if [ "$JOB_COMPLETION_INDEX" = 0 ]; then',
+        f'  echo "pid=$$ meshctl=$(command -v meshctl)" >"$run/{HEAD_FILE}"',
+        f"  {agent} &",
+        f'  exec meshctl head --plan "$run/plan.json" --host "$POD_IP" --port {options.port}',
+        "fi",
+        f"exec {agent}",
+    ]
+    return "\n".join([*lines, ""])

@@ -1,0 +1,461 @@
+"""A cluster on one machine for tests: an API server on loopback, to which a real kubectl talks, and the parts of the
+controllers of JobSet and Job and of the kubelet that a run needs.
+
+Each pod is a process with the command and the environment of its container. It has an address of its own below
+127.0.0.0/8. Where a pod would see a ConfigMap or an empty volume, the paths in its command are replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from tests.cli.commands import MAIN
+from tests.engines.kubernetes import websocket
+
+KINDS = {"pods": "Pod", "configmaps": "ConfigMap", "secrets": "Secret"}
+JOBSET_API = "jobset.x-k8s.io/v1alpha2"
+COORDINATOR = "jobset.sigs.k8s.io/coordinator"
+INDEX = "batch.kubernetes.io/job-completion-index"
+VERBS = ["get", "list", "create", "patch", "delete"]
+MISSING = [] if shutil.which("kubectl") else ["kubectl"]
+"""What this machine lacks for such a cluster."""
+Object = dict[str, Any]
+
+
+@dataclass
+class Pod:
+    """A pod and its process."""
+
+    data: Object
+    job: Object
+    address: str
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    environ: dict[str, str] = field(default_factory=dict)
+    paths: dict[str, str] = field(default_factory=dict)
+    """A path in the pod -> the path of this machine."""
+    is_gone: bool = False
+
+    @property
+    def name(self) -> str:
+        return str(self.data["metadata"]["name"])
+
+    @property
+    def container(self) -> Object:
+        found: Object = self.data["spec"]["containers"][0]
+        return found
+
+    def local(self, text: str) -> str:
+        for path, here in self.paths.items():
+            text = text.replace(path, here)
+        return text
+
+    def end(self, state: Object) -> None:
+        code = int(state.get("exitCode", 0))
+        self.data["status"] |= {
+            "phase": "Failed" if code else "Succeeded",
+            "containerStatuses": [{"name": self.container["name"], "state": {"terminated": state}}],
+        }
+
+    @property
+    def is_over(self) -> bool:
+        return self.data["status"]["phase"] in ("Succeeded", "Failed")
+
+
+class Cluster:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.objects = folder, dict[tuple[str, str], Object]()
+        self.pods: list[Pod] = []
+        self.lock = threading.RLock()
+        self.restarts = dict[str, int]()
+        """JobSet -> how often it has started again."""
+        self.is_holding = False
+        """Whether pods wait, as if no machine were free."""
+        self._addresses = iter(
+            f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}.{n}" for n in range(1, 250)
+        )
+        self._is_closing = threading.Event()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"cluster": self}))
+        self.server.daemon_threads = True
+        self._threads = [
+            threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}),
+            threading.Thread(target=self._control),
+        ]
+        self._write_tools()
+        for thread in self._threads:
+            thread.start()
+
+    def _write_tools(self) -> None:
+        """Writes the configuration of kubectl, and the `meshctl` of the image."""
+        cluster = {"server": f"http://127.0.0.1:{self.server.server_port}"}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "stub", "cluster": cluster}],
+            "contexts": [{"name": "stub", "context": {"cluster": "stub", "user": "me", "namespace": "lab"}}],
+            "users": [{"name": "me", "user": {}}],
+            "current-context": "stub",
+        }
+        (self.folder / "kubeconfig").write_text(json.dumps(config))
+        tool = self.folder / "bin" / "meshctl"
+        tool.parent.mkdir()
+        tool.write_text(f"#!{sys.executable}\n{MAIN}\n")
+        tool.chmod(0o755)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The variables with which kubectl finds this cluster."""
+        return {"KUBECONFIG": str(self.folder / "kubeconfig"), "HOME": str(self.folder)}
+
+    def close(self) -> None:
+        self._is_closing.set()
+        self.server.shutdown()
+        for thread in self._threads:
+            thread.join()
+        self.server.server_close()
+        for pod in self.pods:
+            self._kill(pod)
+
+    # The controllers
+
+    def _control(self) -> None:
+        while not self._is_closing.wait(0.05):
+            with self.lock:
+                for pod in self.pods:
+                    self._look(pod)
+                for (kind, _), found in list(self.objects.items()):
+                    if kind == "jobsets":
+                        self._reconcile(found)
+
+    def _look(self, pod: Pod) -> None:
+        if pod.process and not pod.is_over and (code := pod.process.poll()) is not None:
+            pod.end(
+                {"exitCode": code if code >= 0 else 128 - code, "reason": "Error" if code else "Completed"}
+            )
+        if "deletionTimestamp" in pod.data["metadata"] and (pod.is_over or not pod.process):
+            pod.is_gone = True
+
+    def _reconcile(self, job_set: Object) -> None:
+        own = [pod for pod in self.pods if pod.job["set"] == job_set["metadata"]["name"]]
+        status = job_set.setdefault("status", {"conditions": []})
+        if status["conditions"]:
+            return
+        if not own:
+            self._start_pods(job_set)
+            return
+        for pod in own:
+            if not pod.process and not self.is_holding and "deletionTimestamp" not in pod.data["metadata"]:
+                self._run(pod)
+        failed = [pod for pod in own if pod.is_gone or pod.data["status"]["phase"] == "Failed"]
+        if failed and not self._is_replaced(job_set, failed):
+            status["conditions"] = [{"type": "Failed", "status": "True", "reason": "FailedJobs"}]
+            for pod in own:
+                if not pod.is_over:
+                    self.delete_pod(pod)
+        elif all(pod.data["status"]["phase"] == "Succeeded" for pod in own):
+            status["conditions"] = [{"type": "Completed", "status": "True", "reason": "AllJobsCompleted"}]
+
+    def _is_replaced(self, job_set: Object, failed: Sequence[Pod]) -> bool:
+        """Starts the JobSet again where its failure policy says so."""
+        name, policy = job_set["metadata"]["name"], job_set["spec"]["failurePolicy"]
+        rules = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
+        verdicts = rules[0]["onExitCodes"]["values"]
+        if (
+            any(_code(pod) in verdicts for pod in failed)
+            or self.restarts.get(name, 0) >= policy["maxRestarts"]
+        ):
+            return False
+        self.restarts[name] = self.restarts.get(name, 0) + 1
+        for pod in [pod for pod in self.pods if pod.job["set"] == name]:
+            self._kill(pod)
+            self.pods.remove(pod)
+        return True
+
+    def _start_pods(self, job_set: Object) -> None:
+        name = job_set["metadata"]["name"]
+        needed = [("configmaps", name), ("secrets", name)]
+        if any(key not in self.objects for key in needed):
+            return
+        head = ""
+        for job in job_set["spec"]["replicatedJobs"]:
+            spec = job["template"]["spec"]
+            for index in range(spec["completions"]):
+                pod = self._made(name, job["name"], index, spec["template"])
+                head = head or pod.address
+                pod.data["metadata"]["annotations"][COORDINATOR] = head
+                self.pods.append(pod)
+
+    def _made(self, job_set: str, job: str, index: int, template: Object) -> Pod:
+        given = template["metadata"]
+        labels = {
+            **given.get("labels", {}),
+            "jobset.sigs.k8s.io/jobset-name": job_set,
+            "jobset.sigs.k8s.io/replicatedjob-name": job,
+            INDEX: str(index),
+        }
+        attempt = self.restarts.get(job_set, 0)
+        name = f"{job_set}-{job}-0-{index}-{'abcdefgh'[attempt]}bcde"
+        metadata = {
+            "name": name,
+            "namespace": "lab",
+            "labels": labels,
+            "annotations": {**given.get("annotations", {}), INDEX: str(index)},
+            "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        data = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": template["spec"],
+            "status": {"phase": "Pending"},
+        }
+        log = self.folder / f"{name}.log"
+        return Pod(data, {"set": job_set, "index": index}, next(self._addresses), log)
+
+    # The kubelet
+
+    def _run(self, pod: Pod) -> None:
+        pod.data["status"]["podIP"] = pod.address
+        config = self.objects["configmaps", pod.job["set"]]
+        files = self.folder / pod.name
+        files.mkdir()
+        for name, text in config["data"].items():
+            (files / name).write_text(text)
+        pod.paths = {"/meshctl/files": str(files), "/meshctl/runs": str(files / "runs")}
+        pod.environ = {
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("MESHCTL_", "PYTEST_"))
+            },
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "JOB_COMPLETION_INDEX": str(pod.job["index"]),
+            **{one["name"]: self._value(pod, one) for one in pod.container["env"]},
+        }
+        with pod.log.open("wb") as log:
+            pod.process = subprocess.Popen(
+                [pod.local(word) for word in pod.container["command"]],
+                env=pod.environ,
+                cwd=files,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        pod.data["status"]["phase"] = "Running"
+        pod.data["status"]["containerStatuses"] = [{"name": pod.container["name"], "state": {"running": {}}}]
+
+    def _value(self, pod: Pod, one: Object) -> str:
+        if "value" in one:
+            return str(one["value"])
+        source = one["valueFrom"]
+        if secret := source.get("secretKeyRef"):
+            return str(self.objects["secrets", secret["name"]]["stringData"][secret["key"]])
+        path = source["fieldRef"]["fieldPath"]
+        if path == "status.podIP":
+            return pod.address
+        found = re.fullmatch(r"metadata\.annotations\['(.*)'\]", path)
+        assert found, path
+        return str(pod.data["metadata"]["annotations"][found[1]])
+
+    def delete_pod(self, pod: Pod) -> None:
+        """Asks a pod to end, as its deletion does. The kubelet signals the first process of the container."""
+        pod.data["metadata"].setdefault(
+            "deletionTimestamp", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        )
+        if pod.process and pod.process.poll() is None:
+            pod.process.send_signal(signal.SIGTERM)
+
+    def _kill(self, pod: Pod) -> None:
+        if pod.process:
+            with suppress(ProcessLookupError):
+                os.killpg(pod.process.pid, signal.SIGKILL)
+            pod.process.wait()
+
+    def kill_pod(self, pod: Pod, reason: str = "Error") -> None:
+        """Kills all processes of a pod, as the kernel does where it has no more memory."""
+        with self.lock:
+            self._kill(pod)
+            pod.end({"exitCode": 137, "reason": reason})
+
+    def delete_job_set(self, name: str) -> None:
+        for pod in self.pods:
+            if pod.job["set"] == name:
+                self.delete_pod(pod)
+        for kind in ("jobsets", "configmaps", "secrets"):
+            self.objects.pop((kind, name), None)
+
+    def pod(self, job: str, index: int) -> Pod:
+        """Returns the pod of a replicated job."""
+        [found] = [pod for pod in self.pods if f"-{job}-0-{index}-" in pod.name]
+        return found
+
+
+def _code(pod: Pod) -> int:
+    states = pod.data["status"].get("containerStatuses", [{}])
+    return int(states[0].get("state", {}).get("terminated", {}).get("exitCode", -1))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    cluster: Cluster
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        if discovered := _discovered(url.path):
+            self._answer(discovered)
+        elif url.path == "/openapi/v2":
+            self._send(200, b"", "application/com.github.proto-openapi.spec.v2.v1.0+protobuf")
+        else:
+            self._get(url.path.split("/"), parse_qs(url.query))
+
+    def _get(self, parts: Sequence[str], query: dict[str, list[str]]) -> None:
+        kind, name, below = _object_at(parts)
+        with self.cluster.lock:
+            pods = {pod.name: pod for pod in self.cluster.pods if not pod.is_gone}
+            if kind == "pods" and name in pods and below == "log":
+                lines = pods[name].log.read_text().splitlines(keepends=True)
+                tail = int(query.get("tailLines", ["0"])[0])
+                self._send(200, "".join(lines[-tail:]).encode(), "text/plain")
+                return
+            if kind == "pods" and name in pods and below == "exec":
+                pod = pods[name]
+            elif kind == "pods" and not name:
+                wanted = dict(one.split("=") for one in query.get("labelSelector", [""])[0].split(",") if one)
+                items = [
+                    pod.data
+                    for pod in pods.values()
+                    if wanted.items() <= pod.data["metadata"]["labels"].items()
+                ]
+                self._answer({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})
+                return
+            else:
+                found = (
+                    pods[name].data
+                    if kind == "pods" and name in pods
+                    else self.cluster.objects.get((kind, name))
+                )
+                self._answer(found) if found else self._refuse(404, "NotFound", f"{kind} {name!r} not found")
+                return
+        self._exec(pod, query)
+
+    def _exec(self, pod: Pod, query: dict[str, list[str]]) -> None:
+        websocket.accept(self)
+        self.close_connection = True
+        if not pod.process or pod.process.poll() is not None:
+            websocket.send(self, websocket.STDERR, b"the container is not running")
+            websocket.finish(self, 1)
+            return
+        process = subprocess.Popen(
+            [pod.local(word) for word in query["command"]],
+            env=pod.environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert process.stdin and process.stdout
+        if "stdin" in query:
+            while (message := websocket.receive(self)) and message[0] == websocket.STDIN:
+                process.stdin.write(message[1])
+                if message[1].endswith(b"\n"):
+                    break
+        process.stdin.close()
+        while data := process.stdout.read(1 << 15):
+            websocket.send(self, websocket.STDOUT, data)
+        process.stdout.close()
+        websocket.finish(self, process.wait())
+
+    def do_POST(self) -> None:
+        self._store()
+
+    def do_PATCH(self) -> None:
+        self._store()
+
+    def _store(self) -> None:
+        kind, _, _ = _object_at(urlsplit(self.path).path.split("/"))
+        found = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        found["metadata"] = {"namespace": "lab", "uid": "11-22", **found["metadata"]}
+        with self.cluster.lock:
+            self.cluster.objects[kind, found["metadata"]["name"]] = found
+        self._answer(found)
+
+    def do_DELETE(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        kind, name, _ = _object_at(urlsplit(self.path).path.split("/"))
+        with self.cluster.lock:
+            pods = [pod for pod in self.cluster.pods if pod.name == name and not pod.is_gone]
+            if kind == "pods" and pods:
+                self.cluster.delete_pod(pods[0])
+            elif kind == "jobsets" and (kind, name) in self.cluster.objects:
+                self.cluster.delete_job_set(name)
+            elif self.cluster.objects.pop((kind, name), None) is None:
+                self._refuse(404, "NotFound", f"{kind} {name!r} not found")
+                return
+        self._answer({"kind": "Status", "apiVersion": "v1", "status": "Success", "details": {"uid": "11-22"}})
+
+    def _answer(self, data: Object) -> None:
+        self._send(200, json.dumps(data).encode(), "application/json")
+
+    def _refuse(self, code: int, reason: str, message: str) -> None:
+        status = {"status": "Failure", "reason": reason, "code": code, "message": message}
+        text = json.dumps({"kind": "Status", "apiVersion": "v1", **status})
+        self._send(code, text.encode(), "application/json")
+
+    def _send(self, code: int, body: bytes, kind: str) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _object_at(parts: Sequence[str]) -> tuple[str, str, str]:
+    """Returns the kind, the name and what is below it of a path such as /api/v1/namespaces/lab/pods/NAME/log."""
+    found = list(parts[parts.index("namespaces") + 2 :]) if "namespaces" in parts else []
+    kind, name, below = (*found, "", "", "")[:3]
+    return kind, name, below
+
+
+def _discovered(path: str) -> Object | None:
+    """Returns the answer to a question about the kinds of objects that the server has."""
+    version = {"groupVersion": JOBSET_API, "version": "v1alpha2"}
+    group = {"name": "jobset.x-k8s.io", "versions": [version], "preferredVersion": version}
+    kinds = {"/api/v1": KINDS, f"/apis/{JOBSET_API}": {"jobsets": "JobSet"}}
+    if path in kinds:
+        resources = [
+            {"name": name, "singularName": kind.lower(), "namespaced": True, "kind": kind, "verbs": VERBS}
+            for name, kind in kinds[path].items()
+        ]
+        return {"kind": "APIResourceList", "groupVersion": path.split("/", 2)[2], "resources": resources}
+    return {
+        "/version": {"major": "1", "minor": "32", "gitVersion": "v1.32.4"},
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
+    }.get(path)
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[Cluster]:
+    made = Cluster(folder)
+    try:
+        yield made
+    finally:
+        made.close()

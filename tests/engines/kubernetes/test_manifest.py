@@ -1,0 +1,178 @@
+"""The manifests of a JobSet. Golden files pin those of shipped recipes at `scale=node8`, without the plan in the
+ConfigMap. To regenerate them, delete the files in `golden/` and run this test: it writes those that are missing, and
+fails once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from meshctl.cli.load import plan_of
+from meshctl.engines.engine import TOKEN_PLACE
+from meshctl.engines.jobset import JobSetEngine
+from meshctl.engines.kubernetes.options import JobSetOptions
+from meshctl.plan.model import Plan
+from meshctl.plan.node_sets import node_sets
+from meshctl.run.directory import RunDir, Start
+from meshctl.text.kubernetes_names import MAX_LENGTH, head_of, label_of, longest_pod_of, too_long
+from tests.cli.commands import meshctl
+from tests.cli.small_launch import PARTS, RECIPE
+from tests.paths import ROOT
+
+GOLDEN = Path(__file__).with_name("golden")
+NODE8 = ["scale=node8"]
+RECIPES = {
+    "grpo": [*NODE8, "rollouts=node8"],
+    "sft": NODE8,
+    "distill_on_policy": [*NODE8, "distill=node8"],
+    "two_sets": [],
+}
+SMALL = ["engine=jobset", "engine.jobset.image=registry.example.com/train:1"]
+FULL = """
+{jobset: {image: "registry.example.com/train:1", pull_policy: Always, namespace: lab, context: prod, queue: gpus,
+  priority: high, volcano_queue: batch, labels: {team: a}, annotations: {example.com/note: "yes"},
+  volumes: {runs: {claim: runs, path: /runs}, data_sets: {claim: data, path: /data, read_only: true}},
+  code: /runs/code, env_from: [wandb/api-key as WANDB_API_KEY, hub/HF_TOKEN], shm_size: 16GiB,
+  resources: {cpu: 8, memory: 64Gi}, device_resources: {cuda: amd.com/gpu}, service_account: trainer,
+  pull_with: registry, node_selector: {gpu: h100}, tolerations: [{key: gpu, operator: Exists, effect: NoSchedule}],
+  host_network: true, port: 30000, time_limit: 4h, grace: 5m, max_restarts: 2, join_limit: 10m,
+  setup: [". /venv/bin/activate", "ulimit -l unlimited"]}}
+"""
+TWO_SETS = (
+    RECIPE.replace("samples: 4", "samples: 80")
+    .replace("one: {ranks: 1, device_type: cpu}", "one: {ranks: 8, device_type: cuda}")
+    .replace(
+        "two: {ranks: 2, device_type: cpu}",
+        "two: {ranks: [8, 9, 10, 11, 12, 13, 14, 15, 16, 17], device_type: cuda}",
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("manifests")
+    (made / "parts.py").write_text(PARTS)
+    two_sets = TWO_SETS.replace("run:", "cluster: {nodes: 3, devices_per_node: 8}\nrun:")
+    (made / "two_sets.yaml").write_text(f"{two_sets}engine: {FULL.strip()}\n")
+    return made
+
+
+def rendered(folder: Path, name: str) -> tuple[str, Plan]:
+    recipe = folder / "two_sets.yaml" if name == "two_sets" else ROOT / "recipes" / f"{name}.yaml"
+    ready = plan_of(str(recipe), RECIPES[name] + (SMALL if name != "two_sets" else []))
+    engine = JobSetEngine(**ready.start.engine.options)
+    run = RunDir(Path("/home/me/runs") / ready.plan.name / "20261124-120000")
+    start = Start(("/home/me",), engine=ready.start.engine)
+    return engine.render(ready.plan, run, "", start).document, ready.plan
+
+
+def documents(text: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(text))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_golden(name: str, folder: Path) -> None:
+    text, plan = rendered(folder, name)
+    _, config, secret = documents(text)
+    assert json.loads(config["data"].pop("plan.json")) == json.loads(plan.to_json())
+    assert Start.from_json(json.loads(config["data"].pop("start.json"))).path
+    assert secret["stringData"] == {"token": TOKEN_PLACE}
+    shown = text.partition("---\n")[0]
+    file = GOLDEN / f"{name}.yaml"
+    if not file.exists():
+        file.write_text(shown)
+        pytest.fail(f"{file.name} was written")
+    assert shown == file.read_text()
+
+
+def test_each_set_of_nodes_is_a_replicated_job_with_its_devices(folder: Path) -> None:
+    text, plan = rendered(folder, "two_sets")
+    job_set = documents(text)[0]
+    jobs = job_set["spec"]["replicatedJobs"]
+    assert [(job["name"], job["template"]["spec"]["completions"]) for job in jobs] == [
+        (f"nodes{index}", nodes.count) for index, nodes in enumerate(node_sets(plan))
+    ]
+    assert [one.groups for one in node_sets(plan)] == [("one",), ("two",), ("two",)]
+    pods = [job["template"]["spec"]["template"]["spec"] for job in jobs]
+    limits = [pod["containers"][0]["resources"]["limits"] for pod in pods]
+    assert [one["amd.com/gpu"] for one in limits] == ["8", "8", "2"] and limits[0]["memory"] == "64Gi"
+    heads = ["meshctl head" in pod["containers"][0]["command"][2] for pod in pods]
+    assert heads == [True, False, False]
+
+
+def test_no_value_of_a_secret_is_in_a_manifest(folder: Path) -> None:
+    container = documents(rendered(folder, "two_sets")[0])[0]["spec"]["replicatedJobs"][0]["template"][
+        "spec"
+    ]["template"]["spec"]["containers"][0]
+    given = {one["name"]: one["valueFrom"] for one in container["env"]}
+    assert given["WANDB_API_KEY"] == {"secretKeyRef": {"name": "wandb", "key": "api-key"}}
+    assert given["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}
+    assert given["MESHCTL_TOKEN"]["secretKeyRef"]["key"] == "token"
+    assert not any("value" in one for one in container["env"])
+
+
+def test_a_dry_run_is_yaml_with_a_token_of_its_own(folder: Path) -> None:
+    outputs = [meshctl(folder, "launch", "two_sets.yaml", "--dry-run") for _ in range(2)]
+    assert [one.returncode for one in outputs] == [0, 0], outputs[0].stderr
+    tokens = set()
+    for one in outputs:
+        assert one.stdout.startswith("# small: 2 groups")
+        job_set, config, secret = documents(one.stdout)
+        assert {job_set["metadata"]["name"], config["metadata"]["name"]} == {"small-time"}
+        tokens.add(secret["stringData"]["token"])
+    assert len(tokens) == 2 and not (folder / "runs").exists()
+
+
+def test_the_official_models_read_and_write_the_same(folder: Path) -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="needs the extra `kubernetes`")
+    for name in RECIPES:
+        job_set, *_ = documents(rendered(folder, name)[0])
+        given = {key: value for key, value in job_set.items() if key not in ("apiVersion", "kind")}
+        found = models.JobsetV1alpha2JobSet.from_dict(job_set).to_dict()
+        assert {key: found[key] for key in given} == given
+        for job in job_set["spec"]["replicatedJobs"]:
+            spec = job["template"]["spec"]
+            assert models.IoK8sApiBatchV1JobSpec.from_dict(spec).to_dict() == spec
+
+
+def test_kubernetes_accepts_what_is_inside(folder: Path) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="needs the extra `kubernetes`")
+    for name in RECIPES:
+        job_set, config, secret = documents(rendered(folder, name)[0])
+        jobs = [
+            {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, **job["template"]}
+            for job in job_set["spec"]["replicatedJobs"]
+        ]
+        for one in (config, secret, *jobs):
+            validate.validate(one, "1.32", strict=True)
+
+
+def test_names_are_short_enough_or_refused() -> None:
+    assert label_of("My_Run.v2") == "my-run-v2" and label_of("7b") == "run-7b"
+    for length in range(1, 60):
+        name = f"{'a' * length}-20261124-120000"
+        is_short = max(len(longest_pod_of(name, 16)), len(head_of(name))) <= MAX_LENGTH
+        assert bool(too_long(name, 16)) is not is_short
+
+
+def test_the_run_directory_is_that_of_the_launcher_on_a_volume_that_both_see(folder: Path) -> None:
+    plan = rendered(folder, "two_sets")[1]
+    run = RunDir(Path("/shared/runs/small/T"))
+    volume = {"claim": "c", "path": "/shared", "read_only": False}
+    assert JobSetOptions(volumes={"v": volume}).is_visible(plan, run)
+    assert str(JobSetOptions(volumes={"v": {**volume, "path": "/x"}}).folder(plan, run)) == "/x/runs/small/T"
+    assert str(JobSetOptions(run_dir="/y").folder(plan, run)) == "/y/small/T"
+    assert str(JobSetOptions().folder(plan, run)) == "/meshctl/runs/small/T"
+
+
+def test_shared_memory_holds_the_batches_in_flight(tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "r.yaml").write_text(RECIPE.replace("samples: 4}", "samples: 4, sample_bytes: 1000000}"))
+    plan = plan_of(str(tmp_path / "r.yaml"), []).plan
+    [nodes] = node_sets(plan)
+    assert JobSetOptions().shm_bytes(plan, nodes) == (512 + 3 * 64) * (1 << 20) + 2 * 4 * 1_000_000
+    assert JobSetOptions(shm_size=5).shm_bytes(plan, nodes) == 5

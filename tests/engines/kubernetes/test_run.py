@@ -1,0 +1,231 @@
+"""`launch --engine jobset` with a real kubectl: an API server on loopback starts the pods as processes (`cluster.py`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.commands import MAIN
+from tests.cli.small_launch import PARTS, RECIPE
+from tests.engines.kubernetes.cluster import MISSING, Cluster, cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")]
+TWO = RECIPE.replace("{ranks: 1,", "{ranks: 2,").replace("run:", "cluster: {nodes: 2}\nrun:")
+SLOW = ["components.trainer.args.mood=slow", "run.steps=100000"]
+LIMIT_S = 240
+
+
+class World:
+    """A folder with a recipe, and a cluster for it."""
+
+    def __init__(self, folder: Path, made: Cluster) -> None:
+        self.folder, self.cluster = folder, made
+        self.launches: list[subprocess.Popen[str]] = []
+        self.environ = {**os.environ, **made.environ, "XDG_STATE_HOME": str(folder / "state")}
+        volume = f"engine.jobset.volumes={{runs: {{claim: runs, path: {folder}/volume}}}}"
+        self.options = ["recipe.yaml", "--engine", "jobset", "engine.jobset.image=train:1", volume]
+        self.options += ["engine.jobset.lease=5", "run.grace=5", "engine.jobset.port=29400"]
+
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-c", MAIN, *words]
+        return subprocess.run(
+            argv, cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=LIMIT_S
+        )
+
+    def launch(self, *words: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", MAIN, "launch", *self.options, *words]
+        launch = subprocess.Popen(
+            argv,
+            cwd=self.folder,
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.launches.append(launch)
+        return launch
+
+    @property
+    def run(self) -> Path:
+        """The run directory of the launcher."""
+        [found] = self.folder.glob("runs/*/*")
+        return found
+
+    @property
+    def run_of_pods(self) -> Path:
+        [found] = self.folder.glob("volume/runs/*/*")
+        return found
+
+    def until(self, is_so: Callable[[], Any]) -> None:
+        end = time.monotonic() + LIMIT_S
+        while not is_so():
+            assert time.monotonic() < end, [
+                pod.log.read_text() for pod in self.cluster.pods if pod.log.exists()
+            ]
+            time.sleep(0.1)
+
+    def until_step(self, step: int) -> None:
+        self.until(
+            lambda: any(
+                row["step"] >= step for path in self.folder.glob("volume/runs/*/*") for row in rows(path)
+            )
+        )
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    file = run / "metrics.jsonl"
+    found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [{key: value for key, value in row.items() if key != "time"} for row in found]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "recipe.yaml").write_text(TWO)
+    for name in ("cluster", "volume"):
+        (tmp_path / name).mkdir()
+    with cluster(tmp_path / "cluster") as made:
+        found = World(tmp_path, made)
+        yield found
+        for launch in found.launches:
+            if launch.poll() is None:
+                launch.kill()
+            launch.communicate()
+
+
+def test_a_run_of_two_pods_equals_a_local_one(world: World) -> None:
+    launch = world.launch()
+    output, _ = launch.communicate(timeout=LIMIT_S)
+    assert launch.returncode == 0, output
+    local = world.call("launch", "recipe.yaml", "--engine", "loopback", "run.dir=here")
+    assert local.returncode == 0, local.stderr
+    [here] = world.folder.glob("here/*/*")
+    assert rows(world.run) == rows(here) and len(rows(here)) == 3
+    assert f"{world.run} is JobSet small-{world.run.name}" in output and "small: done after 3 steps" in output
+    assert (
+        world.run_of_pods / "checkpoints" / "step-3"
+    ).is_dir() and world.run_of_pods.name == world.run.name
+    [[token]] = [
+        one["stringData"].values() for (kind, _), one in world.cluster.objects.items() if kind == "secrets"
+    ]
+    kept = [file for file in world.run.rglob("*") if file.is_file()]
+    kept += [file for file in world.run_of_pods.rglob("*") if file.is_file()]
+    assert not [file for file in kept if token.encode() in file.read_bytes()]
+    owners = [
+        one["metadata"]["ownerReferences"][0]["kind"]
+        for (kind, _), one in world.cluster.objects.items()
+        if kind != "jobsets"
+    ]
+    assert owners == ["JobSet", "JobSet"]
+    status = world.call("status")
+    assert status.returncode == 0 and "done" in status.stdout
+    world.call("logs", "-f")
+
+
+def ended(world: World, launch: subprocess.Popen[str]) -> tuple[int, str]:
+    output, _ = launch.communicate(timeout=LIMIT_S)
+    return launch.returncode, output
+
+
+@pytest.mark.slow_suite
+def test_a_failing_worker_is_the_cause(world: World) -> None:
+    code, output = ended(world, world.launch("components.trainer.args.mood=raises"))
+    assert code == 5 and "error: two:1 failed in stage sum, step 2: ValueError: boom" in output, output
+
+
+@pytest.mark.slow_suite
+def test_a_pod_without_memory_is_named(world: World) -> None:
+    launch = world.launch(*SLOW)
+    world.until_step(2)
+    pod = world.cluster.pod("nodes0", 1)
+    world.cluster.kill_pod(pod, "OOMKilled")
+    code, output = ended(world, launch)
+    assert code == 5 and "the connection to node 1 is lost" in output, output
+    assert f"pod {pod.name}: OOMKilled: it needed more memory than its limit" in output
+
+
+@pytest.mark.slow_suite
+def test_a_deleted_pod_ends_the_run_in_order_and_is_named(world: World) -> None:
+    launch = world.launch(*SLOW)
+    world.until_step(2)
+    pod = world.cluster.pod("nodes0", 1)
+    subprocess.run(["kubectl", "delete", "pod", pod.name, "--wait=false"], env=world.environ, check=True)
+    code, output = ended(world, launch)
+    assert code == 143 and "node 1 has received SIGTERM from its scheduler" in output, output
+    assert list(world.run_of_pods.glob("checkpoints/step-*/checkpoint.manifest.json"))
+
+
+@pytest.mark.slow_suite
+def test_a_detached_run_is_watched_and_stopped_from_elsewhere(world: World) -> None:
+    begun = world.call("launch", *world.options, *SLOW, "--detach")
+    assert begun.returncode == 0 and "is JobSet small-" in begun.stdout, begun.stderr
+    world.until_step(2)
+    status = json.loads(world.call("status", "--format", "json").stdout)
+    assert status["state"] == "running" and status["step"] >= 2
+    assert world.call("logs", "two:0").returncode == 0
+    saved = world.call("stop", "--checkpoint")
+    assert saved.returncode == 0 and "checkpoint of step" in saved.stdout, saved.stderr
+    stopped = world.call("stop")
+    assert stopped.returncode == 0, stopped.stderr
+    assert json.loads(world.call("status", "--format", "json").stdout)["code"] == 130
+    assert all(pod.is_over for pod in world.cluster.pods)
+
+
+@pytest.mark.slow_suite
+def test_a_lost_head_starts_again_and_continues(world: World) -> None:
+    launch = world.launch("components.trainer.args.mood=slow", "run.steps=60", "engine.jobset.max_restarts=1")
+    world.until_step(10)
+    world.cluster.kill_pod(world.cluster.pod("nodes0", 0))
+    code, output = ended(world, launch)
+    assert code == 0, output + "".join(pod.log.read_text() for pod in world.cluster.pods)
+    assert list(world.cluster.restarts.values()) == [1]
+    assert [row["step"] for row in rows(world.run_of_pods)] == list(range(1, 61))
+    seen = [row["sum.seen"] for row in rows(world.run_of_pods)]
+    assert seen == [2.0 * step for step in range(1, 61)]
+
+
+@pytest.mark.slow_suite
+def test_a_failing_setup_is_named(world: World) -> None:
+    code, output = ended(world, world.launch("engine.jobset.setup=['cd /nowhere']"))
+    assert code == 5 and "`engine.jobset.setup` has failed: cd /nowhere" in output, output
+
+
+@pytest.mark.slow_suite
+def test_a_job_that_waits_is_cancelled(world: World) -> None:
+    world.cluster.is_holding = True
+    begun = world.call("launch", *world.options, "--detach")
+    assert begun.returncode == 0, begun.stderr
+    assert json.loads(world.call("status", "--format", "json").stdout)["state"] == "queued"
+    assert world.call("stop").returncode == 0
+    assert not [kind for kind, _ in world.cluster.objects if kind == "jobsets"]
+
+
+def test_kubectl_that_is_missing_or_fails_is_one_message(world: World) -> None:
+    world.environ["PATH"] = str(world.folder)
+    missing = world.call("launch", *world.options)
+    assert missing.returncode == 4, missing.stderr
+    assert missing.stderr.endswith(
+        "error: kubectl is not installed, or not on the PATH; the engine `jobset` needs it\n"
+    )
+    world.environ |= {"PATH": os.environ["PATH"], "KUBECONFIG": str(world.folder / "none")}
+    failing = world.call("launch", *world.options)
+    assert failing.returncode == 4 and "error: kubectl delete has failed: " in failing.stderr, failing.stderr
+    assert "Traceback" not in failing.stderr
+
+
+@pytest.mark.slow_suite
+def test_ctrl_c_stops_the_job(world: World) -> None:
+    launch = world.launch(*SLOW)
+    world.until_step(2)
+    launch.send_signal(signal.SIGINT)
+    code, output = ended(world, launch)
+    assert code == 130, output
