@@ -39,7 +39,7 @@ def requirements_of(ready: Launchable) -> Requirements:
 
 def needs_of(ready: Launchable) -> Needs:
     """Returns what a recipe needs, for its nodes. Bytes that are not known count as 0."""
-    return Needs(requirements_of(ready), bytes_by_group(ready))
+    return Needs(requirements_of(ready), dict(bytes_by_group(ready)))  # `asdict` copies no Counter
 
 
 def bytes_by_group(ready: Launchable) -> Mapping[str, int]:

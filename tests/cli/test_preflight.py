@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from meshctl.cli.launch import Options, prepare
+from meshctl.cli.launch import Options, deserialize, prepare, serialize
 from meshctl.cli.load import plan_of
 from meshctl.cli.requirements import requirements_of
 from meshctl.engines.checks import memory, runner, torch_build, versions
@@ -169,6 +169,15 @@ def test_asynchronous_checkpoints_copy_the_state_of_each_worker() -> None:
 def test_this_machine_starts_it(capsys: pytest.CaptureFixture[str]) -> None:
     code, ready = prepare("recipe.yaml", [], Options())
     assert (code, capsys.readouterr().err) == (0, "") and ready
+
+
+def test_what_was_prepared_in_a_fork_reaches_the_process_that_starts_it() -> None:
+    code, ready = prepare("recipe.yaml", [], Options())
+    assert ready is not None and ready.needs is not None
+    needs = deserialize(serialize(code, ready)[1]).needs
+    assert needs is not None and needs.worker_bytes == ready.needs.worker_bytes
+    assert needs.worker_bytes["train"] > 0
+    assert needs.requirements.checkpoint_bytes == ready.needs.requirements.checkpoint_bytes
 
 
 def test_few_open_files(capsys: pytest.CaptureFixture[str]) -> None:
