@@ -579,11 +579,13 @@ RUN = Section("run", "`run`", (
 POOL = Section("pool", "a node pool", (
     Field("count", Whole(1), default=1,
         doc="Number of nodes.",
-        aliases="replicas"),
+        aliases="replicas",
+        related="nodes num_nodes nnodes"),
     Field("devices", device_types.DevicesOfPool(),
         doc="Number of devices of each node: a count, or a mapping of device types to counts, "
             "{cuda: 8, npu: 4}. Default: none.",
-        aliases="devices_per_node gpus_per_node"),
+        aliases="devices_per_node gpus_per_node",
+        related="gpus num_gpus n_gpus ranks"),
 ))
 
 DOMAINS = Section("domains", "`cluster.domains`", (

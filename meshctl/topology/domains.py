@@ -22,6 +22,11 @@ def domains_of(nodes: int, each: int) -> NodesPerDomain:
     return tuple((count, size) for count, size in ((whole, each), (1, rest)) if count and size)
 
 
+def domain_of(cluster: Cluster, kind: str, node: int) -> int:
+    """Returns the number of the domain of a kind that has a node."""
+    return _table(cluster.domains[kind]).node_of(NODES, node)
+
+
 def by_domain(cluster: Cluster, kind: str) -> Cluster:
     """Returns the cluster whose nodes are the domains of a kind. A node outside of the domains is one of its
     own."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from meshctl.cli.completion.candidate import Candidate
 from meshctl.cli.completion.outline import Outline
 from meshctl.recipe.compose.yaml_tree import KeyPath
-from meshctl.recipe.device_types import DeviceType
+from meshctl.recipe.device_types import DeviceType, NodeNames
 from meshctl.recipe.editor_schema_parts import AUTO
 from meshctl.recipe.engine_fields import OPTIONS as ENGINE_OPTIONS
 from meshctl.recipe.field_types import (
@@ -31,7 +31,19 @@ from meshctl.recipe.field_types import (
     Type,
     Word,
 )
-from meshctl.recipe.fields import CALL, CLUSTER, COMPONENT, GROUP, PARALLEL, RECIPE, RUN, STAGE, SYNC
+from meshctl.recipe.fields import (
+    CALL,
+    CLUSTER,
+    COMPONENT,
+    DOMAINS,
+    GROUP,
+    PARALLEL,
+    POOL,
+    RECIPE,
+    RUN,
+    STAGE,
+    SYNC,
+)
 from meshctl.recipe.key_paths import field_at, keys_below, section_at
 from meshctl.recipe.model import stage_path
 from meshctl.recipe.section_types import Nested
@@ -39,7 +51,19 @@ from meshctl.recipe.tracker_fields import NAMES as TRACKERS
 from meshctl.recipe.tracker_fields import Trackers
 from meshctl.topology.sizes import DIMS, divisors
 
-WITHOUT_SHORTHAND = (RECIPE, CLUSTER, GROUP, COMPONENT, CALL, SYNC, STAGE, RUN, *ENGINE_OPTIONS)
+WITHOUT_SHORTHAND = (
+    RECIPE,
+    CLUSTER,
+    POOL,
+    DOMAINS,
+    GROUP,
+    COMPONENT,
+    CALL,
+    SYNC,
+    STAGE,
+    RUN,
+    *ENGINE_OPTIONS,
+)
 """Sections without a short form: their values are always mappings."""
 PLAIN_KEY = re.compile(r"[\w$-][\w$:-]*")
 """A key that needs no quotes in an override."""
@@ -187,6 +211,8 @@ def _by_type(recipe: Outline, path: KeyPath, begun: str) -> Iterator[Candidate]:
             yield from (Candidate("true"), Candidate("false"))
         case Nested(shorthand=Word(words=words)) | Word(words=words) | DeviceType(words=words):
             yield from (Candidate(word, meaning) for word, meaning in words.items())
+        case NodeNames():
+            yield from map(Candidate, recipe.names("cluster", "nodes"))
         case DimOrder():
             yield from map(Candidate, DIMS)
         case Trackers():

@@ -58,8 +58,12 @@ from tests.examples import examples
         ),
         (
             "cluster.d",
-            [f"cluster.{key}" for key in ("device_memory=", "devices_per_node=", "devices_per_node.")],
+            [
+                f"cluster.{key}"
+                for key in ("device_memory=", "devices_per_node=", "devices_per_node.", "domains.")
+            ],
         ),
+        ("cluster.domains.", ["cluster.domains.nvlink=", "cluster.domains.rack="]),
         ("cluster.devices_per_node.c", ["cluster.devices_per_node.cuda="]),
     ],
 )

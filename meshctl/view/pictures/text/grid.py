@@ -24,6 +24,7 @@ from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, Segment, c
 
 REACHES = {"inside": "inside", "some": "some cross", "all": "cross"}
 """Whether the process groups of a dim are inside nodes or cross them."""
+DOMAIN_NAMES = {"nvlink": "an NVLink domain", "rack": "a rack"}
 FAST_DOMAIN = "nvlink"
 """The kind of domain in which communication is as fast as inside a node."""
 DIMS_IN_EVERY_LAYER = ("tp", "cp", "ep", "etp", "ulysses")
@@ -172,9 +173,10 @@ def sentence(groups: ProcessGroups, width: int) -> Line:
     not fit `tp  2 x 4, stride 1, 0 1 2 3, inside`."""
     stride = "" if groups.stride is None else f", stride {groups.stride}"
     first = "first " * (groups.count > 1) + example(groups)
-    nodes = " a node" if groups.reach == "inside" else " domain" if groups.domain else " nodes"
+    nodes = " a node" if groups.reach == "inside" else " nodes"
     counts = f"  {count(groups.count, 'group')} of {groups.size}{stride}, "
-    full = Line(styled(groups.dim, "bold"), counts, first, ", ", reach(groups), nodes)
+    words = f"inside {DOMAIN_NAMES[groups.domain]}" if groups.domain else f"{REACHES[groups.reach]}{nodes}"
+    full = Line(styled(groups.dim, "bold"), counts, first, ", ", styled(words, reach(groups).style))
     counts = f"  {groups.count} x {groups.size}{stride}, "
     short = Line(styled(groups.dim, "bold"), counts, example(groups), ", ", reach(groups))
     return full if full.width <= width else short

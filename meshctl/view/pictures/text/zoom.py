@@ -22,6 +22,7 @@ from meshctl.dataclass import dataclass
 from meshctl.plan.views.rank import Neighbours, Peers, RankInMesh, RankRoute, RankStage, RankZoom
 from meshctl.plan.views.selection import ComponentZoom, DimOfComponent, DimZoom, NodeZoom, Process, Zoom
 from meshctl.plan.views.topology import Topology
+from meshctl.topology.domains import domain_of
 from meshctl.topology.flows import Ranks
 from meshctl.topology.memory import Memory
 from meshctl.view.formatting import count
@@ -200,8 +201,12 @@ def _one_by_one(along: DimOfComponent, width: int) -> list[Line]:
 def _node(sheet: Sheet, zoom: NodeZoom) -> list[Line]:
     alike = sum(stop - start for start, stop in zoom.alike)
     like = f", like {nodes_label(zoom.alike)}" if alike > 1 else ""
-    made = [Line(styled(f"node {zoom.node}", "bold"), f"  of {zoom.nodes}", like)]
     whole = sheet.marks.topology
+    pool = "".join(f", pool {name}" for name in whole.cluster.pools_on(((zoom.node, zoom.node + 1),)))
+    inside = "".join(
+        f", {kind} {domain_of(whole.cluster, kind, zoom.node)}" for kind in whole.cluster.domains
+    )
+    made = [Line(styled(f"node {zoom.node}", "bold"), f"  of {zoom.nodes}{pool}{inside}", like)]
     kind = next(kind for kind in whole.nodes if kind.nodes == zoom.alike)
     alone = replace(whole, nodes=(replace(kind, nodes=((zoom.node, zoom.node + 1),)),))
     made += headed("placement", in_boxes(alone, sheet.marks, sheet.width))
