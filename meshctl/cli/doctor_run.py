@@ -36,7 +36,7 @@ MAX_CAUSE_CHARS = 400
 
 @dataclass(frozen=True)
 class PathRun:
-    """A run over some of the paths."""
+    """One run of the examination, with its own overrides. It covers some of the paths between workers."""
 
     title: str
     """Precedes the subjects of its checks."""

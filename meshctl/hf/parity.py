@@ -45,7 +45,7 @@ class SentWeights:
     def __init__(self) -> None:
         self._changes = 0
         self._changes_at: dict[int, int] = {}
-        """Step -> the number of changes of the weights before they were last sent in this step."""
+        """Step -> the number of updates before the last send of weights in this step."""
 
     def changed(self) -> None:
         """Notes that an update has changed the weights."""

@@ -57,10 +57,7 @@ CHOICE = {
     ],
     "tp 2": [Case("qwen3", packed=True, micro_batch=3), Case("llama_tied", lora=True, logits_chunk_tokens=9)],
     "hsdp 2 x 2": [Case("llama_tied", micro_batch=1, share_prompts=True)],
-    "fsdp 2 x tp 2": [
-        Case("qwen3", lora=True, packed=True),
-        Case("qwen3_moe", micro_batch_tokens=20, logits_chunk_tokens=7),
-    ],
+    "fsdp 2 x tp 2": [Case("qwen3", lora=True, packed=True)],
     "dp 2 x tp 2": [Case("llama", share_prompts=True)],
     "cp 2": [Case("sliding window", packed=True), Case("qwen3", lora=True, logits_chunk_tokens=5)],
     "ulysses 2": [Case("llama_tied", packed=True, micro_batch=3)],

@@ -43,7 +43,7 @@ SUMMARY: Mapping[Subject, tuple[str, ...]] = {
     "device memory": ("bytes",),
     "warnings": ("message",),
 }
-"""The facts that describe something added or removed."""
+"""Subject -> the facts that describe an added or removed item."""
 BYTES = ("bytes", "weights", "gradients", "optimizer", "sync", "device memory")
 """Facts about memory. A value of 0 is no memory."""
 
