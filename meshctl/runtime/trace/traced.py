@@ -15,6 +15,7 @@ from torch import Tensor
 
 from meshctl.run.progress import Activity, text_of
 from meshctl.runtime.progress import Progress
+from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.transport import Delivery, Lease
 
@@ -143,6 +144,11 @@ class TracedDataPlane(DataPlane):
         begin = perf_counter()
         super().send_inline(to, tag, frame)
         self.tracer.add_sent(to, tag, len(frame), begin, max(begin, self._has_slot))
+
+    def send_gathered(self, to: int, tag: int, frame: Frame) -> None:
+        begin = perf_counter()
+        super().send_gathered(to, tag, frame)
+        self.tracer.add_sent([to], tag, frame.nbytes, begin, max(begin, self._has_slot))
 
     def next(self, source: int, tag: int) -> Delivery:
         begin = perf_counter()

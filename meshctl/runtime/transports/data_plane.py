@@ -164,14 +164,16 @@ class DataPlane:
         if not frame.out_of_band and frame.nbytes <= self.inline_max(receivers):
             self.send_inline(receivers, tag, frame.inline())
             return
-        transport = self._transport_of(receivers)
-        if transport.gathers(receivers, frame):
-            self._take_slots([(receivers[0], tag)])
-            transport.post_gathered(receivers[0], tag, frame)
+        if self._transport_of(receivers).gathers(receivers, frame):
+            self.send_gathered(receivers[0], tag, frame)
         else:
             lease = self.lease(receivers, tag, frame.nbytes, frame.out_of_band)
             frame.write(lease.frame)
             self.deliver(lease)
+
+    def send_gathered(self, to: int, tag: int, frame: Frame) -> None:
+        self._take_slots([(to, tag)])
+        self.transport_to(to).post_gathered(to, tag, frame)
 
     def send_bytes(self, to: Sequence[int], tag: int, frame: bytes) -> None:
         """Sends bytes as a frame to some other job ranks. Raises what `lease` raises."""
