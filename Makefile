@@ -14,6 +14,7 @@ VLLM := .venv-vllm
 TORCH := .venv-torch
 OTHER_TORCH := 2.14.1
 BROWSER := .venv/browser
+SLURM := .venv/slurm
 CHROMIUM = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
 # Processes that share the files of the tests. `make test PROCESSES=3` is for a machine with more than two cores.
@@ -26,13 +27,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo smollm2 vllm torch test suite test-all nightly lint style types format bench fuzz wheel clean
+.PHONY: help demo smollm2 vllm torch slurm slurm-stop test suite test-all nightly lint style types format bench fuzz wheel clean
 
 help:
 	@echo "make demo      train a small transformer by GRPO, on CPU, in two minutes"
 	@echo "make smollm2   the small language model of sft_lora.yaml model=smollm2, once"
 	@echo "make vllm      an interpreter with vLLM for CPUs in .venv-vllm, for groups of meshctl.vllm.Sampler"
 	@echo "make torch     an interpreter with another version of torch in .venv-torch, for one of the tests"
+	@echo "make slurm     a cluster of Slurm with three nodes on this machine; make slurm-stop ends it"
 	@echo "make test      lint, types and the tests"
 	@echo "make test-all  the tests of make test, and those that take minutes each"
 	@echo "make nightly   thousands of generated cases"
@@ -71,13 +73,13 @@ $(TORCH)/ready: pyproject.toml constraints.txt | $(READY)
 	@touch $(TORCH)/ready
 
 # The types are checked beside the tests: those of real processes wait most of the time.
-test: style $(BROWSER)
+test: style $(BROWSER) $(SLURM)
 	@$(MAKE) --no-print-directory -j2 types suite
 
 suite: $(TOOLS)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED)
 
-test-all: lint $(BROWSER) $(REWARDS) $(TRACK) $(RAY) $(KUBERNETES)
+test-all: lint $(BROWSER) $(SLURM) $(REWARDS) $(TRACK) $(RAY) $(KUBERNETES)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED) -m "not nightly"
 
 nightly: $(BROWSER) $(REWARDS) smollm2
@@ -153,6 +155,20 @@ $(BROWSER): $(TOOLS)
 			'apt-get update -qq $(APT); apt-get install -qq -y $(APT) --no-install-recommends chromium' >/dev/null 2>&1; } \
 		|| echo "chromium could not be installed: the tests that need a browser will be skipped" >&2
 	@touch $(BROWSER)
+
+# The tests start clusters of Debian's Slurm. It is installed as chromium is, and without it those tests are skipped.
+$(SLURM): $(TOOLS)
+	@PATH=$$PATH:/usr/sbin; command -v slurmctld slurmd munged >/dev/null || { sudo=; test "$$(id -u)" = 0 || sudo="sudo -n"; \
+		command -v apt-get >/dev/null && $$sudo env DEBIAN_FRONTEND=noninteractive sh -c \
+			'apt-get update -qq $(APT); apt-get install -qq -y $(APT) --no-install-recommends slurm-wlm munge' >/dev/null 2>&1; } \
+		|| echo "Slurm could not be installed: the tests that need slurm-wlm and munge will be skipped" >&2
+	@touch $(SLURM)
+
+slurm: $(SLURM)
+	@$(BIN)/python -m tests.engines.slurm_cluster start
+
+slurm-stop: $(TOOLS)
+	@$(BIN)/python -m tests.engines.slurm_cluster stop
 
 clean:
 	rm -rf .venv $(VLLM) $(TORCH) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -40,6 +40,7 @@ SHOWN = {
     "jobset": engine_fields.JOBSET,
     "volume": jobset_fields.VOLUME,
     "toleration": jobset_fields.TOLERATION,
+    "slurm": engine_fields.SLURM,
 }
 """Name of a marker in a document -> the section whose keys stand there."""
 WORDS = {

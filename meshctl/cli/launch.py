@@ -306,9 +306,9 @@ def outcome_of(
     def all_observers() -> list[Observer]:
         traces = [TraceWriter(attempt.plan, job.run)] if attempt.plan.run.trace else []
         found = [tracker_named("jsonl", job.run), *traces, *observers()]
-        if engine.supervisor == "inside":
-            found += cast(JobEngine, engine).observers(job.run, environ or {})
-        return found
+        if engine.supervisor != "inside":
+            return found
+        return [*cast(JobEngine, engine).observers(job.run, environ or {}), *found]
 
     supervisor = Supervisor(engine, signals, host=supervision.host, port=supervision.port)
     return supervisor.run(job, attempt, all_observers, environ)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -27,8 +28,7 @@ class Awaited:
         """Publishes the address and the token, and prints the command lines. Raises `OSError`."""
         self.address, self._job, self._commands = job.head, job, commands
         lines = [shlex.join(command.argv) for command in commands]
-        write_whole(job.run.token, f"{job.token}\n", private=True)
-        write_whole(job.run.head, json.dumps({"address": job.head, "plan": job.plan.digest}) + "\n")
+        publish(job)
         write_whole(job.run.commands, "".join(f"{line}\n" for line in lines))
         print(f"the head listens at {job.head}; start on each node:\n", flush=True)
         self._print([command.node for command in commands])
@@ -57,7 +57,22 @@ class Awaited:
         self._print(nodes)
         return True
 
+    def explain(self, received: signal.Signals) -> str:
+        return ""
+
     def close(self) -> None:
-        for file in (self._job.run.head, self._job.run.token):
-            with suppress(OSError):
-                file.unlink()
+        withdraw(self._job)
+
+
+def publish(job: Job) -> None:
+    """Writes the address of the head and the token of the run, for nodes that see its directory. Raises
+    `OSError`."""
+    write_whole(job.run.token, f"{job.token}\n", private=True)
+    write_whole(job.run.head, json.dumps({"address": job.head, "plan": job.plan.digest}) + "\n")
+
+
+def withdraw(job: Job) -> None:
+    """Removes what `publish` has written."""
+    for file in (job.run.head, job.run.token):
+        with suppress(OSError):
+            file.unlink()

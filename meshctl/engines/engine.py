@@ -47,6 +47,7 @@ ENGINES = {
     "ssh": "meshctl.engines.ssh:SshEngine",
     "ray": "meshctl.engines.ray:RayEngine",
     "jobset": "meshctl.engines.jobset:JobSetEngine",
+    "slurm": "meshctl.engines.slurm.engine:SlurmEngine",
 }
 """Name -> "module:attribute" of a callable that returns an `Engine`; its keyword arguments are the options of
 `engine.NAME` in a recipe. The module is imported on use."""
@@ -150,6 +151,10 @@ class Handle(Protocol):
         """Starts new processes by exec for nodes that were lost. Returns False if the engine does not support
         it."""
 
+    def explain(self, received: signal.Signals) -> str:
+        """Returns why the supervisor has received a signal, as a sentence; empty if the engine did not send
+        it."""
+
     def close(self) -> None:
         """Waits a short time for all node processes to end, then kills those that are left."""
 
@@ -217,7 +222,7 @@ class JobEngine(Engine, Protocol):
         """Returns the job to which a run was submitted."""
 
     def observers(self, run: RunDir, environ: Mapping[str, str]) -> Sequence[Observer]:
-        """Returns the observers of the run in the head, in addition to the usual ones."""
+        """Returns the observers of the run in the head, which come before the usual ones."""
 
 
 def engine_named(name: str = DEFAULT_ENGINE, options: Mapping[str, Any] = MappingProxyType({})) -> Engine:

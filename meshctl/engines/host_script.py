@@ -29,6 +29,14 @@ def script_of(setup: Sequence[str], argv: Sequence[str]) -> str:
         "exec 3<&0 </dev/null",
         "( { cat <&3; kill -TERM 0; } >/dev/null 2>&1 & )",
         "exec 3<&-",
+    ]
+    return "\n".join([*lines, *node_lines(setup, shlex.join(argv))])
+
+
+def node_lines(setup: Sequence[str], agent: str) -> list[str]:
+    """Returns the lines of shell that run the setup on a node and become the agent. `agent` is its command
+    line, whose first word is `meshctl`."""
+    lines = [
         f"cd {shlex.quote(os.getcwd())} 2>/dev/null",
     ]
     for line in setup:
@@ -37,10 +45,10 @@ def script_of(setup: Sequence[str], argv: Sequence[str]) -> str:
     folder = shlex.quote(str(Path(sys.executable).parent))
     lines += [
         f"PATH=$PATH:{folder}; export PATH",
-        f"command -v {argv[0]} >/dev/null || exit {NO_MESHCTL}",
-        f"exec {shlex.join(argv)}",
+        f"command -v {agent.split()[0]} >/dev/null || exit {NO_MESHCTL}",
+        f"exec {agent}",
     ]
-    return "\n".join(lines)
+    return lines
 
 
 def refusals(where: str, key: str, problem: str) -> dict[int, str]:

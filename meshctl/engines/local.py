@@ -162,6 +162,9 @@ class LocalHandle:
                 self.add(command.node, popen.pid, popen)
         return True
 
+    def explain(self, received: signal.Signals) -> str:
+        return ""
+
     def close(self) -> None:
         end = time.monotonic() + termination.GRACE_S
         while self.running and time.monotonic() < end:

@@ -227,6 +227,9 @@ class RayHandle:
             self._begin(bundles)
         return True
 
+    def explain(self, received: signal.Signals) -> str:
+        return ""
+
     def close(self) -> None:
         end = time.monotonic() + GRACE_S
         while self._open and time.monotonic() < end:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshctl.dataclass import dataclass
-from meshctl.recipe import jobset_fields
+from meshctl.recipe import jobset_fields, slurm_fields
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.editor_schema_parts import OPEN, Schema, ref
 from meshctl.recipe.field_types import (
@@ -182,6 +182,7 @@ RAY = Section("ray", "`engine.ray`", (
     *REMOTE,
 ))
 JOBSET = Section("jobset", "`engine.jobset`", (*jobset_fields.OPTIONS, SETUP, JOIN_LIMIT, LEASE))
+SLURM = Section("slurm", "`engine.slurm`", (*slurm_fields.FIELDS, *REMOTE))
 # fmt: on
 
 MEANINGS = {
@@ -191,9 +192,10 @@ MEANINGS = {
     "ssh": "the hosts of `engine.ssh.hosts` or `engine.ssh.hosts_file`",
     "ray": "the machines of a running Ray cluster",
     "jobset": "pods of a Kubernetes cluster with JobSet, one for each node",
+    "slurm": "a job of Slurm: `launch` submits it, or uses the allocation in which it is called",
 }
 """The name of each engine, with its meaning."""
-OPTIONS = (LOCAL, LOOPBACK, COMMANDS, SSH, RAY, JOBSET)
+OPTIONS = (LOCAL, LOOPBACK, COMMANDS, SSH, RAY, JOBSET, SLURM)
 SECTIONS = (*OPTIONS, *jobset_fields.SECTIONS)
 ENGINE = Section(
     "engine",

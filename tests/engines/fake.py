@@ -127,6 +127,9 @@ class FakeHandle:
             self._nodes[number] = FakeNode(self._job, number, self._worker)
         return True
 
+    def explain(self, received: signal.Signals) -> str:
+        return ""
+
     def close(self) -> None:
         for node in self._nodes.values():
             node.join(10.0)

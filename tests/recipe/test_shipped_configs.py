@@ -44,7 +44,7 @@ GROUPS: dict[str, dict[str, tuple[tuple[int, int], ...]]] = {
 """Placement -> devices of each group, as ranges (first, end); none on cpu."""
 CLUSTERS = {"one_node": 1, "two_nodes": 2, "four_nodes": 4}
 """Cluster -> its nodes of eight devices."""
-ENGINES = ("local", "loopback", "commands", "ssh", "ray", "jobset")
+ENGINES = ("local", "loopback", "commands", "ssh", "ray", "jobset", "slurm")
 PIPELINES = {
     "train": ("cpu", "batch metrics"),
     "train_eval": ("cpu", "batch metrics questions exam"),

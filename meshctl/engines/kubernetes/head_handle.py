@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 from meshctl.engines.engine import Exited, Job
@@ -32,6 +33,9 @@ class HeadHandle:
         """Returns True: with `run.restarts` the Job of a lost pod starts another one, which connects to the
         head."""
         return True
+
+    def explain(self, received: signal.Signals) -> str:
+        return ""
 
     def close(self) -> None:
         """Does nothing."""

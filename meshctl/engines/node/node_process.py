@@ -28,7 +28,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, field
-from typing import Any, NoReturn
+from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.checks.models import downloads
@@ -36,7 +36,7 @@ from meshctl.engines.checks.requirements import Needs
 from meshctl.engines.connection import BEAT_S, JOIN_S, beat_s, join
 from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
 from meshctl.engines.node import forkserver, process_setup, stacks, termination
-from meshctl.engines.node.agent import AgentJob, run_agent
+from meshctl.engines.node.agent import AgentJob, become_agent
 from meshctl.engines.node.examination import Examination
 from meshctl.engines.node.exec_server import ExecServer
 from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets, leave
@@ -48,7 +48,7 @@ from meshctl.engines.node.progress import POLL_S, Records
 from meshctl.engines.node.scratch import Scratch, remove_scratch
 from meshctl.engines.node.stacks import StackRequests
 from meshctl.engines.node.worker_env import Stores
-from meshctl.engines.node.worker_logs import Outputs, WorkerLogs
+from meshctl.engines.node.worker_logs import WorkerLogs
 from meshctl.plan.model import Plan
 from meshctl.run.addresses import interface_of
 from meshctl.run.connection import Connection, Message, ProtocolError
@@ -160,6 +160,10 @@ class NodeProcess:
                 self._receive()
             self._report_progress()
             self._end_attempt()
+        return self._end()
+
+    def _end(self) -> int:
+        """Kills all processes of this node. Returns the exit code."""
         if not self._is_leaving and not self._wakeup.is_ending:
             print(f"error: node {self._job.node} ends: {self._why_lost}", file=sys.stderr, flush=True)
         termination.kill_children(spare=[self._logs.pid])
@@ -326,7 +330,7 @@ class NodeProcess:
             pid = os.fork()
             if not pid:
                 keep = [*self._job.keep, theirs.fileno(), *outputs.descriptors]
-                _become_agent(job, Client(theirs), outputs, parent, keep)
+                become_agent(job, Client(theirs), outputs, parent, keep)
         theirs.close()
         outputs.close()
         assert self._attempt is not None
@@ -429,26 +433,6 @@ class NodeProcess:
     def _report(self, kind: str, **values: Any) -> None:
         if self._attempt:
             self._connection.send({"type": kind, "attempt": self._attempt.number, **values})
-
-
-def _become_agent(
-    job: AgentJob, client: Client, outputs: Outputs, parent: int, keep: Sequence[int]
-) -> NoReturn:
-    """Turns a forked copy of the node process into an agent. Never returns."""
-    code = 70
-    try:
-        os.setsid()
-        forkserver.default_signals()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        termination.die_with(parent, signal.SIGKILL)
-        process_setup.set_title(f"mesh {job.group}/{job.node}")
-        forkserver.redirect_to_file(str(job.log))
-        process_setup.close_files(keep)
-        code = run_agent(job, client, outputs)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        leave(code)
 
 
 # Starting a node process

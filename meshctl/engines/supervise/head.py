@@ -422,7 +422,8 @@ class Head:
         if lost := self._checkpoints.lost_end or self._unsaved_end():
             return Outcome(FAILED, Cause(Priority.OWN, lost), lost)
         if first:
-            return Outcome(self._signals.code, None, first.name)
+            why = self._session.handle.explain(first)
+            return Outcome(self._signals.code, None, f"{first.name}: {why}" if why else first.name)
         if late := self._late_end():
             return Outcome(FAILED, late, late.line)
         return Outcome(0, None, self._ending.reason(self._judge.stop))

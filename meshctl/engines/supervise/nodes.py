@@ -357,10 +357,8 @@ class Nodes:
         return []
 
     def _on_message(self, number: int, node: _Node, message: Message, now: float) -> list[Report]:
-        if message["type"] in ("beat", "clock"):
+        if message["type"] in ("beat", "clock", "stop"):
             return self._on_beat(number, node, message)
-        if message["type"] == "stop":
-            return [StopAsked(number, signal.Signals(message["signal"]))]
         if message["type"] in ("examined", "reached", "unreachable"):
             if self._examination:
                 self._examination.on_message(number, message, now)
@@ -375,8 +373,11 @@ class Nodes:
         return [report] if report else []
 
     def _on_beat(self, number: int, node: _Node, message: Message) -> list[Report]:
-        """Handles a beat of a node, or its clock, for which the head has asked."""
+        """Handles a beat of a node, its clock, for which the head has asked, or the signal of its
+        scheduler."""
         received = time.monotonic()
+        if message["type"] == "stop":
+            return [StopAsked(number, signal.Signals(message["signal"]))]
         if message["type"] == "beat":
             node.pid, node.clock_readings = int(message.get("pid", 0)), 0
         self._ask_clock(node)

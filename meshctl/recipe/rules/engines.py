@@ -1,4 +1,4 @@
-"""MC602, MC603 and MC630: what the engine of a recipe needs, and what it must not state."""
+"""MC602, MC603, MC612 and MC630: what the engine of a recipe needs, and what it must not state."""
 
 from __future__ import annotations
 
@@ -56,4 +56,25 @@ def resources_follow_from_the_groups(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC630", message, facts.key("engine", "ray", "resources", name), help=help)
 
 
-RULES = (hosts_are_given, hosts_fit_the_nodes, resources_follow_from_the_groups)
+def gres_fits_the_groups(facts: Facts) -> Iterator[Diagnostic]:
+    """Where `engine.slurm.gres` states a number of devices, the groups need no more on a node."""
+    gres = facts.recipe.engine.options.get("gres", "") if facts.is_valid("engine") else ""
+    count, allocation = str(gres).rpartition(":")[2], facts.allocation
+    if not count.isdigit() or allocation is None:
+        return
+    cluster = allocation.cluster
+    for name, ranges in allocation.devices.items():
+        kind = facts.recipe.groups[name].device_type
+        pieces = [piece for start, stop in ranges for piece in cluster.pieces(kind, start, stop)]
+        needed = max((piece.number + piece.each for piece in pieces), default=0)
+        if needed > int(count):
+            message = (
+                f"`engine.slurm.gres` gives {counted(int(count), 'device')}, and `{name}` needs {needed}"
+            )
+            help = f"write {gres.rpartition(':')[0]} without a number, which adds the number that is needed"
+            span = facts.value("engine", "slurm", "gres")
+            yield Diagnostic("MC612", message, span, help=help)
+            return
+
+
+RULES = (hosts_are_given, hosts_fit_the_nodes, resources_follow_from_the_groups, gres_fits_the_groups)

@@ -1,0 +1,218 @@
+"""A Slurm cluster of three nodes on this machine, two of which have two made-up GPUs.
+
+    with cluster(folder) as environ:             # a test: ports and a munge of its own
+        subprocess.run(["sinfo"], env=environ)
+
+    python -m tests.engines.slurm_cluster start  # `make slurm`: for a person
+    python -m tests.engines.slurm_cluster stop   # `make slurm-stop`
+
+The GPUs are /dev/null and /dev/zero: Slurm counts them and sets CUDA_VISIBLE_DEVICES. All daemons listen on the
+loopback address, and are ended by their process number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+NODES = ("n1", "n2", "n3")
+TOOLS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel")
+PATHS = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+START_S = 60.0
+FOR_A_PERSON = Path(tempfile.gettempdir()) / f"meshctl-slurm-{os.geteuid()}"
+
+
+def missing() -> list[str]:
+    """Returns what this machine lacks for a cluster."""
+    lacking = [tool for tool in TOOLS if shutil.which(tool, path=PATHS) is None]
+    return [*([] if os.geteuid() == 0 else ["root"]), *lacking]
+
+
+class Cluster:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment in which Slurm's commands find this cluster."""
+        return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": PATHS}
+
+    def open(self) -> None:
+        """Starts all daemons, and waits until every node is idle."""
+        for name in ("state", "log", *(f"spool-{node}" for node in NODES)):
+            (self.folder / name).mkdir(parents=True)
+        key, conf = self.folder / "munge.key", self.folder / "slurm.conf"
+        subprocess.run(["mungekey", "-c", "-k", str(key)], env=self.environ, check=True)
+        conf.write_text("".join(f"{line}\n" for line in self._lines(free_ports(1 + len(NODES)))))
+        (self.folder / "gres.conf").write_text("NodeName=n1,n2 Name=gpu Count=2 File=/dev/null,/dev/zero\n")
+        files = {"socket": "munge.socket", "pid-file": "munge.pid", "log-file": "log/munge.log"}
+        options = [f"--{name}={self.folder / file}" for name, file in (*files.items(), ("seed-file", "seed"))]
+        self.start("munged", "--foreground", "--force", f"--key-file={key}", *options)
+        wait_for(lambda: (self.folder / "munge.socket").exists(), "munged")
+        self.start("slurmctld", "-D")
+        for node in NODES:
+            self.start_node(node)
+        wait_for(lambda: self.idle() == len(NODES), "three idle nodes")
+
+    def _lines(self, ports: Sequence[int]) -> Iterator[str]:
+        host, folder = socket.gethostname().partition(".")[0], self.folder
+        settings = {
+            "ClusterName": "mini",
+            "SlurmctldHost": f"{host}(127.0.0.1)",
+            "SlurmctldPort": ports[0],
+            "AuthType": "auth/munge",
+            "AuthInfo": f"socket={folder}/munge.socket",
+            "SlurmUser": "root",
+            "SlurmdUser": "root",
+            "StateSaveLocation": folder / "state",
+            "SlurmdSpoolDir": folder / "spool-%n",
+            "SlurmctldPidFile": folder / "slurmctld.pid",
+            "SlurmdPidFile": folder / "slurmd-%n.pid",
+            "ProctrackType": "proctrack/linuxproc",
+            "TaskPlugin": "task/none",
+            "JobAcctGatherType": "jobacct_gather/none",
+            "MpiDefault": "none",
+            "KillWait": 5,
+            "AccountingStorageType": "accounting_storage/none",
+            "SelectType": "select/cons_tres",
+            "SelectTypeParameters": "CR_Core",
+            "ReturnToService": 2,
+            "SlurmdTimeout": 20,
+            "SchedulerParameters": "bf_hetjob_immediate,bf_interval=2,bf_max_job_start=0,sched_interval=2,"
+            "sched_min_interval=100000,requeue_delay=1",
+            "SlurmdParameters": "config_overrides",
+            "CommunicationParameters": "NoAddrCache",
+            "GresTypes": "gpu",
+        }
+        yield from (f"{name}={value}" for name, value in settings.items())
+        for node, port in zip(NODES, ports[1:], strict=True):
+            gres = "" if node == "n3" else " Gres=gpu:2"
+            at = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
+            yield f"NodeName={node} {at} CPUs=4 RealMemory=4000{gres}"
+        yield f"PartitionName=debug Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE State=UP"
+
+    def start(self, tool: str, *words: str, name: str = "") -> None:
+        with (self.folder / "log" / f"{name or tool}.out").open("ab") as log:
+            self.daemons[name or tool] = subprocess.Popen(
+                [tool, *words],
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def start_node(self, node: str) -> None:
+        self.start("slurmd", "-D", "-N", node, name=node)
+
+    def kill(self, name: str) -> None:
+        """Kills a daemon, such as the slurmd of a node."""
+        self.daemons[name].kill()
+        self.daemons.pop(name).wait()
+
+    def run(self, *words: str) -> str:
+        """Runs a command of Slurm, and returns its output."""
+        done = subprocess.run(words, env=self.environ, capture_output=True, text=True, timeout=60)
+        return done.stdout + done.stderr
+
+    def idle(self) -> int:
+        return self.run("sinfo", "-h", "-N", "-o", "%T").split().count("idle")
+
+    def close(self) -> None:
+        """Cancels all jobs, and ends the daemons; slurmstepds end with their jobs."""
+        with suppress(OSError, subprocess.SubprocessError):
+            self.run("scancel", "--user=root")
+            wait_for(lambda: not self.run("squeue", "-h").strip(), "the end of all jobs", 20.0, strict=False)
+        end_all([process.pid for process in reversed(self.daemons.values())])
+        for process in self.daemons.values():
+            process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def wait_for(condition: object, what: str, limit_s: float = START_S, strict: bool = True) -> None:
+    assert callable(condition)
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            assert not strict, f"the cluster of Slurm has no {what} within {limit_s:.0f} s"
+            return
+        time.sleep(0.2)
+
+
+def end_all(pids: Sequence[int]) -> None:
+    """Ends processes by their numbers."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        end = time.monotonic() + 5
+        while time.monotonic() < end and any(is_running(pid) for pid in pids):
+            time.sleep(0.1)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[Cluster]:
+    made = Cluster(folder)
+    try:
+        made.open()
+        yield made
+    finally:
+        made.close()
+
+
+def main(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """`start` or `stop` of the cluster for a person."""
+    record = FOR_A_PERSON / "daemons.json"
+    if words == ["start"]:
+        if lacking := missing():
+            print(f"this machine lacks {', '.join(lacking)} for a cluster of Slurm", file=sys.stderr)
+            return 1
+        if record.exists():
+            print(f"it runs already: export SLURM_CONF={FOR_A_PERSON}/slurm.conf", file=sys.stderr)
+            return 1
+        shutil.rmtree(FOR_A_PERSON, ignore_errors=True)
+        FOR_A_PERSON.mkdir(mode=0o755)
+        made = Cluster(FOR_A_PERSON)
+        made.open()
+        record.write_text(json.dumps({name: process.pid for name, process in made.daemons.items()}))
+        print(f"three idle nodes: export SLURM_CONF={FOR_A_PERSON}/slurm.conf")
+        return 0
+    if words == ["stop"]:
+        if record.exists():
+            made = Cluster(FOR_A_PERSON)
+            made.run("scancel", "--user=root")
+            time.sleep(1)
+            end_all([int(pid) for pid in reversed(json.loads(record.read_text()).values())])
+            shutil.rmtree(FOR_A_PERSON)
+        return 0
+    print("usage: python -m tests.engines.slurm_cluster start|stop", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,471 @@
+"""The engine `slurm` on a real cluster of three nodes on this machine, and its scripts and steps without one.
+
+python -m tests.engines.test_slurm      regenerates the scripts of shipped recipes
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshctl.engines.engine import CannotStart
+from meshctl.engines.slurm.allocation import Allocation, Share
+from meshctl.engines.slurm.engine import SlurmOptions
+from meshctl.engines.slurm.steps import failed_task, steps_of
+from meshctl.plan.model import Cluster, Group, Plan, Restarts, Run
+from meshctl.recipe.slurm_fields import slurm_time
+from meshctl.run.directory import RunDir
+from tests.cli.commands import MAIN, meshctl
+from tests.cli.small_launch import PARTS, RECIPE
+from tests.engines import slurm_cluster
+from tests.engines.processes import name_of
+from tests.engines.slurm_cluster import Cluster as Machines
+from tests.engines.slurm_cluster import wait_for
+from tests.paths import ROOT
+
+needs_slurm = pytest.mark.skipif(
+    bool(slurm_cluster.missing()), reason=f"needs {', '.join(slurm_cluster.missing())}"
+)
+TWO_SETS = RECIPE.replace("ranks: 2,", "ranks: 3,").replace("run:", "cluster: {nodes: 3}\nrun:")
+TWO_SETS = TWO_SETS.replace("samples: 4", "samples: 6")
+"""`one` is on the first node only, and `two` on all three: two sets of equal nodes."""
+ENGINE = ["--engine", "slurm", "engine.slurm.lease=6"]
+LONG = ["components.trainer.args.mood=slow", "run.steps=100000"]
+LIMIT_S = 240
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    with slurm_cluster.cluster(tmp_path_factory.mktemp("slurm")) as made:
+        yield made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "recipe.yaml").write_text(TWO_SETS)
+    return tmp_path
+
+
+@pytest.fixture
+def run(slurm: Machines, folder: Path) -> Iterator[Slurmed]:
+    made = Slurmed(slurm, folder)
+    yield made
+    made.close()
+
+
+class Slurmed:
+    """A run in a job, and the commands about it."""
+
+    def __init__(self, cluster: Machines, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        self._launches: list[subprocess.Popen[str]] = []
+
+    def meshctl(self, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*before, sys.executable, "-c", MAIN, *words],
+            cwd=self.folder,
+            env=self.cluster.environ,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+
+    def launched(self, *words: str) -> subprocess.Popen[str]:
+        """Starts a launch in a process group of its own."""
+        launch = subprocess.Popen(
+            [sys.executable, "-c", MAIN, "launch", "recipe.yaml", *ENGINE, *words],
+            cwd=self.folder,
+            env=self.cluster.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            process_group=0,
+        )
+        self._launches.append(launch)
+        return launch
+
+    def begun(self, *words: str) -> None:
+        """Launches a long run in the background, and waits until it has ended some steps."""
+        done = self.meshctl("launch", "recipe.yaml", "--detach", *ENGINE, *LONG, *words)
+        assert done.returncode == 0, done.stderr
+        self.wait_for_step(3)
+
+    def wait_for_step(self, step: int) -> None:
+        wait_for(lambda: len(self.rows()) >= step, f"step {step}", LIMIT_S)
+
+    @property
+    def path(self) -> Path:
+        [path] = self.folder.glob("runs/*/*")
+        return path
+
+    @property
+    def job(self) -> str:
+        return str(json.loads((self.path / "job.json").read_text())["job"])
+
+    def rows(self) -> list[dict[str, object]]:
+        files = list(self.folder.glob("runs/*/*/metrics.jsonl"))
+        lines = files[0].read_text().splitlines() if files else []
+        return [{key: value for key, value in json.loads(line).items() if key != "time"} for line in lines]
+
+    def launcher_events(self) -> str:
+        return "".join(file.read_text() for file in self.folder.glob("runs/*/*/events/launcher.jsonl"))
+
+    def state(self) -> dict[str, object]:
+        found: dict[str, object] = json.loads(self.meshctl("status", "--format", "json").stdout)
+        return found
+
+    def ended(self) -> dict[str, object]:
+        """Waits until the job has ended. Returns the state of the run, of which no process is left."""
+        wait_for(lambda: not self.cluster.run("squeue", "-h").strip(), "the end of the job", LIMIT_S)
+        wait_for(lambda: not self.processes(), "the end of all processes", 20)
+        return self.state()
+
+    def processes(self, node: str = "") -> list[int]:
+        """Returns the pids of the processes in the job, or of those on one node."""
+        marks = [f"SLURM_CONF={self.cluster.folder}/slurm.conf", "SLURM_JOB_ID=", "SLURMD_NODENAME=" + node]
+        return [
+            int(entry.name)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdigit()
+            and all(any(one.startswith(mark) for one in environ_of(entry)) for mark in marks)
+        ]
+
+    def titled(self, title: str, node: str = "") -> int:
+        found = [pid for pid in self.processes(node) if name_of(pid) == title]
+        assert found, (title, [name_of(pid) for pid in self.processes()])
+        return found[0]
+
+    def close(self) -> None:
+        for launch in self._launches:
+            if launch.poll() is None:
+                os.killpg(launch.pid, signal.SIGKILL)
+            launch.communicate()
+        self.cluster.run("scancel", "--user=root")
+        wait_for(lambda: not self.cluster.run("squeue", "-h").strip(), "the end of all jobs", 60)
+
+
+def environ_of(entry: Path) -> list[str]:
+    try:
+        return (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+@needs_slurm
+@pytest.mark.slow
+def test_a_heterogeneous_job_from_submission_to_end(run: Slurmed) -> None:
+    launch = run.launched("run.steps=4", "engine.slurm.time=10m")
+    output, _ = launch.communicate(timeout=LIMIT_S)
+    assert launch.returncode == 0, output
+    assert re.search(r"^\S+ is Slurm job \d+$", output, re.M) and "small: done after 4 steps" in output
+    script = (run.path / "job" / "sbatch.sh").read_text()
+    assert script.count("#SBATCH hetjob") == 1 and "#SBATCH --time=0-00:10:00" in script
+    assert [row["step"] for row in run.rows()] == [1, 2, 3, 4]
+    assert run.ended()["state"] == "done"
+    again = run.meshctl("launch", str(run.path), *ENGINE, "run.steps=6")
+    assert again.returncode == 0, again.stderr + again.stdout
+    assert [row["step"] for row in run.rows()] == [1, 2, 3, 4, 5, 6]
+
+
+def scancel(run: Slurmed) -> None:
+    run.cluster.run("scancel", run.job)
+
+
+def kill_agent(run: Slurmed) -> None:
+    os.kill(run.titled("meshctl-fork", "n2"), signal.SIGKILL)
+
+
+def kill_worker(run: Slurmed) -> None:
+    os.kill(run.titled("two:2"), signal.SIGKILL)
+
+
+def kill_head(run: Slurmed) -> None:
+    os.kill(int(run.state()["launcher"]["pid"]), signal.SIGKILL)  # type: ignore[index]
+
+
+@needs_slurm
+@pytest.mark.slow_suite
+@pytest.mark.parametrize(
+    ("fault", "state", "cause"),
+    [
+        (scancel, "interrupted", r"SIGTERM: Slurm job \d+ was cancelled"),
+        (kill_agent, "failed", r"the connection to node 1 is lost|the node process on n2 \(node 1\)"),
+        (kill_worker, "failed", r"two:2 failed.*SIGKILL"),
+        (kill_head, "lost", ""),
+    ],
+)
+def test_a_fault_ends_the_job_with_its_cause(
+    run: Slurmed, fault: Callable[[Slurmed], None], state: str, cause: str
+) -> None:
+    run.begun()
+    assert not any(token_in(one) for one in Path("/proc").glob("[0-9]*/cmdline"))
+    fault(run)
+    found = run.ended()
+    assert found["state"] == state and re.search(cause, str(found["reason"])), found
+
+
+def token_in(cmdline: Path) -> bool:
+    """Whether a command line has a word of 64 hexadecimal digits, as tokens are."""
+    try:
+        return re.search(rb"\b[0-9a-f]{64}\b", cmdline.read_bytes()) is not None
+    except OSError:
+        return False
+
+
+@needs_slurm
+@pytest.mark.slow_suite
+def test_the_death_of_a_slurmd_ends_the_job_with_its_cause(run: Slurmed) -> None:
+    run.begun()
+    run.cluster.kill("n3")
+    try:
+        found = run.ended()
+        assert re.search(r"Slurm job \d+ has lost a node|node 2", str(found["reason"])), found
+    finally:
+        run.cluster.start_node("n3")
+        wait_for(lambda: run.cluster.idle() == 3, "three idle nodes", LIMIT_S)
+
+
+@needs_slurm
+@pytest.mark.slow_suite
+def test_the_login_node_watches_saves_and_stops_a_job(run: Slurmed) -> None:
+    run.begun()
+    assert run.state()["job"] == {"name": f"Slurm job {run.job}", "phase": "running", "text": "RUNNING"}
+    logs = run.meshctl("logs", "two:1")
+    assert logs.returncode == 0
+    saved = run.meshctl("stop", "--checkpoint")
+    assert saved.returncode == 0 and "checkpoint of step" in saved.stdout, saved.stderr
+    stopped = run.meshctl("stop")
+    assert stopped.returncode == 0 and "interrupted (SIGINT)" in stopped.stdout, stopped.stderr
+    assert run.ended()["state"] == "interrupted"
+    steps = [row["step"] for row in run.rows()]
+    assert run.state()["checkpoints"][-1] == steps[-1]  # type: ignore[index]
+
+
+@needs_slurm
+@pytest.mark.slow_suite
+def test_a_job_in_the_queue_is_shown_and_cancelled(run: Slurmed) -> None:
+    done = run.meshctl("launch", "recipe.yaml", "--detach", *ENGINE, "engine.slurm.sbatch=[--hold]")
+    assert done.returncode == 0, done.stderr
+    found = run.state()
+    assert found["state"] == "queued" and found["job"]["text"] == "PENDING (JobHeldUser)"  # type: ignore[index]
+    assert "queued" in run.meshctl("runs").stdout
+    stopped = run.meshctl("stop")
+    assert stopped.returncode == 0 and "it was cancelled before it began" in stopped.stdout, stopped.stderr
+    assert run.state()["state"] == "interrupted"
+
+
+@needs_slurm
+@pytest.mark.slow_suite
+@pytest.mark.timeout(900)
+def test_a_time_limit_becomes_a_checkpoint_and_a_requeue(run: Slurmed) -> None:
+    """The signal comes within half a minute of 100 s after the beginning: Slurm looks at limits now and then."""
+    options = ["engine.slurm.time=2m", "engine.slurm.requeue=true", "run.grace=5"]
+    launch = run.launched(*options, LONG[0], "run.steps=1000000")
+    wait_for(lambda: "resumed" in run.launcher_events(), "a second job", 600)
+    run.wait_for_step(1)
+    stopped = run.meshctl("stop")
+    assert stopped.returncode == 0, stopped.stderr
+    output, _ = launch.communicate(timeout=LIMIT_S)
+    assert launch.returncode == 130, output
+    assert re.search("^Slurm job .*PENDING.*^Slurm job .*PENDING", output, re.M | re.S)
+    events = [json.loads(line) for line in run.launcher_events().splitlines()]
+    ends = [event["value"]["reason"] for event in events if event["name"] == "over"]
+    assert len(ends) == 2 and re.fullmatch(r"SIGUSR2: the time limit of Slurm job \d+ is near", ends[0])
+    [resumed] = [event["step"] for event in events if event["name"] == "resumed"]
+    steps = [row["step"] for row in run.rows()]
+    assert steps == list(range(1, len(steps) + 1)) and 0 < resumed <= len(steps)
+
+
+@needs_slurm
+@pytest.mark.slow_suite
+def test_a_lost_node_is_started_again(run: Slurmed) -> None:
+    done = run.meshctl(
+        "launch", "recipe.yaml", "--detach", *ENGINE, LONG[0], "run.steps=400", "run.restarts=2"
+    )
+    assert done.returncode == 0, done.stderr
+    run.wait_for_step(30)
+    assert "#SBATCH --no-kill" in (run.path / "job" / "sbatch.sh").read_text()
+    kill_agent(run)
+    found = run.ended()
+    assert found["state"] == "done" and len(found["restarts"]) == 1, found  # type: ignore[arg-type]
+    assert [row["step"] for row in run.rows()] == list(range(1, 401))
+
+
+@needs_slurm
+@pytest.mark.slow_suite
+def test_a_launch_inside_an_allocation_uses_it(run: Slurmed) -> None:
+    salloc = ("salloc", "--nodes=3", "--quiet")
+    done = run.meshctl("launch", "recipe.yaml", *ENGINE, before=salloc)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "small: done after 3 steps" in done.stdout and "is Slurm job" not in done.stdout
+    small = run.meshctl("launch", "recipe.yaml", *ENGINE, before=("salloc", "--nodes=2", "--quiet"))
+    assert small.returncode == 4
+    assert "the plan has 3 nodes, and the allocation is too small: 2 nodes" in small.stderr
+    assert not run.processes()
+
+
+SHOW = """
+import os, pathlib, sys
+name = f"{os.environ['SLURMD_NODENAME']}-{os.environ['RANK']}"
+pathlib.Path(sys.argv[1], name).write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
+"""
+
+
+@needs_slurm
+@pytest.mark.slow_suite
+def test_the_devices_of_gres_are_visible_to_workers(run: Slurmed) -> None:
+    (run.folder / "show.py").write_text(SHOW)
+    (run.folder / "recipe.yaml").write_text(
+        "name: gres\ncluster: {nodes: 2}\n"
+        "groups: {show: {ranks: 2, device_type: cpu, program: show.py, args: ['{run_dir}']}}\n"
+    )
+    done = run.meshctl("launch", "recipe.yaml", *ENGINE, "engine.slurm.gres='gpu:2'")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert {file.name: file.read_text() for file in run.path.glob("n[12]-*")} == {
+        "n1-0": "0,1",
+        "n2-1": "0,1",
+    }
+
+
+@needs_slurm
+@pytest.mark.slow_suite
+def test_a_setup_that_fails_names_its_host(run: Slurmed) -> None:
+    done = run.meshctl("launch", "recipe.yaml", *ENGINE, "engine.slurm.setup=[cd /nowhere]")
+    assert done.returncode == 4, done.stderr
+    assert re.search(r"host n\d \(node \d\) has failed in `engine.slurm.setup`: cd /nowhere", done.stderr)
+    assert not run.processes()
+
+
+@needs_slurm
+@pytest.mark.slow_suite
+def test_grpo_as_a_heterogeneous_job_equals_the_run_on_one_machine(slurm: Machines, tmp_path: Path) -> None:
+    sizes = ["groups.rollout.ranks=3", "groups.train.ranks=2", "groups.judge.ranks=1", "run.steps=6"]
+    sizes += ["components.sampler.parallel.dp_size=3", "components.actor.parallel.fsdp_size=2"]
+    found = {}
+    for place, engine in (("there", [*ENGINE, "cluster.nodes=3"]), ("here", [])):
+        shutil.copytree(ROOT / "recipes" / "arithmetic", tmp_path / place / "arithmetic")
+        shutil.copy(ROOT / "recipes" / "grpo_arithmetic.yaml", tmp_path / place)
+        run = Slurmed(slurm, tmp_path / place)
+        done = run.meshctl("launch", "grpo_arithmetic.yaml", *sizes, *engine)
+        assert done.returncode == 0, done.stderr
+        found[place] = run.rows()
+    assert found["there"] == found["here"] and len(found["here"]) == 6
+    script = next(tmp_path.glob("there/runs/*/*/job/sbatch.sh")).read_text()
+    assert script.count("#SBATCH hetjob") == 2
+
+
+# Without a cluster
+
+
+GOLDEN = Path(__file__).parent / "golden"
+SHIPPED = {
+    "grpo": ["scale=node8", "cluster.nodes=2", "engine.slurm.gres=gpu:h100", "engine.slurm.time=4h"],
+    "grpo_arithmetic": ["cluster.nodes=3", "groups.judge.ranks=1", "engine.slurm.partition=cpu"],
+    "program_ddp": ["cluster.nodes=2", "engine.slurm.sbatch=[--exclusive]", "engine.slurm.requeue=true"],
+}
+"""Shipped recipe -> overrides."""
+
+
+def script_of(name: str, folder: Path) -> str:
+    """Returns the script of a shipped recipe, without the paths of this machine."""
+    from meshctl.cli.load import plan_of
+    from meshctl.engines.slurm.engine import SlurmEngine
+
+    ready = plan_of(str(ROOT / "recipes" / f"{name}.yaml"), ["engine=slurm", *SHIPPED[name]])
+    engine = SlurmEngine(**ready.start.engine.options)
+    [text] = engine.render(ready.plan, RunDir(Path("/runs/RUN")), "").files.values()
+    return text.replace(sys.executable, "PYTHON").replace(os.getcwd(), "FOLDER")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_script_of_a_shipped_recipe(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert script_of(name, tmp_path) == (GOLDEN / f"slurm_{name}.sh").read_text()
+
+
+def test_a_dry_run_of_4096_nodes_has_few_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    (tmp_path / "parts.py").write_text(PARTS)
+    big = TWO_SETS.replace("nodes: 3", "nodes: 4096").replace("{ranks: 3,", "{ranks: 32768,")
+    (tmp_path / "recipe.yaml").write_text(big.replace("samples: 6", "samples: 32768"))
+    done = meshctl(tmp_path, "launch", "recipe.yaml", "--dry-run", *ENGINE)
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --nodes=4095\n" in done.stdout and len(done.stdout.splitlines()) < 40
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ("90m", "0-01:30:00"),
+        ("1d12h", "1-12:00:00"),
+        ("4:00:00", "0-04:00:00"),
+        ("30:00", "0-00:30:00"),
+        ("2-12", "2-12:00:00"),
+        ("1-2:30", "1-02:30:00"),
+        ("infinite", "UNLIMITED"),
+        ("90", ""),
+        ("0s", ""),
+        ("soon", ""),
+    ],
+)
+def test_times_of_slurm(written: str, found: str) -> None:
+    assert slurm_time(written) == found
+
+
+def test_the_hosts_of_an_allocation_are_shared_out() -> None:
+    plan = Plan("p", 0, Cluster.of(3), (Group("a", "cpu", 1, 0), Group("b", "cpu", 3, 1)), (), (), (), Run())
+    one = Allocation((("n1", "n2", "n3", "n4"),), False).shares(plan)
+    assert one == (Share(("n1",)), Share(("n2", "n3")))
+    two = Allocation((("n1",), ("n7", "n9")), True).shares(plan)
+    assert two == (Share(("n1",), 0), Share(("n7", "n9"), 1))
+    with pytest.raises(CannotStart, match="the plan has 3 nodes, and the allocation is too small: 2 nodes"):
+        Allocation((("n1", "n2"),), False).shares(plan)
+    assert Allocation.of({"SLURM_JOB_NODELIST": "n1"}) == Allocation((("n1",),), False)
+    with pytest.raises(CannotStart, match="2 sets of equal nodes"):
+        Allocation((("n1",),), True).shares(plan)
+
+
+def test_steps_for_each_set_and_with_restarts_for_each_node(tmp_path: Path) -> None:
+    groups = (Group("a", "cpu", 1, 0), Group("b", "cpu", 3, 1))
+    plan = Plan("p", 0, Cluster.of(3), groups, (), (), (), Run())
+    shares = (Share(("n1",), 0), Share(("n2", "n3"), 1))
+    options = SlurmOptions(container_image="image", container_mounts=("/data",), cpus=4)
+    made = steps_of(plan, RunDir(tmp_path), "10.0.0.1:5", shares, ["module load x"], options)
+    assert [step.nodes for step in made] == [(0,), (1, 2)]
+    words = made[1].argv
+    assert {"--het-group=1", "--nodes=2", "--nodelist=n2,n3", "--kill-on-bad-exit=1"} <= {*words}
+    assert {"--container-image=image", "--cpus-per-task=4"} <= {*words}
+    assert any(word.startswith(f"--container-mounts=/data:/data,{tmp_path}:{tmp_path},") for word in words)
+    assert words[-1].splitlines()[-1].endswith('--head 10.0.0.1:5 --in-job --node "1.$SLURM_NODEID"')
+    assert "module load x" in words[-1]
+    plan = replace(plan, run=replace(plan.run, restarts=Restarts(3)))
+    made = steps_of(plan, RunDir(tmp_path), "10.0.0.1:5", shares, [], options)
+    assert [(step.node, step.hosts) for step in made] == [(0, ("n1",)), (1, ("n2",)), (2, ("n3",))]
+    assert made[2].argv[-1].endswith("--node 2") and "--kill-on-bad-exit=0" in made[2].argv
+
+
+def test_the_task_that_failed_is_read_from_srun(tmp_path: Path) -> None:
+    log = tmp_path / "srun.log"
+    assert failed_task(log) == ("", 0)
+    log.write_text("srun: error: n2: task 0: Exited with exit code 97\nsrun: error: n3: task 1: Killed\n")
+    assert failed_task(log) == ("n2", 97)
+    log.write_text("srun: error: n3: task 1: Killed\n")
+    assert failed_task(log) == ("n3", 0)
+
+
+if __name__ == "__main__":
+    for _name in SHIPPED:
+        (GOLDEN / f"slurm_{_name}.sh").write_text(script_of(_name, GOLDEN))
