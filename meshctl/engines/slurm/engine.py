@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.engine import NO_START, CannotStart, Command, Handle, Job, Rendered, SubmittedJob
+from meshctl.engines.engine import CannotStart, Command, Handle, Job, Rendered, SubmittedJob
 from meshctl.engines.remote import RemoteEngine
 from meshctl.engines.slurm.allocation import Allocation
 from meshctl.engines.slurm.job import SlurmJob, call
@@ -30,7 +30,7 @@ from meshctl.engines.slurm.script import script_of
 from meshctl.engines.slurm.steps import SlurmHandle, Step, steps_of
 from meshctl.plan.model import Plan
 from meshctl.run.addresses import address_towards, default_address
-from meshctl.run.directory import RunDir, Start, write_whole
+from meshctl.run.directory import NO_START, RunDir, Start, write_whole
 from meshctl.run.job_signals import is_in_job
 from meshctl.run.observer import Observer
 
