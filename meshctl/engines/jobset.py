@@ -171,9 +171,15 @@ class JobSetJob:
         return lost
 
     def _look(self) -> Seen:
-        """Raises `KubectlError`."""
-        pods = self._kubectl.get("pods", "-l", f"{JOBSET_LABEL}={self.number}") or {}
-        return Seen(self._kubectl.get(JOB_SETS, self.number), [Pod(one) for one in pods.get("items", ())])
+        """Returns the JobSet and its pods. After its end the pods are read once more, because they may have
+        ended after the first reading. Raises `KubectlError`."""
+        pods = self._pods()
+        seen = Seen(self._kubectl.get(JOB_SETS, self.number), pods)
+        return replace(seen, pods=self._pods()) if seen.verdict else seen
+
+    def _pods(self) -> list[Pod]:
+        found = self._kubectl.get("pods", "-l", f"{JOBSET_LABEL}={self.number}") or {}
+        return [Pod(one) for one in found.get("items", ())]
 
     def _error(self, seen: Seen) -> str:
         """Returns the error with which the log of a failed pod ends; empty without one."""
