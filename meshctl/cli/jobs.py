@@ -6,6 +6,7 @@ job_of(run)                                   the job itself, to signal or cance
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from dataclasses import replace
@@ -43,15 +44,13 @@ class AskScheduler:
         """The run directory -> when the scheduler was asked, and its answer."""
 
     def __call__(self, run: RunDir) -> JobState | None:
-        now, key = time.monotonic(), str(run.path)
-        if key in self._answers and now - self._answers[key][0] < ASK_S:
-            return self._answers[key][1]
-        submission, job = Submission.of(run), job_of(run)
-        state = job.state() if submission and job else None
-        if state and submission:
-            state = replace(state, submitted=submission.submitted)
-        self._answers[key] = time.monotonic(), state
-        return state
+        submission, key = Submission.of(run), str(run.path)  # read anew: its head may queue a job again
+        when, state = self._answers.get(key, (-math.inf, None))
+        if time.monotonic() - when >= ASK_S:
+            job = job_of(run) if submission else None
+            state = job.state() if job else None
+            self._answers[key] = time.monotonic(), state
+        return replace(state, submitted=submission.submitted) if state and submission else None
 
     def forget(self, run: RunDir) -> None:
         """Makes the next question about a job a new one."""
