@@ -55,11 +55,22 @@ def agent(path: Path, group: str, place: str, head: str, wait_s: float = 0.0, is
         from meshctl.engines.node.preload import preload
         from meshctl.runtime.worker import main
 
-        plan, folders = Plan.read(path), run.read_start().path
+        plan, start = Plan.read(path), run.read_start()
+        folders = start.path
         preload(plan, folders, groups_of(plan, folders))
     left = max(0.0, wait_s - (time.monotonic() - began))
     groups = (group,) if group else ()
-    job = NodeJob(run, node, head, token, main, groups, digest=plan.digest, wait_s=left)
+    job = NodeJob(
+        run,
+        node,
+        head,
+        token,
+        main,
+        groups,
+        digest=plan.digest,
+        wait_s=left,
+        is_secure=start.is_secure,
+    )
     asks = (signal.SIGTERM, signal.SIGUSR2) if is_in_job else ()
     return serve(job, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP), asks)
 

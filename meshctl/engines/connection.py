@@ -8,7 +8,7 @@
                     {"type": "signal", "attempt": 2, "signal": 15, "groups": null}
                     {"type": "stacks", "attempt": 2, "workers": [["train", 1, PID], ...]}
                     {"type": "leave"}, {"type": "beat"}, {"type": "clock", "sent": SECONDS}
-                    {"type": "examine", "nonce": FILE, "needs": {...}}
+                    {"type": "examine", "nonce": FILE, "needs": {...}, "ports": {...}}
                     {"type": "peers", "attempt": 2, "peers": {"1": "HOST:PORT", ...}}
     node -> head    {"type": "exited", "attempt": 2, "group": "train", "code": 0}
                     {"type": "progress", "attempt": 2, "workers": [["train", 1, RECORD, SECONDS], ...],
@@ -37,6 +37,7 @@ from meshctl.engines.engine import CannotStart
 from meshctl.run.addresses import split
 from meshctl.run.authentication import TOKEN_VARIABLE, is_proof, new_nonce, proof_of
 from meshctl.run.connection import Connection, Message, ProtocolError
+from meshctl.run.sockets import PLAIN, Sockets
 
 BEAT_S = 3.0
 """Seconds between two beats, if the lease is not much shorter."""
@@ -74,6 +75,11 @@ class Handshake:
         self._nonce, self._expected = new_nonce(), ""
         self.node = -1
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the peer has ended the connection by an error, or after it was asked for its proof."""
+        return self.connection.is_broken or (self.connection.is_closed and bool(self._expected))
+
     def accepts(self, message: Message) -> bool:
         """Processes one message of the peer; returns True once the peer has proved that it has the token.
         Raises `ProtocolError` for an invalid message."""
@@ -103,7 +109,13 @@ class Handshake:
 
 
 def join(
-    head: str, node: int, token: str, digest: str = "", limit_s: float = JOIN_S, wait_s: float = 0.0
+    head: str,
+    node: int,
+    token: str,
+    digest: str = "",
+    limit_s: float = JOIN_S,
+    wait_s: float = 0.0,
+    sockets: Sockets = PLAIN,
 ) -> tuple[Connection, float]:
     """Connects a node process to the head. Returns the connection and the lease in seconds.
 
@@ -112,7 +124,15 @@ def join(
     `CannotStart` if the head cannot be reached, refuses, or does not prove that it has the token.
     """
     host, port = split(head)
-    connection = Connection(_connected(head, host, port, node, limit_s, wait_s))
+    sock = _connected(head, host, port, node, limit_s, wait_s)
+    try:
+        connection = Connection(sockets.client(sock))
+    except OSError as error:
+        sock.close()
+        raise CannotStart(
+            f"node {node} cannot secure its connection to the head at {head}: {error.strerror or error}; "
+            f"look whether {TOKEN_VARIABLE} or the file `.token` is of this run"
+        ) from error
     try:
         return connection, _introduce(connection, head, node, token, digest)
     except CannotStart:

@@ -26,9 +26,11 @@ class RemoteEngine:
         join_limit: float = 300.0,
         lease: float = 15.0,
         head: str = "",
+        secure: bool = False,
     ) -> None:
-        """The options of `engine.NAME`: shell commands before the agent, seconds, seconds, and the address,
-        host name or interface at which the head listens."""
+        """The options of `engine.NAME`: shell commands before the agent, seconds, seconds, the address, host
+        name or interface at which the head listens, and whether connections are secured, which the processes
+        of the run read from `start.json`."""
         self.setup, self.join_limit_s, self.lease_s, self._head = tuple(setup), join_limit, lease, head
 
     @property

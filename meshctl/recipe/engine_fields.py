@@ -18,6 +18,7 @@ from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.editor_schema_parts import OPEN, Schema, ref
 from meshctl.recipe.field_types import (
     AbsolutePath,
+    Boolean,
     Environment,
     OptionalSeconds,
     OptionalWhole,
@@ -138,7 +139,12 @@ HEAD = Field("head", Text(),
         "reaches the nodes.",
     aliases="local_addr master_addr head_address",
     related="interface address")
-REMOTE = (SETUP, JOIN_LIMIT, LEASE, HEAD)
+SECURE = Field("secure", Boolean(), default=False,
+    doc="Encrypts meshctl's own TCP connections with TLS 1.3. Both ends need the token of the run. Those of "
+        "gloo, NCCL and TCPStore remain open.",
+    aliases="tls ssl encrypt encryption",
+    related="security certificate")
+REMOTE = (SETUP, JOIN_LIMIT, LEASE, HEAD, SECURE)
 """The options of every engine whose nodes are other machines."""
 
 LOCAL = Section("local", "`engine.local`", ())

@@ -36,7 +36,10 @@ class Connection:
         self._socket = sock
         self._received, self._unsent = bytearray(), bytearray()
         self.message_bytes_max = HANDSHAKE_BYTES_MAX
-        self.is_closed = False
+        self.is_closed = self.is_broken = False
+        """Whether it is closed, and whether an error has closed it."""
+        self.peer_host = host_of(sock)
+        """The IP address of the other end; empty if it is unknown."""
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -84,6 +87,7 @@ class Connection:
         except BlockingIOError:
             pass
         except OSError:
+            self.is_broken = True
             self.close()
         *lines, rest = self._received.split(b"\n")
         self._received = bytearray(rest)
@@ -102,6 +106,14 @@ class Connection:
 
 def encoded(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def host_of(sock: socket.socket) -> str:
+    """Returns the IP address of the peer of a socket; empty if it is unknown."""
+    try:
+        return str(sock.getpeername()[0]) if sock.family != socket.AF_UNIX else ""
+    except OSError:
+        return ""
 
 
 def _parsed(line: bytes) -> Message:

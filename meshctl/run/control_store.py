@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 from meshctl.run.addresses import split
 from meshctl.run.authentication import is_proof, new_nonce, proof_of
+from meshctl.run.sockets import PLAIN, Sockets
 
 CLIENT, SERVER = "store client", "store server"
 """The roles in proofs."""
@@ -65,7 +66,14 @@ class StoreTimeout(TimeoutError):
 class StoreClient:
     """A connection to the store. Threads may share it, but a request waits for the one before it."""
 
-    def __init__(self, address: str, token: str, prefix: str = "", limit_s: float = CONNECT_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        prefix: str = "",
+        limit_s: float = CONNECT_S,
+        sockets: Sockets = PLAIN,
+    ) -> None:
         """Connects to the server at HOST:PORT and authenticates, within `limit_s` seconds. `prefix` is put
         before every key. Raises `StoreLost`."""
         self.address = address
@@ -73,7 +81,7 @@ class StoreClient:
         self._prefix, self._limit_s = prefix, limit_s
         self._lock = threading.Lock()
         try:
-            self._socket = socket.create_connection((host, port), timeout=limit_s)
+            self._socket = sockets.client(socket.create_connection((host, port), timeout=limit_s))
         except OSError as error:
             raise StoreLost(f"the launcher's store at {address} cannot be reached: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

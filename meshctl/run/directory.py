@@ -76,6 +76,11 @@ class Start:
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
 
+    @property
+    def is_secure(self) -> bool:
+        """Whether the TCP connections of the run are those of TLS."""
+        return bool(self.engine.options.get("secure"))
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Start:
         """Returns the start of its fields as plain data. Those that an older version has not written have

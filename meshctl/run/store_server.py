@@ -15,8 +15,16 @@ from itertools import count
 from typing import Any
 
 from meshctl.run.authentication import is_proof, new_nonce, proof_of
-from meshctl.run.connection import STRANGER_S, STRANGERS_MAX, Connection, Message, ProtocolError
+from meshctl.run.connection import (
+    STRANGER_S,
+    STRANGERS_MAX,
+    Connection,
+    Message,
+    ProtocolError,
+)
 from meshctl.run.control_store import CLIENT, SERVER
+from meshctl.run.sockets import PLAIN, Sockets
+from meshctl.run.strangers import Strangers
 
 SELECT_MAX_S = 3600.0
 """Longest time to wait at once. The system call counts milliseconds with 31 bits."""
@@ -48,13 +56,15 @@ class _Waiting:
 class StoreServer:
     """Serves the store in a thread of its own until `close`."""
 
-    def __init__(self, listener: socket.socket, token: str) -> None:
+    def __init__(self, listener: socket.socket, token: str, sockets: Sockets = PLAIN) -> None:
         listener.setblocking(False)
-        self._listener, self._token = listener, token
+        self._listener, self._token, self._sockets = listener, token, sockets
         self._values: dict[str, str] = {}
         self._waiting: defaultdict[str, list[_Waiting]] = defaultdict(list)
         """Key -> the requests that wait for it."""
         self._peers: set[_Peer] = set()
+        self.dropped = Strangers()
+        """The connections that were dropped because they did not prove that they have the token."""
         self._strangers: set[_Peer] = set()
         """The peers that have not authenticated yet."""
         self._limits: list[tuple[float, int, Callable[[], None]]] = []
@@ -112,10 +122,10 @@ class StoreServer:
         """Accepts a peer. Where `STRANGERS_MAX` authenticate, further ones wait in the listener's queue."""
         with suppress(OSError):
             sock, _ = self._listener.accept()
-            peer = _Peer(Connection(sock))
+            peer = _Peer(Connection(self._sockets.server(sock)))
             self._peers.add(peer)
             self._strangers.add(peer)
-            self._limit(STRANGER_S, lambda: self._drop(peer) if peer in self._strangers else None)
+            self._limit(STRANGER_S, lambda: self._drop_stranger(peer))
             self._selector.register(peer.connection, selectors.EVENT_READ, peer)
             if len(self._strangers) == STRANGERS_MAX:
                 self._selector.unregister(self._listener)
@@ -138,8 +148,11 @@ class StoreServer:
                 else:
                     self._authenticate(peer, message)
         except (ProtocolError, LookupError, TypeError, ValueError):
+            peer.connection.is_broken = True
             peer.connection.close()
-        if peer.connection.is_closed:
+        if peer.connection.is_broken or (peer.connection.is_closed and peer.expected):
+            self._drop_stranger(peer)
+        if peer.connection.is_closed and peer in self._peers:
             self._drop(peer)
 
     def _authenticate(self, peer: _Peer, message: Message) -> None:
@@ -156,6 +169,12 @@ class StoreServer:
         peer.connection.message_bytes_max = REQUEST_BYTES_MAX
         self._forget_stranger(peer)
         self._answer(peer, True)
+
+    def _drop_stranger(self, peer: _Peer) -> None:
+        """Drops and counts a peer, unless it has authenticated or is gone."""
+        if peer in self._strangers:
+            self.dropped.note(peer.connection.peer_host)
+            self._drop(peer)
 
     def _drop(self, peer: _Peer) -> None:
         self._selector.unregister(peer.connection)

@@ -30,7 +30,7 @@ from meshctl.dataclass import dataclass
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
 from meshctl.run import stack_dump
-from meshctl.run.authentication import TOKEN_VARIABLE
+from meshctl.run.authentication import SECURE_VARIABLE, TOKEN_VARIABLE
 from meshctl.run.control_store import StoreTimeout
 from meshctl.run.directory import Recorded, RunDir, Start
 from meshctl.run.events import Journal
@@ -93,7 +93,12 @@ class WorkerEnv:
             int(environ["RANK"]),
             environ["MESHCTL_HEAD"],
             attempt,
-            Control(environ["MESHCTL_CONTROL"], environ[TOKEN_VARIABLE], attempt),
+            Control(
+                environ["MESHCTL_CONTROL"],
+                environ[TOKEN_VARIABLE],
+                attempt,
+                bool(environ.get(SECURE_VARIABLE)),
+            ),
         )
 
 
@@ -151,6 +156,8 @@ class Worker:
         self._doing = "close"
         for name, component in components.items():
             self._close(plan, name, component, last)
+        if strangers := data_plane.strangers:
+            self._journal.write("strangers", hosts=dict(strangers))
         self._journal.write("done", step=last)
         self._journal.flush(SPACE_S)
         data_plane.close()
@@ -172,6 +179,7 @@ class Worker:
             has_left=env.control.peer_has_left,
             torch_store=torch_store,
             progress=self._progress,
+            sockets=env.control.sockets,
         )
         return data_plane, StopAgreement(store.under(PREFIX), listener.under(PREFIX), job_rank)
 

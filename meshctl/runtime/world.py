@@ -30,6 +30,7 @@ from meshctl.run.addresses import address_towards, split
 from meshctl.run.control_store import CONNECT_S, Store, StoreClient, StoreLost, StoreTimeout
 from meshctl.run.name_lookups import with_short_lookups
 from meshctl.run.shutdown import PREFIX, has_left
+from meshctl.run.sockets import PLAIN, Sockets, sockets_of
 from meshctl.runtime.devices.backend import (
     CHOICE,
     DEVICES,
@@ -81,10 +82,15 @@ class Control:
     """HOST:PORT"""
     token: str = field(repr=False)
     attempt: int
+    is_secure: bool = False
+
+    @property
+    def sockets(self) -> Sockets:
+        return sockets_of(self.token, self.is_secure)
 
     def connect(self, limit_s: float = CONNECT_S) -> StoreClient:
         """Returns a new connection. Raises `StoreLost`."""
-        return StoreClient(self.address, self.token, f"run/{self.attempt}/", limit_s)
+        return StoreClient(self.address, self.token, f"run/{self.attempt}/", limit_s, self.sockets)
 
     def peer_has_left(self, job_rank: int) -> bool:
         """Returns whether a worker has left the run in order. A new connection asks, because other threads
@@ -144,11 +150,13 @@ def connect_all(
     has_left: Callable[[int], bool] = lambda job_rank: False,
     torch_store: TorchStore | None = None,
     progress: Progress | None = None,
+    sockets: Sockets = PLAIN,
 ) -> DataPlane:
     """Returns a data plane that reaches every worker with which this one shares a route; all workers call it.
     `device` is this worker's, `generations` are those of the groups, 0 if one is missing. `has_left` returns
     whether a job rank has left the run in order. Communicators of devices are made through `torch_store`,
-    which is `store` if it is None. The waits of this worker are noted in `progress`.
+    which is `store` if it is None. The waits of this worker are noted in `progress`. `sockets` secure the
+    connections to other nodes.
 
     Raises `PeerLost` if workers do not come, and `ConnectError` where they do not agree or the environment
     asks for a transport that does not exist.
@@ -156,7 +164,9 @@ def connect_all(
     if why := transport_error(os.environ):
         raise ConnectError(why)
     shared = torch_store or cast(TorchStore, store)
-    connecting = Handshake(plan, job_rank, store, shared, device, generations or {}, has_left, progress)
+    connecting = Handshake(
+        plan, job_rank, store, shared, device, generations or {}, has_left, progress, sockets
+    )
     return connecting.data_plane()
 
 
@@ -183,6 +193,7 @@ class Handshake:
     generations: Mapping[str, int]
     has_left: Callable[[int], bool]
     progress: Progress | None = None
+    sockets: Sockets = PLAIN
 
     def data_plane(self) -> DataPlane:
         near, far = self._peers()
@@ -281,7 +292,7 @@ class Handshake:
     def _connect_far(self, data_plane: DataPlane, far: Set[int], device: Device | None) -> None:
         memory, devices = (device.memory, device.far) if device else (None, frozenset[int]())
         host = _own_address(self.store)
-        transport = TcpTransport(data_plane, self._token, host, memory, devices)
+        transport = TcpTransport(data_plane, self._token, host, memory, devices, self.sockets)
         try:
             texts = self._exchange(FAR, transport.address, far)
             addresses = {other: TcpAddress.parse(address) for other, address in texts.items()}

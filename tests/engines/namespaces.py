@@ -1,5 +1,9 @@
 """Hosts on one machine: network namespaces on a bridge, each with an sshd of its own that listens on the address of
-its namespace only. They share the file system and the processes of this machine."""
+its namespace only. They share the file system and the processes of this machine.
+
+No host has a name server that answers, or a file of host names. Each has a second interface, with the same address
+on all hosts, as that of Docker is.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+ETC = Path("/etc/netns")
+"""Host -> the files that replace those of /etc in it."""
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin") or ""
 MISSING = [
     *([] if os.geteuid() == 0 else ["root"]),
@@ -55,6 +61,10 @@ class Hosts:
             run(f"ip netns add {name}", f"ip link add {link} type veth peer name eth0 netns {name}")
             run(f"ip link set {link} master {self.bridge} up", f"ip -n {name} addr add {address}/24 dev eth0")
             run(f"ip -n {name} link set eth0 up", f"ip -n {name} link set lo up")
+            run(f"ip -n {name} link add docker0 type veth peer name docker1")
+            run(f"ip -n {name} link set docker1 up", f"ip -n {name} addr add 172.17.0.1/16 dev docker0")
+            run(f"ip -n {name} link set docker0 up")
+            self._forget_names(name)
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         for key in ("host", "user"):
             run(f"ssh-keygen -q -t ed25519 -N '' -f {self.folder}/{key}")
@@ -65,6 +75,14 @@ class Hosts:
         for name, address in zip(self.names, self.addresses, strict=True):
             self.sshds.append(self._sshd(name, address))
             wait_for_ssh(self.folder, address)
+
+    def _forget_names(self, name: str) -> None:
+        """Gives a host files of its own, by which no name is known."""
+        folder = ETC / name
+        folder.mkdir(parents=True)
+        (folder / "resolv.conf").write_text(f"nameserver {self._net}.253\n")
+        (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: dns\n")
+        (folder / "hosts").write_text("")
 
     def _sshd(self, name: str, address: str) -> subprocess.Popen[bytes]:
         settings = {
@@ -85,6 +103,21 @@ class Hosts:
         """Sets the link of a host `up` or `down`; its number begins at 0."""
         run(f"ip -n {self.names[number]} link set eth0 {state}")
 
+    def wall(self, first: int, second: int, is_up: bool = True) -> None:
+        """Puts a wall between two hosts, or removes it. Both still reach this machine and the other hosts."""
+        for number in (first, second):
+            state = "on" if is_up else "off"
+            run(f"ip link set dev {self._port(number)} type bridge_slave isolated {state}")
+
+    def _port(self, number: int) -> str:
+        """Returns the interface of this machine that is the other end of a host's link."""
+        return f"mv{os.getpid() % 10_000}-{number + 1}"
+
+    def block(self, number: int, peer: int, is_up: bool = True) -> None:
+        """Lets a host reach no port of another one except that of ssh, or all ports again."""
+        rule = f"to {self.addresses[peer]} ipproto tcp dport 1024-65534 unreachable"
+        run(f"ip -n {self.names[number]} rule {'add' if is_up else 'del'} {rule}")
+
     def processes(self, number: int) -> list[int]:
         """Returns the pids of the processes of a host, without its sshd."""
         found = subprocess.run(["ip", "netns", "pids", self.names[number]], capture_output=True, text=True)
@@ -100,6 +133,7 @@ class Hosts:
             process.wait()
         for name in self.names:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+            shutil.rmtree(ETC / name, ignore_errors=True)
         subprocess.run(["ip", "link", "del", self.bridge], check=False, capture_output=True)
 
 

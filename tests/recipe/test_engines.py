@@ -23,7 +23,7 @@ class Rows(Component):
     @endpoint
     def next(self, samples: range) -> Batch: ...
 """
-COMMON = {"setup": (), "join_limit": 300.0, "lease": 15.0, "head": ""}
+COMMON = {"setup": (), "join_limit": 300.0, "lease": 15.0, "head": "", "secure": False}
 RAY = {"address": "auto", "namespace": "meshctl", "cpus": None, "resources": None, "env": ()}
 RAY |= {"placement_limit": None, **COMMON}
 SSH = {"hosts": ("a", "b"), "hosts_file": "", "ssh_options": (), **COMMON}

@@ -12,6 +12,7 @@ import platform
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from meshctl.dataclass import dataclass
@@ -24,9 +25,13 @@ from meshctl.engines.checks.start import check_start, on_node
 from meshctl.engines.engine import CannotStart
 from meshctl.package import installed_version
 from meshctl.plan.model import Plan
+from meshctl.run.addresses import split
 from meshctl.run.directory import RunDir, Start
 
 SUBJECT = "node"
+CONNECT_S = 5.0
+"""Seconds within which the head must accept a connection."""
+OPEN = "allow all TCP ports between the nodes and the head: the system chooses which ones are used"
 CHANGE = "change this on the node, or choose another one"
 
 
@@ -41,6 +46,8 @@ class NodeFacts:
     """Why the workers of the node cannot be started; empty if they can."""
     shares_files: bool = True
     """Whether the node sees a file that the head has written to the run directory."""
+    closed: Mapping[str, str] = field(default_factory=dict)
+    """The listeners of the head that the node does not reach: what it is -> its address, and why."""
     requirements: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """The result of `measured_quickly`."""
@@ -70,8 +77,17 @@ def requirements_on(plan: Plan, run: RunDir, start: Start, node: int, needs: Nee
     )
 
 
-def examine(plan: Plan, run: RunDir, start: Start, node: int, needs: Needs, nonce: str) -> dict[str, Any]:
-    """Returns the fields of `NodeFacts`. `nonce` is the name of the file that the head has written."""
+def examine(
+    plan: Plan,
+    run: RunDir,
+    start: Start,
+    node: int,
+    needs: Needs,
+    nonce: str,
+    ports: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Returns the fields of `NodeFacts`. `nonce` is the name of the file that the head has written, and
+    `ports` are the other addresses at which the head listens, by what it is."""
     here, refusal = on_node(plan, node), ""
     try:
         check_start(here, start, node)
@@ -84,6 +100,7 @@ def examine(plan: Plan, run: RunDir, start: Start, node: int, needs: Needs, nonc
         "torch": installed_version("torch"),
         "refusal": refusal,
         "shares_files": _sees(run, nonce),
+        "closed": {what: why for what, address in ports.items() if (why := _why_closed(address))},
         "requirements": asdict(requirements),
         "measured": measured_quickly(requirements),
     }
@@ -99,6 +116,14 @@ def _sees(run: RunDir, nonce: str) -> bool:
         return (run.path / nonce).read_text() == nonce
     except OSError:
         return False
+
+
+def _why_closed(address: str) -> str:
+    try:
+        socket.create_connection(split(address), timeout=CONNECT_S).close()
+    except OSError as error:
+        return f"{address}: {(error.strerror or str(error)).lower()}"
+    return ""
 
 
 def write_nonce(run: RunDir, nonce: str) -> None:
@@ -118,4 +143,8 @@ def checks_of(facts: NodeFacts) -> tuple[Check, ...]:
             ),
         )
     refusal = [Check(SUBJECT, "start", "failure", facts.refusal, CHANGE)] if facts.refusal else []
+    refusal += [
+        Check(SUBJECT, "ports", "failure", f"it does not reach {what} of the head at {why}", OPEN)
+        for what, why in facts.closed.items()
+    ]
     return (*refusal, *problems(facts.measured, Requirements(**facts.requirements)))

@@ -58,6 +58,7 @@ from meshctl.run.control_store import StoreClient, StoreLost
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.events import Journal
 from meshctl.run.job_signals import is_in_job
+from meshctl.run.sockets import Sockets, sockets_of
 
 POLL_S = 0.1
 """Seconds between two reads of the store. The end of a worker is noticed at once."""
@@ -75,6 +76,10 @@ class AgentJob:
     stores: Stores
     starter: int = 0
     """The pid of the process that has started the node process: on one machine, the launcher."""
+
+    @property
+    def sockets(self) -> Sockets:
+        return sockets_of(self.stores.token, self.start.is_secure)
 
     @property
     def log(self) -> Path:
@@ -326,7 +331,9 @@ def _agent(job: AgentJob, server: Client, outputs: Outputs, journal: Journal) ->
     )
     is_asked = program is not None and not program.service
     prefix = f"run/{job.start.attempt}/"
-    stop = StoreClient(job.stores.control, job.stores.token, prefix) if is_asked else None
+    stop = (
+        StoreClient(job.stores.control, job.stores.token, prefix, sockets=job.sockets) if is_asked else None
+    )
     return GroupAgent(spec, job, requests, server, outputs, journal, stop)
 
 

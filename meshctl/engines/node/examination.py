@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 from meshctl.engines.checks import on_node
@@ -23,15 +25,18 @@ TITLE = "meshctl-check"
 class Examination:
     """The pipe of the child process that examines this node. The node process reaps the child."""
 
-    def __init__(self, run: RunDir, node: int, needs: Needs, nonce: str, log: str) -> None:
-        """Forks the child. Its output goes to the file `log`."""
+    def __init__(
+        self, run: RunDir, node: int, needs: Needs, nonce: str, ports: Mapping[str, str], log: str
+    ) -> None:
+        """Forks the child. Its output goes to the file `log`. The other arguments are those of
+        `on_node.examine`."""
         self._reader, writer = os.pipe()
         self._received = b""
         parent = os.getpid()
         forkserver.flush()
         with forkserver.blocked_signals():
             if not os.fork():
-                _become(run, node, needs, nonce, writer, parent, log)
+                _become(partial(_facts, run, node, needs, nonce, ports), writer, parent, log)
         os.close(writer)
 
     def fileno(self) -> int:
@@ -52,7 +57,7 @@ class Examination:
         return found
 
 
-def _become(run: RunDir, node: int, needs: Needs, nonce: str, writer: int, parent: int, log: str) -> NoReturn:
+def _become(measure: Callable[[], dict[str, Any]], writer: int, parent: int, log: str) -> NoReturn:
     """Examines the node in a forked copy of the node process. Never returns."""
     code = 1
     try:
@@ -64,14 +69,14 @@ def _become(run: RunDir, node: int, needs: Needs, nonce: str, writer: int, paren
         forkserver.redirect_to_file(log)
         process_setup.close_files([writer])
         with open(writer, "wb", closefd=False) as pipe:
-            pipe.write(json.dumps(_facts(run, node, needs, nonce)).encode())
+            pipe.write(json.dumps(measure()).encode())
         code = 0
     finally:
         forkserver.leave(code)
 
 
-def _facts(run: RunDir, node: int, needs: Needs, nonce: str) -> dict[str, Any]:
+def _facts(run: RunDir, node: int, needs: Needs, nonce: str, ports: Mapping[str, str]) -> dict[str, Any]:
     try:
-        return on_node.examine(Plan.read(run.plan), run, run.read_start(), node, needs, nonce)
+        return on_node.examine(Plan.read(run.plan), run, run.read_start(), node, needs, nonce, ports)
     except Exception as error:  # a bug in a check prevents no launch
         return on_node.failed(error)

@@ -27,21 +27,20 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, field
+from dataclasses import field
 from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.checks.models import downloads
-from meshctl.engines.checks.requirements import Needs
 from meshctl.engines.connection import BEAT_S, JOIN_S, beat_s, join
 from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
 from meshctl.engines.node import forkserver, process_setup, stacks, termination
 from meshctl.engines.node.agent import AgentJob, become_agent
-from meshctl.engines.node.examination import Examination
 from meshctl.engines.node.exec_server import ExecServer
 from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets, leave
 from meshctl.engines.node.hub_download import Downloading
 from meshctl.engines.node.interpreter import groups_of
+from meshctl.engines.node.node_checks import NodeChecks
 from meshctl.engines.node.node_log import fork_log
 from meshctl.engines.node.peer_watch import PeerWatch
 from meshctl.engines.node.progress import POLL_S, Records
@@ -54,6 +53,7 @@ from meshctl.run.addresses import interface_of
 from meshctl.run.connection import Connection, Message, ProtocolError
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.job_signals import is_in_job
+from meshctl.run.sockets import Sockets, sockets_of
 
 OK, FAILED, REFUSED, LOST = 0, 1, 4, 75
 """Exit codes; `LOST` where the head is lost inside a job, which may start again."""
@@ -79,6 +79,12 @@ class NodeJob:
     """Seconds that a head which does not answer is given."""
     wait_s: float = 0.0
     """Seconds that a head which has not been started is given."""
+    is_secure: bool = False
+    """Whether the TCP connections of the run are those of TLS."""
+
+    @property
+    def sockets(self) -> Sockets:
+        return sockets_of(self.token, self.is_secure)
 
 
 @dataclass
@@ -102,9 +108,8 @@ class NodeProcess:
         self._attempt: _Attempt | None = None
         self._download: Downloading | None = None
         """The download that the agents of the attempt wait for."""
-        self._examination: Examination | None = None
-        self._peers: PeerWatch | None = None
-        """The connections to other nodes; None before the head has asked this node to examine itself."""
+        watch = PeerWatch(job.node, connection.own_host, job.token, lease_s, job.sockets)
+        self._checks = NodeChecks(job.run, job.node, str(fork_log(job.run, job.node)), watch)
         self._code = OK
         self._is_leaving = False
         self._stopped: list[tuple[str, int]] = []
@@ -122,29 +127,15 @@ class NodeProcess:
         """Runs until the end of the run. Returns the exit code: 0 if all agents have exited with 0 and the
         head has ended the run."""
         while not (self._is_leaving or self._wakeup.is_ending or self._connection.is_closed):
-            sending: list[Any] = [self._connection] if self._connection.has_unsent else []
-            sending += self._peers.writing if self._peers else []
-            waiting: list[Any] = [
-                self._wakeup,
-                self._connection,
-                *([self._examination] if self._examination else []),
-                *(self._peers.reading if self._peers else []),
-                *([] if self._logs.has_ended else [self._logs]),
-                *self._server.files(),
-                *self._others.values(),
-                *([self._download] if self._download and self._download.is_open else []),
-            ]
             before = time.monotonic()
-            ready, writable, _ = select.select(waiting, sending, [], self._poll_s)
+            ready, writable, _ = select.select(*self._files(), [], self._poll_s)
             was_stopped = self._keep_lease(before)
             self._wakeup.clear()
             self._pass_request()
             if self._connection in writable:
                 self._connection.flush()
-            if self._examination and self._examination in ready:
-                self._report_examination(self._examination)
-            if self._peers and (was_stopped or self._peers.is_due(time.monotonic(), [*ready, *writable])):
-                self._watch_peers(self._peers, was_stopped)
+            for message in self._checks.poll([*ready, *writable], was_stopped):
+                self._connection.send(message)
             self._server.serve(ready)
             for server in [server for server in self._others.values() if server in ready]:
                 server.receive()
@@ -167,13 +158,27 @@ class NodeProcess:
         if not self._is_leaving and not self._wakeup.is_ending:
             print(f"error: node {self._job.node} ends: {self._why_lost}", file=sys.stderr, flush=True)
         termination.kill_children(spare=[self._logs.pid])
-        if self._peers:
-            self._peers.close()
+        self._checks.close()
         self._scratch.release()
         self._logs.close()
         termination.kill_children()
         remove_scratch(self._job.token, self._job.node)  # where the process that writes logs was killed
         return self._code if self._is_leaving else LOST if is_in_job() else FAILED
+
+    def _files(self) -> tuple[list[Any], list[Any]]:
+        """Returns the files for which this process waits: those that it reads, and those to which it
+        writes."""
+        reading: list[Any] = [
+            self._wakeup,
+            self._connection,
+            *self._checks.reading,
+            *([] if self._logs.has_ended else [self._logs]),
+            *self._server.files(),
+            *self._others.values(),
+            *([self._download] if self._download and self._download.is_open else []),
+        ]
+        sending = [self._connection] if self._connection.has_unsent else []
+        return reading, [*sending, *self._checks.writing]
 
     @property
     def _why_lost(self) -> str:
@@ -206,7 +211,8 @@ class NodeProcess:
             self._last_seen = now
         if now - self._beat >= beat_s(self._lease_s):
             self._beat = now
-            self._connection.send({"type": "beat", "pid": os.getpid()})
+            beat = {"type": "beat", "pid": os.getpid(), "strangers": self._checks.strangers}
+            self._connection.send(beat)
         if self._lease_s and now - self._last_seen > self._lease_s:
             self._silence_s = now - self._last_seen
             self._connection.close()
@@ -231,36 +237,10 @@ class NodeProcess:
                 self._stacks.begin(map(tuple, message["workers"]), time.monotonic())
             case "clock":
                 self._connection.send({"type": "clock", "sent": message["sent"], "at": time.monotonic()})
-            case "examine":
-                self._examine(str(message["nonce"]), message["needs"])
-            case "peers" if self._peers:
-                peers = {int(node): str(address) for node, address in message["peers"].items()}
-                self._peers.begin(int(message["attempt"]), peers, time.monotonic())
+            case "examine" | "peers":
+                self._checks.obey(message)
             case "leave":
                 self._is_leaving = True
-
-    # Before the first attempt
-
-    def _examine(self, nonce: str, needs: dict[str, Any]) -> None:
-        run, node = self._job.run, self._job.node
-        self._peers = self._peers or PeerWatch(
-            node, self._connection.own_host, self._job.token, self._lease_s
-        )
-        log = str(fork_log(run, node))
-        self._examination = Examination(run, node, Needs.from_json(needs), nonce, log)
-
-    def _report_examination(self, examination: Examination) -> None:
-        facts = examination.receive()
-        if facts is not None and self._peers:
-            self._examination = None
-            found = {"facts": facts, "address": self._peers.address, "now": time.time()}
-            self._connection.send({"type": "examined", **found})
-
-    def _watch_peers(self, watch: PeerWatch, was_stopped: bool) -> None:
-        """Reports the peers that this node does not reach, or that it reaches all of them."""
-        for found in watch.poll(time.monotonic(), was_stopped):
-            report = {"type": "unreachable", **asdict(found)} if found else {"type": "reached"}
-            self._connection.send({"attempt": watch.attempt, **report})
 
     # One attempt
 
@@ -451,7 +431,9 @@ def serve(
     termination.adopt_orphans()
     process_setup.set_title(forkserver.TITLE)
     try:
-        connection, lease_s = join(job.head, job.node, job.token, job.digest, job.limit_s, job.wait_s)
+        connection, lease_s = join(
+            job.head, job.node, job.token, job.digest, job.limit_s, job.wait_s, job.sockets
+        )
     except CannotStart as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED

@@ -27,7 +27,16 @@ from meshctl.dataclass import dataclass
 from meshctl.engines.connection import beat_s
 from meshctl.run.addresses import family_of, joined, listen, split
 from meshctl.run.authentication import is_proof, new_nonce, proof_of
-from meshctl.run.connection import STRANGER_S, STRANGERS_MAX, Connection, Message, ProtocolError
+from meshctl.run.connection import (
+    STRANGER_S,
+    STRANGERS_MAX,
+    Connection,
+    Message,
+    ProtocolError,
+    host_of,
+)
+from meshctl.run.sockets import PLAIN, Sockets
+from meshctl.run.strangers import Strangers
 
 REACH_S = 10.0
 """Seconds within which a peer must answer before the first step."""
@@ -45,14 +54,16 @@ CALLER, CALLED = "calling node", "called node"
 class Call:
     """The connection that this node opens to a peer, again and again until the peer answers."""
 
-    def __init__(self, own: int, peer: int, address: str, token: str, now: float) -> None:
+    def __init__(self, own: int, peer: int, address: str, token: str, sockets: Sockets, now: float) -> None:
         self.peer, self.address = peer, address
-        self._own, self._token = own, token
+        self._own, self._token, self._sockets = own, token, sockets
         self.last_seen, self.has_answered = now, False
         """When the peer was last heard, and whether it has been."""
         self.problem = "it does not answer"
         self._socket: socket.socket | None = None
         """The socket while it connects."""
+        self._shaking: socket.socket | None = None
+        """The socket while its ends agree on a key."""
         self._connection: Connection | None = None
         self._nonce, self._expects_beat = "", False
         self._began, self._beat = -math.inf, 0.0
@@ -62,8 +73,8 @@ class Call:
         self.last_seen, self.has_answered, self._beat = now, False, -math.inf
 
     @property
-    def reading(self) -> list[Connection]:
-        return [self._connection] if self._connection else []
+    def reading(self) -> list[Any]:
+        return [one for one in (self._shaking, self._connection) if one]
 
     @property
     def writing(self) -> list[Any]:
@@ -78,6 +89,8 @@ class Call:
             self._begin(now)
         if self._socket:
             self._connect(self._socket)
+        if self._shaking:
+            self._shake(self._shaking)
         if self._connection:
             self._exchange(self._connection, now, interval_s)
 
@@ -99,8 +112,15 @@ class Call:
         if number := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._give_up(OSError(number, os.strerror(number)))
             return
-        self._socket, self._connection = None, Connection(sock)
-        self._connection.send({"node": self._own, "to": self.peer, "nonce": self._nonce})
+        self._socket, self._shaking = None, self._sockets.client(sock, waits=False)
+
+    def _shake(self, sock: socket.socket) -> None:
+        try:
+            if self._sockets.handshake(sock):
+                self._shaking, self._connection = None, Connection(sock)
+                self._connection.send({"node": self._own, "to": self.peer, "nonce": self._nonce})
+        except OSError as error:
+            self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
         self.problem = (error.strerror or str(error)).lower()
@@ -133,10 +153,10 @@ class Call:
         self.last_seen, self.has_answered, self.problem = now, True, "it does not answer"
 
     def close(self) -> None:
-        for one in (self._socket, self._connection):
+        for one in (self._socket, self._shaking, self._connection):
             if one:
                 one.close()
-        self._socket = self._connection = None
+        self._socket = self._shaking = self._connection = None
 
 
 class Caller:
@@ -144,7 +164,7 @@ class Caller:
 
     def __init__(self, own: int, connection: Connection, token: str, now: float) -> None:
         self.connection, self._own, self._token = connection, own, token
-        self.is_known, self.began = False, now
+        self.is_known, self.is_wrong, self.began = False, False, now
         self._expected, self._nonce = "", new_nonce()
         connection.message_bytes_max = GREETING_BYTES_MAX
 
@@ -153,8 +173,10 @@ class Caller:
         try:
             for message in self.connection.receive():
                 self._on_message(message)
+            has_ended = self.connection.is_broken or (self.connection.is_closed and self._expected)
+            self.is_wrong = bool(has_ended and not self.is_known)
         except ProtocolError:
-            self.connection.close()
+            self.is_wrong = True
         self.connection.flush()
 
     def _on_message(self, message: Message) -> None:
@@ -184,9 +206,9 @@ class Unreachable:
 
 
 class PeerWatch:
-    def __init__(self, node: int, host: str, token: str, lease_s: float) -> None:
+    def __init__(self, node: int, host: str, token: str, lease_s: float, sockets: Sockets = PLAIN) -> None:
         """Listens at the IP address `host` only. Raises `OSError`."""
-        self._node, self._token, self._lease_s = node, token, lease_s
+        self._node, self._token, self._lease_s, self._sockets = node, token, lease_s, sockets
         self._listener = listen(host)
         self._listener.setblocking(False)
         self.address = joined(host, self._listener.getsockname()[1])
@@ -198,8 +220,8 @@ class PeerWatch:
         self._polled = -math.inf
         self._is_awaited = False
         """Whether the round has not been reported as reached."""
-        self.strangers = 0
-        """The number of connections that were dropped because they did not prove that they have the token."""
+        self.strangers = Strangers()
+        """The connections that were dropped because they did not prove that they have the token."""
 
     def begin(self, attempt: int, peers: Mapping[int, str], now: float) -> None:
         """Begins the round of an attempt: `peers` are the addresses of the other nodes. Known connections go
@@ -209,7 +231,7 @@ class PeerWatch:
                 self._calls.pop(node).close()
         for node, address in peers.items():
             if node not in self._calls:
-                self._calls[node] = Call(self._node, node, address, self._token, now)
+                self._calls[node] = Call(self._node, node, address, self._token, self._sockets, now)
             self._calls[node].ask(now)
         self._reported.clear()
         self.attempt, self._is_awaited = attempt, True
@@ -252,17 +274,21 @@ class PeerWatch:
         with suppress(OSError):
             sock, _ = self._listener.accept()
             if sum(not caller.is_known for caller in self._callers) >= STRANGERS_MAX:
+                self.strangers.note(host_of(sock))
                 sock.close()
-                self.strangers += 1
             else:
-                self._callers.append(Caller(self._node, Connection(sock), self._token, now))
+                self._callers.append(
+                    Caller(self._node, Connection(self._sockets.server(sock)), self._token, now)
+                )
         for caller in list(self._callers):
             caller.poll()
             if not caller.is_known and now - caller.began > STRANGER_S:
+                caller.is_wrong = True
+            if caller.is_wrong:
                 caller.connection.close()
+                self.strangers.note(caller.connection.peer_host)
             if caller.connection.is_closed:
                 self._callers.remove(caller)
-                self.strangers += not caller.is_known
 
     def close(self) -> None:
         for call in self._calls.values():

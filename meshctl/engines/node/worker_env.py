@@ -18,7 +18,7 @@ from meshctl.engines.node import scratch
 from meshctl.engines.node.visible_devices import device_list, variables, visible_names
 from meshctl.plan.model import Group, Plan, Program, Worker
 from meshctl.recipe.code.interpreters import interpreter_path, problem_of
-from meshctl.run.authentication import TOKEN_VARIABLE
+from meshctl.run.authentication import SECURE_VARIABLE, TOKEN_VARIABLE
 from meshctl.run.directory import RunDir, Start
 from meshctl.text.env_refs import Unset, filled
 
@@ -110,6 +110,7 @@ class WorkerEnv:
                 found[name] = resolve(value, self.inherited)
         if self.group.program is None:
             found |= {"MESHCTL_CONTROL": self.stores.control, TOKEN_VARIABLE: self.stores.token}
+            found |= {SECURE_VARIABLE: "1"} if self.start.is_secure else {}
         return found | {
             "MESHCTL_PLAN": str(self.run.plan),
             "MESHCTL_GROUP": self.group.name,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from types import MappingProxyType
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.checks import across_nodes, on_node
@@ -50,7 +51,16 @@ class Apart:
 
 
 class Examination:
-    def __init__(self, plan: Plan, run: RunDir, needs: Needs, shares_files: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        run: RunDir,
+        needs: Needs,
+        shares_files: bool,
+        ports: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`ports` are the addresses at which the head listens, besides that of the nodes, by what it is."""
+        self._ports = dict(ports)
         self._plan, self._run, self._needs, self._shares_files = plan, run, needs, shares_files
         self._facts: dict[int, NodeFacts] = {}
         self._clocks: dict[int, float] = {}
@@ -109,7 +119,7 @@ class Examination:
             if now - self._since > TOGETHER_S or self._have_all_answered:
                 yield Apart(self._apart_text())
                 self._apart.clear()
-        elif not self.is_over and len(joined) == len(connections) > 0:
+        elif self._nodes and not self.is_over and joined.keys() >= {*self._nodes}:
             yield from self._advance(joined, now)
 
     @property
@@ -144,7 +154,9 @@ class Examination:
             on_node.write_nonce(self._run, self._nonce)
         for node, connection in connections.items():
             self._asked[node] = time.time()
-            connection.send({"type": "examine", "nonce": self._nonce, "needs": asdict(self._needs)})
+            connection.send(
+                {"type": "examine", "nonce": self._nonce, "needs": asdict(self._needs), "ports": self._ports}
+            )
 
     def _remove_nonce(self) -> None:
         if self._nonce:

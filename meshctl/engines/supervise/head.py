@@ -73,6 +73,7 @@ from meshctl.engines.supervise.reports import (
 )
 from meshctl.engines.supervise.run_files import RunFiles
 from meshctl.engines.supervise.signals import Signals
+from meshctl.engines.supervise.stranger_watch import StrangerWatch
 from meshctl.run.control_store import StoreClient
 from meshctl.run.event_folding import EventFolding
 from meshctl.run.events import Event, Journal
@@ -124,6 +125,7 @@ class Session:
     watch: LauncherWatch
     is_over: Callable[[], bool]
     """Returns whether `run.time_limit` is over."""
+    strangers: StrangerWatch
 
 
 class Head:
@@ -178,6 +180,7 @@ class Head:
         self._poll()  # classifies exits that the last poll has read
         outcome = self._outcome()
         self._warn(self._judge.warnings_at_end() if outcome.code == 0 else ())
+        self._warn(self._session.strangers.at_end())
         self._poll()  # observers see the warnings
         return outcome
 
@@ -227,6 +230,7 @@ class Head:
         if not self._forced.has_begun:
             self._progress.poll(now, self._ending.is_agreeing)
         self._warn(self._judge.warnings())
+        self._warn(self._session.strangers.first())
         self._checkpoints.publish(self._is_right)
 
     def _check_collectives(self) -> None:
@@ -316,6 +320,8 @@ class Head:
             self._ending.on_ready(event)
         elif event.name in ("saved", "unsaved"):
             self._checkpoints.add(event)
+        elif event.name == "strangers":
+            self._session.strangers.add(event.value["hosts"])
         elif event.name == "uncounted":
             self._judge.note_uncounted(event)
         elif event.name == "differs":

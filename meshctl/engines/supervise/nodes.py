@@ -40,6 +40,8 @@ from meshctl.run.connection import (
     ProtocolError,
     encoded,
 )
+from meshctl.run.sockets import PLAIN, Sockets
+from meshctl.run.strangers import Strangers
 from meshctl.text.english import counted
 
 CLOSE_S = 2.0
@@ -83,6 +85,7 @@ class Nodes:
         *,
         reads_clocks: bool = False,
         examination: Examination | None = None,
+        sockets: Sockets = PLAIN,
     ) -> None:
         """`join_limit_s` are the seconds after which a node is missing, and `digest` is that of the plan.
         With `reads_clocks`, `poll` also returns readings of the clocks of all nodes. With an `examination`,
@@ -90,7 +93,7 @@ class Nodes:
         listener.setblocking(False)
         self._listener, self._token, self._lease_s = listener, token, lease_s
         self._join_limit_s, self._digest = join_limit_s, digest
-        self._reads_clocks, self._examination = reads_clocks, examination
+        self._reads_clocks, self._examination, self._sockets = reads_clocks, examination, sockets
         self._strangers: dict[Handshake, None] = {}
         self._epoll = select.epoll()
         self._epoll.register(listener, select.EPOLLIN)
@@ -98,6 +101,10 @@ class Nodes:
         self._owners: dict[int, Handshake | int] = {}
         """File of a connection -> the number of its node, or the handshake of a peer that is not known yet.
         `_epoll` forgets a file that is closed; its entry stays until another connection has the number."""
+        self.dropped = Strangers()
+        """The connections to the head that were dropped."""
+        self._dropped_by: dict[int, Mapping[str, int]] = {}
+        """Node -> the connections that it has dropped."""
         self._nodes: dict[int, _Node] = {}
         self._attempt: Message = {}
         self._is_cancelled = False
@@ -125,6 +132,10 @@ class Nodes:
         """Node -> the pid of its node process, if all nodes are on this machine and therefore need no
         lease."""
         return {number: node.pid for number, node in self._nodes.items() if node.pid and not self._lease_s}
+
+    def all_dropped(self) -> list[Mapping[str, int]]:
+        """Returns the connections that the head and each node have dropped."""
+        return [self.dropped, *self._dropped_by.values()]
 
     def has_joined(self, number: int) -> bool:
         """Whether a node has connected, now or earlier."""
@@ -245,7 +256,7 @@ class Nodes:
     def _look(self, now: float) -> list[Report]:
         """Looks at all connections, also those on which nothing has arrived."""
         for stranger in [one for one in self._strangers if now - one.began > STRANGER_S]:
-            self._dismiss(stranger)
+            self._drop_stranger(stranger)
         reports: list[Report] = []
         for number, node in self._nodes.items():
             reports += self._check(number, node, now)
@@ -274,10 +285,11 @@ class Nodes:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            stranger = Handshake(Connection(sock), self._token, self._lease_s, self._digest)
+            connection = Connection(self._sockets.server(sock))
+            stranger = Handshake(connection, self._token, self._lease_s, self._digest)
             self._strangers[stranger] = None
-            self._owners[sock.fileno()] = stranger
-            self._epoll.register(sock, select.EPOLLIN)
+            self._owners[connection.fileno()] = stranger
+            self._epoll.register(connection.fileno(), select.EPOLLIN)
         self._is_accepting = False
         self._epoll.unregister(self._listener)
 
@@ -286,15 +298,18 @@ class Nodes:
             has_proved = any(stranger.accepts(message) for message in stranger.connection.receive())
         except ProtocolError:
             has_proved = False
-            stranger.connection.close()
+            stranger.connection.is_broken = True
         if has_proved:
             self._owners[stranger.connection.fileno()] = stranger.node
             self._forget(stranger)
             self._join(stranger.node, stranger.connection, now)
+        elif stranger.is_refused:
+            self._drop_stranger(stranger)
         elif stranger.connection.is_closed:
-            self._dismiss(stranger)
+            self._forget(stranger)
 
-    def _dismiss(self, stranger: Handshake) -> None:
+    def _drop_stranger(self, stranger: Handshake) -> None:
+        self.dropped.note(stranger.connection.peer_host)
         stranger.connection.close()
         self._forget(stranger)
 
@@ -380,6 +395,8 @@ class Nodes:
             return [StopAsked(number, signal.Signals(message["signal"]))]
         if message["type"] == "beat":
             node.pid, node.clock_readings = int(message.get("pid", 0)), 0
+            if dropped := message.get("strangers"):
+                self._dropped_by[number] = {str(host): int(count) for host, count in dropped.items()}
         self._ask_clock(node)
         if message["type"] == "beat":
             return []

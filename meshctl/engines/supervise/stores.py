@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 
 from torch.distributed import TCPStore
 
@@ -15,6 +16,7 @@ from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.rendezvous import serve
 from meshctl.run import addresses
 from meshctl.run.control_store import StoreClient
+from meshctl.run.sockets import PLAIN, Sockets
 from meshctl.run.store_server import StoreServer
 
 BACKLOG = 1024
@@ -43,12 +45,21 @@ class Stores:
         self._server: StoreServer | None = None
         self._client: StoreClient | None = None
 
-    def serve(self, token: str) -> StoreClient:
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The addresses of both stores, by what they are."""
+        return {"the control store": self._control_address, "the store of torch": self.torch_address}
+
+    def serve(self, token: str, sockets: Sockets = PLAIN) -> StoreClient:
         """Starts the threads of both stores. Returns the supervisor's connection to the control store."""
         self._torch_store = serve(self._torch)
-        self._server = StoreServer(self._control, token)
-        self._client = StoreClient(self._control_address, token)
+        self._server = StoreServer(self._control, token, sockets)
+        self._client = StoreClient(self._control_address, token, sockets=sockets)
         return self._client
+
+    def dropped(self) -> Mapping[str, int]:
+        """Returns the connections to the control store that were dropped, by host."""
+        return dict(self._server.dropped) if self._server else {}
 
     def close(self) -> None:
         self._torch_store = None

@@ -31,11 +31,13 @@ from meshctl.engines.supervise.restarts import Restarts
 from meshctl.engines.supervise.run_files import RunFiles
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.stores import Stores, listen
+from meshctl.engines.supervise.stranger_watch import StrangerWatch
 from meshctl.run.addresses import joined
 from meshctl.run.authentication import TOKEN_VARIABLE, new_token
 from meshctl.run.events import Event, Journal
 from meshctl.run.observer import Observer
 from meshctl.run.saved_checkpoints import NoneWhole
+from meshctl.run.sockets import Sockets, sockets_of
 
 MakeObservers = Callable[[], Iterable[Observer]]
 """Returns the observers of a run. Called after the engine has forked, because an observer may start a
@@ -76,13 +78,13 @@ class Supervisor:
             handle = engine.start(job) if environ is None else engine.attach(job, environ)
         except CannotStart as error:
             return Outcome(UNFIT, Cause(Priority.OWN, str(error)), str(error))
-        nodes = self._nodes(job, nodes_listener)
+        sockets = sockets_of(job.token, attempt.start.is_secure)
+        nodes = self._nodes(job, nodes_listener, stores, sockets)
         journal = Journal(job.run.journal("launcher"))
         watch = LauncherWatch.of(attempt, self._signals, handle)
-        views = Observers([])
-        outcome = Outcome(70)
+        views, outcome = Observers([]), Outcome(70)
         try:
-            control = stores.serve(job.token)
+            control = stores.serve(job.token, sockets)
             views = Observers(observers())
             session = Session(
                 job,
@@ -96,6 +98,7 @@ class Supervisor:
                 self._signals,
                 watch,
                 lambda: self._clock() >= ends_at,
+                StrangerWatch(lambda: [*nodes.all_dropped(), stores.dropped()]),
             )
             outcome = self._attempts(session, attempt, handle)
             journal.write("over", code=outcome.code, reason=outcome.reason)
@@ -106,10 +109,10 @@ class Supervisor:
                 one.close()
         return outcome
 
-    def _nodes(self, job: Job, listener: socket.socket) -> Nodes:
+    def _nodes(self, job: Job, listener: socket.socket, stores: Stores, sockets: Sockets) -> Nodes:
         engine, reads_clocks = self._engine, job.plan.run.trace is not None
         limits = engine.lease_s, engine.join_limit_s
-        examination = Examination(job.plan, job.run, job.needs, engine.shares_files)
+        examination = Examination(job.plan, job.run, job.needs, engine.shares_files, stores.addresses)
         return Nodes(
             listener,
             job.token,
@@ -117,6 +120,7 @@ class Supervisor:
             job.plan.digest,
             reads_clocks=reads_clocks,
             examination=examination if engine.examines_nodes else None,
+            sockets=sockets,
         )
 
     def _attempts(self, session: Session, attempt: Attempt, handle: Handle) -> Outcome:

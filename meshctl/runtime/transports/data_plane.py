@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshctl.run.strangers import Strangers
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, bytes_of
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.context import SLOTS, Context
@@ -45,12 +46,10 @@ NO_SLOT = "a frame for which there is no slot in tag {}"
 class DataPlane:
     def __init__(self, context: Context) -> None:
         self.context, self.job_rank = context, context.job_rank
-        self._slots = dict(context.slots)
-        self._generations = dict(context.generations)
+        self._slots, self._generations = dict(context.slots), dict(context.generations)
         self._transport_to: dict[int, Transport] = {}
         self._transports: tuple[Transport, ...] = ()
-        self._loopback = Loopback()
-        self._lock = threading.RLock()
+        self._loopback, self._lock = Loopback(), threading.RLock()
         self._state = threading.Condition(self._lock)
         self._inbox: defaultdict[tuple[int, int], deque[Delivery]] = defaultdict(deque)
         self._credits: dict[tuple[int, int], float] = {}
@@ -74,6 +73,11 @@ class DataPlane:
     def slots(self, tag: int) -> int:
         """Returns how many frames of a tag may be in flight between two job ranks."""
         return self._slots.get(tag, SLOTS)
+
+    @property
+    def strangers(self) -> Strangers:
+        """The connections that the transports have dropped."""
+        return sum((each.strangers for each in self._transports), start=Strangers())
 
     def transport_to(self, job_rank: int) -> Transport:
         return self._transport_to.get(job_rank, self._loopback)

@@ -106,6 +106,14 @@ def test_a_wall_in_a_run_is_reported_soon(nodes: Nodes) -> None:
     assert "node 1 has not heard node 2 at h:7 for 15 s" in found.reason
 
 
+def test_nothing_is_asked_while_a_node_is_missing_or_after_it_was_given_up(nodes: Nodes) -> None:
+    missing = cast("dict[int, Connection | None]", {0: nodes.sent[0], 1: None, 2: nodes.sent[2]})
+    given_up = {node: one for node, one in missing.items() if one}
+    for connections in (missing, given_up, {}):
+        assert list(nodes.examination.poll(connections, 0.0)) == []
+    assert nodes.kinds(0) == []
+
+
 def test_nodes_that_do_not_answer_are_named(nodes: Nodes) -> None:
     nodes.poll(0.0)
     nodes.report_facts(0)

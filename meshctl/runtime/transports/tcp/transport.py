@@ -31,6 +31,8 @@ import torch
 from torch import Tensor
 
 from meshctl.run.addresses import listen
+from meshctl.run.sockets import PLAIN, Sockets
+from meshctl.run.strangers import Strangers
 from meshctl.runtime.devices.backend import DeviceMemory
 from meshctl.runtime.transports.buffers.caching_allocator import CachingAllocator
 from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND, Frame, bytes_of
@@ -41,6 +43,7 @@ from meshctl.runtime.transports.tcp.backlog import Backlog, drain_together
 from meshctl.runtime.transports.tcp.connection import Connection, memoryview_of
 from meshctl.runtime.transports.tcp.messages import HEAD, Address, Head, Kind, Message
 from meshctl.runtime.transports.tcp.progress import ProgressThread
+from meshctl.runtime.transports.tcp.pump import Pump
 from meshctl.runtime.transports.tcp.stream import (
     STREAMS,
     STRIPED_MIN,
@@ -71,13 +74,15 @@ class TcpTransport(Transport):
         host: str = "127.0.0.1",
         memory: DeviceMemory | None = None,
         devices: Container[int] = (),
+        security: Sockets = PLAIN,
     ) -> None:
-        """Listens on the IP address `host` only. `token` is the run's; a connection without it is refused.
-        Tensors in a device's `memory` travel to the job ranks in `devices` by transfers."""
+        """Listens on the IP address `host` only, by `security`. `token` is the run's; a connection without it
+        is refused. Tensors in a device's `memory` travel to the job ranks in `devices` by transfers."""
         self._data_plane, self._token = data_plane, token.encode()
         self._job_rank = data_plane.job_rank
         self._generation = data_plane.generation_of(self._job_rank)
         self._memory, self._devices = memory, devices
+        self._dialler = sockets.Direct() if security is PLAIN else Pump(security)
         self._listener = listen(host, backlog=4096)
         self._listener.setblocking(False)
         self.address = Address(*self._listener.getsockname()[:2])
@@ -85,15 +90,14 @@ class TcpTransport(Transport):
         self._to: dict[int, Connection] = {}
         self._from: dict[int, Connection] = {}
         self._strangers: dict[Connection, None] = {}
+        self.strangers = Strangers()
         self._replaced: list[Connection] = []
         """Connections of older generations. Their sockets stay open: a thread may be about to use one."""
         self._allocator = CachingAllocator()
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.sender = ProgressThread("tcp-send", select.EPOLLOUT, self._on_thread_error)
-        timer_s = sockets.SILENCE_S / 4
-        self.receiver = ProgressThread(
-            "tcp-receive", select.EPOLLIN, self._on_thread_error, self._check_silence, timer_s
-        )
+        timer = self._check_silence, sockets.SILENCE_S / 4
+        self.receiver = ProgressThread("tcp-receive", select.EPOLLIN, self._on_thread_error, *timer)
         self._streams = Streams(self.receiver, self._on_share_lost)
         self._is_closing = False
 
@@ -250,7 +254,7 @@ class TcpTransport(Transport):
         """Returns a connected socket, or None if the peer has left the run. Raises `PeerLost`."""
         address = self._addresses[peer]
         try:
-            return sockets.connected(address.host, address.port)
+            return sockets.connected(address.host, address.port, self._dialler)
         except OSError as error:
             if self._data_plane.context.has_left(peer):
                 return None
@@ -269,7 +273,7 @@ class TcpTransport(Transport):
     def _accept(self) -> None:
         with suppress(BlockingIOError, ConnectionError):
             sock, _ = self._listener.accept()
-            self._open(sockets.prepared(sock))
+            self._open(sockets.accepted(sock, self._dialler))
             if len(self._strangers) > MAX_STRANGERS:
                 self._shut(next(iter(self._strangers)))
 
@@ -414,6 +418,7 @@ class TcpTransport(Transport):
         if connection.job_rank < 0:
             self.receiver.remove(connection.sock.fileno())
             self._strangers.pop(connection, None)
+            self.strangers.note(sockets.host_of(connection.sock))
             connection.sock.close()
         else:
             for sock in (connection.sock, *(stream.sock for stream in connection.streams)):
@@ -432,11 +437,7 @@ class TcpTransport(Transport):
         """Ends connections to nodes that vanished while something was in flight to them. The kernel itself
         probes idle connections."""
         for connection in self._connections:
-            if (
-                not connection.has_left
-                and connection.sock.fileno() >= 0
-                and sockets.is_silent(connection.sock)
-            ):
+            if not connection.has_left and sockets.is_silent(connection.sock):
                 self._on_end(connection, sockets.silence())
 
     @property
@@ -466,6 +467,7 @@ class TcpTransport(Transport):
 
     def forget(self) -> None:
         self._close_all()
+        self._dialler.forget()
 
     def leave(self) -> None:
         self._is_closing = True
@@ -488,6 +490,7 @@ class TcpTransport(Transport):
         self.receiver.close()
         self.sender.close()
         self._close_all()
+        self._dialler.close()
 
 
 _Action = Callable[[TcpTransport, Connection, Message], None]

@@ -1,0 +1,142 @@
+"""Faults of several nodes, over hosts that are network namespaces. Which test covers which fault:
+
+| fault | test |
+| --- | --- |
+| a node process, an agent or a worker is killed | `test_ssh::test_a_fault_ends_everything_with_its_cause` |
+| the head is killed | `test_ssh::test_a_killed_head_and_an_interrupt_leave_nothing`, `test_commands` |
+| the head refuses, has an unknown name | `test_commands::test_an_agent_names_what_keeps_it_from_its_head` |
+| the head does not answer | `node/test_join` |
+| a wall between two nodes, before and in a run | here |
+| a port of a node is blocked | here; of the head: `checks/test_across_nodes` |
+| a node never joins | here, and `test_commands::test_nodes_that_never_join_are_named` |
+| no name server, no file of host names | all tests with hosts: see `namespaces.py` |
+| several interfaces, one with the same address on all hosts | all tests with hosts |
+| a link is down for longer than the limit | `test_ssh::test_a_fault_ends_everything_with_its_cause` |
+| a link heals before the limit | here |
+| 200 ms of delay, 5 % of packets lost | here |
+| a host cannot start its node | `test_ssh::test_hosts_that_cannot_start_a_node_are_named` |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import meshctl
+from tests.engines import relay
+from tests.engines.namespaces import Hosts
+from tests.engines.test_ssh import (
+    LEASE,
+    LIMIT_S,
+    LONG,
+    folder,
+    hosts,
+    is_empty,
+    launches,
+    needs_hosts,
+    started,
+    until,
+)
+
+__all__ = ["folder", "hosts", "launches"]
+pytestmark = [needs_hosts, pytest.mark.namespaces, pytest.mark.slow_suite]
+
+
+def events(folder: Path, name: str) -> list[dict[str, object]]:
+    lines = [
+        line for file in folder.glob("runs/*/*/events/*.jsonl") for line in file.read_text().splitlines()
+    ]
+    return [event for event in map(json.loads, lines) if event["name"] == name]
+
+
+def test_no_host_knows_a_name(hosts: Hosts) -> None:
+    for name in hosts.names:
+        found = subprocess.run(
+            ["ip", "netns", "exec", name, "cat", "/etc/hosts", "/etc/resolv.conf"], capture_output=True
+        )
+        assert found.stdout.decode() == f"nameserver {hosts.head.rpartition('.')[0]}.253\n"
+
+
+def test_a_wall_between_two_nodes_is_found_before_a_worker_starts(hosts: Hosts, folder: Path) -> None:
+    hosts.wall(1, 2)
+    try:
+        done = meshctl(folder, "launch", "recipe.yaml", *hosts.options)
+    finally:
+        hosts.wall(1, 2, is_up=False)
+    assert done.returncode == 4, done.stderr
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    address = re.escape(hosts.addresses[2])
+    assert re.search(rf"node 1 \(\S+\) does not reach node 2 \(\S+\) at {address}:\d+: ", line), line
+    assert "look for a firewall or a wrong route" in line
+    assert not events(folder, "started")
+    assert is_empty(hosts, 10)
+
+
+def test_a_wall_in_a_run_ends_it_within_the_limit(hosts: Hosts, folder: Path) -> None:
+    launch = started(folder, "recipe.yaml", *LONG, *hosts.options, LEASE)
+    until(launch, "^step 2")
+    hosts.wall(1, 2)
+    try:
+        output, _ = launch.communicate(timeout=LIMIT_S)
+    finally:
+        hosts.wall(1, 2, is_up=False)
+    assert launch.returncode == 5, output
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, output
+    assert re.match(
+        r"error: node [12] \(\S+\) has not heard node [12] \(\S+\) at \S+ for [67] s: ", errors[0]
+    )
+    assert is_empty(hosts, 10)
+
+
+def test_a_blocked_port_of_a_node_is_named(hosts: Hosts, folder: Path) -> None:
+    hosts.block(0, 1)
+    try:
+        done = meshctl(folder, "launch", "recipe.yaml", *hosts.options)
+    finally:
+        hosts.block(0, 1, is_up=False)
+    assert done.returncode == 4, done.stderr
+    assert re.search(
+        rf"error: node 0 \(\S+\) does not reach node 1 \(\S+\) at {re.escape(hosts.addresses[1])}:\d+",
+        done.stderr,
+    ), done.stderr
+    assert is_empty(hosts, 10)
+
+
+def test_a_node_that_never_joins_is_named(hosts: Hosts, folder: Path) -> None:
+    setup = f"engine.ssh.setup=['! ip -o addr show | grep -q {hosts.addresses[1]}/ || sleep 1000']"
+    done = meshctl(folder, "launch", "recipe.yaml", *hosts.options, setup, "engine.ssh.join_limit=60")
+    assert done.returncode == 4, done.stderr
+    assert re.search(
+        r"error: 1 node of 3 did not connect to the head at \S+ within 60 s: node 1$", done.stderr, re.M
+    )
+    assert is_empty(hosts, 10)
+
+
+def test_a_link_that_heals_before_the_limit_changes_nothing(hosts: Hosts, folder: Path) -> None:
+    launch = started(folder, "recipe.yaml", *LONG, *hosts.options)
+    lines = until(launch, "^step 2")
+    hosts.link(1, "down")
+    time.sleep(4)
+    hosts.link(1, "up")
+    last = max(map(int, re.findall(r"^step (\d+)", lines, re.M)))
+    until(launch, rf"^step (?!([0-9]|{last})\b)\d+")
+    time.sleep(2)
+    launch.send_signal(signal.SIGINT)
+    output, _ = launch.communicate(timeout=LIMIT_S)
+    assert launch.returncode == 130 and "error" not in output, output
+    assert is_empty(hosts, 10)
+
+
+def test_delay_and_loss_kill_nobody(hosts: Hosts, folder: Path) -> None:
+    with relay.of(hosts, 2, delay_s=0.2, loss=0.05):
+        done = meshctl(folder, "launch", "recipe.yaml", *hosts.options, "run.steps=5")
+        assert done.returncode == 0, done.stderr
+        assert is_empty(hosts, 10)
+    assert not events(folder, "fault") and len(events(folder, "ready")) == 6
