@@ -76,7 +76,7 @@ def test_the_control_store_drops_and_counts_a_stranger(words: bytes) -> None:
     assert server.dropped == {"127.0.0.1": 1}
 
 
-def test_a_stranger_that_says_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_stranger_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     from meshctl.run import store_server
 
     monkeypatch.setattr(store_server, "STRANGER_S", 0.1)
