@@ -36,6 +36,7 @@ from meshctl.run.directory import Recorded, RunDir, Start
 from meshctl.run.events import Journal
 from meshctl.run.progress import Activity
 from meshctl.run.shutdown import PREFIX, StopAgreement
+from meshctl.run.strangers import Strangers
 from meshctl.runtime.breakpoints import skip_without_terminal
 from meshctl.runtime.component import Component, ComponentError, context_of
 from meshctl.runtime.errors import StageError
@@ -156,7 +157,7 @@ class Worker:
         self._doing = "close"
         for name, component in components.items():
             self._close(plan, name, component, last)
-        if strangers := data_plane.strangers:
+        if strangers := sum((each.strangers for each in data_plane.transports), start=Strangers()):
             self._journal.write("strangers", hosts=dict(strangers))
         self._journal.write("done", step=last)
         self._journal.flush(SPACE_S)

@@ -31,7 +31,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.run.strangers import Strangers
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, bytes_of
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.context import SLOTS, Context
@@ -48,7 +47,7 @@ class DataPlane:
         self.context, self.job_rank = context, context.job_rank
         self._slots, self._generations = dict(context.slots), dict(context.generations)
         self._transport_to: dict[int, Transport] = {}
-        self._transports: tuple[Transport, ...] = ()
+        self.transports: tuple[Transport, ...] = ()
         self._loopback, self._lock = Loopback(), threading.RLock()
         self._state = threading.Condition(self._lock)
         self._inbox: defaultdict[tuple[int, int], deque[Delivery]] = defaultdict(deque)
@@ -63,7 +62,7 @@ class DataPlane:
     def add(self, job_ranks: Iterable[int], transport: Transport) -> None:
         """Registers the transport to some job ranks; the first registration of a job rank holds."""
         self._transport_to = {**dict.fromkeys(job_ranks, transport), **self._transport_to}
-        self._transports = tuple(dict.fromkeys(self._transport_to.values()))
+        self.transports = tuple(dict.fromkeys(self._transport_to.values()))
 
     def reserve(self, tag: int, slots: int) -> None:
         """Sets the slots of a tag, before its first frame. 0 means no bound, for a tag whose two ends take
@@ -73,11 +72,6 @@ class DataPlane:
     def slots(self, tag: int) -> int:
         """Returns how many frames of a tag may be in flight between two job ranks."""
         return self._slots.get(tag, SLOTS)
-
-    @property
-    def strangers(self) -> Strangers:
-        """The connections that the transports have dropped."""
-        return sum((each.strangers for each in self._transports), start=Strangers())
 
     def transport_to(self, job_rank: int) -> Transport:
         return self._transport_to.get(job_rank, self._loopback)
@@ -94,23 +88,23 @@ class DataPlane:
     def alloc(self, nbytes: int) -> Tensor:
         """Returns uninitialized uint8 `[nbytes]`. Receivers that can read it in place get it without a
         copy."""
-        found = (memory for each in self._transports if (memory := each.alloc(nbytes)) is not None)
+        found = (memory for each in self.transports if (memory := each.alloc(nbytes)) is not None)
         memory = next(found, None)
         return torch.empty(nbytes, dtype=torch.uint8) if memory is None else memory
 
     def concat(self, tensors: list[Tensor]) -> Tensor:
         """Returns tensors concatenated along dim 0: mapped one after another where possible, else copied."""
-        found = (whole for each in self._transports if (whole := each.concat(tensors)) is not None)
+        found = (whole for each in self.transports if (whole := each.concat(tensors)) is not None)
         whole = next(found, None)
         return torch.cat(tensors) if whole is None else whole
 
     def is_mappable(self, tensor: Tensor) -> bool:
         """Whether receivers can `concat` the tensor, and others behind it, without a copy."""
-        return any(transport.is_mappable(tensor) for transport in self._transports)
+        return any(transport.is_mappable(tensor) for transport in self.transports)
 
     def is_read_only(self, tensor: Tensor) -> bool:
         """Whether a received tensor is in memory of its producer, which this process cannot write."""
-        return any(transport.is_read_only(tensor) for transport in self._transports)
+        return any(transport.is_read_only(tensor) for transport in self.transports)
 
     # Sending
 
@@ -432,7 +426,7 @@ class DataPlane:
     def announce_loss(self, lost: PeerLost) -> None:
         """Informs all connected peers that this job rank ends because another one is lost."""
         if lost.job_rank is not None:
-            for transport in self._transports:
+            for transport in self.transports:
                 transport.announce_loss(lost.job_rank)
 
     def peer_lost(self, job_rank: int, how: str, tag: int = -1) -> PeerLost:
@@ -461,7 +455,7 @@ class DataPlane:
         with self._lock:
             self._generations[group] = generation
             self.losses.forget(group, members)
-            for transport in self._transports:
+            for transport in self.transports:
                 transport.reopen([rank for rank in members if self.transport_to(rank) is transport])
             for key in [key for key in self._inbox if key[0] in members]:
                 self._inbox[key].clear()
@@ -472,16 +466,16 @@ class DataPlane:
         """Says goodbye after the last frame, waits for the goodbyes of all peers and releases everything.
         Raises `PeerLost`."""
         try:
-            for transport in self._transports:
+            for transport in self.transports:
                 transport.leave()
-            for transport in self._transports:
+            for transport in self.transports:
                 transport.close()
         finally:
             self._close_local()
 
     def release(self) -> None:
         """Releases everything without waiting for peers."""
-        for transport in self._transports:
+        for transport in self.transports:
             transport.release()
         self._close_local()
 
