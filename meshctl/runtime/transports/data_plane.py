@@ -492,5 +492,5 @@ def _forget(data_plane: weakref.ref[DataPlane]) -> None:
     """Closes the connections in a forked child, such as a data loader's: it must neither send in its parent's
     name nor keep its connections open."""
     if found := data_plane():
-        for transport in found._transports:
+        for transport in found.transports:
             transport.forget()
