@@ -23,6 +23,8 @@ LAYOUTS = {"dp": (2, 1), "fsdp": (1, 2), "hsdp": (2, 2)}
 """The words of `layout@...`, and their (dp, fsdp)."""
 MODELS = {"sft": 0.2, "sft_lora": 0.2, "dpo": 0.01, "reward_model": 0.01}
 """Recipe of a model of transformers -> the least decrease of its held-out loss from step 6 to step 12."""
+OF_FURTHER_DIMS = {"long_context": 0.2, "moe_ep": 0.2}
+"""The same for recipes with cp and ulysses, and with ep."""
 
 
 def launch(cwd: Path, recipe: str, *overrides: str, preload: str = "") -> Path:
@@ -81,6 +83,22 @@ def test_a_layout_is_compared_with_the_sizes_of_the_model(name: str, scale: str)
     assert [one.code for one in report.diagnostics if one.severity == "error"] == ["MC431"]
 
 
+@pytest.mark.parametrize(
+    ("name", "scale", "sizes"),
+    [
+        ("long_context", "laptop", {"fsdp": 2, "cp": 2, "ulysses": 2}),
+        ("long_context", "node8", {"fsdp": 4, "cp": 2, "ulysses": 4}),
+        ("moe_ep", "laptop", {"fsdp": 2, "ep": 2}),
+        ("moe_ep", "node8", {"fsdp": 8, "ep": 8}),
+    ],
+)
+def test_further_dims_of_hf_models(name: str, scale: str, sizes: dict[str, int]) -> None:
+    loaded = load(str(RECIPES / f"{name}.yaml"), [f"scale={scale}"], RECIPES)
+    assert [one.code for one in loaded.report.diagnostics if one.code != "MC445"] == []
+    mesh = plan_of(str(RECIPES / f"{name}.yaml"), [f"scale={scale}"]).plan.component("trainer").mesh
+    assert {dim: mesh.size(dim) for dim in sizes} == sizes
+
+
 def test_the_data_are_those_that_the_script_writes(tmp_path: Path) -> None:
     folder = RECIPES / "rot13"
     runpy.run_path(str(folder / "data.py"))["write"](tmp_path)
@@ -95,13 +113,14 @@ def test_the_data_are_those_that_the_script_writes(tmp_path: Path) -> None:
         "sft_lora",
         "dpo",
         *(pytest.param(name, marks=pytest.mark.slow_suite) for name in ("sft", "reward_model")),
+        *(pytest.param(name, marks=pytest.mark.slow_suite) for name in OF_FURTHER_DIMS),
     ],
 )
 def test_a_model_of_transformers_learns(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     run = launch(tmp_path, f"{name}.yaml", "run.steps=12", "pipeline.eval.every=6", preload="meshctl.hf")
     first, last = (line["eval.exam.loss"] for line in metrics(run) if "eval.exam.loss" in line)
-    assert last < first - MODELS[name]
+    assert last < first - (MODELS | OF_FURTHER_DIMS)[name]
     assert (run / "exports" / "step-12" / "model.safetensors").is_file()
 
 
