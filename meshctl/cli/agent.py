@@ -6,13 +6,15 @@ import json
 import os
 import signal
 import socket
+import tarfile
 import time
 from pathlib import Path
 
 from meshctl.cli.collection import without_collection
-from meshctl.cli.output import refuse, why
+from meshctl.cli.output import REFUSED, refuse, why
 from meshctl.engines.connection import CONNECT_S
 from meshctl.engines.engine import groups_on, nodes_of
+from meshctl.engines.shipping import begin_run
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import number_of
 from meshctl.run.addresses import split
@@ -27,12 +29,25 @@ POLL_S = 0.2
 """Seconds between two reads of the address of the head, while it is awaited."""
 
 
-def agent(path: Path, group: str, place: str, head: str, wait_s: float = 0.0, is_in_job: bool = False) -> int:
+def agent(
+    path: Path,
+    group: str,
+    place: str,
+    head: str,
+    wait_s: float = 0.0,
+    is_in_job: bool = False,
+    shipped: str = "",
+) -> int:
     """Runs the node process. Returns the exit code: 0 if all workers exited with 0, 1 if one did not, 2 if
     the plan has nothing to run on this node, 4 if the head cannot be reached or refuses. `place` is the
     number of the node or SET.INDEX, `head` is HOST:PORT, or empty for the address that the head has written,
     and `wait_s` the seconds to wait for a head. With `is_in_job`, the first signal of the scheduler is passed
-    to the head."""
+    to the head. `shipped` is a folder with the archive of the recipe's folder, if the run directory is not
+    shared."""
+    try:
+        path = begin_run(Path(shipped), path) if shipped else path
+    except (OSError, tarfile.TarError, ValueError) as error:
+        return refuse(f"the recipe's folder cannot be unpacked: {error}", REFUSED)
     run, token = RunDir.of_plan(path), os.environ.pop(TOKEN_VARIABLE, "")
     node, wrong = placed(path, group, place)
     if not wrong and head and problem_of(head):
@@ -60,17 +75,8 @@ def agent(path: Path, group: str, place: str, head: str, wait_s: float = 0.0, is
         preload(plan, folders, groups_of(plan, folders))
     left = max(0.0, wait_s - (time.monotonic() - began))
     groups = (group,) if group else ()
-    job = NodeJob(
-        run,
-        node,
-        head,
-        token,
-        main,
-        groups,
-        digest=plan.digest,
-        wait_s=left,
-        is_secure=start.is_secure,
-    )
+    facts = {"digest": plan.digest, "wait_s": left, "is_secure": start.is_secure}
+    job = NodeJob(run, node, head, token, main, groups, path=tuple(folders) if shipped else (), **facts)
     asks = (signal.SIGTERM, signal.SIGUSR2) if is_in_job else ()
     return serve(job, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP), asks)
 

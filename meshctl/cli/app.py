@@ -423,18 +423,17 @@ def agent(
     head: Annotated[
         str, option("Address of the head, HOST:PORT. Default: that in RUN/head.json.", metavar="HOST:PORT")
     ] = "",
-    wait: Annotated[
-        float, option("Seconds to wait for a head that is not there yet.", metavar="SECONDS")
-    ] = 0.0,
+    wait: Annotated[float, option("Seconds to wait for a head to start.", metavar="SECONDS")] = 0.0,
     group: Annotated[str, option("Group to run. Default: all groups of the node.")] = "",
     in_job: Annotated[
         bool, option("Pass the scheduler's first signal to the head, which ends the run.", None, "--in-job")
     ] = False,
+    shipped: Annotated[str, option("Folder with a copy of the recipe's folder.", metavar="FOLDER")] = "",
 ) -> None:
     """Run the workers of one node. Engines start this command on each node."""
     from meshctl.cli.agent import agent
 
-    raise typer.Exit(agent(plan, group, node, head, wait, in_job))
+    raise typer.Exit(agent(plan, group, node, head, wait, in_job, shipped))
 
 
 @app.command()

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, BinaryIO
 
 from meshctl.engines.connection import MESSAGE_BYTES_MAX
 from meshctl.engines.engine import CannotStart, Command, Exited, Handle, Job, Rendered, groups_on, nodes_of
@@ -86,7 +86,7 @@ class RayEngine(RemoteEngine):
         return {**({"CPU": cpus} if cpus else {}), **counts, **self._resources}
 
     def prepared(self, command: Command) -> Command:
-        return Command(command.node, ("sh", "-c", script_of(self.setup, command.argv)))
+        return Command(command.node, ("sh", "-c", script_of(self.setup, command.argv, self.ships)))
 
     def render(self, plan: Plan, run: RunDir, head: str, start: Start = NO_START) -> Rendered:
         group = {"strategy": "STRICT_SPREAD", "bundles": self.bundles(plan)}
@@ -108,15 +108,16 @@ class RayEngine(RemoteEngine):
             "token": job.token,
             "environ": {name: os.environ[name] if value is None else value for name, value in self._env},
         }
-        return RayHandle(job, order)
+        return RayHandle(job, order, self.archive(job))
 
 
 class RayHandle:
     """The driver, which is a child of this process, and through it the actors. Bundle I is that of the I-th
     node of the plan."""
 
-    def __init__(self, job: Job, order: Message) -> None:
-        self.address, self._job, self._order = job.head, job, order
+    def __init__(self, job: Job, order: Message, archive: BinaryIO | None) -> None:
+        self.address, self._job, self._archive = job.head, job, archive
+        self._order = {**order, "archive": archive.fileno() if archive else None}
         self._nodes = nodes_of(job.plan)
         self._hosts: list[str] = []
         """The machine of each bundle, once they are placed."""
@@ -136,7 +137,7 @@ class RayHandle:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *([self._archive.fileno()] if self._archive else [])],
                 start_new_session=True,
             )
         self._connection = Connection(ours)
@@ -236,6 +237,8 @@ class RayHandle:
             self.poll()
             time.sleep(POLL_S)
         self._end_driver()
+        if self._archive:
+            self._archive.close()
 
     def _end_driver(self) -> None:
         """Closes the connection, and kills a driver that does not end with it."""

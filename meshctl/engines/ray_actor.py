@@ -17,9 +17,12 @@ class MeshctlNode:
     def begin(self) -> None:
         """Does nothing. Its return shows that this process runs."""
 
-    def run(self, script: str, token: str, environ: Mapping[str, str]) -> tuple[int, str]:
-        """Runs the script of a node (`host_script`) as a child of this process. Returns its exit code, or the
-        negative number of a signal, and the end of its output.
+    def run(
+        self, script: str, token: str, environ: Mapping[str, str], archive: bytes | None = None
+    ) -> tuple[int, str]:
+        """Runs the script of a node (`host_script`) as a child of this process. `archive` is the recipe's
+        folder, if it is shipped. Returns its exit code, or the negative number of a signal, and the end of
+        its output.
 
         The child ends with its standard input, which the kernel closes when this process dies. Ray sets
         OMP_NUM_THREADS to the CPUs of the whole node, and a worker is one process of several.
@@ -38,7 +41,11 @@ class MeshctlNode:
             assert process.stdin
             with suppress(OSError):  # it may have ended already
                 process.stdin.write(f"{token}\n".encode())
+                if archive is not None:
+                    process.stdin.write(f"{len(archive)}\n".encode() + archive)
                 process.stdin.flush()
             code = process.wait()
+            with suppress(OSError):
+                process.stdin.close()
             output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL_BYTES))
             return code, output.read().decode(errors="replace")

@@ -5,7 +5,8 @@ message of Ray is in the launcher, and a lost cluster ends this process only.
 
     launcher -> driver    {"type": "begin", "address": ADDRESS, "namespace": NAME, "name": NAME,
                            "limit_s": seconds or null, "bundles": [{"CPU": n, ...}, ...],
-                           "scripts": [SCRIPT, ...], "token": TOKEN, "environ": {...}}
+                           "scripts": [SCRIPT, ...], "token": TOKEN, "environ": {...},
+                           "archive": DESCRIPTOR or null}
                           {"type": "start", "starts": [[BUNDLE, NUMBER], ...]}, {"type": "kill"}
     driver -> launcher    {"type": "placed", "hosts": [NAME, ...]}      the machine of each bundle
                           {"type": "refused", "error": why}
@@ -80,6 +81,8 @@ class Driver:
         self._order: Message = {}
         """The first message of the launcher."""
         self._actor_class: Any = ray.remote(ray_actor.MeshctlNode)
+        self._archive: Any = None
+        """The archive of the recipe's folder in Ray's store, if it is shipped."""
         self._is_connected = False
         self._group: Any = None
         self._nodes: dict[int, _Node] = {}
@@ -125,8 +128,10 @@ class Driver:
             self._ray.init(address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # Ray raises what its sockets, versions and configuration cause
             self._send("refused", error=f"there is no Ray cluster at `{address}`: {first_line(error)}")
-        else:
-            self._is_connected = True
+            return
+        self._is_connected = True
+        if (file := self._order["archive"]) is not None:
+            self._archive = self._ray.put(os.pread(file, os.fstat(file).st_size, 0))
 
     def _obey(self, message: Message) -> None:
         if message["type"] == "begin":
@@ -185,7 +190,7 @@ class Driver:
         }
         actor = self._actor_class.options(**options).remote()
         begun = actor.begin.remote()
-        result = actor.run.remote(order["scripts"][bundle], order["token"], order["environ"])
+        result = actor.run.remote(order["scripts"][bundle], order["token"], order["environ"], self._archive)
         return _Node(actor, result, number, begun)
 
     def _is_tried_again(self, bundle: int, node: _Node) -> bool:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import BinaryIO, Literal
 
 from meshctl.diagnostics.health import Check
 from meshctl.engines.awaited import Awaited
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.engine import CannotStart, Command, Handle, Job, Rendered, agent_commands
+from meshctl.engines.shipping import check_code, check_size, pack
 from meshctl.plan.model import Plan
 from meshctl.run.addresses import address_of, default_address
-from meshctl.run.directory import NO_START, RunDir, Start
+from meshctl.run.directory import NO_START, SHIP_TO, RunDir, Start
 
 
 class RemoteEngine:
     """An engine whose nodes run `meshctl agent`, and whose supervisor is in the launcher's process."""
 
     supervisor: Literal["here", "inside"] = "here"
-    examines_nodes, shares_files = True, True
+    examines_nodes = True
 
     def __init__(
         self,
@@ -27,11 +29,15 @@ class RemoteEngine:
         lease: float = 15.0,
         head: str = "",
         secure: bool = False,
+        ship: bool = False,
+        ship_to: str = "",
     ) -> None:
         """The options of `engine.NAME`: shell commands before the agent, seconds, seconds, the address, host
         name or interface at which the head listens, and whether connections are secured, which the processes
-        of the run read from `start.json`."""
+        of the run read from `start.json`; whether the recipe's folder is copied to the nodes, and the folder
+        there for runs."""
         self.setup, self.join_limit_s, self.lease_s, self._head = tuple(setup), join_limit, lease, head
+        self.ships, self.shares_files, self._ship_to = ship, not ship, ship_to or SHIP_TO
 
     @property
     def host(self) -> str:
@@ -48,15 +54,32 @@ class RemoteEngine:
         return default_address()
 
     def preflight(self, plan: Plan, start: Start) -> None:
-        """Raises `CannotStart` if the head cannot listen. Each node checks itself before it starts
-        workers."""
+        """Raises `CannotStart` if the head cannot listen, or the recipe's folder cannot be shipped. Each node
+        checks itself before it starts workers."""
         _ = self.host
+        if self.ships:
+            check_code(plan, start.path)
+            check_size(Path(start.path[0]), Path(plan.run.dir))
 
     def examine(self, requirements: Requirements) -> tuple[Check, ...]:
         return ()
 
     def render(self, plan: Plan, run: RunDir, head: str, start: Start = NO_START) -> Rendered:
-        return Rendered(tuple(self.prepared(command) for command in agent_commands(plan, run, head)))
+        there = RunDir(Path(self._ship_to, run.path.parent.name, run.path.name)) if self.ships else run
+        return Rendered(tuple(self.prepared(command) for command in agent_commands(plan, there, head)))
+
+    def archive(self, job: Job) -> BinaryIO | None:
+        """Returns the archive that each node unpacks; None without `ship`. Raises `CannotStart`."""
+        if not self.ships:
+            return None
+        start = job.run.read_start()
+        if start.resume:
+            raise CannotStart(
+                "with `ship` a run cannot continue from a checkpoint, because nodes do not see the files of "
+                "others: continue it without `ship`, where all nodes share the run directory"
+            )
+        files = {"plan.json": job.plan.to_json(), "start.json": job.run.start.read_text(encoding="utf-8")}
+        return pack(Path(start.path[0]), Path(job.plan.run.dir), files)
 
     def prepared(self, command: Command) -> Command:
         """Returns the command line that is started on a node: the agent after the setup."""

@@ -16,13 +16,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from threading import Thread
+from typing import IO, Any, BinaryIO
 
 from meshctl.engines.engine import CannotStart, Command, Exited, Handle, Job
 from meshctl.engines.host_script import NO_CONNECTION, last_error, refusals, script_of
 from meshctl.engines.local import LocalHandle
 from meshctl.engines.node.node_log import fork_log
 from meshctl.engines.remote import RemoteEngine
+from meshctl.engines.shipping import send_archive
 from meshctl.plan.model import Plan
 from meshctl.run.addresses import address_towards, default_address
 from meshctl.run.directory import Start
@@ -90,12 +92,13 @@ class SshEngine(RemoteEngine):
             "ControlPath": "none",
         }
         flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-        script = shlex.quote(script_of(self.setup, command.argv))
+        script = shlex.quote(script_of(self.setup, command.argv, self.ships))
         host = self.hosts[command.node]
         return Command(command.node, ("ssh", "-T", *flags, *self._options, host, f"exec sh -c {script}"))
 
     def start(self, job: Job) -> Handle:
-        handle = SshHandle(job, self.hosts, self.render(job.plan, job.run, job.head).commands)
+        commands = self.render(job.plan, job.run, job.head).commands
+        handle = SshHandle(job, self.hosts, commands, self.archive(job))
         handle.connect()
         return handle
 
@@ -116,8 +119,11 @@ class SshHandle(LocalHandle):
     """The clients of ssh, which are children of this process. Each represents the node process of its
     host."""
 
-    def __init__(self, job: Job, hosts: Sequence[str], commands: Sequence[Command]) -> None:
+    def __init__(
+        self, job: Job, hosts: Sequence[str], commands: Sequence[Command], archive: BinaryIO | None
+    ) -> None:
         super().__init__(job)
+        self._archive = archive
         self._hosts, self._commands = hosts, commands
         self._pipes: dict[int, IO[bytes]] = {}
         """Node -> the standard input of its script. Its end ends the node."""
@@ -133,13 +139,20 @@ class SshHandle(LocalHandle):
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
             popen = subprocess.Popen(
-                command.argv, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+                command.argv,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         assert popen.stdin is not None
         with suppress(OSError):  # ssh may have ended already
             popen.stdin.write(f"{self._job.token}\n".encode())
-            popen.stdin.flush()
         self._pipes[command.node] = popen.stdin
+        if self._archive:
+            # A thread, because the pipe is as slow as the network to the host.
+            Thread(target=send_archive, args=(self._archive, popen.stdin), daemon=True).start()
         self.add(command.node, popen.pid, popen)
 
     def exited(self, node: int, code: int) -> Exited:
@@ -168,6 +181,8 @@ class SshHandle(LocalHandle):
     def close(self) -> None:
         super().close()
         self.terminate()
+        if self._archive:
+            self._archive.close()
 
     def _close_pipe(self, node: int) -> None:
         if pipe := self._pipes.pop(node, None):

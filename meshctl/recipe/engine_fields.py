@@ -147,6 +147,15 @@ SECURE = Field("secure", Boolean(), default=False,
 REMOTE = (SETUP, JOIN_LIMIT, LEASE, HEAD, SECURE)
 """The options of every engine whose nodes are other machines."""
 
+SHIP = Field("ship", Boolean(), default=False,
+    doc="Copies the recipe's folder to each node, where no file system is shared. Logs and checkpoints then "
+        "stay on the nodes.",
+    aliases="upload sync_code working_dir")
+SHIP_FOLDER = Field("ship_to", AbsolutePath(),
+    doc="With `ship`: the folder on the nodes for the logs and checkpoints of runs. Default: ~/meshctl-runs.",
+    aliases="remote_dir")
+SHIPPING = (SHIP, SHIP_FOLDER)
+
 LOCAL = Section("local", "`engine.local`", ())
 LOOPBACK = Section("loopback", "`engine.loopback`", ())
 COMMANDS = Section("commands", "`engine.commands`", REMOTE)
@@ -161,6 +170,7 @@ SSH = Section("ssh", "`engine.ssh`", (
     Field("ssh_options", Texts(),
         doc="Further arguments of ssh, such as `-p 2222`.",
         aliases="ssh_args"),
+    *SHIPPING,
     *REMOTE,
 ))
 RAY = Section("ray", "`engine.ray`", (
@@ -185,6 +195,7 @@ RAY = Section("ray", "`engine.ray`", (
             "use, and none for what no machine has.",
         aliases="placement_timeout placement_group_timeout_s",
         related="timeout"),
+    *SHIPPING,
     *REMOTE,
 ))
 JOBSET = Section("jobset", "`engine.jobset`", (*jobset_fields.OPTIONS, SETUP, JOIN_LIMIT, LEASE))

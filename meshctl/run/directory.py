@@ -47,6 +47,8 @@ from meshctl.dataclass import dataclass
 from meshctl.run.best import ScoredCheckpoint
 from meshctl.run.engine_choice import EngineChoice
 
+SHIP_TO = "~/meshctl-runs"
+"""The folder of runs on a node that does not share the launcher's one (`engine.NAME.ship`)."""
 RUNS = "runs"
 """The folder in which a command finds a run by its name, if the user names no other one."""
 

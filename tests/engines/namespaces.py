@@ -27,7 +27,9 @@ MISSING = [
 
 
 class Hosts:
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, private: Sequence[Path] = ()) -> None:
+        """Each of the folders `private` is empty on every host, and its own one there."""
+        self._private = private
         self.folder, self.names = (
             folder,
             [f"mh{os.getpid() % 10_000}-{number}" for number in range(1, count + 1)],
@@ -95,7 +97,23 @@ class Hosts:
             "PermitRootLogin": "prohibit-password",
         }
         options = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
-        command = ["ip", "netns", "exec", name, SSHD, "-f", "/dev/null", "-D", "-e", *options]
+        mounts = [f"mount -t tmpfs tmpfs {path} && " for path in self._private]
+        sshd = f'{"".join(mounts)}exec "$0" "$@"'
+        command = [
+            "ip",
+            "netns",
+            "exec",
+            name,
+            "sh",
+            "-c",
+            sshd,
+            SSHD,
+            "-f",
+            "/dev/null",
+            "-D",
+            "-e",
+            *options,
+        ]
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -122,6 +140,10 @@ class Hosts:
         """Returns the pids of the processes of a host, without its sshd."""
         found = subprocess.run(["ip", "netns", "pids", self.names[number]], capture_output=True, text=True)
         return [pid for pid in map(int, found.stdout.split()) if not is_sshd(pid)]
+
+    def root(self, number: int) -> Path:
+        """Returns a path by which the files of a host are seen, with its private folders."""
+        return Path(f"/proc/{self.sshds[number].pid}/root")
 
     def close(self) -> None:
         for name in self.names:
@@ -159,8 +181,8 @@ def wait_for_ssh(folder: Path, address: str) -> None:
 
 
 @contextmanager
-def hosts(folder: Path, count: int = 3) -> Iterator[Hosts]:
-    made = Hosts(folder, count)
+def hosts(folder: Path, count: int = 3, private: Sequence[Path] = ()) -> Iterator[Hosts]:
+    made = Hosts(folder, count, private)
     try:
         made.open()
         yield made

@@ -39,8 +39,11 @@ CHAT = {"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "c
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a small model and its tokenizer."""
-    folder = tmp_path_factory.mktemp("tiny")
+    return small_model(tmp_path_factory.mktemp("tiny"))
+
+
+def small_model(folder: Path) -> dict[str, bytes]:
+    """Returns the files of a small model and its tokenizer."""
     sizes = {"vocab_size": 260, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     config = AutoConfig.for_model("llama", num_attention_heads=2, num_key_value_heads=2, **sizes)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)

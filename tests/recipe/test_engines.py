@@ -25,8 +25,9 @@ class Rows(Component):
 """
 COMMON = {"setup": (), "join_limit": 300.0, "lease": 15.0, "head": "", "secure": False}
 RAY = {"address": "auto", "namespace": "meshctl", "cpus": None, "resources": None, "env": ()}
-RAY |= {"placement_limit": None, **COMMON}
-SSH = {"hosts": ("a", "b"), "hosts_file": "", "ssh_options": (), **COMMON}
+SHIP = {"ship": False, "ship_to": ""}
+RAY |= {"placement_limit": None, **SHIP, **COMMON}
+SSH = {"hosts": ("a", "b"), "hosts_file": "", "ssh_options": (), **SHIP, **COMMON}
 
 
 def loaded(folder: Path, engine: str, *overrides: str, more: str = "") -> Loaded:

@@ -36,6 +36,7 @@ from meshctl.engines.connection import BEAT_S, JOIN_S, beat_s, join
 from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
 from meshctl.engines.node import forkserver, process_setup, stacks, termination
 from meshctl.engines.node.agent import AgentJob, become_agent
+from meshctl.engines.node.event_forwarding import EVENTS_S, EventForwarding, prune
 from meshctl.engines.node.exec_server import ExecServer
 from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets, leave
 from meshctl.engines.node.hub_download import Downloading
@@ -79,6 +80,8 @@ class NodeJob:
     """Seconds that a head which does not answer is given."""
     wait_s: float = 0.0
     """Seconds that a head which has not been started is given."""
+    path: tuple[str, ...] = ()
+    """The folders of the recipe's code, if they were shipped. The node then sends its events to the head."""
     is_secure: bool = False
     """Whether the TCP connections of the run are those of TLS."""
 
@@ -120,6 +123,7 @@ class NodeProcess:
         self._has_passed_request = False
         """Whether the head knows that a scheduler ends the job."""
         self._last_seen = time.monotonic()
+        self._events = EventForwarding(job.run.events) if job.path else None
         self._beat = -math.inf
         """When the last beat was sent. The first one, which has the pid of this process, is due at once."""
 
@@ -191,6 +195,8 @@ class NodeProcess:
     def _poll_s(self) -> float:
         if self._stacks.is_open:
             return stacks.POLL_S
+        if self._events and self._attempt:
+            return EVENTS_S
         return POLL_S if self._records.is_open else beat_s(self._lease_s)
 
     def _pass_request(self) -> None:
@@ -235,6 +241,8 @@ class NodeProcess:
                 self._signal(signal.Signals(message["signal"]), message["groups"])
             case "stacks" if self._attempt and message["attempt"] == self._attempt.number:
                 self._stacks.begin(map(tuple, message["workers"]), time.monotonic())
+            case "prune" if self._events:
+                prune(self._job.run, message)
             case "clock":
                 self._connection.send({"type": "clock", "sent": message["sent"], "at": time.monotonic()})
             case "examine" | "peers":
@@ -246,7 +254,7 @@ class NodeProcess:
 
     def _begin(self, message: Message) -> None:
         plan, number = Plan.from_json(message["plan"]), int(message["number"])
-        start = Start.from_json(message["start"])
+        start = Start.from_json(message["start"] | ({"path": self._job.path} if self._job.path else {}))
         groups = [
             group
             for group in groups_on(plan, self._job.node)
@@ -380,6 +388,7 @@ class NodeProcess:
             self._stacks.close()
 
     def _report_progress(self) -> None:
+        self._send_events()
         if self._attempt and self._attempt.waiting:
             return  # no worker has been started
         failed = self._records.of_failed(self._server.failed)
@@ -410,7 +419,13 @@ class NodeProcess:
         children |= {server.pid: f"the fork server of {python}" for python, server in self._others.items()}
         return [(what, pid) for pid, what in children.items() if stacks.is_stopped(pid)]
 
+    def _send_events(self) -> None:
+        if self._events and self._attempt:
+            for message in self._events.messages(self._attempt.number):
+                self._connection.send(message)
+
     def _report(self, kind: str, **values: Any) -> None:
+        self._send_events()
         if self._attempt:
             self._connection.send({"type": kind, "attempt": self._attempt.number, **values})
 

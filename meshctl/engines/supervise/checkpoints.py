@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.judge import Judge
@@ -22,7 +22,15 @@ NUMBERS = re.compile(r"[\d,]+")
 
 
 class Checkpoints:
-    def __init__(self, attempt: Attempt, judge: Judge, journal: Journal) -> None:
+    def __init__(
+        self,
+        attempt: Attempt,
+        judge: Judge,
+        journal: Journal,
+        prune: Callable[[int, int, Collection[int]], None] = lambda latest, keep, exempt: None,
+    ) -> None:
+        """`prune` requests nodes to delete old checkpoints in run directories of their own."""
+        self._prune = prune
         self._recipe, self._run = attempt.plan.run.checkpoint, attempt.run
         self._judge, self._journal = judge, journal
         self._saving = SavedFiles(attempt.plan, attempt.run, attempt.start.path)
@@ -88,7 +96,9 @@ class Checkpoints:
         self._published.add(step)
         self._published = {one for one in self._published if self._run.checkpoint(one).is_dir()}
         try:
-            self._run.prune_checkpoints(step, self._recipe.keep, self._write_best())
+            exempt = self._write_best()
+            self._prune(step, self._recipe.keep, exempt)
+            self._run.prune_checkpoints(step, self._recipe.keep, exempt)
         except OSError as error:
             self._warn(f"{error.filename} cannot be written: {error.strerror}")
         self._journal.write("checkpoint", step=step, path=str(self._run.checkpoint(step)))

@@ -51,6 +51,7 @@ from meshctl.engines.supervise.clocks import Clocks
 from meshctl.engines.supervise.collective_check import CollectiveCheck
 from meshctl.engines.supervise.examination import Examined
 from meshctl.engines.supervise.forced_end import ForcedEnd
+from meshctl.engines.supervise.forwarded_events import ForwardedEvents
 from meshctl.engines.supervise.judge import Judge
 from meshctl.engines.supervise.launcher_watch import LauncherWatch
 from meshctl.engines.supervise.nodes import Nodes
@@ -61,6 +62,7 @@ from meshctl.engines.supervise.reports import (
     AgentExited,
     ClockRead,
     Downloads,
+    ForwardedLines,
     LogProblem,
     NodeLost,
     NodeUnfit,
@@ -150,8 +152,9 @@ class Head:
         }
         """Group -> number of its workers that have not exited. Without services."""
         self._folding = EventFolding(attempt.run)
+        self._forwarded = ForwardedEvents(attempt.run)
         self._judge = Judge(plan.run, rows_of(attempt.run.metrics))
-        self._checkpoints = Checkpoints(attempt, self._judge, session.journal)
+        self._checkpoints = Checkpoints(attempt, self._judge, session.journal, session.nodes.prune)
         self._is_ready = self._is_signalled = self._is_released = self._is_unfit = False
         self._cause: Cause | None = None
         self._has_failed = self._has_disagreed = self._is_timed_out = False
@@ -281,6 +284,8 @@ class Head:
                     self._check_collectives()
                 case ClockRead():
                     self._clocks.add(report)
+                case ForwardedLines(who, lines):
+                    self._forwarded.add(who, lines)
                 case LogProblem(path, reason):
                     self._session.files.on_log_problem(path, reason)
                 case StopAsked(node, number) if not self._signals.first:

@@ -193,6 +193,14 @@ class Nodes:
             message = {"type": "stacks", "attempt": self._attempt["number"], "workers": workers}
             node.connection.send(message)
 
+    def prune(self, latest: int, keep: int, exempt: Collection[int]) -> None:
+        """Requests nodes that do not share the run directory to delete old checkpoints, as in
+        `RunDir.prune_checkpoints`."""
+        message = {"type": "prune", "latest": latest, "keep": keep, "exempt": sorted(exempt)}
+        for node in self._nodes.values():
+            if node.connection:
+                node.connection.send(message)
+
     def leave(self) -> None:
         """Requests all node processes to end."""
         for node in self._nodes.values():

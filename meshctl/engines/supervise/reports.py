@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 from meshctl.dataclass import dataclass
@@ -9,6 +10,9 @@ from meshctl.engines.node.stacks import ProcessState
 from meshctl.engines.supervise.examination import Examined
 from meshctl.run.connection import Message
 from meshctl.run.progress import Record
+
+PROCESS = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,150}-[0-9]{1,9}")
+"""The names of the processes whose events nodes send: GROUP-RANK and agent-GROUP-NODE."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,15 @@ class StopAsked:
     signal: signal.Signals
 
 
+@dataclass(frozen=True)
+class ForwardedLines:
+    """A node without a shared run directory sends events of one of its processes."""
+
+    who: str
+    """The process: GROUP-RANK, or agent-GROUP-NODE."""
+    lines: tuple[str, ...]
+
+
 Report = (
     AgentExited
     | ServerExited
@@ -129,6 +142,7 @@ Report = (
     | ClockRead
     | StopAsked
     | Examined
+    | ForwardedLines
 )
 
 
@@ -145,6 +159,8 @@ def report_of(node: int, message: Message) -> Report | None:
         case "download":
             received, total = int(message["received"]), int(message["total"])
             return Downloads(node, str(message["name"]), received, total)
+        case "events":
+            return ForwardedLines(process_name(message["who"]), tuple(map(str, message["lines"])))
         case "log_problem":
             return LogProblem(str(message["path"]), str(message["reason"]))
         case "unfit":
@@ -161,3 +177,11 @@ def report_of(node: int, message: Message) -> Report | None:
             states = [(group, rank, ProcessState(**one)) for group, rank, one in message["workers"]]
             return Stacks(tuple(states))
     return None
+
+
+def process_name(who: object) -> str:
+    """Returns the name of a process that is a part of the name of its event file. Raises `ValueError` for
+    another one than those of workers and agents."""
+    if isinstance(who, str) and PROCESS.fullmatch(who):
+        return who
+    raise ValueError("the events are of no worker")

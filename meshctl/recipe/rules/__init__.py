@@ -45,6 +45,7 @@ from meshctl.recipe.rules import (
     schedule,
     sequence_lengths,
     shares,
+    shipping,
     tokenizers,
     trackers,
     vocabularies,
@@ -58,7 +59,7 @@ SUBJECTS = (
     *(components, arguments, argument_limits, choices, extras, tokenizers, vocabularies, data_files),
     literal_texts,
     *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, trackers, costs, rollouts),
-    *(loss_inputs, loss_options, engines, jobset),
+    *(loss_inputs, loss_options, engines, jobset, shipping),
 )
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)
 

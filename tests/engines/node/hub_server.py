@@ -18,12 +18,12 @@ Files = Mapping[str, bytes]
 
 
 class HubServer(ThreadingHTTPServer):
-    """Serves models and datasets on loopback, and remembers the requests."""
+    """Serves models and datasets and remembers the requests."""
 
     daemon_threads = True
 
-    def __init__(self, repositories: Mapping[str, Files]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, repositories: Mapping[str, Files], host: str) -> None:
+        super().__init__((host, 0), _Handler)
         self.repositories, self.requests = repositories, list[str]()
         self.may_send = threading.Event()
         """Whether the contents of files are sent. A download waits for it."""
@@ -31,7 +31,7 @@ class HubServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return f"http://{self.server_address[0]}:{self.server_address[1]}"
 
     def downloads(self, file: str) -> int:
         """Returns how often a file was requested."""
@@ -100,8 +100,8 @@ def digest(body: bytes) -> str:
 
 
 @contextmanager
-def serving(repositories: Mapping[str, Files]) -> Iterator[HubServer]:
-    with HubServer(repositories) as server:
+def serving(repositories: Mapping[str, Files], host: str = "127.0.0.1") -> Iterator[HubServer]:
+    with HubServer(repositories, host) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
