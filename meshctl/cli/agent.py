@@ -75,8 +75,20 @@ def agent(
         preload(plan, folders, groups_of(plan, folders))
     left = max(0.0, wait_s - (time.monotonic() - began))
     groups = (group,) if group else ()
-    facts = {"digest": plan.digest, "wait_s": left, "is_secure": start.is_secure}
-    job = NodeJob(run, node, head, token, main, groups, path=tuple(folders) if shipped else (), **facts)
+    own = tuple(folders) if shipped else ()
+    job = NodeJob(
+        run,
+        node,
+        head,
+        token,
+        main,
+        groups,
+        (),
+        plan.digest,
+        wait_s=left,
+        is_secure=start.is_secure,
+        path=own,
+    )
     asks = (signal.SIGTERM, signal.SIGUSR2) if is_in_job else ()
     return serve(job, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP), asks)
 
