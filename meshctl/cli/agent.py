@@ -12,7 +12,7 @@ from pathlib import Path
 
 from meshctl.cli.collection import without_collection
 from meshctl.cli.output import REFUSED, refuse, why
-from meshctl.engines.connection import CONNECT_S
+from meshctl.engines.connection import CONNECT_S, JOIN_S
 from meshctl.engines.engine import groups_on, nodes_of
 from meshctl.engines.shipping import begin_run
 from meshctl.plan.model import Plan
@@ -75,20 +75,8 @@ def agent(
         preload(plan, folders, groups_of(plan, folders))
     left = max(0.0, wait_s - (time.monotonic() - began))
     groups = (group,) if group else ()
-    own = tuple(folders) if shipped else ()
-    job = NodeJob(
-        run,
-        node,
-        head,
-        token,
-        main,
-        groups,
-        (),
-        plan.digest,
-        wait_s=left,
-        is_secure=start.is_secure,
-        path=own,
-    )
+    own, secure = tuple(folders) if shipped else (), start.is_secure
+    job = NodeJob(run, node, head, token, main, groups, (), plan.digest, JOIN_S, left, own, secure)
     asks = (signal.SIGTERM, signal.SIGUSR2) if is_in_job else ()
     return serve(job, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP), asks)
 
