@@ -138,7 +138,7 @@ HEAD = Field("head", Text(),
     doc="Address, host name or network interface at which the head listens. Default: the one from which it "
         "reaches the nodes.",
     aliases="local_addr master_addr head_address",
-    related="interface address")
+    related="interface")
 SECURE = Field("secure", Boolean(), default=False,
     doc="Encrypts meshctl's own TCP connections with TLS 1.3. Both ends need the token of the run. Those of "
         "gloo, NCCL and TCPStore remain open.",
