@@ -15,6 +15,8 @@ from meshctl.run.events import Event
 from meshctl.run.submission import Submission
 
 SIGNAL = "SIGUSR2"
+END_S = 5.0
+"""Seconds in which this head has written its last event. Later events are of the next job."""
 
 
 class Requeue:
@@ -40,7 +42,7 @@ class Requeue:
         if problem := self._requeue() if self._has_saved else "it has saved no step since it began":
             print(f"error: Slurm job {self._job} is not queued again: {problem}", file=sys.stderr, flush=True)
         else:
-            Submission("slurm", self._job, time.time()).write(self._run)
+            Submission("slurm", self._job, time.time() + END_S).write(self._run)
 
     def _requeue(self) -> str:
         """Returns why the job is not queued again; empty if it is."""
