@@ -302,7 +302,7 @@ def test_a_part_of_an_archive_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_code_beside_the_recipe_folder_is_refused(tmp_path: Path) -> None:
+def test_code_outside_of_the_recipe_folder_is_refused(tmp_path: Path) -> None:
     home = tmp_path / "recipes"
     home.mkdir()
     (tmp_path / "parts.py").write_text(PARTS)
