@@ -493,8 +493,8 @@ def _is_of(line: bytes, steps: Container[int]) -> bool:
 
 
 def parsed(line: bytes) -> Event | None:
-    """Returns the event of a line; None for one that was cut, by a kill or a full disk."""
-    try:
-        return Event(**_decode(line.decode())[0])
-    except (ValueError, TypeError):
-        return None
+    """Returns the event of a line; None for one that was cut, by a kill or a full disk, or is no event."""
+    with suppress(ValueError, TypeError):
+        event = Event(**_decode(line.decode())[0])
+        return event if isinstance(event.time, int | float) else None
+    return None

@@ -54,6 +54,8 @@ HEAD: tuple[str, ...] = (
 )
 HEAD += ("stall", "last")
 """The keys of the first line of the file, which a list of runs needs."""
+DAMAGED = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError)
+"""The errors of an event whose values have other types than meshctl writes."""
 LISTS = ("warnings", "restarts", "stalled", "stall")
 
 
@@ -201,12 +203,14 @@ def end_after(run: RunDir, launched: float) -> Event | None:
 
 
 def folded_state(plan: Plan, run: RunDir) -> RunState:
-    """Returns the state of a run from its events and rows."""
+    """Returns the state of a run from its events and rows. Those with damaged values are skipped."""
     state = RunState(plan)
     for event in Follower(run.events).in_order():
-        state.on_event(event)
+        with suppress(*DAMAGED):
+            state.on_event(event)
     for row in rows_of(run.metrics):
-        state.on_row(row)
+        with suppress(*DAMAGED):
+            state.on_row(row)
     return state
 
 

@@ -186,3 +186,21 @@ def test_that_the_run_stops_is_written_at_once(
     while read_data(run)["state"] != "stopping":
         time.sleep(0.001)
     file.on_end(130, "interrupted")
+
+
+def test_events_with_values_of_other_types_are_skipped(recorded: Recorded, run: RunDir) -> None:
+    recorded.write(run)
+    whole = comparable(folded_state(recorded.plan, run))
+    damaged = [
+        '"time":"now"',
+        '"step":"x","time":1',
+        '"value":[1],"time":1',
+        '"rank":{},"time":1',
+        '"time":null',
+    ]
+    names = ("step", "launched", "over", "stall", "checkpoint", "fault", "warning", "restarted")
+    lines = [f'{{"name":"{name}",{rest}}}' for name in names for rest in damaged]
+    lines.append('{"name":"stall","value":{"workers":7,"text":3},"time":1.0}')
+    run.journal("launcher").write_text("\n".join(lines) + "\n")
+    state = comparable(folded_state(recorded.plan, run))
+    assert [state[key] for key in ("step", "code")] == [whole[key] for key in ("step", "code")]
