@@ -46,23 +46,6 @@ class DeclaredModel(StoredModel):
         "head": "args.head",
         "trained_by": ("update",),
     }
-    ROLLOUT: ClassVar = {
-        "temperature": "args.temperature",
-        "loss": "args.loss",
-        "loss_options": "args.loss_options",
-        "advantage": "args.advantage",
-        "advantage_options": "args.advantage_options",
-        "advantages": "meshctl.losses.advantages.advantage.DEFAULTS",
-        "estimates": ("advantages", "returns"),
-        "computes": (
-            "meshctl.hf.outputs.INPUTS",
-            "meshctl.hf.estimates.OWN_INPUTS",
-            "meshctl.hf.loss_inputs.AT_IDS",
-        ),
-        "reference": "args.lora",
-        "switches": "meshctl.losses.function.SWITCHES",
-        "providers": "meshctl.losses.function.PROVIDERS",
-    }
     RANGES: ClassVar = {
         "args.lora.r": ">= 1",
         "args.lora.dropout": ">= 0, < 1",
@@ -88,20 +71,4 @@ class DeclaredModel(StoredModel):
     EXCLUDES: ClassVar = {
         "args.micro_batch": ("args.micro_batch_tokens",),
         "args.share_prompts": ("args.logits_chunk_tokens", "args.activation_checkpointing", "args.compile"),
-    }
-    RETURNS: ClassVar = {
-        "logprobs": ("logprobs", "chosen_logprobs", "rejected_logprobs"),
-        "old_logprobs": ("old_logprobs", "old_chosen_logprobs", "old_rejected_logprobs"),
-        "ref_logprobs": (
-            "ref_logprobs",
-            "ref_sequence_logprobs",
-            "ref_chosen_logprobs",
-            "ref_rejected_logprobs",
-        ),
-        "teacher_logprobs": (
-            "teacher_logprobs",
-            {"args.top_logprobs": ("teacher_top_ids", "teacher_top_logprobs")},
-        ),
-        "values": ("values",),
-        "scores": ("scores", "chosen_scores", "rejected_scores"),
     }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,40 @@ from meshctl.runtime.component import endpoint
 
 class Model(DeclaredModel):
     """A model with the endpoints of all roles in training."""
+
+    ROLLOUT: ClassVar = {
+        "temperature": "args.temperature",
+        "loss": "args.loss",
+        "loss_options": "args.loss_options",
+        "advantage": "args.advantage",
+        "advantage_options": "args.advantage_options",
+        "advantages": "meshctl.losses.advantages.advantage.DEFAULTS",
+        "estimates": ("advantages", "returns"),
+        "computes": (
+            "meshctl.hf.outputs.INPUTS",
+            "meshctl.hf.estimates.OWN_INPUTS",
+            "meshctl.hf.loss_inputs.AT_IDS",
+        ),
+        "reference": "args.lora",
+        "switches": "meshctl.losses.function.SWITCHES",
+        "providers": "meshctl.losses.function.PROVIDERS",
+    }
+    RETURNS: ClassVar = {
+        "logprobs": ("logprobs", "chosen_logprobs", "rejected_logprobs"),
+        "old_logprobs": ("old_logprobs", "old_chosen_logprobs", "old_rejected_logprobs"),
+        "ref_logprobs": (
+            "ref_logprobs",
+            "ref_sequence_logprobs",
+            "ref_chosen_logprobs",
+            "ref_rejected_logprobs",
+        ),
+        "teacher_logprobs": (
+            "teacher_logprobs",
+            {"args.top_logprobs": ("teacher_top_ids", "teacher_top_logprobs")},
+        ),
+        "values": ("values",),
+        "scores": ("scores", "chosen_scores", "rejected_scores"),
+    }
 
     def __init__(
         self,

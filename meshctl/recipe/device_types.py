@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
-from meshctl.recipe.editor_schema_parts import MAX_COUNT, Schema, any_case, count_or_list, whole, words
+from meshctl.recipe.editor_schema_parts import (
+    MAX_COUNT,
+    OPEN,
+    Schema,
+    any_case,
+    count_or_list,
+    whole,
+    words,
+)
 from meshctl.recipe.field_types import NAME, Arguments, Text, Type, Whole, integer
 from meshctl.recipe.scalars import is_whole, shown, text_of
 from meshctl.text.english import did_you_mean
@@ -198,8 +206,14 @@ class NodeNames(Type):
         return None
 
     def schema(self) -> Schema:
-        one = {"type": ["integer", "string"], "minimum": 0, "maximum": MAX_COUNT}
-        return {**one, "type": ["integer", "string", "array"], "items": one, "minItems": 1}
+        one = {**whole(0, MAX_COUNT), "pattern": f"^{NAME.pattern}$|{OPEN}"}
+        return {
+            **one,
+            "type": ["integer", "string", "array"],
+            "items": one,
+            "minItems": 1,
+            "uniqueItems": True,
+        }
 
 
 class VisibleDevices(Type):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 HEAD_PORT = 29400
 """The port of the head in its pod, which has a network address of its own."""
-SECRET_KEY = re.compile(r"[a-z0-9][a-z0-9.-]*/(?:[\w.-]+ as [A-Za-z_]\w*|[A-Za-z_]\w*)")
+SECRET_KEY = re.compile(r"[a-z0-9][a-z0-9.-]*/([A-Za-z0-9_.-]+ as )?[A-Za-z_][A-Za-z0-9_]*")
 """`SECRET/KEY as VARIABLE`, or `SECRET/VARIABLE`."""
 MAX_PORT = 65535
 MAX_RESTARTS = 1000

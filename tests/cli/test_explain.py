@@ -72,7 +72,10 @@ def test_the_codes_of_a_subject() -> None:
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("MC419", "code `MC419` does not exist; the nearest is `MC420`: tensor-parallel groups cross nodes"),
+        (
+            "MC423",
+            "code `MC423` does not exist; the nearest is `MC422`: tensor-parallel groups of experts cross nodes",
+        ),
         ("MC999", "code `MC999` does not exist; the nearest is `MC900`: a bug in meshctl"),
         ("M410", "code `M410` does not exist; did you mean `MC410`?"),
         ("ulysses", "code `ulysses` does not exist; `MC410`, `MC411`"),

@@ -54,7 +54,13 @@ PIPELINES = {
 """Pipeline -> (a suitable placement, its stages)."""
 RUNS = {"smoke": (3, 0), "short": (100, 50), "long": (10_000, 500), "one_epoch": (0, 500)}
 """Run preset -> (steps, steps between checkpoints)."""
-MODELS = {"qwen3_tiny": (4, 2), "qwen3_8b": (32, 36), "smollm2": (9, 30)}
+MODELS = {
+    "qwen3_tiny": (4, 2),
+    "qwen3_moe_tiny": (4, 2),
+    "qwen3_8b": (32, 36),
+    "qwen3_30b_a3b": (32, 48),
+    "smollm2": (9, 30),
+}
 """Model -> (heads, layers)."""
 SCALES = {"laptop": ("cpu", 2), "node8": ("cuda", 8)}
 """Scale -> (device type, ranks) of the group `train`."""
@@ -144,6 +150,8 @@ def test_every_shipped_option_is_used_here() -> None:
         "pipeline": PIPELINES,
         "run": RUNS,
         "model": MODELS,
+        "long_context": SCALES,  # tests/recipes/test_launch.py has the sizes of these two
+        "moe_ep": SCALES,
         "scale": SCALES,
         "sampler": SAMPLERS,
         "rollouts": ROLLOUTS,

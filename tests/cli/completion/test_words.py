@@ -46,6 +46,7 @@ OPTIONS = [
 WITHOUT_CANDIDATES = {
     "--ranks",
     "--node",
+    "--shipped",
     "--samples",
     "--grep",
     "--since",

@@ -121,7 +121,6 @@ def test_layouts(tmp_path: Path) -> None:
         ({"model": LLAMA, "dtype": "int8"}, {}, "`int8` is not a dtype of weights"),
         ({"model": LLAMA, "dtype": "${oc.env:DTYPE}"}, {}, "`args.dtype` is known at launch only"),
         ({"model": LLAMA}, {"pp_size": 2}, "how pp splits its parameters is not known"),
-        ({"model": LLAMA}, {"ulysses_size": 2}, "how ulysses splits its parameters is not known"),
     ],
 )
 def test_an_unknown_size_has_a_reason(

@@ -11,7 +11,7 @@ from meshctl.recipe.load import load
 from meshctl.recipe.rules import extras
 
 CODES = ("MC454", "MC455", "MC456")
-MODEL = "{model_type: llama, num_hidden_layers: 2, num_attention_heads: 4, vocab_size: 260, hidden_size: 64}"
+MODEL = "{model_type: llama, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 4, vocab_size: 260, hidden_size: 64}"
 RECIPE = """
 groups:
   rollout: {{ranks: 2, device_type: cpu}}
