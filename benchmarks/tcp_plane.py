@@ -56,7 +56,7 @@ GOALS = {"plain": 0.9, "gloo": 1.5}
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step has taken, in seconds."""
+    """The duration and the CPU time of a step, in seconds."""
 
     wall: float
     cpu: float

@@ -56,7 +56,7 @@ class Launchable:
     start: Start = Start(())
     """The engine; for a run of one group also the group, and the recordings that it reads."""
     needs: Needs | None = None
-    """What the recipe needs of each node; None if that was not computed."""
+    """The needs of the recipe on each node; None if they were not computed."""
 
 
 def plan_of(

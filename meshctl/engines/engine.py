@@ -123,7 +123,7 @@ class Job:
     spare: Callable[[], Collection[int]] = tuple
     """Returns the children of the launcher that do not belong to the engine: the processes of trackers."""
     needs: Needs = Needs()
-    """What the recipe needs in memory and on disk."""
+    """The needs of the recipe in memory and on disk."""
 
 
 class Handle(Protocol):

@@ -1,4 +1,4 @@
-"""What a node reports about itself before it gets the first attempt, as plain data.
+"""The report of a node about itself, before it receives the first attempt, as plain data.
 
 facts = examine(plan, run, start, node, needs, nonce)      on the node
 checks = checks_of(NodeFacts(**facts), plan)                at the head: this node alone

@@ -116,10 +116,10 @@ class Requirements:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a recipe needs, from which the requirements of each node follow."""
+    """The needs of a recipe, from which the requirements of each node follow."""
 
     requirements: Requirements = Requirements()
-    """Those of the whole recipe."""
+    """The requirements of the whole recipe."""
     worker_bytes: Mapping[str, int] = field(default_factory=dict)
     """Group -> the least memory that the models of one worker take, in bytes; 0 if it is unknown."""
 

@@ -5,7 +5,7 @@
     Secret NAME        the token of the run
 
 The first pod of the first replicated job is the head: it runs `meshctl head` beside the node process. The
-controller of JobSet gives it a host name that all pods resolve, and tells them by an annotation.
+controller of JobSet gives it a host name that all pods resolve, and announces it in an annotation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from meshctl.text.kubernetes_names import replicated_job, subdomain_of
 API_VERSION = "jobset.x-k8s.io/v1alpha2"
 CONTAINER = "node"
 FILES = "/meshctl/files"
-"""Where pods see the ConfigMap."""
+"""The folder in pods at which the ConfigMap is mounted."""
 COORDINATOR = "jobset.sigs.k8s.io/coordinator"
 """The annotation of pods with the host name of the head."""
 TOKEN_KEY = "token"

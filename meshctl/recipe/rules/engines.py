@@ -57,7 +57,7 @@ def resources_follow_from_the_groups(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def gres_fits_the_groups(facts: Facts) -> Iterator[Diagnostic]:
-    """Where `engine.slurm.gres` states a number of devices, the groups need no more on a node."""
+    """The groups need no more devices on a node than `engine.slurm.gres` states."""
     gres = facts.recipe.engine.options.get("gres", "") if facts.is_valid("engine") else ""
     count, allocation = str(gres).rpartition(":")[2], facts.allocation
     if not count.isdigit() or allocation is None:
