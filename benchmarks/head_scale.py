@@ -1,4 +1,4 @@
-"""Time, CPU and memory of a head of many nodes: `launch --engine commands` with simulated nodes, over real sockets.
+"""Time, CPU and memory of a head of many nodes: `launch --engine commands` with simulated nodes.
 
     python benchmarks/head_scale.py [--nodes 1000] [--seconds 30] [--dry-nodes 4096] [--profile FILE]
 

@@ -1,5 +1,5 @@
-"""What a node process does before an attempt and beside it: it has its node examined, and watches whether it
-reaches the other nodes.
+"""The checks of a node process: the examination of its node before an attempt, and a watch of the connections
+to the other nodes.
 
     checks.obey(message)                             "examine" and "peers", messages of the head
     for message in checks.poll(ready, was_stopped): connection.send(message)
