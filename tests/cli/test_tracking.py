@@ -15,6 +15,7 @@ from tests.command_server import call
 pytestmark = pytest.mark.slow
 PARTS = """
 import os
+import time
 import torch
 import meshctl
 from meshctl import Batch, Component, endpoint
@@ -34,6 +35,8 @@ class Trainer(Component):
         marker = self.run_dir / "failed"
         if self.mood == "fails" and self.step == 4 and self.rank == 0 and not marker.exists():
             marker.touch()
+            while not (self.run_dir / "checkpoints" / "latest").exists():  # that of step 2
+                time.sleep(0.01)
             raise ValueError("boom")
         self.log({"samples": meshctl.Table(["step"], [[self.step]])})
         return {"step": float(self.step)}

@@ -61,6 +61,11 @@ class Terminal:
         while not self._is_shown(text):
             assert self._read(TIMEOUT_S), self.shown
 
+    def wait_until_shown(self, text: str) -> None:
+        """Reads until a text has appeared, before or after the one of the previous call."""
+        while text not in self.shown:
+            assert self._read(TIMEOUT_S), self.shown
+
     def type(self, line: str) -> None:
         os.write(self._master, line.encode())
 
@@ -110,6 +115,7 @@ def test_breakpoint_stops_the_worker_that_is_debugged(here: Path) -> None:
     terminal.type("p 'the answer is', answer\n")
     terminal.wait_for("('the answer is', 42)")
     terminal.wait_for("(Pdb) ")
+    terminal.wait_until_shown("step 1/3")  # the launcher has read the events, and knows the worker's process
     terminal.interrupt_until("(Pdb) ")
     terminal.type("c\n")
     assert terminal.end() == 0, terminal.shown

@@ -102,6 +102,7 @@ def world(tmp_path: Path) -> Iterator[World]:
             launch.communicate()
 
 
+@pytest.mark.slow_suite
 def test_a_run_of_two_pods_equals_a_local_one(world: World) -> None:
     launch = world.launch()
     output, _ = launch.communicate(timeout=LIMIT_S)
