@@ -69,7 +69,7 @@ def measured(case: Case, slack: float) -> Measured | None:
             place.close()
     if found is not None:
         state, text = "ok" if found.ok else "MISSED", found.text
-    print(f"{case.fault:>3} {case.what:<50} {case.bar:<50} {state:<8} {text}", flush=True)
+    print(f"{case.fault:>3} {case.what:<54} {case.bar:<68} {state:<8} {text}", flush=True)
     return found
 
 

@@ -1,15 +1,22 @@
-"""Writes the key tables of docs/recipes.md, docs/runs.md and docs/engines.md from the table of fields:
-`python docs/reference.py`."""
+"""Writes the tables of the documents: `python docs/reference.py`.
+
+Those of keys in docs/recipes.md, docs/runs.md and docs/engines.md come from the table of fields, and that of
+docs/faults.md comes from the cases of the benchmark `faults`.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.fault_cases import CASES, FAULTS
 from meshctl.recipe import engine_fields, fields, jobset_fields
 from meshctl.recipe.section_types import Field, Section
 from meshctl.recipe.tracker_fields import TRACKER_SECTIONS
 
-FILES = [Path(__file__).with_name(name) for name in ("recipes.md", "runs.md", "engines.md")]
+FILES = [Path(__file__).with_name(name) for name in ("recipes.md", "runs.md", "engines.md", "faults.md")]
 SHOWN = {
     "recipe": fields.RECIPE,
     "cluster": fields.CLUSTER,
@@ -76,10 +83,22 @@ def words(meanings: dict[str, str]) -> str:
     )
 
 
+def faults() -> str:
+    """Returns a row for each case of the benchmark `faults`, in the order of the numbers of the faults."""
+    rows = []
+    for number, title in FAULTS.items():
+        named = title
+        for case in (case for case in CASES if case.fault == number):
+            rows.append(f"| {named} | {case.what.replace('|', chr(92) + '|')} | {case.bar} |")
+            named = ""
+    return "\n".join(["| fault | case | what a user sees |", "| --- | --- | --- |", *rows])
+
+
 def filled(text: str) -> str:
     """Returns a document with every table between its markers generated."""
     tables = {name: table(section) for name, section in SHOWN.items()}
     tables |= {name: words(meanings) for name, meanings in WORDS.items()}
+    tables["faults"] = faults()
     for name, content in tables.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         before, found, rest = text.partition(begin)

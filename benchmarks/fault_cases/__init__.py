@@ -30,3 +30,30 @@ CASES = [
     *checkpoints.CASES,
     *leftovers.CASES,
 ]
+
+FAULTS = {
+    1: "A worker is killed",
+    2: "An agent, a node process or a fork server is killed",
+    3: "The launcher is killed",
+    4: "A signal, a closed terminal, a time limit",
+    5: "A worker ignores SIGTERM",
+    6: "A process hangs or is stopped",
+    7: "A component raises an exception",
+    8: "A process ends too early with exit code 0",
+    9: "Memory runs out",
+    10: "A fatal signal",
+    11: "Ports and run directories are in use",
+    14: "There is no name server",
+    16: "A rank is slow",
+    17: "A disk is full, read-only, frozen, or the run directory is deleted",
+    18: "Workers print very much",
+    19: "Workers print bytes that are no text",
+    20: "Terminals and pipes",
+    21: "A clock is wrong",
+    22: "A checkpoint is damaged",
+    23: "A worker of an earlier attempt comes back",
+    26: "Data loaders have processes of their own",
+    27: "Many launches in a row",
+    28: "A recipe is wrong",
+}
+"""Number of a fault -> its title."""

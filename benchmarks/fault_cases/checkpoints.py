@@ -98,7 +98,7 @@ def stale_worker(place: Place) -> Measured:
     return Measured(text, code == 0 and is_whole and is_over and stale.returncode != 0)
 
 
-FALL_BACK = "from step 10, one warning with file and both steps"
+FALL_BACK = "the run resumes from step 10, with one warning that names file and both steps"
 FILE = "__0_0.distcp"
 CASES = [
     Case(
@@ -117,15 +117,15 @@ CASES = [
     Case(
         22,
         "`latest` dangles",
-        "from step 20",
+        "the run resumes from step 20",
         lambda place: resumed(place, partial(point, target="step-7"), step=20),
     ),
     Case(
         22,
         "`latest` is foreign",
-        "from step 20",
+        "the run resumes from step 20",
         lambda place: resumed(place, partial(point, target="/etc"), step=20),
     ),
-    Case(22, "none is whole", "exit 4 with the file, no worker started", none_whole),
-    Case(23, "a stale worker of the last attempt", "turned away, the run is whole", stale_worker),
+    Case(22, "none is whole", "exit 4 with the file, no worker is started", none_whole),
+    Case(23, "it connects to the run", "it is turned away; every sample counts once", stale_worker),
 ]

@@ -10,7 +10,7 @@ from functools import partial
 from benchmarks.fault_cases.case import FORK_SERVER, Case, Measured, Place
 from tests.environments import OURS, environment
 
-BAR = "all gone in 3 s, GROUP:RANK and SIGKILL"
+BAR = "all gone in 3 s; the error names the process and SIGKILL"
 
 
 def killed_at(place: Place, where: str, fault: str = "two:1 {} hold", steps: int = 1000000) -> Measured:
@@ -75,21 +75,26 @@ def killed_launcher(place: Place, is_early: bool) -> Measured:
 
 
 CASES = [
-    Case(1, "kill -9 a worker: at import", BAR, partial(killed_at, where="import")),
-    Case(1, "before rendezvous", BAR, partial(killed_while_it_waits, fault="two:0 import hold", group="two")),
-    Case(1, "in setup", BAR, partial(killed_at, where="setup")),
+    Case(1, "SIGKILL at import", BAR, partial(killed_at, where="import")),
     Case(
         1,
-        "while routes are connected",
+        "SIGKILL before rendezvous",
+        BAR,
+        partial(killed_while_it_waits, fault="two:0 import hold", group="two"),
+    ),
+    Case(1, "SIGKILL in setup", BAR, partial(killed_at, where="setup")),
+    Case(
+        1,
+        "SIGKILL while routes are connected",
         BAR,
         partial(killed_while_it_waits, fault="one:0 setup hold", group="one"),
     ),
-    Case(1, "in a step", BAR, killed_in_a_step),
-    Case(1, "in a checkpoint", BAR, partial(killed_at, where="save")),
-    Case(1, "at the end", BAR, partial(killed_at, where="close", steps=5)),
-    Case(2, "kill -9 an agent", BAR, partial(killed, title="mesh two/0")),
-    Case(2, "kill -9 the node process", BAR, partial(killed, title=FORK_SERVER)),
-    Case(2, "kill -9 the fork server of another interpreter", BAR, killed_fork_server),
-    Case(3, "kill -9 meshctl: in setup", "all gone in 3 s", partial(killed_launcher, is_early=True)),
-    Case(3, "in a step", "all gone in 3 s", partial(killed_launcher, is_early=False)),
+    Case(1, "SIGKILL in a step", BAR, killed_in_a_step),
+    Case(1, "SIGKILL in a checkpoint", BAR, partial(killed_at, where="save")),
+    Case(1, "SIGKILL at the end", BAR, partial(killed_at, where="close", steps=5)),
+    Case(2, "SIGKILL of an agent", BAR, partial(killed, title="mesh two/0")),
+    Case(2, "SIGKILL of the node process", BAR, partial(killed, title=FORK_SERVER)),
+    Case(2, "SIGKILL of the fork server of another interpreter", BAR, killed_fork_server),
+    Case(3, "SIGKILL in setup", "all gone in 3 s", partial(killed_launcher, is_early=True)),
+    Case(3, "SIGKILL in a step", "all gone in 3 s", partial(killed_launcher, is_early=False)),
 ]

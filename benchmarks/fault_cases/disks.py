@@ -338,7 +338,7 @@ def deleted(place: Place) -> Measured:
     return Measured(f"{time.monotonic() - moment:.1f} s, exit {code}: {line}", ok)
 
 
-BAR = "ends with path and reason, or goes on; never 70; resumes"
+BAR = "the run ends with path and reason, or goes on; it can be resumed"
 CASES = [
     Case(17, "the disk fills up (logs, events, metrics, checkpoints)", BAR, partial(spoiled, spoil=fill_all)),
     Case(17, "the disk becomes read-only", BAR, partial(spoiled, spoil=make_read_only)),
@@ -351,29 +351,29 @@ CASES = [
     Case(
         17,
         "the disk of `local_dir` becomes read-only",
-        "a warning with its path, the run goes on; 5 at its end",
+        "a warning with its path, the run goes on; exit 5 at its end",
         local_dir_broken,
     ),
     Case(17, "the disk is frozen", "named in 12 s with its path, the run goes on after it", frozen),
     Case(
         17,
         "the disk is frozen, and two SIGINT",
-        "all that the kernel lets end; 130, the rest gone in 3 s",
+        "exit 130; all that the kernel lets end is gone in 3 s",
         frozen_and_interrupted,
     ),
-    Case(17, "the disk stays frozen", "ends after `run.patience`, 5 with its path", frozen_without_end),
+    Case(17, "the disk stays frozen", "exit 5 with its path after `run.patience`", frozen_without_end),
     Case(17, "the disk of `local_dir` is frozen", "named with its path, the run goes on", local_dir_frozen),
     Case(17, "the disk is frozen at launch", "exit 4 in 10 s", frozen_at_launch),
     Case(
         17,
         "the disk is frozen after the run directory was made",
-        "named in 14 s with its path, SIGINT answered; 130",
+        "named in 14 s with its path, SIGINT ends it with 130",
         frozen_while_starting,
     ),
     Case(
         17,
         "no room for a checkpoint",
-        "a warning with its path, the run goes on; 5 at its end",
+        "a warning with its path, the run goes on; exit 5 at its end",
         full_for_checkpoints,
     ),
     Case(

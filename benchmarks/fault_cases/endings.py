@@ -121,7 +121,7 @@ def peer_has_failed(place: Place) -> Measured:
     return place.died(run, moment, "two:0 failed", "SIGKILL", limit=2.0 + 1.0)
 
 
-IN_ORDER = "exit {}, a checkpoint of the last step, in 3 s"
+IN_ORDER = "exit {} in 3 s, with a checkpoint of the last step"
 CASES = [
     Case(4, "SIGTERM", IN_ORDER.format(143), partial(signalled, number=signal.SIGTERM, code=143)),
     Case(4, "SIGINT", IN_ORDER.format(130), partial(signalled, number=signal.SIGINT, code=130)),
@@ -130,15 +130,18 @@ CASES = [
     Case(4, "the terminal is closed", IN_ORDER.format(129), closed_terminal),
     Case(4, "SIGUSR2", IN_ORDER.format(143), partial(signalled, number=signal.SIGUSR2, code=143)),
     Case(4, "SIGUSR1", "a checkpoint, and the run goes on", asked_for_checkpoint),
-    Case(4, "run.time_limit", IN_ORDER.format(0), timed_out),
+    Case(4, "the end of `run.time_limit`", IN_ORDER.format(0), timed_out),
+    Case(5, "SIGTERM to the launcher", "exit 143 after the grace + 1 s", partial(grace_is_over, code=143)),
     Case(
-        5, "a worker ignores SIGTERM: on SIGTERM", "exit 143, grace + 1 s", partial(grace_is_over, code=143)
+        5,
+        "the end of `run.time_limit`",
+        "exit 5 after the grace + 1 s",
+        lambda place: grace_is_over(place, 5, "run.time_limit=6s"),
     ),
     Case(
         5,
-        "after run.time_limit",
-        "exit 5, grace + 1 s",
-        lambda place: grace_is_over(place, 5, "run.time_limit=6s"),
+        "another worker was killed",
+        "all gone after the grace + 1 s; the error names the other worker",
+        peer_has_failed,
     ),
-    Case(5, "when a peer failed", "grace + 1 s, the peer and SIGKILL", peer_has_failed),
 ]

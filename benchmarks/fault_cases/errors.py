@@ -77,35 +77,48 @@ def crashed(place: Place, act: str, name: str) -> Measured:
     return Measured(f"{found.text}; {own}", found.ok and f"in {act}" in own)
 
 
-OWN = "two:1, its traceback once, 3 s"
+OWN = "the error names it, with its traceback once, in 3 s"
 CASES = [
-    Case(7, "raise at import", OWN, lambda place: raised(place, "import")),
+    Case(7, "at import", OWN, lambda place: raised(place, "import")),
     Case(7, "in setup", OWN, lambda place: raised(place, "setup")),
     Case(7, "in step 5", OWN, lambda place: raised(place, "5", "in stage update, step 5")),
-    Case(7, "two ranks, 50 ms apart", "the first one, 3 s", raised_twice),
-    Case(7, "in one group while the other waits", "one:0, 3 s", raised_while_others_wait),
+    Case(7, "in two ranks, 50 ms apart", "the error names the first one, in 3 s", raised_twice),
+    Case(
+        7,
+        "in one group while the other waits",
+        "the error names the first group, in 3 s",
+        raised_while_others_wait,
+    ),
     Case(
         8,
-        "os._exit(0) of a rank",
-        "exit 5, two:1",
+        "`os._exit(0)` of a rank",
+        "exit 5; the error names the rank",
         lambda place: vanished(place, "two:1 5 vanish", "two:1 failed", "ended before the run was over"),
     ),
     Case(
-        8, "sys.exit(0) of a whole group", "exit 5, two", lambda place: vanished(place, "two 5 leave", "two:")
+        8,
+        "`sys.exit(0)` of a whole group",
+        "exit 5; the error names the group",
+        lambda place: vanished(place, "two 5 leave", "two:"),
     ),
-    Case(8, "a service exits with 0", "exit 5, serve:0", whole_program_ends),
-    Case(9, "RLIMIT_AS", "two:1 and memory, 3 s", out_of_address_space),
-    Case(9, "kill -9 without a lack of memory", "SIGKILL, no word of memory", killed_without_a_hint),
+    Case(8, "a service exits with 0", "exit 5; the error names the service", whole_program_ends),
+    Case(
+        9,
+        "the limit of its address space (RLIMIT_AS)",
+        "the error names the worker and memory, in 3 s",
+        out_of_address_space,
+    ),
+    Case(9, "SIGKILL while memory is free", "the error names SIGKILL and not memory", killed_without_a_hint),
     Case(
         10,
         "a segfault",
-        "SIGSEGV, the user's frame first",
+        "the error names SIGSEGV and the innermost frame of the user's code",
         lambda place: crashed(place, "segfault", "SIGSEGV"),
     ),
     Case(
         10,
-        "abort",
-        "SIGABRT, the user's frame first",
+        "`abort()`",
+        "the error names SIGABRT and the innermost frame of the user's code",
         lambda place: crashed(place, "abort", "SIGABRT"),
     ),
 ]

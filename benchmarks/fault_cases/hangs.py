@@ -93,29 +93,36 @@ SHARDED = (
 )
 BAR = "named in 10 s, with its stack"
 CASES = [
-    Case(6, "SIGSTOP a worker", "named in 10 s", lambda place: stopped(place, "two:1", "two:1 is stopped")),
+    Case(
+        6, "SIGSTOP of a worker", "named in 10 s", lambda place: stopped(place, "two:1", "two:1 is stopped")
+    ),
     Case(
         6,
-        "SIGSTOP an agent",
+        "SIGSTOP of an agent",
         "named in 10 s",
         lambda place: stopped(place, "mesh two/0", "the agent of two is stopped"),
     ),
     Case(
         6,
-        "SIGSTOP the node process",
+        "SIGSTOP of the node process",
         "named in 10 s",
         lambda place: stopped(place, FORK_SERVER, "the fork server is stopped"),
     ),
     Case(6, "an endpoint sleeps", BAR, lambda place: hangs(place, "hold", "in hold")),
     Case(6, "an endpoint loops", BAR, lambda place: hangs(place, "loop", "in loop")),
     Case(6, "a rank skips a collective", "named in 10 s", skipped_collective),
-    Case(6, "run.patience: 4, an endpoint loops", "ends 4 s + one grace later, two:1", out_of_patience),
+    Case(
+        6,
+        "an endpoint loops, with `run.patience: 4`",
+        "exit 5 after 4 s and the grace; the error names the worker",
+        out_of_patience,
+    ),
     Case(6, "setup hangs", "named in 60 s, with its stack", hangs_in_setup),
-    Case(16, "a rank ten times slower", "exit 0, two:1 is named", slow_rank),
+    Case(16, "a rank ten times slower", "a warning names the rank; exit 0", slow_rank),
     Case(
         16,
         "a rank is slow between collectives of FSDP2",
-        "exit 0, two:1 is named",
+        "a warning names the rank; exit 0",
         lambda place: slow_rank(place, *SHARDED),
     ),
 ]

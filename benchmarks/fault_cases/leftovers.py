@@ -125,29 +125,32 @@ def shared() -> set[str]:
 CASES = [
     Case(
         26,
-        "data loaders, and a worker is killed",
-        "all gone, no `pymp-*` folder",
+        "a worker is killed",
+        "all gone, temporary folders (`pymp-*`) too",
         partial(grandchildren, act=lambda run: run.kill("two:1"), code=5),
     ),
     Case(
         26,
-        "data loaders, and meshctl is killed",
-        "all gone, no `pymp-*` folder",
+        "the launcher is killed",
+        "all gone, temporary folders (`pymp-*`) too",
         partial(grandchildren, act=kill_launcher, code=None),
     ),
     Case(
         26,
-        "data loaders, and both meshctl and its node are killed",
-        "all gone, no `pymp-*` folder",
+        "the launcher and the node process are killed",
+        "all gone, temporary folders (`pymp-*`) too",
         partial(grandchildren, act=kill_launcher_and_node, code=None),
     ),
     Case(
         26,
-        "data loaders, and SIGTERM",
-        "all gone, no `pymp-*` folder",
+        "SIGTERM to the launcher",
+        "all gone, temporary folders (`pymp-*`) too",
         partial(grandchildren, act=interrupt, code=143),
     ),
     Case(
-        27, f"{LAUNCHES} launches in a row, processes of each are killed", "nothing left", launched_and_killed
+        27,
+        f"{LAUNCHES} launches in a row, processes of each are killed",
+        "nothing remains",
+        launched_and_killed,
     ),
 ]

@@ -150,12 +150,17 @@ def refused_recipe(place: Place) -> Measured:
 
 
 CASES = [
-    Case(9, "the memory of a control group runs out", "SIGKILL and memory, 3 s", out_of_memory),
-    Case(11, "no free port", "exit 4, the port, 5 s", no_free_port),
-    Case(11, "a stranger listens on MASTER_PORT", "exit 0", stranger_on_port),
+    Case(
+        9,
+        "the memory of a control group runs out",
+        "the error names SIGKILL and memory, in 3 s",
+        out_of_memory,
+    ),
+    Case(11, "no free port", "exit 4 with the ports, in 5 s", no_free_port),
+    Case(11, "another program listens on the port of MASTER_PORT", "exit 0", stranger_on_port),
     Case(11, "ten runs at once", "exit 0 of all", ten_at_once),
     Case(11, "two runs in one run directory", "exit 4 in 3 s, the first goes on", two_in_one_directory),
-    Case(14, "no name server, empty /etc/hosts", "starts in 10 s", without_names),
-    Case(21, "the clock steps by an hour in one worker", "exit 0, order and times unharmed", clock_steps),
-    Case(28, "a recipe that validate refuses", "exit 1, no process", refused_recipe),
+    Case(14, "and `/etc/hosts` is empty", "the first step is over in 10 s", without_names),
+    Case(21, "it steps by an hour in one worker", "exit 0; order and times are right", clock_steps),
+    Case(28, "`validate` refuses it", "exit 1, no process is started", refused_recipe),
 ]

@@ -85,8 +85,8 @@ def without_streams(place: Place) -> Measured:
 
 HEAD = "{ RUN; echo $? > code; } | head -n 3"
 CASES = [
-    Case(18, "8 ranks print 100,000 lines each at once", "no line lost", many_lines),
-    Case(19, "CR lines, invalid UTF-8, no newline", "no byte lost", any_bytes),
+    Case(18, "8 ranks print 100,000 lines each at once", "no line is lost", many_lines),
+    Case(19, "carriage returns, invalid UTF-8, no newline", "no byte is lost", any_bytes),
     Case(20, "`| head -n 3`", "the run goes on, exit 0", lambda place: piped(place, HEAD, 0)),
     Case(
         20,
@@ -94,8 +94,13 @@ CASES = [
         "exit 5, the cause is shown",
         lambda place: piped(place, HEAD.replace("3", "1"), 5, "two:1 failed", "boom", fault="two:1 20 boom"),
     ),
-    Case(20, "stdin, stdout and stderr closed", "exit 0", without_streams),
-    Case(20, "TERM=dumb", "exit 0, no escapes", lambda place: in_terminal(place, "dumb", is_resized=False)),
+    Case(20, "stdin, stdout and stderr are closed", "exit 0", without_streams),
+    Case(
+        20,
+        "`TERM=dumb`",
+        "exit 0, no escape sequences",
+        lambda place: in_terminal(place, "dumb", is_resized=False),
+    ),
     Case(
         20,
         "the terminal is resized",
