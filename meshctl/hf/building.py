@@ -134,7 +134,7 @@ def distribute(model: Any, wanted: Build) -> None:
     sizes = wanted.sizes
     if sizes.tp > 1:
         assert wanted.mesh is not None
-        transformers_api.shard_by_tp(model, wanted.mesh, sizes)
+        transformers_api.shard_by_tp(model, wanted.mesh, sizes, bool(wanted.lora))
     if sizes.ep > 1:
         assert wanted.mesh is not None
         transformers_api.shard_by_ep(model, wanted.mesh, sizes)

@@ -25,7 +25,7 @@ class DeclaredModel(StoredModel):
         "without": {
             "args.attention": ("cp", "ulysses"),
             "args.compile": ("cp", "ulysses"),
-            "args.share_prompts": ("cp", "ulysses"),
+            "args.share_prompts": ("cp", "ulysses", "sequence_parallel"),
         },
     }
     CHOICES: ClassVar = {

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from meshctl.dataclass import dataclass
-from meshctl.hf import transformers_api
 from meshctl.hf.sampling import Sampling
+from meshctl.hf.transformers_cache import CachedForward
 
 MAX_ENDED = 0.25
 """The fraction of ended answers in the cache from which on they are removed."""
@@ -75,7 +75,7 @@ class Decoder:
         """
         device = self._model.device
         ids, is_real = padded_left(prompts, device)
-        forward = transformers_api.CachedForward(self._model, is_real)
+        forward = CachedForward(self._model, is_real)
         logits = forward(ids)[:, -1]
         if list(rows) != list(range(len(prompts))):
             index = torch.tensor(rows, device=device)
@@ -83,7 +83,7 @@ class Decoder:
             logits = logits[index]
         return self._decoded(forward, logits, uniforms.to(device))
 
-    def _decoded(self, forward: transformers_api.CachedForward, logits: Tensor, uniforms: Tensor) -> Answers:
+    def _decoded(self, forward: CachedForward, logits: Tensor, uniforms: Tensor) -> Answers:
         found = _Found(len(logits), self._max_new_tokens, logits)
         present = torch.arange(len(logits), device=logits.device)
         is_open = torch.ones_like(present, dtype=torch.bool)

@@ -179,7 +179,15 @@ class Model(DeclaredModel):
     @cached_property
     def sizes(self) -> Sizes:
         mesh, size = self.mesh, self.mesh.size
-        return Sizes(size("dp"), size("fsdp"), size("cp"), size("tp"), mesh.ulysses_size, mesh.ep_size)
+        return Sizes(
+            dp=size("dp"),
+            fsdp=size("fsdp"),
+            cp=size("cp"),
+            tp=size("tp"),
+            ulysses=mesh.ulysses_size,
+            ep=mesh.ep_size,
+            sequence=size("tp") if mesh.sequence_parallel else 1,
+        )
 
     @cached_property
     def module(self) -> nn.Module:
@@ -217,7 +225,7 @@ class Model(DeclaredModel):
         """The division of tokens over cp and ulysses; None if each rank has whole texts."""
         if self.sizes.cp * self.sizes.ulysses == 1:
             return None
-        return SequenceParallel(self.collective("cp"), self.collective("ulysses"))
+        return SequenceParallel(self.collective("cp"), self.collective("ulysses"), self.sizes.sequence)
 
     @cached_property
     def _chunked_head(self) -> ChunkedHead:
@@ -229,7 +237,8 @@ class Model(DeclaredModel):
         named = [(name, one) for name, one in weights.parameters(self.module) if one.requires_grad]
         made = make_optimizer(self.optimizer, named, self.optimizer_options)
         schedule = make_lr_schedule(self.schedule, made)
-        return Trainer(self.module, named, made, schedule, self.collective("world"), self.sizes, self.clip)
+        world, tp = self.collective("world"), self.collective("tp")
+        return Trainer(self.module, named, made, schedule, world, tp, self.sizes, self.clip)
 
     # What a subclass may override
 
@@ -272,7 +281,7 @@ class Model(DeclaredModel):
         return inputs_of(names, batch, own, reference if self.lora else None)
 
     def _texts(self, batch: Batch, prefix: str) -> Texts:
-        texts = texts_of(batch, prefix, self.device)
+        texts = texts_of(batch, prefix, self.device, self.sizes.sequence)
         if limit := transformers_api.positions_of(self.module.config):
             check_positions(batch, prefix, texts, limit)
         return texts

@@ -50,9 +50,10 @@ class Division:
     ulysses: Collective
 
     @staticmethod
-    def of(whole: Texts, cp: Collective, ulysses: Collective) -> Division:
+    def of(whole: Texts, cp: Collective, ulysses: Collective, multiple: int = 1) -> Division:
+        """Returns the division of `whole`. The number of tokens of each rank is divisible by `multiple`."""
         pieces = 2 * cp.size if cp.size > 1 else 1
-        parts = pieces * ulysses.size
+        parts = pieces * ulysses.size * multiple
         length = -(-whole.input_ids.shape[1] // parts) * parts
         tokens = torch.arange(length).view(pieces, -1)
         ranks = [torch.cat([tokens[one], tokens[pieces - 1 - one]]) for one in range(cp.size)]
@@ -135,8 +136,9 @@ class DividedOutputs(Outputs):
 class SequenceParallel:
     """Attention of a model over the ranks of cp and ulysses."""
 
-    def __init__(self, cp: Collective, ulysses: Collective) -> None:
-        self._cp, self._ulysses = cp, ulysses
+    def __init__(self, cp: Collective, ulysses: Collective, multiple: int = 1) -> None:
+        """The number of tokens of each rank is divisible by `multiple`."""
+        self._cp, self._ulysses, self._multiple = cp, ulysses, multiple
         self._division: Division | None = None
         self._calls = 0
         self.name = f"meshctl_sequence_{next(_numbers)}"
@@ -145,7 +147,7 @@ class SequenceParallel:
 
     def divide(self, texts: Texts) -> Division:
         """Returns the division of texts for the next forward pass."""
-        self._division = Division.of(texts, self._cp, self._ulysses)
+        self._division = Division.of(texts, self._cp, self._ulysses, self._multiple)
         self._calls = 0
         return self._division
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.hf import transformers_api
 from meshctl.hf.decoding import padded_left
 from meshctl.hf.errors import ModelError
 from meshctl.hf.outputs import Outputs
 from meshctl.hf.texts import Texts
+from meshctl.hf.transformers_cache import CachedForward
 from meshctl.labels import IGNORED
 
 
@@ -69,7 +69,7 @@ class SharedPrompts:
         and those at the tokens of its ending. The model runs twice."""
         device = self.endings.device
         ids, is_real = padded_left(self.beginnings, device)
-        forward = transformers_api.CachedForward(model, is_real)
+        forward = CachedForward(model, is_real)
         first = forward(ids)
         owners = torch.tensor(self.owners, device=device)
         forward.select(owners)

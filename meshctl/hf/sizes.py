@@ -17,6 +17,8 @@ class Sizes:
     """The number of neighbours of dp x fsdp that compute on the same samples."""
     ep: int = 1
     """The number of ranks, of the same ranks as the other dims, over which the experts are divided."""
+    sequence: int = 1
+    """The number of tp ranks that divide the tokens between layers: tp, or 1 without sequence parallelism."""
 
     @property
     def shards(self) -> int:

@@ -69,22 +69,30 @@ class Texts:
         return Ragged(values.cpu()[is_real], offsets)
 
 
-def texts_of(batch: Batch, prefix: str, device: torch.device) -> Texts:
-    """Returns the texts in the columns whose names begin with `prefix`. Raises `ModelError` if a column is
-    missing, has the wrong form, or has lengths other than those of `input_ids`."""
+def texts_of(batch: Batch, prefix: str, device: torch.device, multiple: int = 1) -> Texts:
+    """Returns the texts in the columns whose names begin with `prefix`. `multiple` divides the length of the
+    rows. Raises `ModelError` if a column is missing, has the wrong form, or has lengths other than those of
+    `input_ids`."""
     ids = _column(batch, f"{prefix}input_ids")
     labels = _column(batch, f"{prefix}labels") if f"{prefix}labels" in batch else ids
     if not torch.equal(ids.offsets, labels.offsets):
         raise ModelError(f"`{prefix}labels` and `{prefix}input_ids` differ in their lengths")
     if not len(ids):
-        one = torch.zeros((1, 2), dtype=torch.int64, device=device)
+        one = torch.zeros((1, 2 * multiple), dtype=torch.int64, device=device)
         return Texts(one, torch.full_like(one, IGNORED), torch.zeros(0, dtype=torch.int64))
     positions = None
-    padded = labels.padded(IGNORED).to(device)
+    longest = -(-int(ids.lengths.max()) // multiple) * multiple
+    padded = _padded(labels, longest, IGNORED).to(device)
     if not prefix and "position_ids" in batch:
-        positions = _positions(_column(batch, "position_ids"), ids).to(device)
+        positions = _positions(_column(batch, "position_ids"), ids, longest).to(device)
         padded = padded.masked_fill(positions == 0, IGNORED)  # no text predicts the first token of the next
-    return Texts(ids.padded().to(device), padded, ids.lengths.cpu(), positions)
+    return Texts(_padded(ids, longest).to(device), padded, ids.lengths.cpu(), positions)
+
+
+def _padded(rows: Ragged, longest: int, fill: int = 0) -> Tensor:
+    """Returns `[rows, longest]`, with `fill` after the values of each row."""
+    padded: Tensor = rows.padded(fill)
+    return torch.nn.functional.pad(padded, (0, longest - padded.shape[1]), value=fill)
 
 
 def check_positions(batch: Batch, prefix: str, texts: Texts, limit: int) -> None:
@@ -92,7 +100,8 @@ def check_positions(batch: Batch, prefix: str, texts: Texts, limit: int) -> None
     are the texts of `batch` in the columns whose names begin with `prefix`."""
     lengths = texts.lengths
     if texts.samples and texts.position_ids is not None:
-        lengths = texts.position_ids.amax(1).cpu() + 1
+        is_real = torch.arange(texts.position_ids.shape[1]) < lengths[:, None]
+        lengths = (texts.position_ids.cpu() + 1).where(is_real, 0).amax(1)
     too_long = [row for row, length in enumerate(lengths.tolist()) if length > limit]
     if too_long:
         raise ModelError(
@@ -130,12 +139,12 @@ def _column(batch: Batch, name: str) -> Ragged:
     return column
 
 
-def _positions(positions: Ragged, ids: Ragged) -> Tensor:
+def _positions(positions: Ragged, ids: Ragged, longest: int) -> Tensor:
     """Returns the padded positions, int64 `[rows, longest]`. The positions continue in the padding, so that
     the padding belongs to the last text of its row."""
     if not torch.equal(positions.offsets, ids.offsets):
         raise ModelError("`position_ids` and `input_ids` differ in their lengths")
-    padded = positions.padded().long()
+    padded = _padded(positions, longest).long()
     lengths = positions.lengths[:, None]
     place = torch.arange(padded.shape[1])
     last = padded.gather(1, (lengths - 1).clamp(min=0))

@@ -95,6 +95,7 @@ class Trainer:
         optimizer: torch.optim.Optimizer,
         schedule: Any,
         world: Collective,
+        tp: Collective,
         sizes: Sizes,
         clip: float | None,
     ) -> None:
@@ -102,12 +103,9 @@ class Trainer:
         self.updates, self.skipped = 0, 0
         """The number of steps, and the number of steps that were skipped because they had no units or no
         finite gradient."""
-        self._model, self._world, self._sizes, self._clip = model, world, sizes, clip
+        self._model, self._world, self._tp, self._sizes, self._clip = model, world, tp, sizes, clip
         self._sums = Sums()
-        # FSDP keeps no gradient between backward passes, so that the hook sums only the one of this pass.
-        has_hooks = sizes.tp > 1 and not isinstance(model, FSDPModule)
-        hooked = transformers_api.summed_by_hook(model) if has_hooks else []
-        self._hooked = [(parameter, []) for parameter in hooked if parameter.requires_grad]  # type: ignore[var-annotated]
+        self._partial = [one for one in transformers_api.summed_over_tp(model) if one.requires_grad]
 
     def backward(self, loss: LossSum, is_last: bool) -> None:
         """Runs the backward pass of a micro-batch and accumulates its gradient. `is_last` is true for the
@@ -116,10 +114,6 @@ class Trainer:
             self._model.set_requires_all_reduce(is_last)
         loss.total.backward()  # type: ignore[no-untyped-call]
         self._sums.add(loss)
-        for parameter, grads in self._hooked:
-            if parameter.grad is not None:
-                grads.append(parameter.grad)
-                parameter.grad = None
 
     def step(self) -> Mapping[str, float]:
         """Updates the weights, clears the gradients, and returns the metrics of the step. All ranks call this
@@ -129,9 +123,7 @@ class Trainer:
         the number of skipped steps so far. If the gradient or the loss is not finite, no rank changes its
         weights.
         """
-        for parameter, grads in self._hooked:
-            parameter.grad = torch.stack(grads).sum(0) if grads else None
-            grads.clear()
+        self._sum_over_tp()
         grads = [parameter.grad for _, parameter in self.named if parameter.grad is not None]
         squared = squared_norm(grads, self._world.size)
         sums, [squared_sum] = self._sums.over_ranks(self._world, self._sizes.peers, squared)
@@ -157,6 +149,15 @@ class Trainer:
         )
         for group, base, factor in groups:
             group["lr"] = base * factor(done)
+
+    def _sum_over_tp(self) -> None:
+        """Adds the gradients of all tp ranks for the parameters that have seen a part of the heads, or of the
+        tokens, on each."""
+        own = [local_of(one.grad) for one in self._partial if one.grad is not None]
+        if own:
+            summed = self._tp.all_reduce(torch.cat([grad.flatten() for grad in own]))
+            parts = torch.split(summed, [grad.numel() for grad in own])
+            torch._foreach_copy_(own, [part.view_as(grad) for part, grad in zip(parts, own, strict=True)])
 
     def _apply(self, grads: Sequence[Tensor], mean: float, norm: float) -> None:
         clipped = min(1.0, self._clip / (norm + 1e-6)) if self._clip else 1.0

@@ -1,4 +1,5 @@
-"""All of transformers that meshctl uses. `tests/hf/test_transformers_api.py` pins it.
+"""All of transformers that meshctl uses, beside `transformers_cache.py`. `tests/hf/test_transformers_api.py`
+pins it.
 
 `from_pretrained(distributed_config=...)` creates its own meshes, over the accelerator of the machine and all
 processes. The functions here apply the same plans to the mesh of a component instead.
@@ -11,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from inspect import signature
 from logging import ERROR, getLogger
 from math import prod
 from pathlib import Path
@@ -26,7 +26,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    DynamicCache,
     PreTrainedModel,
     get_scheduler,
 )
@@ -35,13 +34,15 @@ from transformers.core_model_loading import WeightConverter, apply_converters, r
 from transformers.distributed import DistributedConfig
 from transformers.distributed.expert_parallel import apply_expert_parallelism
 from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
-from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
+from transformers.distributed.tensor_parallel import RowwiseParallel, apply_tensor_parallelism
 from transformers.distributed.utils import TransformersDeviceMesh
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
+from meshctl.hf import sequence_shards
 from meshctl.hf.errors import ModelError
 from meshctl.hf.sizes import Sizes
 from meshctl.text.english import nearest
@@ -49,8 +50,12 @@ from meshctl.text.english import nearest
 HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}
 """Value of `args.head` -> class of transformers that selects the class of a model. `lm` returns logits of the
 vocabulary, and `score` returns a score for each position."""
-SUMMED_BY_HOOK = "replicated_with_grad_allreduce"
-"""The style of parameters whose gradients a hook sums over tp after each backward pass."""
+SUMMED_OVER_TP = "replicated_with_grad_allreduce"
+"""The style of parameters that compute with the heads of this rank only. transformers sums their gradients
+in a hook after each backward pass. Here, `Trainer.step` sums those of an update in one operation."""
+ROWS_TO_TOKENS = "meshctl_rowwise_to_tokens"
+"""The style of row-wise layers whose result is divided by tokens."""
+ALL_PARALLEL_STYLES.register(ROWS_TO_TOKENS, RowwiseParallel(output_layouts=sequence_shards.OWN))
 Distribute = Callable[[nn.Module], None]
 """A function that shards the parameters of a model in place. The model may be on torch's `meta` device."""
 PROBE_WIDTH = 4
@@ -200,17 +205,44 @@ def _renamed_targets(conversion: Any, renamed: Mapping[str, str]) -> Any:
     return conversion.copy(conversion._original_source_patterns, targets, operations=conversion.operations)
 
 
-def shard_by_tp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes) -> None:
-    """Shards a model in place over the dim `tp`, by the model's own plan. Raises `ModelError` if the model
-    has no such plan."""
+def shard_by_tp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, is_adapted: bool = False) -> None:
+    """Shards a model in place over the dim `tp`, by the model's own plan. With sequence parallelism, it also
+    divides tokens between the parts that the plan divides. `is_adapted` states that adapters follow. Raises
+    `ModelError` if the model has no such plan, or cannot divide its tokens."""
     model.config.distributed_config = _config(sizes)
     model._device_mesh, model._tp_size = mesh["tp"], sizes.tp
     model._is_distributed_loading_by_transformers = True
     try:
-        plan, _, _ = model._resolve_parallel_plans(_config(sizes))
+        plan, of_experts, _ = model._resolve_parallel_plans(_config(sizes))
     except ValueError as error:
         raise ModelError(_first_line(error)) from error
-    apply_tensor_parallelism(model, mesh["tp"], plan)
+    partial = [name for name, style in plan.items() if style == SUMMED_OVER_TP]
+    plan = {name: style for name, style in plan.items() if style != SUMMED_OVER_TP}
+    if sizes.sequence == 1:
+        apply_tensor_parallelism(model, mesh["tp"], plan)
+    else:
+        partial += _shard_tokens(model, mesh["tp"], plan, of_experts, is_adapted)
+    model.partial_over_tp = tuple(partial)
+
+
+def _shard_tokens(
+    model: Any, mesh: TorchDeviceMesh, plan: dict[str, str], of_experts: dict[str, str], is_adapted: bool
+) -> list[str]:
+    """Applies a plan for tp, and divides tokens outside of its regions. Returns the names of the modules
+    and parameters whose gradients are summed over tp."""
+    if not mixes_tokens_in_attention(model):
+        raise ModelError(f"`{type(model).__name__}` has no sequence parallelism: it has a recurrent state")
+    layers = sequence_shards.regions_of(model, plan | of_experts)
+    regions = [region for regions in layers.values() for region in regions]
+    both = plan | of_experts
+    reduced = {one for one in regions if not is_adapted and sequence_shards.is_reduced(model, both, one)}
+    for name, style in plan.items():
+        if style == sequence_shards.ROWS and name.startswith(tuple(f"{one}." for one in reduced)):
+            plan[name] = ROWS_TO_TOKENS
+    apply_tensor_parallelism(model, mesh, plan)
+    partial = sequence_shards.partial_names(model, layers)
+    sequence_shards.divide_tokens(model, mesh, layers, reduced)
+    return partial
 
 
 def shard_by_ep(model: Any, mesh: TorchDeviceMesh, sizes: Sizes) -> None:
@@ -325,51 +357,6 @@ def scores_of(model: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return found[0][..., 0]
 
 
-class CachedForward:
-    """Forward passes of a causal model that continue earlier ones, with a cache of keys and values."""
-
-    def __init__(self, model: Any, is_real: torch.Tensor | None) -> None:
-        """`is_real` is int64 `[rows, length]` for the first pass: 0 in the padding at the beginning of a row,
-        and 1 elsewhere. It is None without padding."""
-        self._model, self._is_real = model, is_real
-        self._cache, self._is_first = DynamicCache(config=model.config), True
-        self._next = None if is_real is None else is_real.sum(1, keepdim=True)
-        """`[rows, 1]`: the position of each row's next token."""
-        has_option = "logits_to_keep" in signature(model.forward).parameters
-        self._of_last = {"logits_to_keep": 1} if has_option else {}
-
-    def __call__(self, ids: torch.Tensor, *, all_logits: bool = False) -> torch.Tensor:
-        """Returns the logits after the last token of each row, `[rows, 1, vocabulary]`, or with `all_logits`
-        those after each token, `[rows, length, vocabulary]`. `ids` is int64 `[rows, length]` and continues
-        the rows of the earlier passes."""
-        options = {} if all_logits else self._of_last
-        made = self._model(
-            input_ids=ids, past_key_values=self._cache, use_cache=True, **self._padding(ids), **options
-        )
-        logits = made.logits if all_logits else made.logits[:, -1:]
-        assert isinstance(logits, torch.Tensor)
-        return logits
-
-    def _padding(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        if self._is_real is None or self._next is None:
-            return {}
-        if self._is_first:
-            self._is_first = False
-            positions = (self._is_real.cumsum(1) - 1).clamp(min=0)
-            return {"attention_mask": self._is_real, "position_ids": positions}
-        self._is_real = torch.cat([self._is_real, torch.ones_like(ids)], 1)
-        positions = self._next + torch.arange(ids.shape[1], device=ids.device)
-        self._next = self._next + ids.shape[1]
-        return {"attention_mask": self._is_real, "position_ids": positions}
-
-    def select(self, rows: torch.Tensor) -> None:
-        """Replaces the rows of the cache by these of its rows. `rows` is int64 and may name a row several
-        times, or not at all."""
-        self._cache.batch_select_indices(rows)
-        if self._is_real is not None and self._next is not None:
-            self._is_real, self._next = self._is_real[rows], self._next[rows]
-
-
 def end_tokens(model: Any) -> list[int]:
     """Returns the ids of the tokens that end an answer, as the files of the model state them."""
     found = model.generation_config.eos_token_id
@@ -383,16 +370,11 @@ def tied_names(model: Any) -> frozenset[str]:
     return frozenset(getattr(model, "all_tied_weights_keys", None) or {})
 
 
-def summed_by_hook(model: Any) -> list[nn.Parameter]:
-    """Returns the parameters whose gradients a hook of tensor parallelism sums after each backward pass.
-
-    The hook all-reduces the whole `grad` over tp, including the gradients of earlier backward passes. A
-    second backward pass would sum these earlier gradients again. The caller therefore removes `grad` after
-    each pass.
-    """
-    plan = model._expand_parallel_plan(dict(model.tp_plan))
-    hooked = {name for name, style in plan.items() if style == SUMMED_BY_HOOK}
-    return [one for name, one in model.named_parameters() if {name, name.rpartition(".")[0]} & hooked]
+def summed_over_tp(model: Any) -> list[nn.Parameter]:
+    """Returns the parameters whose gradients are parts of a sum over tp."""
+    names = getattr(model, "partial_over_tp", ())
+    inside = tuple(f"{name}." for name in names)
+    return [one for name, one in model.named_parameters() if name in names or name.startswith(inside)]
 
 
 class DiskFormat:

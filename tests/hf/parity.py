@@ -237,7 +237,10 @@ def component(case: Case, sizes: dict[str, int], gate: Gate = EXACT, **more: Any
         share_prompts=case.share_prompts,
         **more,
     )
-    made.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))
+    sizes = dict(sizes)
+    sequence = bool(sizes.pop("sequence_parallel", False))
+    sized: dict[str, Any] = {f"{dim}_size": size for dim, size in sizes.items()}
+    made.use_mesh(DeviceMesh.from_sizes(**sized, sequence_parallel=sequence))
     made.setup()
     return made
 

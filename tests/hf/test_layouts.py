@@ -173,9 +173,10 @@ def uneven_shares_are_summed_by_tokens(rank: int) -> None:
 
 
 def outputs_for_divided_texts_are_those_for_whole_texts(rank: int) -> None:
-    """cp 2 and ulysses 2 against dp 2, of which each rank gets all samples here."""
+    """cp 2, ulysses 2 and tp 2 with sequence parallelism against dp 2, of which each rank gets all samples here."""
     texts = parity.batch_of(1, False)
     pairs = Batch({f"{side}_input_ids": texts["input_ids"] for side in ("chosen", "rejected")}, ids=texts.ids)
+    sequence = {"tp_size": 2, "sequence_parallel": True}
     for head, endpoint, batch in (
         ("lm", "logprobs", texts),
         ("lm", "teacher_logprobs", texts),
@@ -185,9 +186,10 @@ def outputs_for_divided_texts_are_those_for_whole_texts(rank: int) -> None:
         ("score", "scores", pairs),
     ):
         found = []
-        for sizes in (DP, CP, ULYSSES):
+        for sizes in (DP, CP, ULYSSES, sequence):
             model = Model(parity.MODELS["llama"], dtype="float64", head=head, top_logprobs=3, micro_batch=3)
-            model.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))
+            sized = {dim if dim in sequence else f"{dim}_size": size for dim, size in sizes.items()}
+            model.use_mesh(DeviceMesh.from_sizes(**sized))
             found.append(getattr(model, endpoint)(batch))
         whole, *divided = ([_values(one[name]) for name in one.names] for one in found)
         for one in divided:
@@ -197,6 +199,35 @@ def outputs_for_divided_texts_are_those_for_whole_texts(rank: int) -> None:
 def _values(column: Any) -> torch.Tensor:
     values: torch.Tensor = column.values if isinstance(column, Ragged) else column
     return values
+
+
+def each_tp_rank_has_a_part_of_the_tokens_between_the_regions_of_a_layer(rank: int) -> None:
+    model = on({"tp": 2, "sequence_parallel": True}, Case("llama"))
+    texts = model._texts(parity.share_of(model, 1, False), "")
+    found = {}
+
+    def note(name: str) -> Any:
+        def hook(module: Any, given: Any, output: torch.Tensor) -> None:
+            found[name] = output.shape[1]
+
+        return hook
+
+    layer = model.module.get_submodule("model.layers.0")
+    for name in ("input_layernorm", "self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp"):
+        layer.get_submodule(name).register_forward_hook(note(name))
+    logits = model.forward(texts)
+    whole = texts.input_ids.shape[1]
+    assert logits.shape[1] == whole and whole % 2 == 0
+    assert found.pop("self_attn.q_proj") == found.pop("mlp.up_proj") == whole
+    assert {*found.values()} == {whole // 2}, found
+
+
+def a_model_whose_layers_cannot_be_divided_by_tokens_is_refused(rank: int) -> None:
+    kind = {"model_type": "gemma4_text", **parity.COMMON, "enable_moe_block": True, "num_experts": 4}
+    model = Model({**kind, "top_k_experts": 2, "moe_intermediate_size": 16})
+    model.use_mesh(DeviceMesh.from_sizes(tp_size=2, sequence_parallel=True))
+    with pytest.raises(ModelError, match="has no sequence parallelism"):
+        model.setup()
 
 
 def a_model_that_mixes_tokens_outside_attention_is_refused(rank: int) -> None:
@@ -209,6 +240,8 @@ def a_model_that_mixes_tokens_outside_attention_is_refused(rank: int) -> None:
 CHECKS: tuple[worlds.Check, ...] = (
     outputs_for_divided_texts_are_those_for_whole_texts,
     a_model_that_mixes_tokens_outside_attention_is_refused,
+    each_tp_rank_has_a_part_of_the_tokens_between_the_regions_of_a_layer,
+    a_model_whose_layers_cannot_be_divided_by_tokens_is_refused,
     checkpoints_resume_in_other_layouts,
     models_are_read_from_files_as_shards,
     a_new_head_is_the_same_in_every_layout_and_on_every_rank,

@@ -36,6 +36,11 @@ LAYOUTS = {
     "ulysses 2 x cp 2": {"fsdp": 2, "cp": 2, "ulysses": 2},
     "cp 2 x tp 2": {"cp": 2, "tp": 2},
     "ulysses 2 x tp 2": {"dp": 2, "tp": 2, "ulysses": 2},
+    "sequence 2": {"tp": 2, "sequence_parallel": True},
+    "fsdp 2 x sequence 2": {"fsdp": 2, "tp": 2, "sequence_parallel": True},
+    "dp 2 x sequence 2": {"dp": 2, "tp": 2, "sequence_parallel": True},
+    "cp 2 x sequence 2": {"cp": 2, "tp": 2, "sequence_parallel": True},
+    "ulysses 2 x sequence 2": {"dp": 2, "tp": 2, "ulysses": 2, "sequence_parallel": True},
 }
 OF_EP = {
     "fsdp 2 x ep 2": {"fsdp": 2, "ep": 2},
@@ -47,8 +52,8 @@ OF_EP = {
 }
 """The layouts of models with experts. Where ep has all ranks of fsdp, FSDP2 halves the gradients of experts in
 float64, so these run in float32 only."""
-CARVED = ("ulysses", "ep")
-"""The dims whose ranks are those of other dims."""
+CARVED = ("ulysses", "ep", "sequence_parallel")
+"""The keys whose ranks are those of other dims."""
 CHOICE = {
     "dp 2": [Case("llama_tied", micro_batch=3), Case("qwen3", lora=True)],
     "fsdp 2": [
@@ -66,6 +71,8 @@ CHOICE = {
     "ulysses 4": [Case("qwen3_moe")],
     "fsdp 2 x tp 2 x ep 2": [Case("qwen3_moe", lora=True, packed=True)],
     "ulysses 2 x ep 2": [Case("qwen3_moe", micro_batch=3)],
+    "sequence 2": [Case("llama_tied", packed=True, micro_batch=3), Case("qwen3", lora=True)],
+    "fsdp 2 x sequence 2": [Case("qwen3_moe", packed=True)],
 }
 CHOICE_OF_SINGLE = {"tp 2": [Case("qwen3", lora=True, packed=True)]}
 
@@ -183,10 +190,10 @@ def test_experts_on_ep(model: str, layout: str, dtype: str) -> None:
 
 UNSUPPORTED = {
     (layout, "fused projections", True): "its style in the plan is `rowwise_split_input`"
-    for layout in ("tp 2", "fsdp 2 x tp 2")
+    for layout in ("tp 2", "fsdp 2 x tp 2", "sequence 2")
 }
 """(layout, model, with LoRA) -> the message."""
-FURTHER_LAYOUTS = ("fsdp 2", "tp 2", "fsdp 2 x tp 2", "cp 2", "ulysses 2")
+FURTHER_LAYOUTS = ("fsdp 2", "tp 2", "fsdp 2 x tp 2", "cp 2", "ulysses 2", "sequence 2")
 
 
 @pytest.mark.nightly

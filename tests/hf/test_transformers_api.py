@@ -37,14 +37,13 @@ def test_the_arguments_of_the_functions_that_shard() -> None:
     assert list(inspect.signature(apply_fully_sharded_data_parallelism).parameters) == names
 
 
-def test_the_style_whose_gradients_a_hook_sums() -> None:
-    assert transformers_api.SUMMED_BY_HOOK in ALL_PARALLEL_STYLES
-    model = outline("qwen3")
-    names = {id(one): name for name, one in model.named_parameters()}
-    found = {names[id(one)] for one in transformers_api.summed_by_hook(model)}
+def test_the_style_of_parameters_whose_gradients_are_summed_over_tp() -> None:
+    assert transformers_api.SUMMED_OVER_TP in ALL_PARALLEL_STYLES
+    plan, _, _ = outline("qwen3")._resolve_parallel_plans(DistributedConfig(tp_size=2))
     norms = {f"model.layers.{layer}.self_attn.{one}_norm.weight" for layer in range(2) for one in "qk"}
-    assert found == norms
-    assert not transformers_api.summed_by_hook(outline("llama"))
+    found = {name for name, style in plan.items() if style == transformers_api.SUMMED_OVER_TP}
+    assert found == norms | {name.removesuffix(".weight") for name in norms}
+    assert not transformers_api.summed_over_tp(outline("qwen3"))
 
 
 def test_the_logger_that_would_warn_of_each_redistribution_is_silenced() -> None:

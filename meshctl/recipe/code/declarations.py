@@ -89,7 +89,7 @@ from typing import Any
 
 from meshctl.argument_limits import ALL, Range
 from meshctl.dataclass import dataclass
-from meshctl.recipe.code.layouts import LAYOUT_DIMS, LAYOUT_KEYS, LAYOUT_WORDS, KeyPath, Layouts
+from meshctl.recipe.code.layouts import LAYOUT_DIMS, LAYOUT_KEYS, LAYOUT_WORDS, WITHOUT, KeyPath, Layouts
 
 ARGUMENT = re.compile(r"args(\.\w+)+", re.ASCII)
 DOTTED = re.compile(r"\w+(\.\w+)+", re.ASCII)
@@ -422,7 +422,7 @@ def _layouts(value: Any) -> Layouts:
 
 def _without(value: Any) -> Mapping[KeyPath, tuple[str, ...]]:
     is_mapping = isinstance(value, dict) and all(map(_is_argument, value))
-    if not is_mapping or not all(map(_is_dims, value.values())):
+    if not is_mapping or not all(_is_texts(dims) and {*dims} <= {*WITHOUT} for dims in value.values()):
         raise Wrong('"without" does not map arguments to lists of dims')
     return {_argument(name): tuple(dims) for name, dims in value.items()}
 

@@ -10,6 +10,9 @@ from meshctl.topology.sizes import DIMS
 
 LAYOUT_DIMS = (*DIMS, "ulysses", "ep", "etp", "vpp")
 """The dims that `LAYOUTS` can name."""
+SEQUENCE = "sequence_parallel"
+WITHOUT = (*LAYOUT_DIMS, SEQUENCE)
+"""The dims, and the further key of a mesh, without which an argument can be supported."""
 LAYOUT_WORDS = {
     "tied_shards": "equal",
     "attention": "transformers",
@@ -44,7 +47,7 @@ class Layouts:
     ulysses: str = ""
     """`heads` if ulysses must divide the attention heads of a tp rank; empty if a ring does the rest."""
     without: Mapping[KeyPath, tuple[str, ...]] = field(default_factory=dict)
-    """Argument -> the dims that must have size 1 if it is set."""
+    """Argument -> the names of `WITHOUT` that must be left out if it is set."""
 
     def supports(self, dim: str) -> bool:
         return self.dims is None or dim not in LAYOUT_DIMS or dim in self.dims

@@ -45,6 +45,14 @@ def plan_of(sources: Sources, model_type: str, name: str = TP_PLAN) -> Plan | Un
     return _stated_plan(sources, *found, name)
 
 
+def divides_layers(plan: Plan) -> bool:
+    """Whether a plan divides modules inside of the children of layers only, as sequence parallelism needs."""
+    inner = [
+        key.split(".*.", 1)[1] for key, style in plan.items() if ".*." in key and style != "local_params"
+    ]
+    return bool(inner) and all("." in name and "*" not in name for name in inner)
+
+
 def _config_class(sources: Sources, model_type: str) -> tuple[Module, ast.ClassDef] | None:
     for folder in folders(sources, model_type):
         module = sources.module(f"{MODELS}.{folder}.configuration_{folder}")

@@ -11,16 +11,18 @@ from math import prod
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.code.attention import is_divisible
+from meshctl.recipe.code.layouts import SEQUENCE
 from meshctl.recipe.code.model_config import model_types_in
-from meshctl.recipe.code.modules import Unread
+from meshctl.recipe.code.modules import Sources, Unread
 from meshctl.recipe.code.names import names_in
-from meshctl.recipe.code.tp_plans import EP_PLAN, plan_of
+from meshctl.recipe.code.tp_plans import EP_PLAN, divides_layers, plan_of
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.meshes import sizes_of
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.layouts import LayoutNeeds
 from meshctl.text.english import did_you_mean, listed
 from meshctl.topology.memory import HEADS
+from meshctl.topology.mesh import DeviceMesh
 
 
 def architecture_has_tp_plan(facts: Facts) -> Iterator[Diagnostic]:
@@ -47,26 +49,41 @@ def architecture_has_tp_plan(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def tokens_can_be_divided(facts: Facts) -> Iterator[Diagnostic]:
-    """Tokens meet in attention only, if cp or ulysses replaces the attention of the library."""
+    """Tokens meet in attention only, if cp, ulysses or sequence parallelism divides them."""
     for name, mesh in facts.meshes.items():
-        dims = [dim for dim in ("cp", "ulysses") if mesh.size(dim) > 1]
-        tree = facts.config_values(name) if dims else None
+        keys = {f"{dim}_size": dim for dim in ("cp", "ulysses") if mesh.size(dim) > 1}
+        plan = facts.tp_plans.get(name)
+        keys |= {SEQUENCE: SEQUENCE} if mesh.sequence_parallel and plan and plan.exists is True else {}
+        tree = facts.config_values(name) if keys else None
         if tree is None or not facts.declares(name).layouts.attention:
             continue
-        read = [(kind, at, is_divisible(facts.code_of(name), kind)) for kind, at in model_types_in(tree)]
+        code = facts.code_of(name)
+        read = [(kind, at, _are_divisible(code, kind, mesh)) for kind, at in model_types_in(tree)]
         if not read or any(found is True for _, _, found in read):
             continue
-        (kind, at, found), dim = read[0], dims[0]
+        (kind, at, found), (key, dim) = read[0], next(iter(keys.items()))
         owner, _ = sizes_of(facts.recipe, facts.recipe.components[name])
-        span = facts.value("components", owner.name, "parallel", f"{dim}_size")
+        span = facts.value("components", owner.name, "parallel", key)
         seconds = (at.with_word(f"`model_type` is {kind}"),)
         if isinstance(found, Unread):
             message = f"whether {dim} can divide the tokens of `{kind}` in `{name}` is unknown: {found.why}"
             yield Diagnostic("MC440", message, span, seconds, severity="note")
         else:
-            message = f"{dim} cannot divide the tokens of `{kind}`, which do not meet in attention alone"
-            help = f"use {' and '.join(f'{one} 1' for one in dims)}"
+            why = "which do not meet in attention alone" if found is False else found
+            message = f"{dim} cannot divide the tokens of `{kind}`, {why}"
+            left_out = [f"leave out `{one}`" if one == SEQUENCE else f"use {one} 1" for one in keys.values()]
+            help = " and ".join(left_out)
             yield Diagnostic("MC418", message, span, seconds, help)
+
+
+def _are_divisible(code: Sources, kind: str, mesh: DeviceMesh) -> bool | str | Unread:
+    """Returns whether the dims of a mesh can divide the tokens of an architecture, why sequence parallelism
+    cannot, or why that is unknown."""
+    found = is_divisible(code, kind)
+    plan = plan_of(code, kind) if found is True and mesh.sequence_parallel else {}
+    if plan and not isinstance(plan, Unread) and not divides_layers(plan):
+        return "whose plan for tp divides more than the parts of layers"
+    return found
 
 
 def experts_can_be_divided(facts: Facts) -> Iterator[Diagnostic]:

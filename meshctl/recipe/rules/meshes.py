@@ -7,7 +7,7 @@ from math import lcm, prod
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Fix, Span
-from meshctl.recipe.code.layouts import LAYOUT_DIMS
+from meshctl.recipe.code.layouts import LAYOUT_DIMS, SEQUENCE
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.meshes import sizes_of
 from meshctl.recipe.model import Component, Sizes
@@ -262,7 +262,7 @@ def arguments_support_layout(facts: Facts) -> Iterator[Diagnostic]:
     """No argument is set that the class supports without some dims only, according to `LAYOUTS`."""
     for name, mesh in facts.meshes.items():
         owner, _ = sizes_of(facts.recipe, facts.recipe.components[name])
-        sizes = _sizes_of(mesh)
+        sizes = {**_sizes_of(mesh), SEQUENCE: mesh.size("tp") if mesh.sequence_parallel else 1}
         for path, dims in facts.declares(name).layouts.without.items():
             node = facts.argument(name, path) if facts.is_valid("components", name, *path) else None
             dim = next((dim for dim in dims if sizes[dim] > 1), "")
@@ -270,9 +270,12 @@ def arguments_support_layout(facts: Facts) -> Iterator[Diagnostic]:
                 continue
             argument = ".".join(path[1:])
             message = f"`{argument}` of `{name}` cannot be used with `{dim}`"
-            at = facts.value("components", owner.name, "parallel", f"{dim}_size")
-            seconds = (at.with_word(f"`{dim}` is {sizes[dim]}"),)
-            yield Diagnostic("MC417", message, node.span, seconds, f"leave out `{argument}`, or use {dim} 1")
+            key = dim if dim == SEQUENCE else f"{dim}_size"
+            word, other = f"`{dim}` is {sizes[dim]}", f"use {dim} 1"
+            if dim == SEQUENCE:
+                word, other = f"`{SEQUENCE}` is true", f"`{SEQUENCE}`"
+            seconds = (facts.value("components", owner.name, "parallel", key).with_word(word),)
+            yield Diagnostic("MC417", message, node.span, seconds, f"leave out `{argument}`, or {other}")
 
 
 def declarations_are_readable(facts: Facts) -> Iterator[Diagnostic]:

@@ -22,6 +22,8 @@ CLASSES = """
     class Subclass(Planned): ...
     class Divided(Own):
         LAYOUTS = {"attention": "transformers"}
+    class DividedByPlan(Own):
+        LAYOUTS = {"attention": "transformers", "tp_plan": "transformers"}
     class Experts(Own):
         LAYOUTS = {"experts": "transformers"}
 """
@@ -174,3 +176,21 @@ def test_a_plan_splits_a_vocabulary_into_shards_of_two_sizes(tmp_path: Path) -> 
     odd = "{model_type: river, vocab_size: 259}"
     assert [one.code for one in reported(tmp_path, odd, "Own")] == ["MC433"]
     assert reported(tmp_path, odd) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "is_divided"),
+    [
+        ('{"layers.*.self_attn.q_proj": "colwise", "layers.*.self_attn": "local_params"}', True),
+        ('{"layers.*.self_attn.q_proj": "colwise", "layers.*.experts": "moe_tp_experts"}', False),
+        ('{"layers.*.mlps.*.up_proj": "colwise"}', False),
+    ],
+)
+def test_sequence_parallelism_needs_a_plan_for_parts_of_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str, is_divided: bool
+) -> None:
+    has_model(tmp_path, "river")
+    monkeypatch.setitem(PLANS, "river", f"base_model_tp_plan = {plan}")
+    dims = "fsdp_size: 4, tp_size: 2, sequence_parallel: true"
+    found = reported(tmp_path, "{model_type: river}", "DividedByPlan", dims)
+    assert [one.code for one in found] == ([] if is_divided else ["MC418"])

@@ -181,7 +181,7 @@ def test_a_pair_of_dims_that_the_class_excludes(tmp_path: Path) -> None:
 WITHOUT = """
 from meshctl import Component, endpoint
 class T(Component):
-    LAYOUTS = {"without": {"args.compile": ("cp", "ulysses")}, "ulysses": "heads"}
+    LAYOUTS = {"without": {"args.compile": ("cp", "ulysses", "sequence_parallel")}, "ulysses": "heads"}
     def __init__(self, compile: bool = False): ...
     @endpoint
     def step(self, samples: range) -> dict[str, float]: ...
@@ -196,6 +196,14 @@ def test_an_argument_that_excludes_a_dim(tmp_path: Path, dims: str) -> None:
     assert found.code == "MC417" and found.message == f"`compile` of `trainer` cannot be used with `{dim}`"
     assert found.help == f"leave out `compile`, or use {dim} 1"
     assert not report_of(tmp_path, "other.T", f"{{fsdp_size: auto, {dims}}}, args: {{compile: false}}")
+
+
+def test_an_argument_that_excludes_sequence_parallelism(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(WITHOUT)
+    layout = "{fsdp_size: auto, tp_size: 2, sequence_parallel: true}, args: {compile: true}"
+    (found,) = report_of(tmp_path, "other.T", layout)
+    assert (found.code, found.help) == ("MC417", "leave out `compile`, or `sequence_parallel`")
+    assert not report_of(tmp_path, "other.T", layout.replace("true}, args", "false}, args"))
 
 
 def test_ulysses_must_divide_the_heads_for_a_class_without_a_ring(tmp_path: Path) -> None:
