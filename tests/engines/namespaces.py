@@ -121,6 +121,12 @@ class Hosts:
         """Sets the link of a host `up` or `down`; its number begins at 0."""
         run(f"ip -n {self.names[number]} link set eth0 {state}")
 
+    def forget_link_address(self, address: str) -> None:
+        """Makes this machine and all hosts ask anew which link an address has. Otherwise they send to the former one
+        for up to 45 s."""
+        run(f"ip neigh flush to {address}")
+        run(*(f"ip -n {name} neigh flush to {address}" for name in self.names))
+
     def wall(self, first: int, second: int, is_up: bool = True) -> None:
         """Puts a wall between two hosts, or removes it. Both still reach this machine and the other hosts."""
         for number in (first, second):

@@ -61,6 +61,7 @@ def of(hosts: Hosts, number: int, delay_s: float, loss: float) -> Iterator[None]
         run(f"ip -n {host} link set eth0 down", f"ip -n {host} addr del {address}/24 dev eth0")
         run(f"ip link set {outer} master {hosts.bridge} up", f"ip link set {inner} netns {host}")
         run(f"ip -n {host} addr add {address}/24 dev {inner}", f"ip -n {host} link set {inner} up")
+        hosts.forget_link_address(address)
         child = os.fork()
         if not child:
             try:
@@ -76,3 +77,4 @@ def of(hosts: Hosts, number: int, delay_s: float, loss: float) -> Iterator[None]
         os.close(here)
         os.close(there)  # which deletes the devices
         run(f"ip -n {host} addr replace {address}/24 dev eth0", f"ip -n {host} link set eth0 up")
+        hosts.forget_link_address(address)
