@@ -23,7 +23,7 @@ def mirror(path: Path) -> int:
     try:
         known = known_of(json.loads(sys.stdin.readline()))
     except (ValueError, TypeError, AttributeError):
-        return refuse("the standard input must be a JSON object of {NAME: [INODE, BYTES]}")
+        return refuse("the standard input must be a JSON object of {NAME: [BYTES, CHECKSUM]}")
     began = time.time()
     for item in changes(run, known):
         print(json.dumps(item))

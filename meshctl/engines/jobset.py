@@ -24,7 +24,6 @@ from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.engine import TOKEN_PLACE, CannotStart, Handle, Job, Rendered
 from meshctl.engines.kubernetes.head_handle import HeadHandle
 from meshctl.engines.kubernetes.kubectl import Kubectl, KubectlError
-from meshctl.engines.kubernetes.last_copy import LastCopy
 from meshctl.engines.kubernetes.manifest import API_VERSION, CONTAINER, HEAD_FILE, Object, objects_of
 from meshctl.engines.kubernetes.options import JobSetOptions, code_folders
 from meshctl.engines.kubernetes.pods import JOBSET_LABEL, Pod, Seen, reported
@@ -127,7 +126,7 @@ class JobSetEngine:
         return HeadHandle(job)
 
     def observers(self, run: RunDir, environ: Mapping[str, str]) -> Sequence[Observer]:
-        return (LastCopy(run),)
+        return ()
 
 
 def _owner(name: str, job_set: Object) -> Object:

@@ -5,10 +5,10 @@ them: the state, events, metrics, logs and media, and no checkpoints.
     machine of the copy    mirror.known(), and mirror.apply(lines)
 
 Both sides exchange JSON, a line for each item. A file that grows is continued, and one that was written anew
-is sent whole.
+is sent whole. Its checksum shows this, because a new file may have the inode and the size of the old one.
 
-    copy -> run    {NAME: [inode, bytes], ...}
-    run -> copy    {"file": NAME, "inode": n, "at": bytes, "data": BASE64}, {"gone": NAME}, {"saved": STEP}
+    copy -> run    {NAME: [bytes, checksum], ...}
+    run -> copy    {"file": NAME, "at": bytes, "data": BASE64}, {"gone": NAME}, {"saved": STEP}
     run -> copy    {"end": true}, so that a broken connection is noticed
 """
 
@@ -18,10 +18,11 @@ import base64
 import fcntl
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from meshctl.run.directory import RunDir, write_whole
 
@@ -30,8 +31,12 @@ PARTS = ("events", "logs", "media")
 FILES = ("state.json", "metrics.jsonl", "metrics.lost.jsonl", "trace.json")
 CHUNK_BYTES = 8 << 20
 """The largest part of a file in one answer."""
+REWRITTEN = ("state.json", "trace.json")
+"""The files that are written anew when they change, and whose checksum is that of the whole copy."""
+TAIL_BYTES = 4096
+"""The end of the copy of another file, of which the checksum is."""
 Known = dict[str, list[int]]
-"""Name -> inode and bytes of the files that the copy has."""
+"""Name -> bytes and checksum of the files that the copy has."""
 
 
 def changes(run: RunDir, known: Known) -> Iterator[dict[str, Any]]:
@@ -41,14 +46,15 @@ def changes(run: RunDir, known: Known) -> Iterator[dict[str, Any]]:
     yield from ({"gone": name} for name in sorted(known.keys() - set(found)))
     for name in found:
         with suppress(OSError), (run.path / name).open("rb") as file:
-            status = os.fstat(file.fileno())
-            inode, size = known.get(name, [0, 0])
-            at = size if inode == status.st_ino and size <= status.st_size else 0
-            if name in known and at == status.st_size == size and inode == status.st_ino:
+            at, checksum = known.get(name, [0, 0])
+            size = os.fstat(file.fileno()).st_size
+            if size < at or _checksum(name, file, at) != checksum:
+                at = 0
+            elif name in known and at == size:
                 continue
             file.seek(at)
             data = base64.b64encode(file.read(CHUNK_BYTES)).decode("ascii")
-            yield {"file": name, "inode": status.st_ino, "at": at, "data": data}
+            yield {"file": name, "at": at, "data": data}
     if saved := run.saved():
         yield {"saved": saved}
     yield {"end": True}
@@ -57,7 +63,14 @@ def changes(run: RunDir, known: Known) -> Iterator[dict[str, Any]]:
 def known_of(data: Any) -> Known:
     """Returns the files of a copy from plain data. Raises `ValueError`, `TypeError` or `AttributeError` for
     something else."""
-    return {str(name): [int(inode), int(size)] for name, (inode, size) in data.items()}
+    return {str(name): [int(size), int(checksum)] for name, (size, checksum) in data.items()}
+
+
+def _checksum(name: str, file: BinaryIO, size: int) -> int:
+    """Returns the checksum of the first `size` bytes of a file, or of their end."""
+    start = 0 if name in REWRITTEN else max(0, size - TAIL_BYTES)
+    file.seek(start)
+    return zlib.crc32(file.read(size - start))
 
 
 def _files(run: RunDir) -> Iterator[str]:
@@ -76,23 +89,32 @@ class Mirror:
         self._run, self._file = run, run.path / ".mirror.json"
 
     def known(self) -> Known:
-        """Returns the files of the copy that are as they were written."""
+        """Returns the files of the copy, as far as they were written."""
+        found: Known = {}
+        for name, size in self._sizes().items():
+            with suppress(OSError, ValueError), _inside(self._run, name).open("rb") as file:
+                found[name] = [size, _checksum(name, file, size)]
+        return found
+
+    def _sizes(self) -> dict[str, int]:
+        """Returns the bytes of each file of the copy."""
         with suppress(OSError, ValueError, TypeError, AttributeError):
-            return known_of(json.loads(self._file.read_text(encoding="utf-8")))
+            data = json.loads(self._file.read_text(encoding="utf-8"))
+            return {str(name): int(size) for name, size in data.items()}
         return {}
 
     def apply(self, lines: Iterable[str]) -> bool:
         """Applies an answer. Returns whether it was complete. What came before a break is kept. Raises
         `OSError`, and `ValueError` for something else than an answer."""
-        known, is_whole = self.known(), False
+        sizes, is_whole = self._sizes(), False
         try:
             for line in lines:
                 item = json.loads(line)
                 if "file" in item:
-                    self._write(known, item)
+                    self._write(sizes, item)
                 elif "gone" in item:
                     _inside(self._run, item["gone"]).unlink(missing_ok=True)
-                    known.pop(item["gone"], None)
+                    sizes.pop(item["gone"], None)
                 elif "saved" in item and self._run.saved() != int(item["saved"]):
                     self._run.checkpoints.mkdir(exist_ok=True)
                     self._run.publish_checkpoint(int(item["saved"]))
@@ -100,10 +122,10 @@ class Mirror:
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(str(error)) from None
         finally:
-            write_whole(self._file, json.dumps(known) + "\n")
+            write_whole(self._file, json.dumps(sizes) + "\n")
         return is_whole
 
-    def _write(self, known: Known, item: dict[str, Any]) -> None:
+    def _write(self, sizes: dict[str, int], item: dict[str, Any]) -> None:
         path, data = _inside(self._run, item["file"]), base64.b64decode(item["data"])
         at = int(item["at"])
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +138,7 @@ class Mirror:
             part = path.with_name(f".{path.name}.part")
             part.write_bytes(data)
             part.rename(path)
-        known[item["file"]] = [int(item["inode"]), at + len(data)]
+        sizes[item["file"]] = at + len(data)
 
     def lock(self) -> int | None:
         """Takes the lock of the copy. Returns its descriptor, which releases it when it is closed; None if

@@ -67,6 +67,21 @@ def test_files_that_were_written_anew_or_deleted(runs: tuple[RunDir, RunDir]) ->
     assert copied(here) == {"events/b.jsonl": "two\n", "metrics.jsonl": "short\n"}
 
 
+@pytest.mark.parametrize("name", ["state.json", "metrics.jsonl"])
+@pytest.mark.parametrize("text", ["new", "new and longer"])
+def test_a_file_that_was_written_anew_in_the_inode_of_the_old_one(
+    runs: tuple[RunDir, RunDir], name: str, text: str
+) -> None:
+    there, here = runs
+    write(there, name, "old")
+    Mirror(here).apply(answer(there, Mirror(here)))
+    inode = (there.path / name).stat().st_ino
+    write(there, name, text)
+    assert (there.path / name).stat().st_ino == inode
+    Mirror(here).apply(answer(there, Mirror(here)))
+    assert copied(here) == {name: text}
+
+
 def test_a_large_file_arrives_in_several_answers(
     runs: tuple[RunDir, RunDir], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +109,7 @@ def test_a_broken_answer_keeps_what_came_before(runs: tuple[RunDir, RunDir]) -> 
 def test_an_answer_writes_nothing_else(runs: tuple[RunDir, RunDir], name: str) -> None:
     _, here = runs
     with pytest.raises(ValueError):
-        Mirror(here).apply([json.dumps({"file": name, "inode": 1, "at": 0, "data": ""})])
+        Mirror(here).apply([json.dumps({"file": name, "at": 0, "data": ""})])
     assert not (here.path.parent / "x").exists()
 
 

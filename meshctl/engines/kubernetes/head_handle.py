@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 
 from meshctl.engines.engine import Exited, Job
+from meshctl.engines.kubernetes.last_copy import wait_for_copy
 
 
 class HeadHandle:
@@ -38,4 +39,6 @@ class HeadHandle:
         return ""
 
     def close(self) -> None:
-        """Does nothing."""
+        """Keeps the pod until the launcher's machine has the end of the run. All observers have ended by
+        now, so `state.json` is the last one."""
+        wait_for_copy(self._job.run)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from meshctl.run.directory import RunDir
-from meshctl.run.events import Event
 
 RECENT_S = 15.0
 """A copy that was made within this time will be made again."""
@@ -16,31 +13,19 @@ WAIT_S = 8.0
 POLL_S = 0.1
 
 
-class LastCopy:
-    """An observer that keeps the head alive until a machine that copies the run directory has its end."""
+def wait_for_copy(run: RunDir) -> None:
+    """Waits until a machine that copies the run directory has the files that are in it now. Returns at once
+    if no machine copies it."""
+    ended = time.time()
+    if _copied(run) < ended - RECENT_S:
+        return
+    while time.time() < ended + WAIT_S and _copied(run) <= ended:
+        time.sleep(POLL_S)
 
-    def __init__(self, run: RunDir) -> None:
-        self._run = run
 
-    def on_attempt(self, number: int, step: int | None) -> None:
-        pass
-
-    def on_event(self, event: Event) -> None:
-        pass
-
-    def on_row(self, row: Mapping[str, Any]) -> None:
-        pass
-
-    def on_end(self, code: int, reason: str) -> None:
-        ended = time.time()
-        if self._copied() < ended - RECENT_S:
-            return
-        while time.time() < ended + WAIT_S and self._copied() <= ended:
-            time.sleep(POLL_S)
-
-    def _copied(self) -> float:
-        """Returns when the last copy began, in seconds since the epoch; 0 if there was none."""
-        try:
-            return self._run.copied.stat().st_mtime
-        except OSError:
-            return 0.0
+def _copied(run: RunDir) -> float:
+    """Returns when the last copy began, in seconds since the epoch; 0 if there was none."""
+    try:
+        return run.copied.stat().st_mtime
+    except OSError:
+        return 0.0
