@@ -15,7 +15,6 @@ class DeclaredModel(StoredModel):
     MODEL: ClassVar = ("args.model", "args.config")
     LAYOUTS: ClassVar = {
         "dims": ("dp", "fsdp", "cp", "tp", "ulysses", "ep"),
-        "excludes": (("dp", "ep"),),
         "tp_plan": "transformers",
         "lora_styles": "meshctl.hf.peft_api.STYLES",
         "tied_shards": "equal",

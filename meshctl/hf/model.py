@@ -29,6 +29,7 @@ from meshctl.hf.optimizer import load_state, make_lr_schedule, make_optimizer, s
 from meshctl.hf.outputs import REF, SIDES, Outputs, OutputsWithoutLogits, prefixes_of
 from meshctl.hf.parity import ParityCheck
 from meshctl.hf.peft_api import Lora
+from meshctl.hf.router_loss import RouterLoss
 from meshctl.hf.sequence import DividedOutputs, SequenceParallel
 from meshctl.hf.sharding import in_blocks
 from meshctl.hf.shared_prompts import SharedOutputs, SharedPrompts
@@ -228,6 +229,10 @@ class Model(DeclaredModel):
         return SequenceParallel(self.collective("cp"), self.collective("ulysses"), self.sizes.sequence)
 
     @cached_property
+    def _routers(self) -> RouterLoss:
+        return RouterLoss(self.module, self.collective("world"), self.sizes)
+
+    @cached_property
     def _chunked_head(self) -> ChunkedHead:
         assert self.logits_chunk_tokens
         return ChunkedHead(self.module, self.logits_chunk_tokens, self.temperature)
@@ -275,7 +280,7 @@ class Model(DeclaredModel):
         self._parity.add(own[0], batch)
 
         def reference() -> list[Outputs]:
-            with torch.no_grad(), peft_api.without_adapters(self.module):
+            with torch.no_grad(), peft_api.without_adapters(self.module), self._routers.paused():
                 return self._outputs(sides)
 
         return inputs_of(names, batch, own, reference if self.lora else None)
@@ -297,10 +302,13 @@ class Model(DeclaredModel):
 
     def _outputs_of(self, texts: Texts) -> Outputs:
         if self.share_prompts:
+            if self._routers.is_added:
+                raise ModelError("`share_prompts` and `output_router_logits` exclude each other")
             shared = SharedPrompts.of(texts)
             return SharedOutputs(shared.logits(self.module), texts, self.temperature, shared.places)
         if self._sequence:
             return self._divided_outputs(self._sequence, texts)
+        self._routers.expect(texts.is_real)
         if self.logits_chunk_tokens:
             raw = self._chunked_head.logprobs(texts.inputs, texts.labels[:, 1:])
             return OutputsWithoutLogits(raw, texts, self.temperature)
@@ -308,6 +316,7 @@ class Model(DeclaredModel):
 
     def _divided_outputs(self, sequence: SequenceParallel, texts: Texts) -> Outputs:
         division = sequence.divide(texts)
+        self._routers.expect(division.own(texts.is_real, 0))
         if self.logits_chunk_tokens:
             labels = division.own(texts.labels[:, 1:], IGNORED)
             own = self._chunked_head.logprobs(division.part.inputs, labels)
@@ -334,12 +343,11 @@ class Model(DeclaredModel):
         self.module.train()
         finite = []
         with self._parity.measure(batch, self.step, self._data_ranks) as parity:
-            for number, part in enumerate(parts, 1):
-                loss = self.loss(part)
+            for number, loss in enumerate(self._routers.added(parts, self.loss), 1):
                 finite.append(torch.isfinite(loss.total.detach()))
                 trainer.backward(loss, number == len(parts))
         skipped = trainer.skipped
-        found = dict(trainer.step())
+        found = self._routers.metrics(trainer.step())
         if trainer.skipped == skipped:
             self._parity.weights.changed()
         if trainer.skipped == skipped or not found["units"]:

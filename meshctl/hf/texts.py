@@ -51,6 +51,12 @@ class Texts:
         return {"input_ids": self.input_ids, **positions, **all_real}
 
     @property
+    def is_real(self) -> Tensor:
+        """bool `[rows, longest]`: whether a token is no padding."""
+        lengths = torch.nn.functional.pad(self.lengths, (0, len(self.input_ids) - self.samples))
+        return (torch.arange(self.input_ids.shape[1]) < lengths[:, None]).to(self.input_ids.device)
+
+    @property
     def targets(self) -> Tensor:
         """int64 `[samples, longest - 1]`: the label that each position predicts. The last position predicts
         none."""
@@ -100,8 +106,7 @@ def check_positions(batch: Batch, prefix: str, texts: Texts, limit: int) -> None
     are the texts of `batch` in the columns whose names begin with `prefix`."""
     lengths = texts.lengths
     if texts.samples and texts.position_ids is not None:
-        is_real = torch.arange(texts.position_ids.shape[1]) < lengths[:, None]
-        lengths = (texts.position_ids.cpu() + 1).where(is_real, 0).amax(1)
+        lengths = (texts.position_ids + 1).where(texts.is_real, 0).amax(1).cpu()
     too_long = [row for row, length in enumerate(lengths.tolist()) if length > limit]
     if too_long:
         raise ModelError(

@@ -22,6 +22,7 @@ import transformers
 from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -33,7 +34,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, apply_converters, revert_weight_conversion
 from transformers.distributed import DistributedConfig
 from transformers.distributed.expert_parallel import apply_expert_parallelism
-from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
+from transformers.distributed.fsdp import _get_fsdp_policy_kwargs, apply_fully_sharded_data_parallelism
 from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 from transformers.distributed.tensor_parallel import RowwiseParallel, apply_tensor_parallelism
 from transformers.distributed.utils import TransformersDeviceMesh
@@ -53,6 +54,8 @@ vocabulary, and `score` returns a score for each position."""
 SUMMED_OVER_TP = "replicated_with_grad_allreduce"
 """The style of parameters that compute with the heads of this rank only. transformers sums their gradients
 in a hook after each backward pass. Here, `Trainer.step` sums those of an update in one operation."""
+DISPATCHED = "ep_dispatch_experts"
+"""The style of experts that ep divides."""
 ROWS_TO_TOKENS = "meshctl_rowwise_to_tokens"
 """The style of row-wise layers whose result is divided by tokens."""
 ALL_PARALLEL_STYLES.register(ROWS_TO_TOKENS, RowwiseParallel(output_layouts=sequence_shards.OWN))
@@ -209,20 +212,20 @@ def shard_by_tp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, is_adapted: boo
     """Shards a model in place over the dim `tp`, by the model's own plan. With sequence parallelism, it also
     divides tokens between the parts that the plan divides. `is_adapted` states that adapters follow. Raises
     `ModelError` if the model has no such plan, or cannot divide its tokens."""
-    model.config.distributed_config = _config(sizes)
+    model.config.distributed_config = _config_of_plans(sizes)
     model._device_mesh, model._tp_size = mesh["tp"], sizes.tp
     model._is_distributed_loading_by_transformers = True
     try:
-        plan, of_experts, _ = model._resolve_parallel_plans(_config(sizes))
+        plan, of_experts, _ = model._resolve_parallel_plans(_config_of_plans(sizes))
     except ValueError as error:
         raise ModelError(_first_line(error)) from error
-    partial = [name for name, style in plan.items() if style == SUMMED_OVER_TP]
+    of_parts = [name for name, style in plan.items() if style == SUMMED_OVER_TP]
     plan = {name: style for name, style in plan.items() if style != SUMMED_OVER_TP}
     if sizes.sequence == 1:
         apply_tensor_parallelism(model, mesh["tp"], plan)
     else:
-        partial += _shard_tokens(model, mesh["tp"], plan, of_experts, is_adapted)
-    model.partial_over_tp = tuple(partial)
+        of_parts += _shard_tokens(model, mesh["tp"], plan, of_experts, is_adapted)
+    model.partial_over_tp = tuple(of_parts)
 
 
 def _shard_tokens(
@@ -240,9 +243,9 @@ def _shard_tokens(
         if style == sequence_shards.ROWS and name.startswith(tuple(f"{one}." for one in reduced)):
             plan[name] = ROWS_TO_TOKENS
     apply_tensor_parallelism(model, mesh, plan)
-    partial = sequence_shards.partial_names(model, layers)
+    of_parts = sequence_shards.partial_names(model, layers)
     sequence_shards.divide_tokens(model, mesh, layers, reduced)
-    return partial
+    return of_parts
 
 
 def shard_by_ep(model: Any, mesh: TorchDeviceMesh, sizes: Sizes) -> None:
@@ -251,7 +254,7 @@ def shard_by_ep(model: Any, mesh: TorchDeviceMesh, sizes: Sizes) -> None:
     experts."""
     model._is_distributed_loading_by_transformers = True
     try:
-        _, plan, _ = model._resolve_parallel_plans(_config(sizes))
+        _, plan, _ = model._resolve_parallel_plans(_config_of_plans(sizes))
         apply_expert_parallelism(model, mesh["ep"], mesh["tp"], plan)
     except ValueError as error:
         raise ModelError(_first_line(error)) from error
@@ -259,7 +262,7 @@ def shard_by_ep(model: Any, mesh: TorchDeviceMesh, sizes: Sizes) -> None:
 
 def shard_by_fsdp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, compute: torch.dtype | None) -> None:
     """Shards a model in place over the dims `fsdp` and `cp` and replicates it over `dp`, with FSDP2 and the
-    model's own plan.
+    model's own plan. What ep leaves of all ranks, `ep_fsdp`, shards the experts.
 
     If `compute` is bfloat16, the forward and backward passes use bfloat16 copies of the weights, and
     gradients are reduced in float32. Raises `ModelError` for tied parameters that have no equal shards.
@@ -268,8 +271,24 @@ def shard_by_fsdp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, compute: torc
     config = _config(sizes, is_mixed=compute is not None)
     model.config.distributed_config = config
     model._is_distributed_loading_by_transformers = True
-    _, of_experts, plan = model._resolve_parallel_plans(config)
-    apply_fully_sharded_data_parallelism(model, _Meshes(mesh), plan, of_experts)
+    _, of_experts, _ = model._resolve_parallel_plans(_config_of_plans(sizes))
+    for name in [name for name, style in of_experts.items() if style == DISPATCHED]:
+        _shard_experts(model.get_submodule(name), mesh["ep_fsdp"], sizes, _get_fsdp_policy_kwargs(config))
+    _, _, plan = model._resolve_parallel_plans(config)
+    apply_fully_sharded_data_parallelism(model, _Meshes(mesh), plan, {})
+
+
+def _shard_experts(
+    experts: nn.Module, mesh: TorchDeviceMesh, sizes: Sizes, policy: Mapping[str, Any]
+) -> None:
+    """Shards the experts of a layer, which ep has divided. They see the samples of all ranks of dp, fsdp and
+    cp, and FSDP2 shards them over fewer ranks. FSDP2 only adds their gradients, and a hook divides the sums:
+    FSDP2 applies a divide factor twice on a mesh of one rank in float64."""
+    fully_shard(experts, mesh=mesh, reshard_after_forward=True, **policy)
+    assert isinstance(experts, FSDPModule)
+    experts.set_gradient_divide_factor(1.0)
+    experts.set_force_sum_reduction_for_comms(True)
+    experts.set_all_reduce_hook(lambda gradient: torch._foreach_div_([gradient], sizes.averaged))
 
 
 def check_tied(model: Any, sizes: Sizes) -> None:
@@ -294,8 +313,8 @@ class _Meshes(TransformersDeviceMesh):  # type: ignore[misc]
     """The mesh of a component with the names of dims that transformers uses. Its `fsdp` includes cp."""
 
     def __init__(self, mesh: TorchDeviceMesh) -> None:
-        self._names = {"dp_replicate": "dp", "efsdp": "ep_fsdp"}
-        self._mesh = self._of_experts = mesh
+        self._names = {"dp_replicate": "dp"}
+        self._mesh = mesh
         if mesh["cp"].size() > 1:
             both = mesh["fsdp", "cp"]._flatten("fsdp_cp")
             self._mesh = TorchDeviceMesh._concatenate([mesh["dp"], both, mesh["tp"]])
@@ -303,8 +322,7 @@ class _Meshes(TransformersDeviceMesh):  # type: ignore[misc]
 
     def get_mesh(self, dims: str | tuple[str, ...]) -> TorchDeviceMesh:
         if isinstance(dims, str):
-            mesh = self._of_experts if dims == "efsdp" else self._mesh
-            return mesh[self._names.get(dims, dims)]
+            return self._mesh[self._names.get(dims, dims)]
         return self._mesh[tuple(self._names.get(dim, dim) for dim in dims)]
 
 
@@ -313,9 +331,14 @@ def _config(sizes: Sizes, is_mixed: bool = False) -> Any:
         tp_size=sizes.tp,
         fsdp_size=sizes.shards,
         dp_replicate_size=sizes.dp,
-        ep_size=sizes.ep,
         fsdp_mixed_precision=is_mixed,
     )
+
+
+def _config_of_plans(sizes: Sizes) -> Any:
+    """Returns the config by which transformers resolves the plans for tp and ep. In transformers, ep divides
+    fsdp x tp, and here dp and cp, too."""
+    return DistributedConfig(tp_size=sizes.tp, fsdp_size=sizes.averaged, ep_size=sizes.ep)
 
 
 def register_attention(name: str, attention: Callable[..., Any], mask: Callable[..., Any]) -> None:

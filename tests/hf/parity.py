@@ -74,6 +74,8 @@ FURTHER: dict[str, dict[str, Any]] = {
 }
 """Architectures of other kinds."""
 ALL = {**MODELS, **FURTHER}
+ROUTER_LOSS = 0.5
+"""The coefficient of the loss of routers: large, so that an error of it shows."""
 LORA = {"r": 4, "alpha": 8, "target": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 LORA_OF_EXPERTS = {**LORA, "target": ["q_proj", "gate_up_proj", "down_proj"]}
 
@@ -107,6 +109,14 @@ class Case:
     micro_batch_tokens: int | None = None
     logits_chunk_tokens: int | None = None
     share_prompts: bool = False
+    routers: bool = False
+    """Whether the loss of the routers is added."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        if not self.routers:
+            return {}
+        return {"output_router_logits": True, "router_aux_loss_coef": ROUTER_LOSS}
 
     @property
     def name(self) -> str:
@@ -116,7 +126,7 @@ class Case:
             marks.append(f"parts of {self.micro_batch or self.micro_batch_tokens}")
         if self.logits_chunk_tokens:
             marks.append(f"logits of {self.logits_chunk_tokens}")
-        marks += ["shared prompts"] * self.share_prompts
+        marks += ["shared prompts"] * self.share_prompts + ["routers"] * self.routers
         return " ".join([self.model, *marks])
 
     @property
@@ -175,6 +185,14 @@ def batch_of(step: int, packed: bool) -> Batch:
     return Batch(columns, ids=torch.arange(SAMPLES) + SAMPLES * step)
 
 
+def loss_of_routers(routers: list[Any]) -> Tensor:
+    """Returns the load-balancing loss for the logits of each text and layer, `[tokens, experts]`: the mean over
+    all tokens and layers of what is chosen, times that of the probabilities."""
+    every = torch.cat([logits for layers in routers for logits in layers]).softmax(-1)
+    chosen = torch.nn.functional.one_hot(every.topk(2).indices, every.shape[-1]).sum(1).to(every.dtype)
+    return every.shape[-1] * (chosen.mean(0) * every.mean(0)).sum()
+
+
 def texts_in(batch: Batch) -> list[tuple[Tensor, Tensor]]:
     """Returns (ids, labels) of each text."""
     found = []
@@ -191,7 +209,7 @@ def texts_in(batch: Batch) -> list[tuple[Tensor, Tensor]]:
 @cache
 def by_hand(case: Case, gate: Gate = EXACT) -> Trained:
     """Trains in one process."""
-    config = transformers_api.read_config(ALL[case.model], "lm", {})
+    config = transformers_api.read_config(ALL[case.model], "lm", case.config)
     model = random_weights.new_model(config, "lm", getattr(torch, gate.dtype), None, 0)
     if case.experts:
         model.set_experts_implementation(case.experts)
@@ -204,12 +222,13 @@ def by_hand(case: Case, gate: Gate = EXACT) -> Trained:
     for step in range(1, STEPS + 1):
         texts = texts_in(batch_of(step, case.packed))
         count = sum(int((labels[1:] != -100).sum()) for _, labels in texts)
-        total = 0.0
-        for ids, labels in texts:
-            logits = model(input_ids=ids[None]).logits[0, :-1]
-            loss = torch.nn.functional.cross_entropy(logits, labels[1:], reduction="sum")
-            loss.backward()
-            total += float(loss.detach())
+        made = [model(input_ids=ids[None]) for ids, _ in texts]
+        pairs = [(one.logits[0, :-1], labels[1:]) for one, (_, labels) in zip(made, texts, strict=True)]
+        loss = sum(torch.nn.functional.cross_entropy(*pair, reduction="sum") for pair in pairs)
+        if case.routers:
+            loss = loss + count * ROUTER_LOSS * loss_of_routers([one.router_logits for one in made])
+        loss.backward()
+        total = float(loss.detach())
         # The gradient of the sum is divided, not the loss: norms round to float32 in all architectures here,
         # and a factor that is no power of 2 would change what is rounded.
         for one in trained:
@@ -225,6 +244,7 @@ def by_hand(case: Case, gate: Gate = EXACT) -> Trained:
 def component(case: Case, sizes: dict[str, int], gate: Gate = EXACT, **more: Any) -> Model:
     made = Model(
         ALL[case.model],
+        config=case.config,
         dtype=gate.dtype,
         lora=case.lora_arguments,
         lr=LR,

@@ -49,9 +49,13 @@ OF_EP = {
     "fsdp 2 x tp 2 x ep 2": {"fsdp": 2, "tp": 2, "ep": 2},
     "fsdp 2 x cp 2 x ep 2": {"fsdp": 2, "cp": 2, "ep": 2},
     "ulysses 2 x ep 2": {"fsdp": 4, "ulysses": 2, "ep": 2},
+    "dp 2 x ep 2": {"dp": 2, "ep": 2},
+    "dp 2 x fsdp 2 x ep 2": {"dp": 2, "fsdp": 2, "ep": 2},
+    "dp 2 x fsdp 2 x ep 4": {"dp": 2, "fsdp": 2, "ep": 4},
+    "dp 2 x tp 2 x ep 2": {"dp": 2, "tp": 2, "ep": 2},
+    "sequence 2 x ep 2": {"tp": 2, "ep": 2, "sequence_parallel": True},
 }
-"""The layouts of models with experts. Where ep has all ranks of fsdp, FSDP2 halves the gradients of experts in
-float64, so these run in float32 only."""
+"""The layouts of models with experts."""
 CARVED = ("ulysses", "ep", "sequence_parallel")
 """The keys whose ranks are those of other dims."""
 CHOICE = {
@@ -68,9 +72,10 @@ CHOICE = {
     "ulysses 2": [Case("llama_tied", packed=True, micro_batch=3)],
     "ulysses 2 x cp 2": [Case("tied heads", packed=True, micro_batch_tokens=20)],
     "cp 2 x tp 2": [Case("qwen3", lora=True, packed=True)],
-    "ulysses 4": [Case("qwen3_moe")],
+    "ulysses 4": [Case("qwen3_moe", routers=True)],
     "fsdp 2 x tp 2 x ep 2": [Case("qwen3_moe", lora=True, packed=True)],
-    "ulysses 2 x ep 2": [Case("qwen3_moe", micro_batch=3)],
+    "ulysses 2 x ep 2": [Case("qwen3_moe", micro_batch=3, routers=True)],
+    "dp 2 x fsdp 2 x ep 2": [Case("qwen3_moe", packed=True, routers=True)],
     "sequence 2": [Case("llama_tied", packed=True, micro_batch=3), Case("qwen3", lora=True)],
     "fsdp 2 x sequence 2": [Case("qwen3_moe", packed=True)],
 }
@@ -174,15 +179,14 @@ def test_all_layouts_and_options(model: str, layout: str, dtype: str) -> None:
 
 
 OPTIONS_OF_EP: list[dict[str, Any]] = [{}, {"packed": True, "micro_batch_tokens": 24}, {"lora": True}]
+OPTIONS_OF_EP += [{"routers": True, "packed": True}, {"routers": True, "micro_batch": 3, "lora": True}]
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("layout", OF_EP)
+@pytest.mark.parametrize("layout", [*OF_EP, *LAYOUTS])
 @pytest.mark.parametrize("model", ["qwen3_moe", "qwen3_moe_tied", "other experts"])
 def test_experts_on_ep(model: str, layout: str, dtype: str) -> None:
-    if layout == "fsdp 2 x ep 2" and dtype == "float64":
-        return
     runs = [Run(layout, Case(model, **options), dtype) for options in OPTIONS_OF_EP]
     found = verdicts(runs)
     assert {run.name: text for run, text in found.items() if text != worlds.PASSED} == {}
