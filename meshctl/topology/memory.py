@@ -26,7 +26,7 @@ from math import prod
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.topology.allocation import DeviceRanges
+from meshctl.topology.device_ranges import DeviceRanges
 
 MAX_BUCKET_BYTES = 128 << 20
 """Maximum size of a bucket of a sync: a larger shard is split, and its consumer puts it together."""

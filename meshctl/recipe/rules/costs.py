@@ -16,13 +16,9 @@ from meshctl.recipe.allocation import allocation_of
 from meshctl.recipe.model import Component, DeviceGroup, Recipe, Sizes
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import counted
-from meshctl.topology.allocation import (
-    Allocation,
-    DeviceRanges,
-    device_count,
-    first_split_worker,
-)
+from meshctl.topology.allocation import Allocation
 from meshctl.topology.cluster import Cluster, NodeRanges, Piece
+from meshctl.topology.device_ranges import DeviceRanges, device_count, first_split_worker
 from meshctl.topology.domains import domain_runs
 from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
 from meshctl.topology.placement import NodeRun, Reach, node_runs, span_nodes

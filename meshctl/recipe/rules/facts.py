@@ -27,8 +27,9 @@ from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe,
 from meshctl.recipe.reader import Read
 from meshctl.recipe.rules.model_facts import ModelSizes, TpPlan
 from meshctl.recipe.stages import StageModes, Times, modes_of, times_by_stage
-from meshctl.topology.allocation import Allocation, most_per_node
+from meshctl.topology.allocation import Allocation
 from meshctl.topology.cluster import DEVICE_ALIASES
+from meshctl.topology.device_ranges import most_per_node
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import COLLECT, DISPATCH, Dispatch
 

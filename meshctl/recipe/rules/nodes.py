@@ -9,7 +9,8 @@ from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import Cluster, DeviceGroup
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import counted, did_you_mean, in_words, listed
-from meshctl.topology.allocation import Allocation, allocate, common, device_count, devices_on
+from meshctl.topology.allocation import Allocation, allocate
+from meshctl.topology.device_ranges import common, device_count, devices_on
 
 
 def pools_state_their_devices(facts: Facts) -> Iterator[Diagnostic]:
