@@ -6,7 +6,8 @@
     python -m tests.engines.slurm_cluster start  # `make slurm`: for a person
     python -m tests.engines.slurm_cluster stop   # `make slurm-stop`
 
-The GPUs are /dev/null and /dev/zero: Slurm counts them and sets CUDA_VISIBLE_DEVICES. All daemons listen on the
+The GPUs are /dev/null and /dev/zero: Slurm counts them and sets CUDA_VISIBLE_DEVICES. A job in the partition
+`urgent` preempts those in `debug`. All daemons listen on the
 loopback address, and are ended by their process number.
 """
 
@@ -94,13 +95,17 @@ class Cluster:
             "SlurmdParameters": "config_overrides",
             "CommunicationParameters": "NoAddrCache",
             "GresTypes": "gpu",
+            "PreemptType": "preempt/partition_prio",
+            "PreemptMode": "REQUEUE",
         }
         yield from (f"{name}={value}" for name, value in settings.items())
         for node, port in zip(NODES, ports[1:], strict=True):
             gres = "" if node == "n3" else " Gres=gpu:2"
             at = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
             yield f"NodeName={node} {at} CPUs=4 RealMemory=4000{gres}"
-        yield f"PartitionName=debug Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE State=UP"
+        at = f"Nodes={','.join(NODES)} MaxTime=INFINITE State=UP"
+        yield f"PartitionName=debug Default=YES PriorityTier=1 {at}"
+        yield f"PartitionName=urgent PriorityTier=9 PreemptMode=OFF {at}"
 
     def start(self, tool: str, *words: str, name: str = "") -> None:
         with (self.folder / "log" / f"{name or tool}.out").open("ab") as log:
@@ -127,7 +132,7 @@ class Cluster:
         return done.stdout + done.stderr
 
     def idle(self) -> int:
-        return self.run("sinfo", "-h", "-N", "-o", "%T").split().count("idle")
+        return self.run("sinfo", "-h", "-N", "-p", "debug", "-o", "%T").split().count("idle")
 
     def close(self) -> None:
         """Cancels all jobs, and ends the daemons; slurmstepds end with their jobs."""

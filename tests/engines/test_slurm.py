@@ -39,6 +39,8 @@ needs_slurm = pytest.mark.skipif(
 TWO_SETS = RECIPE.replace("ranks: 2,", "ranks: 3,").replace("run:", "cluster: {nodes: 3}\nrun:")
 TWO_SETS = TWO_SETS.replace("samples: 4", "samples: 6")
 """`one` is on the first node only, and `two` on all three: two sets of equal nodes."""
+ONE_SET = TWO_SETS.replace("{ranks: 1,", "{ranks: 3,")
+"""Both groups are on all three nodes."""
 ENGINE = ["--engine", "slurm", "engine.slurm.lease=6"]
 LONG = ["components.trainer.args.mood=slow", "run.steps=100000"]
 LIMIT_S = 240
@@ -279,13 +281,44 @@ def test_a_time_limit_becomes_a_checkpoint_and_a_requeue(run: Slurmed) -> None:
     assert stopped.returncode == 0, stopped.stderr
     output, _ = launch.communicate(timeout=LIMIT_S)
     assert launch.returncode == 130, output
-    assert re.search("^Slurm job .*PENDING.*^Slurm job .*PENDING", output, re.M | re.S)
+    assert re.search(r"^step .*^Slurm job \d+: [A-Z].*^step ", output, re.M | re.S), output
     events = [json.loads(line) for line in run.launcher_events().splitlines()]
     ends = [event["value"]["reason"] for event in events if event["name"] == "over"]
     assert len(ends) == 2 and re.fullmatch(r"SIGUSR2: the time limit of Slurm job \d+ is near", ends[0])
     [resumed] = [event["step"] for event in events if event["name"] == "resumed"]
     steps = [row["step"] for row in run.rows()]
     assert steps == list(range(1, len(steps) + 1)) and 0 < resumed <= len(steps)
+
+
+URGENT = ("sbatch", "--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
+
+
+@needs_slurm
+@pytest.mark.slow_suite
+@pytest.mark.parametrize("recipe", [ONE_SET, TWO_SETS], ids=["ordinary", "heterogeneous"])
+def test_a_preempted_job_ends_with_its_cause(run: Slurmed, recipe: str) -> None:
+    (run.folder / "recipe.yaml").write_text(recipe)
+    run.begun()
+    assert "Submitted" in run.cluster.run(*URGENT)
+    found = run.ended()
+    assert re.search(r"Slurm job \d+ was preempted", str(found["reason"])), found
+
+
+@needs_slurm
+@pytest.mark.slow_suite
+def test_a_preempted_job_is_queued_again_and_continues(run: Slurmed) -> None:
+    (run.folder / "recipe.yaml").write_text(ONE_SET)
+    run.begun("engine.slurm.requeue=true")
+    assert "Submitted" in run.cluster.run(*URGENT)
+    wait_for(lambda: "resumed" in run.launcher_events(), "a second job", LIMIT_S)
+    [resumed] = re.findall(r'"name": ?"resumed".*', run.launcher_events())
+    run.wait_for_step(len(run.rows()) + 3)
+    stopped = run.meshctl("stop")
+    assert stopped.returncode == 0 and resumed, stopped.stderr
+    found = run.ended()
+    assert found["state"] == "interrupted" and found["code"] == 130, found
+    steps = [row["step"] for row in run.rows()]
+    assert steps == list(range(1, len(steps) + 1))
 
 
 @needs_slurm

@@ -126,6 +126,7 @@ class PlainWatch:
         if seen.condition == "queued":
             self._show_queued(seen)
             return
+        self._queued = ""  # a job that is queued again says so, also for the same reason
         if not self._has_begun:
             self._has_begun = True
             self._plain.on_attempt(seen.state.attempt, None)
