@@ -131,7 +131,7 @@ class Case:
 
     @property
     def exact(self) -> Gate:
-        return ROUNDED if self.model in ("tied heads", "other experts") else EXACT
+        return ROUNDED if ALL[self.model]["model_type"] in ("gemma3_text", "mixtral") else EXACT
 
     @property
     def task(self) -> Case:
