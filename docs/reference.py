@@ -37,6 +37,7 @@ SHOWN = {
     "best": fields.BEST,
     "stop": fields.STOP,
     "restarts": fields.RESTARTS,
+    "elastic": fields.ELASTIC,
     "logs": fields.LOGS,
     **{section.name: section for section in TRACKER_SECTIONS},
     "trace": fields.TRACE,

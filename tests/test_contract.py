@@ -50,9 +50,6 @@ from tests.contract.observed import (
 from tests.contract.pinned import CONTRACT, CONTRACT_FILE, DATA, MISTAKES, Json, extended, missing
 from tests.paths import ROOT
 
-UNFINISHED = ("MC104",)
-"""MC104 reports keys that are not supported yet. Its example becomes correct once the key is supported."""
-
 RESUMES = ROOT / "tests" / "cli" / "golden" / "resume_differences.txt"
 OF_RESUMES = {f"MC72{number}" for number in range(6)}
 """These compare a recipe with a checkpoint. The golden file has an example of each but MC724, which
@@ -121,7 +118,7 @@ def test_each_code_is_reported_for_its_example(found: Found) -> None:
             (report,) = json.loads(found.answers[f"mistake {code}"].stdout)["recipes"]
             reported[code] = {one["code"] for one in report["diagnostics"]}
     assert {code: sorted(reported[code]) for code in MISTAKES if code not in reported[code]} == {}
-    assert CONTRACT["codes"].keys() - MISTAKES.keys() == {"MC002", "MC900", *UNFINISHED, *OF_RESUMES}
+    assert CONTRACT["codes"].keys() - MISTAKES.keys() == {"MC002", "MC900", *OF_RESUMES}
 
 
 def test_each_code_of_a_resume_is_in_the_golden_file() -> None:

@@ -27,9 +27,9 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks.requirements import Needs
-from meshctl.engines.engine import TOKEN_PLACE, CannotStart, Engine, Job, JobEngine, engine_named
+from meshctl.engines.engine import TOKEN_PLACE, CannotStart, Engine, Job, JobEngine, Resize, engine_named
 from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin, check_unheld
-from meshctl.engines.supervise.head import Outcome
+from meshctl.engines.supervise.session import Outcome
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.start_watch import watched
 from meshctl.plan.model import Group, Plan
@@ -281,7 +281,7 @@ def run(
             stack.enter_context(worker.interrupted_by(signals.receive))
         preload(plan, ready.path, groups_of(plan, ready.path))
         job = Job(plan, run, main, keep=(attempt.lock,), spare=lambda: feeds.pids)
-        job = replace(job, needs=ready.needs or Needs())
+        job = replace(job, needs=ready.needs or Needs(), resize=resize_of(plan, attempt))
         outcome = outcome_of(supervision, job, attempt, signals, observers)
         state.on_end(outcome.code, outcome.reason)  # where the run ended before it had observers
     write(summary(plan, run), sys.stdout)
@@ -290,6 +290,16 @@ def run(
     except OSError:  # the reader has closed the stream
         silence(sys.stderr)
     return outcome.code
+
+
+def resize_of(plan: Plan, attempt: Attempt) -> Resize | None:
+    """Returns the function that resolves the recipe of a run again; None where the run keeps its size: one of
+    a group alone, and one with a worker that is debugged."""
+    if not plan.run.elastic or attempt.start.only or attempt.start.debug:
+        return None
+    from meshctl.cli.resizing import resizing_of
+
+    return resizing_of(attempt.run)
 
 
 def outcome_of(

@@ -35,6 +35,7 @@ from meshctl.diagnostics.health import Check
 from meshctl.engines.checks.requirements import Needs, Requirements
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import node_sets
+from meshctl.plan.resizing import Lost
 from meshctl.run.directory import NO_START, RunDir, Start
 from meshctl.run.engine_choice import LOCAL
 from meshctl.run.observer import Observer
@@ -58,6 +59,9 @@ TOKEN_PLACE = "TOKEN-OF-THE-RUN"
 
 STOP_KEY = "stop"
 """A key in the store, under the prefix of an attempt. It requests the agents of programs to end in order."""
+
+Resize = Callable[[Lost], Plan]
+"""Function that returns the plan of a recipe without what is lost. Raises `CannotResize`."""
 
 WorkerMain = Callable[[Mapping[str, str]], int]
 """Function that runs a worker of components. It receives the worker's environment and returns an exit
@@ -124,6 +128,8 @@ class Job:
     """Returns the children of the launcher that do not belong to the engine: the processes of trackers."""
     needs: Needs = Needs()
     """The needs of the recipe in memory and on disk."""
+    resize: Resize | None = None
+    """None for a run that cannot go on with fewer workers."""
 
 
 class Handle(Protocol):

@@ -22,6 +22,7 @@ from meshctl.run.bounds import bounding_sources
 from meshctl.run.settings import SPARSE as SPARSE
 from meshctl.run.settings import Best as Best
 from meshctl.run.settings import Checkpoint as Checkpoint
+from meshctl.run.settings import Elastic as Elastic
 from meshctl.run.settings import Restarts as Restarts
 from meshctl.run.settings import Run as Run
 from meshctl.run.settings import Stop as Stop

@@ -470,6 +470,12 @@ RESTARTS = Section("restarts", "`run.restarts`", (
         doc="Time in which restarts count, in seconds or as 30m or 2h."),
 ))
 
+ELASTIC = Section("elastic", "a group of `run.elastic`", (
+    Field("min_ranks", Whole(1), default=1,
+        doc="Least number of devices of the group (on cpu: of processes) with which the run goes on.",
+        aliases="min_size min_nodes min_workers min_replicas nproc_min"),
+))
+
 TRACE = Section("trace", "`run.trace`", (
     Field("steps", Window(1, MAX_STEPS),
         doc="First and last step that are traced, [FIRST, LAST], or one step.",
@@ -545,6 +551,9 @@ RUN = Section("run", "`run`", (
         doc="Restarts of the run after a failure, from its newest checkpoint: a number, which is short for "
             "{times: NUMBER, within: 1h}; false for none.",
         aliases="max_restarts max_failures"),
+    Field("elastic", Named(ELASTIC),
+        doc="Groups with which the run goes on when workers of theirs are lost for good, each with its least "
+            "number of ranks: {train: {min_ranks: 4}}. Only dp and fsdp sizes change. Needs `restarts`."),
     Field("patience", Seconds(), default=600.0,
         doc="Seconds after which the run ends if a worker that waits for no other one has not advanced; "
             "six times that before the worker's first step is over. 0: no limit.",
@@ -657,11 +666,7 @@ RECIPE = Section("recipe", "a recipe", (
 
 SECTIONS = (
     *(PARALLEL, MODEL, CLUSTER, POOL, DOMAINS, GROUP, COMPONENT, CHECKPOINT, RUN, STOP, BEST),
-    *(RESTARTS, LOGS, TRACE, CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE, BLOCK, INNER, REPEAT),
+    *(RESTARTS, ELASTIC, LOGS, TRACE, CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE, BLOCK, INNER, REPEAT),
     *(engine_fields.ENGINE, *engine_fields.SECTIONS),
 )
 """All sections. A misplaced key is assigned to the first section that has the key."""
-PLANNED = {
-    ("run", "elastic"): "going on with fewer workers",
-}
-"""(top-level key, key) of a later version -> its purpose."""

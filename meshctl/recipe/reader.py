@@ -33,7 +33,7 @@ from meshctl.recipe.fields import (
 )
 from meshctl.recipe.section_types import Section
 from meshctl.run.engine_choice import EngineChoice
-from meshctl.run.settings import Best, Checkpoint, Restarts, Run, Stop, Trace, Track
+from meshctl.run.settings import Best, Checkpoint, Elastic, Restarts, Run, Stop, Trace, Track
 from meshctl.topology.sizes import SIZES
 
 
@@ -285,6 +285,7 @@ def _run(values: Mapping[str, Any]) -> Run:
         "checkpoint": _checkpoint(values["checkpoint"]),
         "stop": stop and Stop(**stop),
         "restarts": restarts if restarts and restarts.times else None,
+        "elastic": tuple(Elastic(name, **given) for name, given in (values["elastic"] or {}).items()),
         "log_keep": logs["keep"] if logs else 0,
         "trace": Trace(**trace) if trace and trace["steps"] else None,
         "track": tuple(Track(name, options) for name, options in values["track"]),

@@ -20,7 +20,7 @@ from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.yaml_scalars import scalar
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node, can_hold, merge, put
 from meshctl.recipe.field_types import Arguments, Environment, Texts, Type
-from meshctl.recipe.fields import INNER, NOT_IN_BLOCK, PLANNED, RECIPE, STAGE
+from meshctl.recipe.fields import INNER, NOT_IN_BLOCK, RECIPE, STAGE
 from meshctl.recipe.fixes import keys_meant
 from meshctl.recipe.key_paths import stage_section
 from meshctl.recipe.misplaced import (
@@ -226,11 +226,8 @@ class _Walk:
                 self.wrong.add((*path, near))
 
     def is_refused(self, key: str, item: Node, path: KeyPath, section: Section, node: Node) -> bool:
-        """Whether a key is one of a later version, or one that a stage of a block cannot have. Reports it."""
+        """Whether a key is one that a stage of a block cannot have. Reports it."""
         span = item.key or item.span
-        if purpose := PLANNED.get((path[0] if path else "", key)):
-            self.report("MC104", f"`{key}` ({purpose}) is not supported yet", span, "remove it")
-            return True
         if section is not INNER or not (node.get("sync") or key in NOT_IN_BLOCK):
             return False
         why = NOT_IN_BLOCK.get(key)

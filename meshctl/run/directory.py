@@ -3,6 +3,7 @@
 recipe.yaml     as composed; `${oc.env:X}` stays as written, so no secret is in it
 plan.json       the plan (a secret that a recipe contains as literal text is in both files, which only their
                 owner may read)
+plan-DIGEST.json             the plan of an attempt in which groups have fewer workers (`run.elastic`)
 start.json      facts of the start: where the recipe's code is found, the attempt, the checkpoint it resumes,
                 the engine with its options
 launches.jsonl  one object per launch: its overrides, versions and machine
@@ -74,6 +75,8 @@ class Start:
     terminal: str = ""
     """The path of the terminal that this worker has as its standard streams."""
     engine: EngineChoice = EngineChoice()
+    plan: str = ""
+    """The name of the file of the attempt's plan; empty for `plan.json`, whose groups are whole."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -98,6 +101,7 @@ class Start:
             debug=str(data.get("debug", "")),
             terminal=str(data.get("terminal", "")),
             engine=EngineChoice(**data.get("engine", {})),
+            plan=str(data.get("plan", "")),
         )
 
 
@@ -133,6 +137,10 @@ class RunDir:
     @property
     def plan(self) -> Path:
         return self.path / "plan.json"
+
+    def plan_of(self, start: Start) -> Path:
+        """Returns the file of the plan of an attempt."""
+        return self.path / start.plan if start.plan else self.plan
 
     @property
     def start(self) -> Path:

@@ -59,6 +59,15 @@ class Restarts:
 
 
 @dataclass(frozen=True)
+class Elastic:
+    """A group with which the run goes on when workers of it are lost for good."""
+
+    group: str
+    min_ranks: int = 1
+    """The least number of its devices, or on cpu of its processes."""
+
+
+@dataclass(frozen=True)
 class Trace:
     """The steps in which workers record what they do."""
 
@@ -108,6 +117,8 @@ class Run:
     """Seconds after the launch at which the run ends in order; 0 for no limit."""
     restarts: Restarts | None = field(default=None, metadata=SPARSE)
     """None for a run that ends with its first failure."""
+    elastic: tuple[Elastic, ...] = field(default=(), metadata=SPARSE)
+    """The groups that may lose workers for good; a run ends where another group does."""
     log_keep: int = field(default=0, metadata=SPARSE)
     """The maximum number of bytes of the log of each worker; 0 for no limit."""
     trace: Trace | None = field(default=None, metadata=SPARSE)

@@ -13,7 +13,7 @@ from tests.contract.answers import CHOICES, COMMANDS, JSON_COMMANDS
 from tests.contract.launches import Run
 from tests.contract.pinned import Json
 
-RETIRED = ("MC561",)
+RETIRED = ("MC104", "MC561")
 """Codes that the design allows to be retired."""
 GROUPS = "rollout|train|script"
 

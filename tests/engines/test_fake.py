@@ -22,9 +22,9 @@ from meshctl.engines.connection import join
 from meshctl.engines.engine import CannotStart, Job, engine_named
 from meshctl.engines.local import LocalEngine
 from meshctl.engines.supervise.attempt import begin
-from meshctl.engines.supervise.head import Outcome
 from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.reports import NodeLost
+from meshctl.engines.supervise.session import Outcome
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.supervisor import Supervisor
 from meshctl.plan.model import Cluster, Plan, Program, Restarts

@@ -19,6 +19,7 @@ from meshctl.engines.node.visible_devices import (
     numbers_on_node,
 )
 from meshctl.plan.model import Group, Plan
+from meshctl.plan.resizing import Device
 
 ROOT = Path("/")
 DEVICES = {"cuda": "dev/nvidia[0-9]*", "npu": "dev/davinci[0-9]*"}
@@ -51,6 +52,37 @@ def devices_of_groups(plan: Plan, node: int = 0) -> Iterator[tuple[Group, list[s
         if kind in DEVICES:
             visible, count = device_list(kind, os.environ, rocm), count_devices(kind, rocm)
             yield group, required_names(group, numbers_on_node(plan, group, node), visible, count)
+
+
+def own_and_missing(plan: Plan, node: int) -> tuple[list[Device], list[Device]]:
+    """Returns the devices of a node that the groups of a plan use, and those of them without a device file,
+    by their numbers over the cluster. Devices without a file name, such as UUIDs, count as there."""
+    own, missing = list[Device](), list[Device]()
+    rocm = any(group.device_type == "cuda" for group in plan.groups) and is_rocm()
+    for group in plan.groups:
+        kind = group.device_type
+        if kind not in DEVICES:
+            continue
+        numbers, visible = numbers_on_node(plan, group, node), device_list(kind, os.environ, rocm)
+        first, files = plan.cluster.first_on(kind, node), device_names(kind, rocm)
+        try:
+            names = hardware_names(group, numbers, visible)
+        except CannotStart:
+            continue  # the list of the environment lacks some, which the node reports when it starts
+        own += [(kind, first + number) for number in numbers]
+        missing += [
+            (kind, first + number)
+            for number, name in zip(numbers, names, strict=True)
+            if name.isdigit() and name not in files and (files or visible is None)
+        ]
+    return own, missing
+
+
+def device_names(kind: str, rocm: bool) -> set[str]:
+    """Returns the numbers of the devices of a type that have a file."""
+    if rocm and kind == "cuda":
+        return set(map(str, range(count_devices(kind, rocm))))
+    return {"".join(filter(str.isdecimal, file.name)) for file in ROOT.glob(DEVICES[kind])}
 
 
 def devices_of_workers(plan: Plan, node: int = 0) -> dict[str, list[str]]:

@@ -68,17 +68,13 @@ class Resumed:
         return Diagnostic(difference.code, message, span, help=help)
 
     def _changed_meshes(self) -> Iterator[Diagnostic]:
-        for component in self.plan.components:
-            if component.frozen:
-                continue
-            try:
-                varying = VaryingState.read(self.checkpoint / component.name)
-            except ValueError as error:
-                raise CannotStart(str(error)) from error
-            if reason := varying.refusal(component.name, component.mesh):
-                span = self.facts.value("components", component.name, "parallel")
+        try:
+            for name, reason in changed_meshes(self.plan, self.checkpoint):
+                span = self.facts.value("components", name, "parallel")
                 help = "resume with these sizes"
                 yield Diagnostic("MC724", f"{self.checkpoint}: {reason}", span, help=help)
+        except ValueError as error:
+            raise CannotStart(str(error)) from error
 
     def _was(self) -> Mapping[str, Any]:
         """Returns the facts of the plan that wrote the checkpoint. Where it has no manifest, they are those
@@ -101,6 +97,16 @@ class Resumed:
         for name, digest in code_of(self.plan, self.path).items():
             if was.get(name, digest) != digest:
                 yield f"the code of `{name}` changed"
+
+
+def changed_meshes(plan: Plan, checkpoint: Path) -> Iterator[tuple[str, str]]:
+    """Yields the components whose state in a checkpoint cannot be loaded into their meshes, and why. Raises
+    `ValueError` for a damaged file."""
+    for component in plan.components:
+        if not component.frozen:
+            varying = VaryingState.read(checkpoint / component.name)
+            if reason := varying.refusal(component.name, component.mesh):
+                yield component.name, reason
 
 
 def code_of(plan: Plan, path: Sequence[str]) -> dict[str, str]:

@@ -31,6 +31,7 @@ from dataclasses import field
 from typing import Any
 
 from meshctl.dataclass import dataclass
+from meshctl.engines.checks.device_files import own_and_missing
 from meshctl.engines.checks.models import downloads
 from meshctl.engines.connection import BEAT_S, JOIN_S, beat_s, join
 from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
@@ -52,7 +53,7 @@ from meshctl.engines.node.worker_logs import WorkerLogs
 from meshctl.plan.model import Plan
 from meshctl.run.addresses import interface_of
 from meshctl.run.connection import Connection, Message, ProtocolError
-from meshctl.run.directory import RunDir, Start
+from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.job_signals import is_in_job
 from meshctl.run.sockets import Sockets, sockets_of
 
@@ -243,6 +244,8 @@ class NodeProcess:
                 self._stacks.begin(map(tuple, message["workers"]), time.monotonic())
             case "prune" if self._events:
                 prune(self._job.run, message)
+            case "devices":
+                self._send_devices(Plan.read(self._job.run.plan), int(message["attempt"]), has_begun=True)
             case "clock":
                 self._connection.send({"type": "clock", "sent": message["sent"], "at": time.monotonic()})
             case "examine" | "peers":
@@ -267,6 +270,11 @@ class NodeProcess:
             number, [AgentJob(plan, run, start, group, node, stores, os.getppid()) for group in groups]
         )
         self._records.begin(plan, self._job.node)
+        if not (file := run.plan_of(start)).exists():  # where the run directory is not shared
+            write_whole(file, message["plan"], private=True)
+        if message["is_elastic"] and self._send_devices(plan, number, has_begun=False):
+            self._attempt.waiting = ()
+            return
         try:
             wanted = downloads(plan, start.path, os.environ, groups)
         except CannotStart as error:
@@ -278,6 +286,15 @@ class NodeProcess:
         for job in self._attempt.waiting:
             self._start_server(job)
         self._fork_agents(self._attempt)
+
+    def _send_devices(self, plan: Plan, attempt: int, *, has_begun: bool) -> bool:
+        """Sends which devices of a plan this node lacks, to a question of the head or if there are some.
+        Returns whether there are some."""
+        own, missing = own_and_missing(plan, self._job.node)
+        if missing or has_begun:
+            message = {"type": "devices", "attempt": attempt, "has_begun": has_begun}
+            self._connection.send({**message, "own": own, "missing": missing})
+        return bool(missing)
 
     def _fork_agents(self, attempt: _Attempt) -> None:
         """Forks the agents, unless a download or a fork server is not ready."""

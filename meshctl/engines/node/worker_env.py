@@ -112,7 +112,7 @@ class WorkerEnv:
             found |= {"MESHCTL_CONTROL": self.stores.control, TOKEN_VARIABLE: self.stores.token}
             found |= {SECURE_VARIABLE: "1"} if self.start.is_secure else {}
         return found | {
-            "MESHCTL_PLAN": str(self.run.plan),
+            "MESHCTL_PLAN": str(self.run.plan_of(self.start)),
             "MESHCTL_GROUP": self.group.name,
             "MESHCTL_HEAD": self.stores.torch,
             "MESHCTL_ATTEMPT": str(self.start.attempt),

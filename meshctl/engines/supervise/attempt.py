@@ -96,13 +96,18 @@ def taken_up(plan: Plan, run: RunDir) -> Attempt:
     return next_attempt(attempt) if was_launched else attempt
 
 
-def next_attempt(attempt: Attempt) -> Attempt:
-    """Begins another attempt at the same run, in the same process and under the same lock. Raises
-    `NoneWhole` if there are checkpoints and none is whole, and `OSError` if a file cannot be written."""
+def next_attempt(attempt: Attempt, plan: Plan | None = None) -> Attempt:
+    """Begins another attempt at the same run, in the same process and under the same lock. `plan` is its
+    plan, if it is another one. Raises `NoneWhole` if there are checkpoints and none is whole, and `OSError`
+    if a file cannot be written."""
     whole = newest_whole(attempt.run)
     found, old = following(attempt.run, attempt.start.path, whole), attempt.start
     start = replace(found, only=old.only, replay=old.replay, after=old.after, engine=old.engine)
-    begun = _begun(attempt.plan, attempt.run, start, attempt.lock)
+    plan = plan or attempt.plan
+    if plan.digest != Plan.read(attempt.run.plan).digest:
+        start = replace(start, plan=f"plan-{plan.digest}.json")
+        write_whole(attempt.run.plan_of(start), plan.to_json(), private=True)
+    begun = _begun(plan, attempt.run, start, attempt.lock)
     begun.run.forget_recorded(begun.step or 0)
     forget_media(begun.run, begun.step or 0)
     return replace(begun, warnings=_warnings(begun.plan, begun.run, whole))

@@ -7,9 +7,10 @@ The head writes these events to `events/launcher.jsonl`:
 
 | event | value |
 | --- | --- |
-| `launched` | `{"attempt": n, "digest": of the plan}`: the attempt begins |
+| `launched` | `{"attempt": n, "digest": of the plan, "workers": {GROUP: n}}`: the attempt begins |
 | `resumed` | the same, with `{"path": the checkpoint}`, where the run continues from `step` |
 | `restarted` | `{"attempt": n, "cause": why the last one failed, "left": restarts}`, going on after `step` |
+| | and, where groups change their size, `{"sizes": {GROUP: [workers before, after]}}` |
 | `stopping` | `{"reason": why}`: an orderly end was requested, or the attempt is ended after a failure |
 | `checkpoint` | `{"path": folder}`: all workers have saved `step`, and `latest` points to it |
 | `warning` | `{"text": one line}` |
@@ -36,31 +37,30 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from meshctl.dataclass import dataclass
 from meshctl.engines.checks.across_nodes import Problem
-from meshctl.engines.engine import Exited, Handle, Job, groups_on, nodes_of
+from meshctl.engines.engine import Exited, groups_on, nodes_of
 from meshctl.engines.node.termination import name_of
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.cause import POLL_S, Cause, Causes, Priority, position_of
 from meshctl.engines.supervise.checkpoints import Checkpoints
 from meshctl.engines.supervise.clocks import Clocks
 from meshctl.engines.supervise.collective_check import CollectiveCheck
+from meshctl.engines.supervise.elastic import Present, sizes_of
 from meshctl.engines.supervise.examination import Examined
 from meshctl.engines.supervise.forced_end import ForcedEnd
 from meshctl.engines.supervise.forwarded_events import ForwardedEvents
+from meshctl.engines.supervise.growth import Growth
 from meshctl.engines.supervise.judge import Judge
-from meshctl.engines.supervise.launcher_watch import LauncherWatch
-from meshctl.engines.supervise.nodes import Nodes
-from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.orderly_end import OrderlyEnd
 from meshctl.engines.supervise.progress_watch import ProgressWatch
 from meshctl.engines.supervise.reports import (
     AgentExited,
     ClockRead,
+    DevicesRead,
     Downloads,
     ForwardedLines,
     LogProblem,
@@ -73,15 +73,13 @@ from meshctl.engines.supervise.reports import (
     StopAsked,
     Stopped,
 )
-from meshctl.engines.supervise.run_files import RunFiles
-from meshctl.engines.supervise.signals import Signals
-from meshctl.engines.supervise.stranger_watch import StrangerWatch
-from meshctl.run.control_store import StoreClient
+from meshctl.engines.supervise.session import Outcome, Session
+from meshctl.plan.resizing import Device
 from meshctl.run.event_folding import EventFolding
-from meshctl.run.events import Event, Journal
+from meshctl.run.events import Event
 from meshctl.run.row_file import rows_of
 from meshctl.run.shutdown import StopRequest
-from meshctl.text.english import in_units
+from meshctl.text.english import in_units, in_words
 
 FAILED, UNFIT = 5, 4
 QUIET_POLL_S = 0.1
@@ -91,43 +89,6 @@ FREQUENT = (Standing, ClockRead)
 """Reports that do not begin a poll."""
 RECORDS_S = 2.5
 """Seconds in which the progress records of workers that stand have certainly arrived."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a run or of an attempt."""
-
-    code: int
-    cause: Cause | None = None
-    reason: str = ""
-    """The cause in one line, or the name of the signal. For a successful run, the reason of its end; empty if
-    it has run all of its `steps`."""
-    has_begun: bool = False
-    """Whether a worker was ready for its first step."""
-    is_restartable: bool = False
-    """Whether another attempt may succeed: the cause is a death, the loss of a peer or node, or an
-    exception."""
-
-
-@dataclass(frozen=True)
-class Session:
-    """The objects that all attempts of a run share."""
-
-    job: Job
-    handle: Handle
-    nodes: Nodes
-    store_address: str
-    """HOST:PORT of the store of torch's process groups."""
-    control: StoreClient
-    """The supervisor's connection to the control store."""
-    journal: Journal
-    files: RunFiles
-    observers: Observers
-    signals: Signals
-    watch: LauncherWatch
-    is_over: Callable[[], bool]
-    """Returns whether `run.time_limit` is over."""
-    strangers: StrangerWatch
 
 
 class Head:
@@ -160,18 +121,22 @@ class Head:
         self._has_failed = self._has_disagreed = self._is_timed_out = False
         """Whether a metric that is not finite, different collectives of ranks, or the time limit end it."""
         self._forced = ForcedEnd(session.nodes, session.handle)
+        self._growth = Growth(session.elastic, session.nodes, session.handle, attempt.step)
+        self._own_nodes = frozenset(nodes_of(plan))
+        self._missing = set[Device]()
+        self._back: Present | None = None
         self._reports: list[Report] = []
         """The reports of nodes that are not handled yet."""
 
     def follow(self) -> Outcome:
         """Begins the attempt and follows it until none of its processes runs. Returns the outcome."""
         start, plan = self._attempt.start, self._plan
-        self._write("launched", attempt=start.attempt, digest=plan.digest)
+        self._write("launched", attempt=start.attempt, digest=plan.digest, workers=sizes_of(plan))
         if self._attempt.step is not None:
             self._write("resumed", step=self._attempt.step, path=start.resume)
         self._warn(self._attempt.warnings)
         self._session.observers.on_attempt(start.attempt, self._attempt.step)
-        self._nodes.begin(self._message(), {node: groups_on(plan, node) for node in nodes_of(plan)})
+        self._nodes.begin(self._message(), {node: groups_on(plan, node) for node in self._own_nodes})
         while self._nodes.running:
             self._poll()
             self._end_in_order()
@@ -205,6 +170,7 @@ class Head:
             "store": self._session.store_address,
             "control": self._session.control.address,
             "plan": self._plan.to_json(),
+            "is_elastic": self._session.elastic.is_allowed,
             "start": json.loads(json.dumps(asdict(self._attempt.start))),
         }
 
@@ -235,6 +201,19 @@ class Head:
         self._warn(self._judge.warnings())
         self._warn(self._session.strangers.first())
         self._checkpoints.publish(self._is_right)
+        self._grow(now)
+
+    def _grow(self, now: float) -> None:
+        """Ends the attempt for a larger one at a checkpoint, if what was lost is back."""
+        newest = self._checkpoints.newest
+        if self._forced.has_begun or self._ending.is_asked or self._ending.is_last(newest):
+            return
+        match self._growth.poll(newest, now):
+            case "save":
+                self._ending.save()
+            case "end":
+                self._back = self._growth.present
+                self._forced.begin_at(now)
 
     def _check_collectives(self) -> None:
         """Reports ranks that called different collectives, once, as the cause of the end."""
@@ -253,46 +232,62 @@ class Head:
             self._write("stall", workers=[], seconds=0.0, text=[text])
 
     def _poll_processes(self) -> None:
+        self._poll_exits()
+        reports, self._reports = [*self._reports, *self._nodes.poll()], []
+        for report in reports:
+            self._on_report(report)
+
+    def _poll_exits(self) -> None:
+        """Handles the node processes that have ended. One of a lost node, which the head has started again,
+        ends no attempt."""
         for exited in self._session.handle.poll():
+            if exited.node is not None and exited.node not in self._own_nodes:
+                self._nodes.drop(exited.node)
+                continue
             if exited.reason and exited.node is not None and not self._nodes.has_joined(exited.node):
                 self._is_unfit = self._is_unfit or not self._forced.has_begun
             self._on_exit(exited)
             if exited.node is not None:
                 self._nodes.drop(exited.node)
-        reports, self._reports = [*self._reports, *self._nodes.poll()], []
-        for report in reports:
-            match report:
-                case AgentExited(node, group, code):
-                    log = str(self._attempt.run.log(group, f"agent-{node}"))
-                    self._on_exit(Exited(f"the agent of {group}", code, log, group=group))
-                case ServerExited(_, python, code, log):
-                    self._on_exit(Exited(f"the fork server of {python}", code, log))
-                case NodeLost(_, reason):
-                    self._on_lost(reason)
-                case NodeUnfit(_, reason):
-                    self._is_unfit = self._is_unfit or not self._forced.has_begun
-                    self._on_lost(reason)
-                case Examined(problems):
-                    self._on_examined(problems)
-                case Downloads(node, name, received, total):
-                    self._write("download", node=node, model=name, received=received, total=total)
-                case Standing(workers):
-                    for group, rank, record, _ in workers:
-                        self._collectives.stand(group, rank, record)
-                        self._causes.place(group, rank, position_of(self._plan, record))
-                    self._progress.receive(report)
-                    self._check_collectives()
-                case ClockRead():
-                    self._clocks.add(report)
-                case ForwardedLines(who, lines):
-                    self._forwarded.add(who, lines)
-                case LogProblem(path, reason):
-                    self._session.files.on_log_problem(path, reason)
-                case StopAsked(node, number) if not self._signals.first:
-                    self._warn([f"node {node} has received {number.name} from its scheduler: the run ends"])
-                    self._signals.receive(number)
-                case Stacks() | Stopped():
-                    self._progress.receive(report)
+
+    def _on_report(self, report: Report) -> None:
+        match report:
+            case AgentExited(node, group, code):
+                log = str(self._attempt.run.log(group, f"agent-{node}"))
+                self._on_exit(Exited(f"the agent of {group}", code, log, group=group))
+            case ServerExited(_, python, code, log):
+                self._on_exit(Exited(f"the fork server of {python}", code, log))
+            case NodeLost(_, reason):
+                self._on_lost(reason)
+            case NodeUnfit(_, reason):
+                self._is_unfit = self._is_unfit or not self._forced.has_begun
+                self._on_lost(reason)
+            case DevicesRead(_, has_begun=True, own=own, missing=missing):
+                self._growth.on_devices(own, missing)
+            case DevicesRead(node, missing=missing):
+                self._missing.update(missing)
+                self._on_lost(f"node {node} lacks {_named(missing)}")
+            case Examined(problems):
+                self._on_examined(problems)
+            case Downloads(node, name, received, total):
+                self._write("download", node=node, model=name, received=received, total=total)
+            case Standing(workers):
+                for group, rank, record, _ in workers:
+                    self._collectives.stand(group, rank, record)
+                    self._causes.place(group, rank, position_of(self._plan, record))
+                self._progress.receive(report)
+                self._check_collectives()
+            case ClockRead():
+                self._clocks.add(report)
+            case ForwardedLines(who, lines):
+                self._forwarded.add(who, lines)
+            case LogProblem(path, reason):
+                self._session.files.on_log_problem(path, reason)
+            case StopAsked(node, number) if not self._signals.first:
+                self._warn([f"node {node} has received {number.name} from its scheduler: the run ends"])
+                self._signals.receive(number)
+            case Stacks() | Stopped():
+                self._progress.receive(report)
 
     def _on_examined(self, problems: Sequence[Problem]) -> None:
         """Ends the attempt if a node cannot run it. Otherwise the problems are warnings."""
@@ -422,14 +417,15 @@ class Head:
 
     def _outcome(self) -> Outcome:
         first = self._signals.first
+        if self._back and not first:
+            return Outcome(FAILED, None, "lost workers are back", has_begun=True, back=self._back)
         explain = self._session.files.explain
         cause = self._cause or (None if self._forced.has_begun else explain(self._causes.best))
         if found := self._after_wrong_metric(cause):
             can_succeed = found is cause and not self._is_unfit and not self._has_disagreed
             has_begun = self._is_ready or not self._workers
-            return Outcome(
-                UNFIT if self._is_unfit else FAILED, found, found.line, has_begun, is_restartable=can_succeed
-            )
+            code, missing = UNFIT if self._is_unfit else FAILED, frozenset(self._missing)
+            return Outcome(code, found, found.line, has_begun, can_succeed, missing)
         if lost := self._checkpoints.lost_end or self._unsaved_end():
             return Outcome(FAILED, Cause(Priority.OWN, lost), lost)
         if first:
@@ -469,6 +465,10 @@ class Head:
     def _write(self, name: str, *, step: int | None = None, **value: Any) -> None:
         """Writes an event. Observers receive it at the next reading of the events."""
         self._session.journal.write(name, step=step, **value)
+
+
+def _named(devices: Iterable[Device]) -> str:
+    return in_words([f"{kind} device {number}" for kind, number in sorted(devices)])
 
 
 def help_line(problem: Problem) -> str:

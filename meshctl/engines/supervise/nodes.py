@@ -141,6 +141,14 @@ class Nodes:
         """Whether a node has connected, now or earlier."""
         return number in self._nodes and self._nodes[number].has_joined
 
+    def is_connected(self, number: int) -> bool:
+        return number in self._nodes and self._nodes[number].connection is not None
+
+    @property
+    def absent(self) -> list[int]:
+        """The lost nodes that did not join the attempt."""
+        return [number for number, node in self._nodes.items() if node.is_lost and not node.has_begun]
+
     def files(self) -> list[int]:
         """Returns the file descriptors to wait for: one, whatever the number of nodes."""
         return [self._epoll.fileno()]
@@ -185,6 +193,12 @@ class Nodes:
             elif groups is None:
                 self._is_cancelled = True
                 _end(node)
+
+    def ask_devices(self) -> None:
+        """Asks all nodes for the devices of the whole recipe that they lack."""
+        for node in self._nodes.values():
+            if node.connection:
+                node.connection.send({"type": "devices", "attempt": self._attempt["number"]})
 
     def ask_stacks(self, number: int, workers: Sequence[tuple[str, int, int]]) -> None:
         """Asks a node for the states and stacks of some of its workers: group, rank and pid."""

@@ -55,6 +55,10 @@ class OrderlyEnd:
         if (source := event.value.get("source")) and not self._ended_by:
             self._ended_by = end_of_data(source)
 
+    def is_last(self, step: int | None) -> bool:
+        """Whether a step is the last one, as far as it is known."""
+        return step is not None and step in (self._planned, self._agreed)
+
     def stop(self, asked: StopRequest, is_reason: bool = True) -> None:
         """Asks for the end. `is_reason`: the request is the reason for the end, if it is the first one."""
         is_first = not self.is_asked and is_reason

@@ -8,6 +8,7 @@ import signal
 from meshctl.dataclass import dataclass
 from meshctl.engines.node.stacks import ProcessState
 from meshctl.engines.supervise.examination import Examined
+from meshctl.plan.resizing import Device
 from meshctl.run.connection import Message
 from meshctl.run.progress import Record
 
@@ -113,6 +114,18 @@ class NodeUnfit:
 
 
 @dataclass(frozen=True)
+class DevicesRead:
+    """The devices that a node has for the workers of a plan. Each is a type and a number."""
+
+    node: int
+    has_begun: bool
+    """Whether the head has asked for those of the whole recipe; otherwise they are those of the attempt,
+    which the node cannot begin without the missing ones."""
+    own: tuple[Device, ...]
+    missing: tuple[Device, ...]
+
+
+@dataclass(frozen=True)
 class StopAsked:
     """The scheduler ends the job: a node process has received its signal."""
 
@@ -141,6 +154,7 @@ Report = (
     | LogProblem
     | ClockRead
     | StopAsked
+    | DevicesRead
     | Examined
     | ForwardedLines
 )
@@ -161,6 +175,11 @@ def report_of(node: int, message: Message) -> Report | None:
             return Downloads(node, str(message["name"]), received, total)
         case "events":
             return ForwardedLines(process_name(message["who"]), tuple(map(str, message["lines"])))
+        case "devices":
+            own, missing = (
+                tuple((str(kind), int(number)) for kind, number in message[key]) for key in ("own", "missing")
+            )
+            return DevicesRead(node, bool(message["has_begun"]), own, missing)
         case "log_problem":
             return LogProblem(str(message["path"]), str(message["reason"]))
         case "unfit":

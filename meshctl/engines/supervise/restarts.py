@@ -12,7 +12,7 @@ before step 1 of the first attempt, and the same exception in the same step.
 from __future__ import annotations
 
 from meshctl.engines.supervise.cause import Cause, Priority
-from meshctl.engines.supervise.head import Outcome
+from meshctl.engines.supervise.session import Outcome
 from meshctl.plan import model
 from meshctl.text.english import counted, in_units
 

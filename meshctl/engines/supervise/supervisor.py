@@ -19,19 +19,22 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from meshctl.engines.engine import CannotStart, Engine, Handle, Job
+from meshctl.engines.engine import CannotStart, Engine, Job, nodes_of
 from meshctl.engines.supervise.attempt import Attempt, next_attempt
 from meshctl.engines.supervise.cause import Cause, Priority
+from meshctl.engines.supervise.elastic import Elastic, sizes_event
 from meshctl.engines.supervise.examination import Examination
-from meshctl.engines.supervise.head import FAILED, UNFIT, Head, Outcome, Session
+from meshctl.engines.supervise.head import FAILED, UNFIT, Head
 from meshctl.engines.supervise.launcher_watch import LauncherWatch
 from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.restarts import Restarts
 from meshctl.engines.supervise.run_files import RunFiles
+from meshctl.engines.supervise.session import Outcome, Session
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.stores import Stores, listen
 from meshctl.engines.supervise.stranger_watch import StrangerWatch
+from meshctl.plan.resizing import CannotResize
 from meshctl.run.addresses import joined
 from meshctl.run.authentication import TOKEN_VARIABLE, new_token
 from meshctl.run.events import Event, Journal
@@ -87,20 +90,16 @@ class Supervisor:
             control = stores.serve(job.token, sockets)
             views = Observers(observers())
             session = Session(
-                job,
-                handle,
-                nodes,
-                stores.torch_address,
-                control,
-                journal,
+                *(job, handle, nodes, stores.torch_address, control, journal),
                 RunFiles(job.run, lambda text: views.on_event(Event("warning", value={"text": text}))),
                 views,
                 self._signals,
                 watch,
                 lambda: self._clock() >= ends_at,
                 StrangerWatch(lambda: [*nodes.all_dropped(), stores.dropped()]),
+                Elastic(job.plan, job.resize),
             )
-            outcome = self._attempts(session, attempt, handle)
+            outcome = self._attempts(session, attempt)
             journal.write("over", code=outcome.code, reason=outcome.reason)
         finally:
             views.on_end(outcome.code, outcome.reason)
@@ -123,20 +122,19 @@ class Supervisor:
             sockets=sockets,
         )
 
-    def _attempts(self, session: Session, attempt: Attempt, handle: Handle) -> Outcome:
-        restarts = Restarts(session.job.plan.run.restarts)
+    def _attempts(self, session: Session, attempt: Attempt) -> Outcome:
+        restarts, elastic = Restarts(session.job.plan.run.restarts), session.elastic
         while True:
-            outcome = _followed(session, attempt)
-            if self._signals.first or not outcome.is_restartable or not restarts.are_allowed:
+            outcome, was = _followed(session, attempt), elastic.plan
+            can_restart = outcome.is_restartable and restarts.are_allowed
+            if self._signals.first or not (can_restart or outcome.back):
                 return outcome
-            reason = restarts.refusal(outcome, self._clock())
-            if not reason and (lost := session.nodes.lost) and not handle.restart(lost):
-                reason = "the engine cannot start lost nodes again"
+            reason = elastic.grow(outcome.back) if outcome.back else self._refusal(session, outcome, restarts)
             if reason:
                 session.journal.write("warning", text=f"the run does not start again: {reason}")
                 return outcome
             try:
-                attempt = next_attempt(attempt)
+                attempt = next_attempt(attempt, elastic.plan)
             except NoneWhole as error:
                 cause = Cause(Priority.OWN, str(error))
                 return Outcome(FAILED, cause, cause.line)
@@ -150,7 +148,29 @@ class Supervisor:
                 attempt=attempt.start.attempt,
                 cause=outcome.reason,
                 left=restarts.left(self._clock()),
+                **sizes_event(was, elastic.plan),
             )
+
+    def _refusal(self, session: Session, outcome: Outcome, restarts: Restarts) -> str:
+        """Returns why the run does not start again after a failure; empty if it does, with the plan that
+        `session.elastic` then has. Starts lost nodes again. An attempt that lost nothing, because a node or a
+        device was absent, counts as no restart."""
+        elastic, nodes = session.elastic, session.nodes
+        absent = nodes.absent if elastic.is_allowed else []
+        elastic.note(outcome.cause, absent, outcome.missing)
+        if not absent and not outcome.missing and (reason := restarts.refusal(outcome, self._clock())):
+            return reason
+        try:
+            elastic.plan_without_lost()
+            lost = [node for node in nodes.lost if node in nodes_of(elastic.plan)]
+            if lost and not session.handle.restart(lost):
+                if not elastic.is_allowed:
+                    return "the engine cannot start lost nodes again"
+                elastic.note(None, lost)
+                elastic.plan_without_lost()
+        except CannotResize as error:
+            return str(error)
+        return ""
 
 
 def _followed(session: Session, attempt: Attempt) -> Outcome:

@@ -10,7 +10,7 @@ from meshctl.diagnostics import Diagnostic, Fix
 from meshctl.recipe.compose import yaml_tree
 from meshctl.recipe.compose.overrides import Override
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node, can_hold, leaves
-from meshctl.recipe.fields import PLANNED, RECIPE
+from meshctl.recipe.fields import RECIPE
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.key_paths import is_key, keys_below, section_at
 from meshctl.recipe.misplaced import NAMED, location_of
@@ -26,8 +26,6 @@ def unknown(root: Node, override: Override) -> Diagnostic:
     depth = _depth(root, override)
     path, part = override.path[:depth], depth - 1
     help, fixes = similar_key(root, override), renamed_key(root, override)
-    if not help and (purpose := PLANNED.get((path[0], path[-1]))):
-        help = f"remove it: {purpose} is not supported yet"
     if not help and (meant := _completed(root, override.path)):
         written = [f"{'.'.join(one)}={override.value_text}" for one in meant]
         help = "write " + " or ".join(written)

@@ -23,6 +23,7 @@ from meshctl.recipe.rules import (
     data_files,
     device_memory,
     devices,
+    elastic,
     ends,
     engines,
     extras,
@@ -54,7 +55,7 @@ from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
-    *(names, groups, nodes, devices, interpreters, meshes, models, architectures),
+    *(names, groups, nodes, devices, elastic, interpreters, meshes, models, architectures),
     *(sequence_lengths, device_memory),
     *(components, arguments, argument_limits, choices, extras, tokenizers, vocabularies, data_files),
     literal_texts,

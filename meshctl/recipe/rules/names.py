@@ -1,5 +1,5 @@
-"""MC305, MC402, MC500, MC512, MC530, MC534 and MC560: the groups, components and stages to which a recipe
-refers exist.
+"""MC305, MC328, MC402, MC500, MC512, MC530, MC534 and MC560: the groups, components and stages to which a
+recipe refers exist.
 
 An unknown name is reported once, with all places that use it. If it is similar to a group, component or stage
 to which nothing refers, the definition is probably misspelt and is reported instead.
@@ -62,6 +62,10 @@ def _groups(facts: Facts) -> Iterator[Reference]:
             span = facts.value("groups", name, "colocate")
             message = f"group `{name}` shares the devices of group `{group.colocate}`, which does not exist"
             yield Reference("groups", group.colocate, span, "MC305", message, own=name)
+    for elastic in facts.recipe.run.elastic:
+        span = facts.key("run", "elastic", elastic.group)
+        message = f"group `{elastic.group}` of `run.elastic` does not exist"
+        yield Reference("groups", elastic.group, span, "MC328", message)
 
 
 def _components(facts: Facts) -> Iterator[Reference]:

@@ -197,9 +197,27 @@ def saving_line(event: Event) -> str:
 
 
 def restart_line(event: Event) -> str:
-    """Returns the line about a restart, `restarted after step 40: train:1 failed: killed by SIGKILL`."""
+    """Returns the line about a restart, `restarted after step 40: train:1 failed: killed by SIGKILL`; with
+    `, train with 3 of 4 workers` after the step if groups change their size."""
     where = f"after step {event.step}" if event.step else "from the beginning"
-    return f"restarted {where}: {event.value.get('cause', '')}"
+    sizes = [f", {size_change(name, *pair)}" for name, pair in sizes_in(event.value.get("sizes"))]
+    return f"restarted {where}{''.join(sizes)}: {event.value.get('cause', '')}"
+
+
+def sizes_in(sizes: object) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yields (group, numbers of its workers before and after) of the field of an event."""
+    for name, pair in sizes.items() if isinstance(sizes, dict) else ():
+        if isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, int) for one in pair):
+            yield str(name), (pair[0], pair[1])
+
+
+def size_change(group: str, before: int, after: int) -> str:
+    """Returns `train with 3 of 4 workers`, or `train with 4 workers again`."""
+    return (
+        f"{group} with {after} of {before} workers"
+        if after < before
+        else f"{group} with {after} workers again"
+    )
 
 
 def notice_after(event: Event, notice: str) -> str:
@@ -323,6 +341,7 @@ class RunState:
             case "launched":
                 self.is_stopping, self.code, self.reason, self.warnings = False, None, "", []
                 self.attempt = int(event.value.get("attempt", 0))
+                self._resize(event.value.get("workers"))
                 self.stalled, self.stall = [], []
                 if not is_restart:
                     self.notice = STARTING
@@ -345,6 +364,15 @@ class RunState:
                 self._on_stall(event)
             case "over":
                 self.code, self.reason = int(event.value.get("code", 0)), str(event.value.get("reason", ""))
+
+    def _resize(self, workers: object) -> None:
+        """Notes the numbers of workers of an attempt. Removes what is known of workers that it lacks."""
+        for name, count in workers.items() if isinstance(workers, dict) else ():
+            if (group := self.groups.get(name)) and isinstance(count, int) and count != group.workers:
+                group.workers = count
+                for known in (group.states, group.times):
+                    for rank in [rank for rank in known if rank >= count]:
+                        del known[rank]
 
     def _on_stall(self, event: Event) -> None:
         self._advance(event.value.get("advanced", ()))

@@ -65,7 +65,6 @@ def test_the_smallest_wrong_piece_is_marked(override: str, piece: str) -> None:
         ),
         ("steps=3", "write run.steps=3"),
         ("actor.group=train", "write components.actor.group=train"),
-        ("run.elastic=3", "remove it: going on with fewer workers is not supported yet"),
         ("lr=3", "values of your own go under `vars`: +vars.lr=3"),
         ("components.sampler.parallel.dp_sizes=2", "did you mean `components.sampler.parallel.dp_size`?"),
         ("cluster.devices_per_node.cudaa=3", "did you mean `cluster.devices_per_node.cuda`?"),

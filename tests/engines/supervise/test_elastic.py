@@ -1,0 +1,179 @@
+"""Which workers a run has lost for good, and when it grows back. No process is started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import plan_of
+
+from meshctl.engines.supervise.cause import Cause, Priority
+from meshctl.engines.supervise.elastic import Elastic, Present, sizes_event
+from meshctl.engines.supervise.growth import RETRY_S, Growth
+from meshctl.plan.model import Plan
+from meshctl.plan.resizing import CannotResize, Lost
+from meshctl.run.settings import Elastic as Setting
+
+LEAST = 2
+
+
+def whole(folder: Path) -> Plan:
+    plan = plan_of(folder, ("one", 4), ("two", 1))
+    return replace(plan, run=replace(plan.run, elastic=(Setting("one", LEAST),)))
+
+
+def resize(plan: Plan, lost: Lost) -> Plan:
+    """A layer above that takes one worker of the group for each node, device and process."""
+    left = 4 - len(lost.nodes) - len(lost.devices) - lost.processes.get("one", 0)
+    if left < LEAST:
+        raise CannotResize(f"`one` has {left} ranks left")
+    return replace(plan, groups=(replace(plan.groups[0], workers=left), *plan.groups[1:]))
+
+
+def elastic_of(folder: Path) -> Elastic:
+    plan = whole(folder)
+    return Elastic(plan, lambda lost: resize(plan, lost))
+
+
+def died(rank: int, group: str = "one") -> Cause:
+    return Cause(Priority.OWN, "killed by SIGKILL", group, rank, code=-9)
+
+
+def size(elastic: Elastic) -> int:
+    elastic.plan_without_lost()
+    return elastic.plan.group("one").workers
+
+
+def test_the_first_cause_of_two_attempts_in_a_row_is_lost(tmp_path: Path) -> None:
+    elastic = elastic_of(tmp_path)
+    sizes = []
+    for cause in (died(1), died(2), died(2)):
+        elastic.note(cause, [])
+        sizes.append(size(elastic))
+    assert sizes == [4, 4, 3]
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        died(0, "two"),
+        Cause(Priority.LOST, "a peer was lost", "one", 1),
+        Cause(Priority.ECHO, "the agent of one: exit code 1"),
+        None,
+    ],
+)
+def test_other_causes_lose_nothing(cause: Cause | None, tmp_path: Path) -> None:
+    elastic = elastic_of(tmp_path)
+    for _ in range(3):
+        elastic.note(cause, [])
+    assert size(elastic) == 4 and not elastic.is_smaller
+
+
+def test_a_suspect_is_used_again_once(tmp_path: Path) -> None:
+    elastic = elastic_of(tmp_path)
+    for _ in range(2):
+        elastic.note(died(1), [])
+    assert size(elastic) == 3 and elastic.can_grow(Present())
+    assert elastic.grow(Present()) == "" and elastic.plan.group("one").workers == 4
+    for _ in range(2):
+        elastic.note(died(1), [])
+    assert size(elastic) == 3 and not elastic.can_grow(Present())
+
+
+def test_a_suspect_ends_no_run_that_cannot_be_smaller(tmp_path: Path) -> None:
+    elastic = elastic_of(tmp_path)
+    elastic.note(None, [0, 1])
+    assert size(elastic) == LEAST
+    for _ in range(2):
+        elastic.note(died(1), [])
+    assert size(elastic) == LEAST
+    elastic.note(None, [2])
+    with pytest.raises(CannotResize, match="1 ranks left"):
+        elastic.plan_without_lost()
+
+
+def test_nodes_and_devices_are_used_again_when_they_are_back(tmp_path: Path) -> None:
+    elastic = elastic_of(tmp_path)
+    elastic.note(None, [3], [("cuda", 1)])
+    assert size(elastic) == 2 and not elastic.can_grow(Present())
+    one = Present(nodes=frozenset({3}))
+    assert elastic.can_grow(one) and elastic.grow(one) == "" and elastic.plan.group("one").workers == 3
+    assert elastic.can_grow(Present(devices=frozenset({("cuda", 1)})))
+
+
+def test_without_a_layer_above_nothing_changes(tmp_path: Path) -> None:
+    elastic = Elastic(whole(tmp_path), None)
+    for _ in range(3):
+        elastic.note(died(1), [1])
+    assert not elastic.is_allowed and size(elastic) == 4
+
+
+def test_the_field_of_the_event_has_groups_that_change(tmp_path: Path) -> None:
+    plan = whole(tmp_path)
+    smaller = resize(plan, Lost(nodes=frozenset({1})))
+    assert sizes_event(plan, smaller) == {"sizes": {"one": [4, 3]}} and sizes_event(plan, plan) == {}
+
+
+class Machines:
+    """The nodes and the handle of an engine: which are connected, and which were started again."""
+
+    def __init__(self, connected: set[int]) -> None:
+        self.connected, self.started, self.asked = connected, list[list[int]](), 0
+
+    def is_connected(self, node: int) -> bool:
+        return node in self.connected
+
+    def ask_devices(self) -> None:
+        self.asked += 1
+
+    def restart(self, nodes: list[int]) -> bool:
+        self.started.append(nodes)
+        return True
+
+
+def growth_of(elastic: Elastic, machines: Any, step: int) -> Growth:
+    return Growth(elastic, machines, machines, step)
+
+
+def test_a_suspect_is_back_at_the_next_checkpoint(tmp_path: Path) -> None:
+    elastic, machines = elastic_of(tmp_path), Machines({0})
+    for _ in range(2):
+        elastic.note(died(1), [])
+    elastic.plan_without_lost()
+    growth = growth_of(elastic, machines, 5)
+    assert [growth.poll(step, 0.0) for step in (5, 5, 10)] == ["", "", "end"]
+
+
+def test_a_lost_node_is_started_again_at_checkpoints(tmp_path: Path) -> None:
+    """Once it is back, the workers save, and the attempt ends with this checkpoint."""
+    elastic, machines = elastic_of(tmp_path), Machines({0})
+    elastic.note(None, [1])
+    elastic.plan_without_lost()
+    growth = growth_of(elastic, machines, 5)
+    assert [growth.poll(step, 0.0) for step in (5, 10, 10, 15)] == ["", "", "", ""]
+    assert machines.started == [[1]] and machines.asked == 2
+    assert growth.poll(20, RETRY_S) == "" and len(machines.started) == 2
+    machines.connected.add(1)
+    assert [growth.poll(step, RETRY_S) for step in (20, 20, 23)] == ["save", "", "end"]
+
+
+def test_a_device_is_back_when_its_node_reports_it(tmp_path: Path) -> None:
+    elastic, machines = elastic_of(tmp_path), Machines({0})
+    elastic.note(None, [], [("cuda", 1)])
+    elastic.plan_without_lost()
+    growth, own = growth_of(elastic, machines, 0), [("cuda", 0), ("cuda", 1)]
+    assert growth.poll(5, 0.0) == ""
+    growth.on_devices(own, [("cuda", 1)])
+    assert growth.poll(5, 0.0) == ""
+    growth.on_devices(own, [])
+    assert growth.poll(5, 0.0) == "save"
+    growth.on_devices(own, [("cuda", 1)])
+    assert growth.poll(10, 0.0) == ""
+
+
+def test_a_whole_run_does_not_grow(tmp_path: Path) -> None:
+    machines = Machines({0})
+    growth = growth_of(elastic_of(tmp_path), machines, 0)
+    assert growth.poll(5, 0.0) == "" and not machines.asked

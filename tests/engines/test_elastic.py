@@ -1,0 +1,189 @@
+"""Runs that lose a worker for good, go on without it, and grow back: each step has the same samples in the same
+order, and its metrics are those of runs that a person starts on each size from the same checkpoints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Event, events_of
+from tests.command_server import Done, call
+
+PARTS = """
+import json
+import os
+import signal
+import time
+
+import torch
+from meshctl import Batch, Component, endpoint
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+
+class Reader(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        ids = torch.tensor(samples, dtype=torch.float64)
+        return Batch({"x": torch.stack([torch.sin(ids * k) for k in (0.1, 0.3, 0.7, 1.1)], dim=1)})
+
+
+class Learner(Component):
+    def setup(self):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 2)).double()
+        if self.mesh.size("tp") > 1:
+            plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+            parallelize_module(self.model, self.torch_mesh["tp"], plan)
+        if self.mesh.size("fsdp") > 1:
+            fully_shard(self.model, mesh=self.torch_mesh["fsdp"])
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+
+    @endpoint(collect="sum")
+    def update(self, batch: Batch) -> dict[str, float]:
+        self.die_twice()
+        data = self.collective("dp", "fsdp")
+        x, total = batch["x"], 12
+        error = (self.model(x) - x[:, :2].flip(1)) ** 2
+        loss = error.sum() / total
+        self.optimizer.zero_grad()
+        (loss * data.size if isinstance(self.model, FSDPModule) else loss).backward()
+        if self.mesh.size("dp") > 1:
+            for parameter in self.model.parameters():
+                parameter.grad = data.all_reduce(parameter.grad)
+        self.optimizer.step()
+        with open(self.run_dir / f"seen-{self.mesh.world_size}-{self.rank}.jsonl", "a") as file:
+            if self.mesh.dim_rank("tp") == 0:
+                file.write(json.dumps([self.step, [int(id) for id in batch.ids[:, 0]]]) + "\\n")
+        return {"loss": float(loss)}
+
+    def die_twice(self):
+        deaths = self.run_dir / "deaths"
+        count = len(deaths.read_text()) if deaths.exists() else 0
+        if os.environ.get("DIES") and self.mesh.world_size == 4 and self.rank == 2 and self.step == 4 and count < 2:
+            deaths.write_text("x" * (count + 1))
+            os.kill(os.getpid(), signal.SIGKILL)
+        while os.environ.get("DIES") and self.mesh.world_size < 4 and self.step > 6:
+            time.sleep(0.01)  # the attempt ends with the checkpoint of step 6
+
+    def state_dict(self):
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def load_state_dict(self, state):
+        set_state_dict(
+            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+"""
+
+RECIPE = """
+groups:
+  read: {ranks: 1, device_type: cpu}
+  learn: {ranks: 4, device_type: cpu}
+components:
+  reader: {_target_: parts.Reader, group: read}
+  learner: {_target_: parts.Learner, group: learn, parallel: {dp_size: auto}}
+pipeline:
+  batch: {call: reader.next, samples: 12}
+  update: {call: learner.update, in: batch}
+run: {dir: runs, steps: 9, checkpoint: {every: 3, keep: 10}, restarts: 5, elastic: {learn: {}}}
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    done: Done
+    run: RunDir
+
+    @property
+    def rows(self) -> list[dict[str, float]]:
+        rows = [json.loads(line) for line in self.run.metrics.read_text().splitlines()]
+        return [{key: value for key, value in row.items() if key != "time"} for row in rows]
+
+    def events(self, name: str) -> list[Event]:
+        return [event for event in events_of(self.run.journal("launcher")) if event.name == name]
+
+    def seen(self) -> dict[int, list[int]]:
+        """Step -> the ids of its samples in the order of the ranks, of the last attempt that ran it."""
+        found: dict[int, dict[int, list[int]]] = {}
+        for size in (4, 3, 2):  # the attempts of the first size come first, and it also ends the run
+            for rank in range(size):
+                file = self.run.path / f"seen-{size}-{rank}.jsonl"
+                for line in file.read_text().splitlines() if file.exists() else ():
+                    step, ids = json.loads(line)
+                    found.setdefault(step, {})[rank] = ids
+        return {
+            step: [one for rank in sorted(by_rank) for one in by_rank[rank]]
+            for step, by_rank in found.items()
+        }
+
+
+def launch(where: Path, name: str, *words: str, dies: bool = False) -> Ran:
+    done = call(where, "launch", *words, env={"DIES": "1" if dies else ""})
+    [folder] = (where / "runs" / name).iterdir()
+    return Ran(done, RunDir(folder))
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("elastic")
+    (folder / "parts.py").write_text(PARTS)
+    (folder / "recipe.yaml").write_text(RECIPE)
+    return folder
+
+
+def sizes(ran: Ran) -> list[int]:
+    """The numbers of workers of the group in all attempts."""
+    return [event.value["workers"]["learn"] for event in ran.events("launched")]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_a_worker_that_fails_again_and_grows_back(where: Path) -> None:
+    ran = launch(where, "dp", "recipe.yaml", "name=dp", dies=True)
+    assert ran.done.returncode == 0, ran.done.stderr
+    assert sizes(ran) == [4, 4, 3, 4]
+    changes = [(event.step, event.value.get("sizes")) for event in ran.events("restarted")]
+    assert changes == [(3, None), (3, {"learn": [4, 3]}), (6, {"learn": [3, 4]})]
+    assert (
+        "restarted after step 3, learn with 3 of 4 workers: learn:2 failed in stage update" in ran.done.stdout
+    )
+    assert [row["step"] for row in ran.rows] == [*range(1, 10)]
+    assert ran.seen() == {step: [*range(12 * step - 12, 12 * step)] for step in range(1, 10)}
+
+
+@pytest.mark.slow
+@pytest.mark.slow_suite
+@pytest.mark.parametrize(
+    ("layout", "smaller", "by_hand"),
+    [
+        ("{dp_size: 4}", 3, "{dp_size: 3}"),
+        ("{fsdp_size: auto}", 3, "{fsdp_size: 3}"),
+        ("{fsdp_size: 2, tp_size: 2}", 2, "{fsdp_size: 1, tp_size: 2}"),
+    ],
+    ids=["dp", "fsdp", "fsdp-tp"],
+)
+def test_the_metrics_are_those_of_runs_on_each_size(
+    where: Path, layout: str, smaller: int, by_hand: str, request: pytest.FixtureRequest
+) -> None:
+    """The other run is started three times, by hand: with all ranks, with those that were left, and with all."""
+    name = request.node.callspec.id
+    first = f"components.learner.parallel={layout}"
+    ran = launch(where, f"e-{name}", "recipe.yaml", f"name=e-{name}", first, dies=True)
+    assert ran.done.returncode == 0, ran.done.stderr
+    assert sizes(ran) == [4, 4, smaller, 4]
+    hand = launch(where, f"h-{name}", "recipe.yaml", f"name=h-{name}", first, "run.steps=3", "~run.elastic")
+    assert hand.done.returncode == 0, hand.done.stderr
+    folder = str(hand.run.path)
+    other = [f"groups.learn.ranks={smaller}", f"components.learner.parallel={by_hand}", "run.steps=6"]
+    assert call(where, "launch", folder, *other).returncode == 0
+    back = ["groups.learn.ranks=4", f"components.learner.parallel={layout}", "run.steps=9"]
+    assert call(where, "launch", folder, *back).returncode == 0
+    assert ran.seen() == {step: [*range(12 * step - 12, 12 * step)] for step in range(1, 10)}
+    for own, others in zip(ran.rows, hand.rows, strict=True):
+        assert own["update.loss"] == pytest.approx(others["update.loss"], rel=1e-6)
