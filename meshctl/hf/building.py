@@ -8,8 +8,9 @@ separated before sharding and tied again afterwards.
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -18,10 +19,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from meshctl.dataclass import dataclass
-from meshctl.hf import peft_api, random_weights, transformers_api
+from meshctl.hf import peft_api, random_weights, stage_parts, transformers_api
 from meshctl.hf.errors import ModelError
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.sizes import Sizes
+from meshctl.hf.stages import Stages, cut
+from meshctl.hf.tied_shards import check_tied
 from meshctl.hf.weights import reset_adapter
 from meshctl.hub_cache import MODEL_FILES, local_folder, missing_weights
 from meshctl.text.english import counted
@@ -50,6 +53,15 @@ class Build:
     mesh: TorchDeviceMesh | None = None
     """The mesh of torch with the dims dp, fsdp, cp and tp; None if one rank holds the whole model."""
     device: torch.device = torch.device("cpu")
+    split: str | Sequence[int] = "count"
+    """How pipeline stages divide the layers."""
+    pp_rank: int = 0
+
+    def stages(self, config: Any) -> Stages | None:
+        """Returns the pipeline stages of a model with this config; None if a rank holds the whole model."""
+        if self.sizes.pp == 1:
+            return None
+        return Stages.of(config, self.head, self.split, self.sizes, self.pp_rank)
 
 
 def build(wanted: Build) -> nn.Module:
@@ -92,11 +104,14 @@ def _folder_of(name: str) -> str:
 
 
 def _loaded(folder: str, config: Any, wanted: Build) -> Any:
+    outline = transformers_api.outline(config, wanted.head)
     renamed: dict[str, str] = {}
+    if (stages := wanted.stages(config)) and stages.drops_embedding:
+        tied = stage_parts.first_names(outline)
+        renamed = {rf"^{re.escape(first)}$": second for second, first in tied.items()}
     if wanted.lora:
-        outline = transformers_api.outline(config, wanted.head)
         peft_api.inject(outline, wanted.lora)
-        renamed = peft_api.renamed_by(outline)
+        renamed |= peft_api.renamed_by(outline)
     model, missing = transformers_api.load_model(
         folder,
         config,
@@ -126,20 +141,25 @@ def _freeze_others(model: nn.Module, head: str) -> None:
 
 
 def distribute(model: Any, wanted: Build) -> None:
-    """Shards a model in place over tp and ep, then adds adapters, and then shards it over fsdp, cp and dp.
+    """Shards a model in place over tp and ep, adds adapters, drops the layers of other pipeline stages, and
+    shards the rest over fsdp, cp and dp.
 
     Steps that `wanted` does not request are left out. Raises `ModelError` if the model does not support a
     step.
     """
-    sizes = wanted.sizes
+    sizes, stages = wanted.sizes, wanted.stages(model.config)
     if sizes.tp > 1:
         assert wanted.mesh is not None
-        transformers_api.shard_by_tp(model, wanted.mesh, sizes, bool(wanted.lora))
+        layers = stages.layers if stages else ()
+        transformers_api.shard_by_tp(model, wanted.mesh, sizes, bool(wanted.lora), layers)
     if sizes.ep > 1:
         assert wanted.mesh is not None
         transformers_api.shard_by_ep(model, wanted.mesh, sizes)
     if wanted.lora:
         peft_api.inject(model, wanted.lora)
+    if stages:
+        cut(model, stages)
     if sizes.averaged > 1 or wanted.compute_dtype is not None:
         assert wanted.mesh is not None
+        check_tied(model, sizes)
         transformers_api.shard_by_fsdp(model, wanted.mesh, sizes, wanted.compute_dtype)

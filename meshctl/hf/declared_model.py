@@ -14,7 +14,8 @@ class DeclaredModel(StoredModel):
     EXTRA = "hf"
     MODEL: ClassVar = ("args.model", "args.config")
     LAYOUTS: ClassVar = {
-        "dims": ("dp", "fsdp", "cp", "tp", "ulysses", "ep"),
+        "dims": ("pp", "dp", "fsdp", "cp", "tp", "ulysses", "ep", "vpp"),
+        "excludes": (("pp", "cp"), ("pp", "ulysses"), ("pp", "ep")),
         "tp_plan": "transformers",
         "lora_styles": "meshctl.hf.peft_api.STYLES",
         "tied_shards": "equal",
@@ -23,8 +24,9 @@ class DeclaredModel(StoredModel):
         "ulysses": "heads",
         "without": {
             "args.attention": ("cp", "ulysses"),
-            "args.compile": ("cp", "ulysses"),
-            "args.share_prompts": ("cp", "ulysses", "sequence_parallel"),
+            "args.config.output_router_logits": ("pp",),
+            "args.compile": ("pp", "cp", "ulysses"),
+            "args.share_prompts": ("pp", "cp", "ulysses", "sequence_parallel"),
         },
     }
     CHOICES: ClassVar = {
@@ -32,6 +34,7 @@ class DeclaredModel(StoredModel):
         "args.head": "meshctl.hf.transformers_api.HEADS",
         "args.dtype": "meshctl.hf.dtypes.DTYPES",
         "args.parity": "meshctl.hf.parity.MODES",
+        "args.pipeline": "meshctl.hf.pipeline.SCHEDULES",
         "args.loss": "meshctl.losses.loss.LOSSES",
         "args.advantage": "meshctl.losses.advantages.advantage.ADVANTAGES",
         "args.optimizer": "torch.optim",

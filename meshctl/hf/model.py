@@ -9,7 +9,7 @@ override `build`, `forward` and `loss`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
@@ -25,13 +25,14 @@ from meshctl.hf.dtypes import dtype_of
 from meshctl.hf.errors import ModelError
 from meshctl.hf.inference import inference
 from meshctl.hf.loss_inputs import inputs_of
-from meshctl.hf.optimizer import load_state, make_lr_schedule, make_optimizer, state_of
+from meshctl.hf.optimizer import make_lr_schedule, make_optimizer
 from meshctl.hf.outputs import REF, SIDES, Outputs, OutputsWithoutLogits, prefixes_of
 from meshctl.hf.parity import ParityCheck
+from meshctl.hf.passes import Passes
 from meshctl.hf.peft_api import Lora
+from meshctl.hf.pipeline import PipelinePasses
 from meshctl.hf.router_loss import RouterLoss
 from meshctl.hf.sequence import DividedOutputs, SequenceParallel
-from meshctl.hf.sharding import in_blocks
 from meshctl.hf.shared_prompts import SharedOutputs, SharedPrompts
 from meshctl.hf.sizes import Sizes
 from meshctl.hf.texts import Texts, check_positions, joined, texts_of
@@ -111,6 +112,8 @@ class Model(DeclaredModel):
         skip_nonfinite: bool = False,
         activation_checkpointing: bool = False,
         compile: bool | Mapping[str, Any] = False,
+        pipeline: Literal["1f1b", "gpipe"] = "1f1b",
+        split: str | Sequence[int] = "count",
     ) -> None:
         """Stores and checks the arguments. The model itself is built in `setup`. Raises `ModelError` or
         `LossError` for invalid arguments.
@@ -144,6 +147,10 @@ class Model(DeclaredModel):
             update raises `ModelError`. The weights do not change in either case.
         activation_checkpointing: whether the backward pass computes activations again.
         compile: whether to compile the model, or a mapping of options of `torch.compile`.
+        pipeline: the schedule of pipeline stages, `1f1b` or `gpipe`. With `vpp_size`, the stages of a rank
+            are interleaved. Without `micro_batch`, there are as many micro-batches as stages.
+        split: how pipeline stages divide the layers: by `count`, by `cost` (with the head), or the number of
+            layers of each stage.
         """
         check_arguments(type(self), locals(), ModelError)
         if head not in HEADS:
@@ -171,6 +178,7 @@ class Model(DeclaredModel):
             raise ModelError(f"`{name}` needs `head: lm` and the `forward` of `hf.Model`")
         self.skip_nonfinite = skip_nonfinite
         self.activation_checkpointing, self.compile = activation_checkpointing, compile
+        self.pipeline, self.split = pipeline, split
 
     # Building
 
@@ -179,16 +187,7 @@ class Model(DeclaredModel):
 
     @cached_property
     def sizes(self) -> Sizes:
-        mesh, size = self.mesh, self.mesh.size
-        return Sizes(
-            dp=size("dp"),
-            fsdp=size("fsdp"),
-            cp=size("cp"),
-            tp=size("tp"),
-            ulysses=mesh.ulysses_size,
-            ep=mesh.ep_size,
-            sequence=size("tp") if mesh.sequence_parallel else 1,
-        )
+        return Sizes.of(self.mesh)
 
     @cached_property
     def module(self) -> nn.Module:
@@ -218,8 +217,17 @@ class Model(DeclaredModel):
                 self.sizes,
                 self.torch_mesh if needs_mesh else None,
                 self.device,
+                self.split,
+                self.mesh.dim_rank(self.rank, "pp"),
             )
         )
+
+    @cached_property
+    def _passes(self) -> Passes:
+        if self.sizes.pp == 1:
+            return Passes(self._routers)
+        dtype, pp = self.compute_dtype or self.dtype, self.collective("pp")
+        return PipelinePasses(self.module, self.pipeline, pp, dtype, self.forward, self._texts)
 
     @cached_property
     def _sequence(self) -> SequenceParallel | None:
@@ -301,6 +309,7 @@ class Model(DeclaredModel):
         return [both.rows(half) for half in halves]
 
     def _outputs_of(self, texts: Texts) -> Outputs:
+        texts = self._passes.continued(texts)
         if self.share_prompts:
             if self._routers.is_added:
                 raise ModelError("`share_prompts` and `output_router_logits` exclude each other")
@@ -341,11 +350,8 @@ class Model(DeclaredModel):
         batch = self._with_estimates(batch)
         trainer, parts = self.trainer, self._parts(batch)
         self.module.train()
-        finite = []
         with self._parity.measure(batch, self.step, self._data_ranks) as parity:
-            for number, loss in enumerate(self._routers.added(parts, self.loss), 1):
-                finite.append(torch.isfinite(loss.total.detach()))
-                trainer.backward(loss, number == len(parts))
+            finite = self._passes.train(parts, self._prefixes, self.loss, trainer)
         skipped = trainer.skipped
         found = self._routers.metrics(trainer.step())
         if trainer.skipped == skipped:
@@ -367,8 +373,8 @@ class Model(DeclaredModel):
         change."""
         sums, batch = Sums(), self._with_estimates(batch)
         with inference(self.module):
-            for part in self._parts(batch):
-                sums.add(self.loss(part))
+            for loss in self._passes.each(self._parts(batch), self._prefixes, self.loss):
+                sums.add(loss)
         return sums.over_ranks(self.collective("world"), self.sizes.peers)[0].means()
 
     @endpoint
@@ -427,40 +433,53 @@ class Model(DeclaredModel):
         """Returns the columns that the function `of` makes from the outputs of the model for a batch, or for
         both sides of its pairs."""
         sides = SIDES if f"{SIDES[0]}input_ids" in batch else ("",)
-        found = []
+
+        def columns_of(part: Batch) -> Batch:
+            outputs = self._outputs([self._texts(part, side) for side in sides])
+            named = zip(sides, outputs, strict=True)
+            made = {f"{side}{name}": column for side, one in named for name, column in of(one, side)}
+            return Batch(made, ids=part.known_ids, group_depth=part.group_depth)
+
         with inference(self.module):
-            for part in self._parts(batch, sides):
-                texts = [self._texts(part, side) for side in sides]
-                outputs = self._outputs(texts)
-                named = zip(sides, outputs, strict=True)
-                made = {f"{side}{name}": column for side, one in named for name, column in of(one, side)}
-                found.append(Batch(made, ids=part.known_ids, group_depth=part.group_depth))
-        return Batch.concat(found)
+            return Batch.concat(self._passes.each(self._parts(batch, sides), sides, columns_of))
 
     def _label_logprobs(self, texts: Batch) -> Ragged:
         limit = self.micro_batch_tokens or 1  # otherwise one text at a time
-        parts, found = list(micro_batches.by_tokens(texts, limit, ("",), self._data_ranks)), []
+        parts = list(micro_batches.by_tokens(texts, limit, ("",), self._data_ranks)) or [texts]
+
+        def logprobs_of(part: Batch) -> Batch:
+            [outputs] = self._outputs([self._texts(part, "")])
+            return Batch(dict(columns.logprobs(outputs, "")))
+
         with inference(self.module):
-            for part in parts or [texts]:
-                [outputs] = self._outputs([self._texts(part, "")])
-                found.append(Batch(dict(columns.logprobs(outputs, ""))))
-        logprobs: Ragged = Batch.concat(found)["logprobs"]
+            logprobs: Ragged = Batch.concat(self._passes.each(parts, ("",), logprobs_of))["logprobs"]
         return logprobs
+
+    @property
+    def _prefixes(self) -> tuple[str, ...]:
+        return prefixes_of(self.loss_function.inputs)
 
     @property
     def _data_ranks(self) -> Collective:
         return self.collective("data")
 
     def _with_estimates(self, batch: Batch) -> Batch:
-        return estimates.with_estimates(batch, self.loss_function, self.advantage, self._data_ranks)
+        """Returns the batch with the inputs of the loss that are computed before its micro-batches."""
+        batch = estimates.with_estimates(batch, self.loss_function, self.advantage, self._data_ranks)
+        missing = {name for name in self.loss_function.inputs if name.startswith(REF) and name not in batch}
+        if self.sizes.pp > 1 and self.lora and missing:  # the last stage alone cannot run the reference model
+            found = self.ref_logprobs(batch)
+            return batch.with_columns(**{name: found[name] for name in missing if name in found})
+        return batch
 
     def _parts(self, batch: Batch, prefixes: tuple[str, ...] | None = None) -> list[Batch]:
         """Returns the micro-batches of a batch: at least one, and the same number on all ranks."""
         if self.micro_batch_tokens:
-            texts = prefixes or prefixes_of(self.loss_function.inputs)
-            parts = micro_batches.by_tokens(batch, self.micro_batch_tokens, texts, self._data_ranks)
+            limit, texts = self.micro_batch_tokens, prefixes or self._prefixes
+            parts = micro_batches.by_tokens(batch, limit, texts, self._data_ranks)
         else:
-            parts = self.micro_batches(batch, self.micro_batch or max(1, batch.most))
+            stages = self.sizes.pp * self.sizes.vpp
+            parts = self.micro_batches(batch, self.micro_batch or max(1, -(-batch.most // stages)))
         return list(parts) or [batch]
 
     # Checkpoints
@@ -472,17 +491,7 @@ class Model(DeclaredModel):
         The keys are the names of parameters, so a checkpoint can be resumed in any layout. With an adapter,
         the frozen weights are left out.
         """
-        trainer = self.trainer
-        return {
-            "weights": {name: in_blocks(one.detach()) for name, one in trainer.named},
-            "optimizer": state_of(trainer.optimizer, trainer.named),
-            "updates": trainer.updates,
-            "skipped": trainer.skipped,
-        }
+        return self.trainer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        trainer = self.trainer
-        weights.copy_named({name: one.detach() for name, one in trainer.named}, state["weights"].items())
-        load_state(trainer.optimizer, trainer.named, state["optimizer"])
-        trainer.updates, trainer.skipped = state["updates"], state["skipped"]
-        trainer.resume_schedule()
+        self.trainer.load_state_dict(state)

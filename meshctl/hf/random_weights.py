@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from meshctl.hf import peft_api, transformers_api
 from meshctl.hf.sharding import local_of, part_of
+from meshctl.hf.stage_parts import listed_names
 
 
 def new_model(
@@ -52,6 +53,8 @@ def draw(model: nn.Module, whole: nn.Module, names: Set[str], seed: int) -> None
     the weights.
     """
     own = {peft_api.plain_name(name): tensor for name, tensor in _tensors(model)}
+    own = {listed: own[name] for name, listed in listed_names(model, own).items()}
+    names = names & own.keys()
     for owner, name, layer in _layers(whole, whole, ""):
         is_alone = not _has_lists(layer)
         paths = [f"{name}.{key}" if name else key for key, _ in _tensors(layer, is_alone)]

@@ -15,7 +15,7 @@ parallelism: it returns all tokens on each rank, of which the rank keeps its own
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -76,10 +76,15 @@ def is_reduced(model: nn.Module, plan: Mapping[str, str], region: str) -> bool:
 
 
 def divide_tokens(
-    model: nn.Module, mesh: TorchDeviceMesh, layers: Mapping[str, list[str]], reduced: set[str]
+    model: nn.Module,
+    mesh: TorchDeviceMesh,
+    layers: Mapping[str, list[str]],
+    reduced: set[str],
+    stages: Sequence[range] = (),
 ) -> None:
     """Replaces `forward` of layers and regions in place, so that they divide and join tokens. `reduced` are
-    the regions whose row-wise layer returns this rank's tokens."""
+    the regions whose row-wise layer returns this rank's tokens. Each pipeline stage, of which `stages` has
+    the layers, takes and returns all tokens."""
 
     def own(whole: Tensor) -> Tensor:
         return DTensor.from_local(whole, mesh, [Replicate()], run_check=False).redistribute(
@@ -102,8 +107,9 @@ def divide_tokens(
             else:
                 _replace(module, whole, own)
     names = list(layers)
-    _replace(model.get_submodule(names[0]), own, _same)
-    _replace(model.get_submodule(names[-1]), _same, whole)
+    for numbers in stages or (range(len(names)),):
+        _replace(model.get_submodule(names[numbers.start]), own, _same)
+        _replace(model.get_submodule(names[numbers.stop - 1]), _same, whole)
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshctl.dataclass import dataclass
+from meshctl.topology.mesh import DeviceMesh
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,15 @@ class Sizes:
     """The number of ranks, of the same ranks as the other dims, over which the experts are divided."""
     sequence: int = 1
     """The number of tp ranks that divide the tokens between layers: tp, or 1 without sequence parallelism."""
+    pp: int = 1
+    vpp: int = 1
+    """The number of pipeline stages of each rank."""
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh) -> Sizes:
+        dims = {dim: mesh.size(dim) for dim in ("pp", "dp", "fsdp", "cp", "tp")}
+        views = {"ulysses": mesh.ulysses_size, "ep": mesh.ep_size, "vpp": mesh.vpp_size}
+        return cls(**dims, **views, sequence=dims["tp"] if mesh.sequence_parallel else 1)
 
     @property
     def shards(self) -> int:
@@ -33,4 +43,4 @@ class Sizes:
     @property
     def peers(self) -> int:
         """The number of ranks that compute on the same samples."""
-        return self.ulysses * self.cp * self.tp
+        return self.pp * self.ulysses * self.cp * self.tp

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from meshctl.hf import peft_api, weights
 from meshctl.hf.export import FILE_BYTES, export
 from meshctl.hf.parity import ParityCheck
+from meshctl.hf.stage_weights import outlines_of_all, tensors_of_all
 from meshctl.hf.stored_weights import load_stored, stored_weights
-from meshctl.hf.transformers_api import DiskFormat
+from meshctl.hf.transformers_api import DiskFormat, outline
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.component import Component, endpoint
 
@@ -74,6 +75,10 @@ class StoredModel(Component):
         holds more than one file and one whole tensor.
         """
         path = Path(folder) if folder else self.run_dir / "exports" / f"step-{self.step}"
-        shapes = weights.outlines(self.module)
-        tensors = weights.merged_weights(self.module)
+        shapes, tensors = weights.outlines(self.module), weights.merged_weights(self.module)
+        if self.mesh.size("pp") > 1:
+            names = [*weights.outlines(outline(self.module.config, self.head))]
+            pp = self.collective("pp")
+            shapes, owners = outlines_of_all(shapes, names, pp)
+            tensors = tensors_of_all(tensors, shapes, owners, pp)
         export(self._disk, shapes, tensors, path, self.collective("world"), file_bytes)

@@ -37,6 +37,8 @@ class Texts:
     """int64 `[rows, longest]`; None where each row is one text."""
     is_part: bool = False
     """Whether other ranks have further tokens of each row."""
+    hidden: Tensor | None = None
+    """`[rows, longest, hidden size]`: the results of earlier pipeline stages; None in the first one."""
 
     @property
     def samples(self) -> int:
@@ -48,7 +50,8 @@ class Texts:
         positions = {} if self.position_ids is None else {"position_ids": self.position_ids}
         # With this mask, transformers does not look for the borders of packed texts in the positions.
         all_real = {"attention_mask": torch.ones_like(self.input_ids)} if self.is_part else {}
-        return {"input_ids": self.input_ids, **positions, **all_real}
+        tokens = {"input_ids": self.input_ids} if self.hidden is None else {"inputs_embeds": self.hidden}
+        return {**tokens, **positions, **all_real}
 
     @property
     def is_real(self) -> Tensor:
@@ -116,10 +119,10 @@ def check_positions(batch: Batch, prefix: str, texts: Texts, limit: int) -> None
         )
 
 
-def joined(first: Texts, second: Texts) -> Texts:
-    """Returns the rows of `first` followed by the rows of `second`, for one forward pass. Both have the same
-    number of samples. If both are empty, the result is `first`."""
-    if not first.samples:
+def joined(first: Texts, second: Texts | None = None) -> Texts:
+    """Returns the rows of `first` followed by those of `second`, if it is given, for one forward pass. Both
+    have the same number of samples. If both are empty, the result is `first`."""
+    if second is None or not first.samples:
         return first
     longest = max(first.input_ids.shape[1], second.input_ids.shape[1])
 

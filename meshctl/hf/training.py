@@ -17,8 +17,11 @@ from torch.distributed.fsdp import FSDPModule
 
 from meshctl.dataclass import dataclass
 from meshctl.hf import transformers_api
-from meshctl.hf.sharding import local_of, squared_norm
+from meshctl.hf.optimizer import load_state, state_of
+from meshctl.hf.sharding import in_blocks, local_of, squared_norm
 from meshctl.hf.sizes import Sizes
+from meshctl.hf.stage_parts import copies_of_first_stage, shared_by_stages
+from meshctl.hf.weights import copy_named
 from meshctl.losses import LossSum
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.batch.ids import shown_ids
@@ -104,6 +107,11 @@ class Trainer:
         """The number of steps, and the number of steps that were skipped because they had no units or no
         finite gradient."""
         self._model, self._world, self._tp, self._sizes, self._clip = model, world, tp, sizes, clip
+        self.shared = shared_by_stages(model, self.named)
+        """The parameters that this rank and another pipeline stage hold."""
+        copies = {id(one) for one in copies_of_first_stage(model)}
+        self._counted = [one for _, one in self.named if id(one) not in copies]
+        """The parameters whose gradients this rank counts in the norm."""
         self._sums = Sums()
         self._partial = [one for one in transformers_api.summed_over_tp(model) if one.requires_grad]
 
@@ -113,6 +121,10 @@ class Trainer:
         if isinstance(self._model, FSDPModule) and self._sizes.dp > 1:
             self._model.set_requires_all_reduce(is_last)
         loss.total.backward()  # type: ignore[no-untyped-call]
+        self.add(loss)
+
+    def add(self, loss: LossSum) -> None:
+        """Adds a loss whose backward pass has run to the sums of the update."""
         self._sums.add(loss)
 
     def step(self) -> Mapping[str, float]:
@@ -125,7 +137,8 @@ class Trainer:
         """
         self._sum_over_tp()
         grads = [parameter.grad for _, parameter in self.named if parameter.grad is not None]
-        squared = squared_norm(grads, self._world.size)
+        counted = [parameter.grad for parameter in self._counted if parameter.grad is not None]
+        squared = squared_norm(counted, self._world.size // self._sizes.pp)
         sums, [squared_sum] = self._sums.over_ranks(self._world, self._sizes.peers, squared)
         self._sums = Sums()
         mean = self._sizes.averaged / sums.count if sums.count else 0.0
@@ -141,7 +154,23 @@ class Trainer:
         found = {"grad_norm": norm, "lr": float(lr), "units": sums.count, "skipped": float(self.skipped)}
         return {**sums.means(), **found}
 
-    def resume_schedule(self) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint has of the model: `hf.Model.state_dict`."""
+        return {
+            "weights": {name: in_blocks(one.detach()) for name, one in self.named},
+            "optimizer": state_of(self.optimizer, self.named),
+            "updates": self.updates,
+            "skipped": self.skipped,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a result of `state_dict`. The layout may be another one."""
+        copy_named({name: one.detach() for name, one in self.named}, state["weights"].items())
+        load_state(self.optimizer, self.named, state["optimizer"])
+        self.updates, self.skipped = state["updates"], state["skipped"]
+        self._resume_schedule()
+
+    def _resume_schedule(self) -> None:
         """Sets the schedule and the learning rates to the number of updates that were not skipped."""
         done = self.schedule.last_epoch = self.updates - self.skipped
         groups = zip(

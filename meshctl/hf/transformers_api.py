@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from logging import ERROR, getLogger
@@ -208,10 +208,13 @@ def _renamed_targets(conversion: Any, renamed: Mapping[str, str]) -> Any:
     return conversion.copy(conversion._original_source_patterns, targets, operations=conversion.operations)
 
 
-def shard_by_tp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, is_adapted: bool = False) -> None:
+def shard_by_tp(
+    model: Any, mesh: TorchDeviceMesh, sizes: Sizes, is_adapted: bool = False, stages: Sequence[range] = ()
+) -> None:
     """Shards a model in place over the dim `tp`, by the model's own plan. With sequence parallelism, it also
-    divides tokens between the parts that the plan divides. `is_adapted` states that adapters follow. Raises
-    `ModelError` if the model has no such plan, or cannot divide its tokens."""
+    divides tokens between the parts that the plan divides. `is_adapted` states that adapters follow, and
+    `stages` are the layers of each pipeline stage. Raises `ModelError` if the model has no such plan, or
+    cannot divide its tokens."""
     model.config.distributed_config = _config_of_plans(sizes)
     model._device_mesh, model._tp_size = mesh["tp"], sizes.tp
     model._is_distributed_loading_by_transformers = True
@@ -221,15 +224,23 @@ def shard_by_tp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, is_adapted: boo
         raise ModelError(_first_line(error)) from error
     of_parts = [name for name, style in plan.items() if style == SUMMED_OVER_TP]
     plan = {name: style for name, style in plan.items() if style != SUMMED_OVER_TP}
+    if sizes.pp > 1:  # the tied embedding of the first stage is not sharded
+        tied = {part for name in tied_names(model) for part in (name, name.rpartition(".")[0])}
+        plan = {name: style for name, style in plan.items() if name not in tied}
     if sizes.sequence == 1:
         apply_tensor_parallelism(model, mesh["tp"], plan)
     else:
-        of_parts += _shard_tokens(model, mesh["tp"], plan, of_experts, is_adapted)
+        of_parts += _shard_tokens(model, mesh["tp"], plan, of_experts, is_adapted, stages)
     model.partial_over_tp = tuple(of_parts)
 
 
 def _shard_tokens(
-    model: Any, mesh: TorchDeviceMesh, plan: dict[str, str], of_experts: dict[str, str], is_adapted: bool
+    model: Any,
+    mesh: TorchDeviceMesh,
+    plan: dict[str, str],
+    of_experts: dict[str, str],
+    is_adapted: bool,
+    stages: Sequence[range],
 ) -> list[str]:
     """Applies a plan for tp, and divides tokens outside of its regions. Returns the names of the modules
     and parameters whose gradients are summed over tp."""
@@ -244,7 +255,7 @@ def _shard_tokens(
             plan[name] = ROWS_TO_TOKENS
     apply_tensor_parallelism(model, mesh, plan)
     of_parts = sequence_shards.partial_names(model, layers)
-    sequence_shards.divide_tokens(model, mesh, layers, reduced)
+    sequence_shards.divide_tokens(model, mesh, layers, reduced, stages)
     return of_parts
 
 
@@ -265,9 +276,8 @@ def shard_by_fsdp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, compute: torc
     model's own plan. What ep leaves of all ranks, `ep_fsdp`, shards the experts.
 
     If `compute` is bfloat16, the forward and backward passes use bfloat16 copies of the weights, and
-    gradients are reduced in float32. Raises `ModelError` for tied parameters that have no equal shards.
+    gradients are reduced in float32.
     """
-    check_tied(model, sizes)
     config = _config(sizes, is_mixed=compute is not None)
     model.config.distributed_config = config
     model._is_distributed_loading_by_transformers = True
@@ -275,7 +285,8 @@ def shard_by_fsdp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, compute: torc
     for name in [name for name, style in of_experts.items() if style == DISPATCHED]:
         _shard_experts(model.get_submodule(name), mesh["ep_fsdp"], sizes, _get_fsdp_policy_kwargs(config))
     _, _, plan = model._resolve_parallel_plans(config)
-    apply_fully_sharded_data_parallelism(model, _Meshes(mesh), plan, {})
+    present = (name for name in plan if any(True for _ in model.get_submodule(name).parameters()))
+    apply_fully_sharded_data_parallelism(model, _Meshes(mesh), {name: plan[name] for name in present}, {})
 
 
 def _shard_experts(
@@ -289,24 +300,6 @@ def _shard_experts(
     experts.set_gradient_divide_factor(1.0)
     experts.set_force_sum_reduction_for_comms(True)
     experts.set_all_reduce_hook(lambda gradient: torch._foreach_div_([gradient], sizes.averaged))
-
-
-def check_tied(model: Any, sizes: Sizes) -> None:
-    """Raises `ModelError` if the rows of a tied parameter cannot be divided evenly over fsdp, cp and tp.
-
-    FSDP pads uneven shards in a buffer for each of the two modules of the parameter. Only one of the buffers
-    would follow the optimizer, so the model would train wrongly without an error.
-    """
-    shards = sizes.shards * sizes.tp
-    for name in sorted(tied_names(model)):
-        rows = model.get_parameter(name).shape[0]
-        if sizes.shards > 1 and rows % shards:
-            dims = {"fsdp": sizes.fsdp, "cp": sizes.cp, "tp": sizes.tp}
-            drawn = ", ".join(f"{dim} {size}" for dim, size in dims.items() if size > 1)
-            raise ModelError(
-                f"`{name}` is tied to the embedding, and its {rows} rows have no equal shards on {shards} "
-                f"ranks ({drawn}); use dp, or sizes whose product divides {rows}"
-            )
 
 
 class _Meshes(TransformersDeviceMesh):  # type: ignore[misc]

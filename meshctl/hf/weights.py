@@ -10,25 +10,25 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from meshctl.hf import peft_api, transformers_api
+from meshctl.hf import peft_api
 from meshctl.hf.errors import ModelError
 from meshctl.hf.random_weights import seed_of
 from meshctl.hf.sharding import local_of, part_of, whole_of
+from meshctl.hf.stage_parts import listed_names
 
 
 def held(model: Any) -> dict[str, Tensor]:
     """Returns the parameters and saved buffers of the model: name -> tensor. A tied parameter is listed under
     its first name only."""
-    tied = transformers_api.tied_names(model)
     state = model.state_dict(keep_vars=True)
-    return {name: tensor for name, tensor in state.items() if peft_api.plain_name(name) not in tied}
+    return {listed: state[name] for name, listed in listed_names(model, state).items()}
 
 
 def parameters(model: Any) -> list[tuple[str, nn.Parameter]]:
     """Returns the pairs (name, parameter) of the model. A tied parameter is listed under its first name
     only."""
-    tied = transformers_api.tied_names(model)
-    return [(name, one) for name, one in model.named_parameters() if peft_api.plain_name(name) not in tied]
+    named = dict(model.named_parameters())
+    return [(listed, named[name]) for name, listed in listed_names(model, named).items()]
 
 
 def adapter_of(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -52,7 +52,7 @@ def merged_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
         yield peft_api.plain_name(name), _merged(detached, layers[name]) if name in layers else detached
 
 
-def outlines(model: Any) -> dict[str, Tensor]:
+def outlines(model: Any) -> Mapping[str, Tensor]:
     """Returns the base model's weights without their values: name in `merged_weights` -> tensor of torch's
     `meta` device with the whole shape."""
     return {

@@ -122,6 +122,10 @@ def _failure_of(write: Callable[[], None]) -> OSError | None:
     return None
 
 
+def _values_in(leaves: Mapping[str, Document]) -> dict[str, Document]:
+    return {key: part for key, part in leaves.items() if not is_container(part)}
+
+
 class _StoredNames:
     """Under which names the values of one rank are stored."""
 
@@ -169,10 +173,11 @@ class _Load:
 
     def _state(self) -> dict[str, Any]:
         stored = _StoredNames(self.varying, self.mesh)
-        if self.varying.changed(self.varying.document, self.mesh):
-            document = self._merged(self._documents(stored.all_documents()))
-        else:
+        is_changed = bool(self.varying.changed(self.varying.document, self.mesh))
+        if not is_changed:
             [document] = self._documents([stored.document()])
+        if is_changed or self._has_other_stages(document):
+            document = self._merged(self._documents(stored.all_documents()))
         targets = self._targets(document, stored)
         dcp.read(self.path, self.name, {stored.tensor(key): target for key, target in targets.items()})
         state = decode(document, targets)
@@ -185,6 +190,17 @@ class _Load:
         dcp.read(self.path, self.name, texts)
         return [json.loads(texts[name]) for name in names]
 
+    def _has_other_stages(self, document: Document) -> bool:
+        """Whether the pipeline stages of this mesh have other parts of the state than those that saved it.
+        `document` is the one that this rank has saved."""
+        if self.mesh.size("pp") == 1:
+            return False
+        saved, own = _values_in(leaves_of(document)), _values_in(self.own.leaves())
+        rows = world_of(self.mesh).all_gather_object([sorted(own), not own.keys() <= saved.keys()])
+        if any(lacks for _, lacks in rows):
+            return True
+        return "pp" not in self.varying.document and any(keys != rows[0][0] for keys, _ in rows)
+
     def _merged(self, documents: list[Document]) -> Document:
         """Returns the document of a rank of another mesh. No value differs between the saved documents, and
         each has only a part of them, as those of pipeline stages. A rank loads the values that its own
@@ -192,8 +208,7 @@ class _Load:
         saved: dict[str, Document] = {}
         for document in documents:
             saved |= leaves_of(document)
-        values = {key: part for key, part in saved.items() if not is_container(part)}
-        wanted = [key for key, part in self.own.leaves().items() if not is_container(part)]
+        values, wanted = _values_in(saved), [*_values_in(self.own.leaves())]
         taken = {key for keys in world_of(self.mesh).all_gather_object(wanted) for key in keys}
         absent = [key for key in wanted if key not in values]
         if absent or set(values) - taken:
@@ -201,7 +216,7 @@ class _Load:
         return with_leaves(self.own.document, values)
 
     def _refuse(self, absent: list[str], unused: list[str]) -> NoReturn:
-        was = " x ".join(f"{dim} {self.varying.mesh[dim]}" for dim in self.varying.document)
+        was = " x ".join(f"{dim} {self.varying.mesh[dim]}" for dim in self.varying.document) or "one document"
         reason = f"`{absent[0]}` was not saved" if absent else f"no rank loads `{unused[0]}`"
         raise CheckpointError(
             f"{self.path}: the state of `{self.name}` was saved with {was}, where ranks have different keys: "

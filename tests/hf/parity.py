@@ -71,6 +71,7 @@ FURTHER: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
     },
     "fused projections": {"model_type": "phi3", **WITHOUT_HEAD_DIM, "pad_token_id": 0},
+    "five layers": {"model_type": "qwen3", **COMMON, "num_hidden_layers": 5, "tie_word_embeddings": True},
 }
 """Architectures of other kinds."""
 ALL = {**MODELS, **FURTHER}
@@ -109,6 +110,8 @@ class Case:
     micro_batch_tokens: int | None = None
     logits_chunk_tokens: int | None = None
     share_prompts: bool = False
+    pipeline: str = "1f1b"
+    split: str | tuple[int, ...] = "count"
     routers: bool = False
     """Whether the loss of the routers is added."""
 
@@ -127,6 +130,9 @@ class Case:
         if self.logits_chunk_tokens:
             marks.append(f"logits of {self.logits_chunk_tokens}")
         marks += ["shared prompts"] * self.share_prompts + ["routers"] * self.routers
+        marks += [self.pipeline] * (self.pipeline != "1f1b") + [f"split {self.split}"] * (
+            self.split != "count"
+        )
         return " ".join([self.model, *marks])
 
     @property
@@ -137,7 +143,13 @@ class Case:
     def task(self) -> Case:
         """The case without what must not change a result."""
         return replace(
-            self, micro_batch=None, micro_batch_tokens=None, logits_chunk_tokens=None, share_prompts=False
+            self,
+            micro_batch=None,
+            micro_batch_tokens=None,
+            logits_chunk_tokens=None,
+            share_prompts=False,
+            pipeline="1f1b",
+            split="count",
         )
 
     @property
@@ -255,6 +267,8 @@ def component(case: Case, sizes: dict[str, int], gate: Gate = EXACT, **more: Any
         micro_batch_tokens=case.micro_batch_tokens,
         logits_chunk_tokens=case.logits_chunk_tokens,
         share_prompts=case.share_prompts,
+        pipeline=case.pipeline,
+        split=case.split,
         **more,
     )
     sizes = dict(sizes)
@@ -283,7 +297,10 @@ def on_mesh(case: Case, sizes: dict[str, int], gate: Gate = EXACT, **more: Any) 
         found.losses.append(metrics["loss"])
         found.norms.append(metrics["grad_norm"])
     merged = whole_tensors(weights.merged_weights(model.module))
-    found.weights = {name: tensor.clone() for name, tensor in merged}
+    own = {name: tensor.clone() for name, tensor in merged}
+    for stage in model.collective("pp").all_gather_object(own):
+        assert all(torch.equal(tensor, found.weights.get(name, tensor)) for name, tensor in stage.items())
+        found.weights |= stage
     return found
 
 

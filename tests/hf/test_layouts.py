@@ -26,11 +26,11 @@ from tests.runtime import worlds
 SHARED = Path()
 """The folder of a world, set before its processes are forked."""
 DP, FSDP, TP = {"dp": 2}, {"fsdp": 2}, {"tp": 2}
-CP, ULYSSES = {"cp": 2}, {"fsdp": 2, "ulysses": 2}
+CP, ULYSSES, PP = {"cp": 2}, {"fsdp": 2, "ulysses": 2}, {"pp": 2}
 TWO = (DP, FSDP, TP)
 RESUMED = {
-    Case("llama_tied"): ((DP, FSDP), (TP, DP)),
-    Case("qwen3", lora=True): ((FSDP, DP), (TP, FSDP), (CP, TP)),
+    Case("llama_tied"): ((DP, FSDP), (TP, DP), (PP, FSDP), (FSDP, PP)),
+    Case("qwen3", lora=True): ((FSDP, DP), (TP, FSDP), (CP, TP), (TP, PP)),
     Case("qwen3_moe"): ((FSDP, TP),),
 }
 """Case -> pairs of the layout of a run, and the one in which it continues. `test_resume.py` has all pairs."""
@@ -46,6 +46,13 @@ def train(model: Model, case: Case, steps: range) -> list[float]:
 
 def mesh_of(model: Model) -> DeviceMesh:
     return model.mesh.at(dist.get_rank())
+
+
+def of_all_stages(model: Model, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for stage in model.collective("pp").all_gather_object(own):
+        found |= stage
+    return found
 
 
 def checkpoints_resume_in_other_layouts(rank: int) -> None:
@@ -72,12 +79,12 @@ def models_are_read_from_files_as_shards(rank: int) -> None:
             plain.save_pretrained(folder)
         dist.barrier()
         expected = load_file(folder / "model.safetensors")
-        for sizes in TWO:
+        for sizes in (*TWO, PP):
             for lora in (None, LORA):
                 model = Model(str(folder), dtype="float64", lora=lora, experts="eager")
                 model.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))
                 model.setup()
-                found = dict(whole_tensors(model.weights()))
+                found = of_all_stages(model, dict(whole_tensors(model.weights())))
                 assert found.keys() == expected.keys(), (sizes, found.keys() ^ expected.keys())
                 for key, tensor in found.items():
                     assert torch.equal(tensor, expected[key]), (name, sizes, lora, key)
@@ -100,7 +107,7 @@ def a_new_head_is_the_same_in_every_layout_and_on_every_rank(rank: int) -> None:
 def exports_of_all_layouts_are_equal(rank: int) -> None:
     case = Case("qwen3", lora=True)
     expected = parity.by_hand(case).weights
-    for sizes in (*TWO, CP):
+    for sizes in (*TWO, CP, PP):
         model = on(sizes, case)
         train(model, case, range(1, parity.STEPS + 1))
         folder = SHARED / f"export {next(iter(sizes))}"
@@ -186,7 +193,7 @@ def outputs_for_divided_texts_are_those_for_whole_texts(rank: int) -> None:
         ("score", "scores", pairs),
     ):
         found = []
-        for sizes in (DP, CP, ULYSSES, sequence):
+        for sizes in (DP, CP, ULYSSES, PP, sequence):
             model = Model(parity.MODELS["llama"], dtype="float64", head=head, top_logprobs=3, micro_batch=3)
             sized = {dim if dim in sequence else f"{dim}_size": size for dim, size in sizes.items()}
             model.use_mesh(DeviceMesh.from_sizes(**sized))

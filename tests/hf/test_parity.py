@@ -41,6 +41,11 @@ LAYOUTS = {
     "dp 2 x sequence 2": {"dp": 2, "tp": 2, "sequence_parallel": True},
     "cp 2 x sequence 2": {"cp": 2, "tp": 2, "sequence_parallel": True},
     "ulysses 2 x sequence 2": {"dp": 2, "tp": 2, "ulysses": 2, "sequence_parallel": True},
+    "pp 2": {"pp": 2},
+    "pp 2 x dp 2": {"pp": 2, "dp": 2},
+    "pp 2 x fsdp 2": {"pp": 2, "fsdp": 2},
+    "pp 2 x tp 2": {"pp": 2, "tp": 2},
+    "pp 2 x sequence 2": {"pp": 2, "tp": 2, "sequence_parallel": True},
 }
 OF_EP = {
     "fsdp 2 x ep 2": {"fsdp": 2, "ep": 2},
@@ -56,7 +61,15 @@ OF_EP = {
     "sequence 2 x ep 2": {"tp": 2, "ep": 2, "sequence_parallel": True},
 }
 """The layouts of models with experts."""
-CARVED = ("ulysses", "ep", "sequence_parallel")
+OF_PIPELINES = {
+    "pp 2 x vpp 2": {"pp": 2, "vpp": 2},
+    "pp 4": {"pp": 4},
+    "pp 2 x vpp 2 x fsdp 2": {"pp": 2, "vpp": 2, "fsdp": 2},
+    "pp 2 x dp 2 x tp 2": {"pp": 2, "dp": 2, "tp": 2},
+    "pp 2 x dp 2 x fsdp 2": {"pp": 2, "dp": 2, "fsdp": 2},
+}
+"""The layouts of a model with more layers, and those of eight ranks."""
+CARVED = ("ulysses", "ep", "vpp", "sequence_parallel")
 """The keys whose ranks are those of other dims."""
 CHOICE = {
     "dp 2": [Case("llama_tied", micro_batch=3), Case("qwen3", lora=True)],
@@ -72,6 +85,10 @@ CHOICE = {
     "ulysses 2": [Case("llama_tied", packed=True, micro_batch=3)],
     "ulysses 2 x cp 2": [Case("tied heads", packed=True, micro_batch_tokens=20)],
     "cp 2 x tp 2": [Case("qwen3", lora=True, packed=True)],
+    "pp 2": [Case("llama_tied", packed=True, micro_batch=3), Case("qwen3", lora=True, pipeline="gpipe")],
+    "pp 2 x vpp 2": [Case("five layers", micro_batch=1, split="cost")],
+    "pp 2 x fsdp 2": [Case("llama_tied", micro_batch_tokens=20, logits_chunk_tokens=5)],
+    "pp 2 x tp 2": [Case("qwen3_tied", lora=True, packed=True)],
     "ulysses 4": [Case("qwen3_moe", routers=True)],
     "fsdp 2 x tp 2 x ep 2": [Case("qwen3_moe", lora=True, packed=True)],
     "ulysses 2 x ep 2": [Case("qwen3_moe", micro_batch=3, routers=True)],
@@ -96,7 +113,7 @@ class Run:
 
     @property
     def sizes(self) -> dict[str, int]:
-        return (LAYOUTS | OF_EP)[self.layout]
+        return (LAYOUTS | OF_EP | OF_PIPELINES)[self.layout]
 
     @property
     def ranks(self) -> int:
@@ -114,7 +131,7 @@ def verdicts(runs: Sequence[Run]) -> dict[Run, str]:
     tasks = {(run.case.task, run.dtype): run.gate for run in runs}
     expected = {task: parity.by_hand(task[0], gate) for task, gate in tasks.items()}
     found: dict[Run, str] = {}
-    for size in (2, 4):
+    for size in (2, 4, 8):
         own = [run for run in runs if run.ranks == size]
         if not own:
             continue
@@ -188,6 +205,23 @@ OPTIONS_OF_EP += [{"routers": True, "packed": True}, {"routers": True, "micro_ba
 @pytest.mark.parametrize("model", ["qwen3_moe", "qwen3_moe_tied", "other experts"])
 def test_experts_on_ep(model: str, layout: str, dtype: str) -> None:
     runs = [Run(layout, Case(model, **options), dtype) for options in OPTIONS_OF_EP]
+    found = verdicts(runs)
+    assert {run.name: text for run, text in found.items() if text != worlds.PASSED} == {}
+
+
+OPTIONS_OF_PIPELINES: list[dict[str, Any]] = [
+    {},
+    {"micro_batch": 1, "split": "cost"},
+    {"packed": True, "micro_batch_tokens": 24, "pipeline": "gpipe"},
+    {"lora": True, "micro_batch": 3},
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("layout", OF_PIPELINES)
+def test_pipelines_of_more_stages_and_ranks(layout: str, dtype: str) -> None:
+    runs = [Run(layout, Case("five layers", **options), dtype) for options in OPTIONS_OF_PIPELINES]
     found = verdicts(runs)
     assert {run.name: text for run, text in found.items() if text != worlds.PASSED} == {}
 

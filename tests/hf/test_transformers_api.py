@@ -17,6 +17,7 @@ from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from meshctl.hf import ModelError, random_weights, transformers_api
 from meshctl.hf.sizes import Sizes
+from meshctl.hf.tied_shards import check_tied
 from tests.hf.parity import MODELS
 
 
@@ -63,10 +64,10 @@ def test_tied_parameters_without_equal_shards_are_refused() -> None:
         with pytest.raises(
             ModelError, match=r"its 96 rows have no equal shards on \d+ ranks \(fsdp \d(, tp \d+)?\)"
         ):
-            transformers_api.check_tied(tied, sizes)
+            check_tied(tied, sizes)
     for model, sizes in ((outline("llama"), Sizes(fsdp=5)), (tied, Sizes(dp=5)), (tied, Sizes(tp=5))):
-        transformers_api.check_tied(model, sizes)
-    transformers_api.check_tied(tied, Sizes(fsdp=3, tp=2))
+        check_tied(model, sizes)
+    check_tied(tied, Sizes(fsdp=3, tp=2))
 
 
 def test_classes_are_found_by_config() -> None:
