@@ -191,15 +191,14 @@ class _Load:
         return [json.loads(texts[name]) for name in names]
 
     def _has_other_stages(self, document: Document) -> bool:
-        """Whether the pipeline stages of this mesh have other parts of the state than those that saved it.
+        """Whether the pipeline stages of this mesh divide the state in another way than those that saved it.
         `document` is the one that this rank has saved."""
         if self.mesh.size("pp") == 1:
             return False
-        saved, own = _values_in(leaves_of(document)), _values_in(self.own.leaves())
-        rows = world_of(self.mesh).all_gather_object([sorted(own), not own.keys() <= saved.keys()])
-        if any(lacks for _, lacks in rows):
-            return True
-        return "pp" not in self.varying.document and any(keys != rows[0][0] for keys, _ in rows)
+        own, saved = (sorted(_values_in(leaves)) for leaves in (self.own.leaves(), leaves_of(document)))
+        rows = world_of(self.mesh).all_gather_object([own, saved])
+        every_own, every_saved = ({key for row in rows for key in row[side]} for side in (0, 1))
+        return every_own == every_saved and any(row[0] != row[1] for row in rows)
 
     def _merged(self, documents: list[Document]) -> Document:
         """Returns the document of a rank of another mesh. No value differs between the saved documents, and
@@ -216,7 +215,7 @@ class _Load:
         return with_leaves(self.own.document, values)
 
     def _refuse(self, absent: list[str], unused: list[str]) -> NoReturn:
-        was = " x ".join(f"{dim} {self.varying.mesh[dim]}" for dim in self.varying.document) or "one document"
+        was = " x ".join(f"{dim} {self.varying.mesh[dim]}" for dim in self.varying.document)
         reason = f"`{absent[0]}` was not saved" if absent else f"no rank loads `{unused[0]}`"
         raise CheckpointError(
             f"{self.path}: the state of `{self.name}` was saved with {was}, where ranks have different keys: "
