@@ -73,7 +73,8 @@ class LocalEngine:
     def start(self, job: Job) -> LocalHandle:
         """Forks the node processes. To be called from the main thread, after torch is imported and while no
         other thread exists."""
-        from meshctl.engines.node.node_process import NodeJob, fork
+        from meshctl.engines.node.node_job import NodeJob
+        from meshctl.engines.node.node_process import fork
 
         termination.adopt_orphans()
         handle = LocalHandle(job)

@@ -79,6 +79,8 @@ class Group:
     launcher's own."""
     nodes: NodeRanges = field(default=(), metadata=SPARSE)
     """On cpu: the nodes over which its workers are spread; empty for all nodes."""
+    restartable: bool = field(default=False, metadata=SPARSE)
+    """Whether it restarts alone, while the other groups wait."""
 
 
 @dataclass(frozen=True)

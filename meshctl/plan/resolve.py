@@ -95,6 +95,7 @@ def _groups(recipe: recipes.Recipe, allocation: Allocation) -> Iterator[Group]:
             colocate=group.colocate,
             program=_program(group.program, group.python) if group.program else None,
             python="" if group.program else group.python,
+            restartable=group.restartable,
         )
         first_job_rank += group.workers
 

@@ -254,6 +254,10 @@ GROUP = Section("group", "a group", (
     Field("service", Boolean(),
         doc="`program` serves the other groups: it is terminated when all of them are done, and the "
             "run fails if it ends earlier."),
+    Field("restartable", Boolean(),
+        doc="Whether the group restarts alone after a failure, while the other groups wait; its components "
+            "have no state. Counted by `run.restarts`, which must be set.",
+        related="restart restart_policy fault_tolerant"),
 ))
 PROGRAM_KEYS = ("args", "cwd", "service")
 """Keys that are allowed only in a group with `program`."""

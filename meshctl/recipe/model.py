@@ -128,6 +128,7 @@ class DeviceGroup:
     python: str = ""
     """The interpreter of its workers, as written; empty for that of the launcher."""
     program: Program | None = None
+    restartable: bool = False
 
     @property
     def devices(self) -> int:

@@ -99,12 +99,34 @@ class Fold:
         self._given = self._known
         """The last step that has a line."""
         self._not_finite: list[NotFinite] = []
+        self._away = set[Worker]()
+        """The workers that restart."""
 
     @property
     def last(self) -> int:
         """The last step that has a line, or before the first line the step that the run continues from; -1
         where it does not continue."""
         return self._given
+
+    def through(self, group: str) -> int:
+        """Returns the last step that all workers of a group have ended; -1 before the first."""
+        return min(step for (name, _), step in self._through.items() if name == group)
+
+    def restart(self, group: str) -> None:
+        """Drops what the workers of a group report until they are ready again: it restarts. What they have
+        reported of the steps that they run again is dropped then."""
+        for worker in [worker for worker in self._through if worker[0] == group]:
+            self._through[worker] = min(self._through[worker], self._given)
+            self._away.add(worker)
+
+    def _return(self, worker: Worker, step: int) -> None:
+        """Adds the events of a worker again, which runs again after a step."""
+        self._away.discard(worker)
+        self._through[worker] = step
+        for number, state in self._steps.items():
+            if number > step:
+                for key, parts in state.parts.items():
+                    state.parts[key] = [part for part in parts if part.worker != worker]
 
     def not_finite(self) -> list[NotFinite]:
         """Returns the metrics that are not finite, of the lines since the last call."""
@@ -131,6 +153,10 @@ class Fold:
         none."""
         worker = (event.group, event.rank if event.rank is not None else -1)
         step = event.step or 0
+        if worker in self._away:
+            if event.name == "ready":
+                self._return(worker, step)
+            return []
         if worker not in self._through or step <= self._known:
             return []
         if event.name == "metric":

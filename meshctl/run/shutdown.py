@@ -120,6 +120,11 @@ class Proposer:
             self._announce("failed" if self._has_failed else "last", self._last)
         return self._last
 
+    @property
+    def words(self) -> int:
+        """The number of announcements so far."""
+        return self._words
+
     def close(self) -> None:
         """Ends the workers' listener threads, whose processes may live on."""
         self._announce("over", 0)
@@ -149,6 +154,8 @@ class StopAgreement:
         self._limit = self._last = self._announced = ENDLESS
         self._awaited: set[str] = set()
         """The decisions for which a worker that has answered waits: `stop`, `save`."""
+        self._received = 0
+        """The number of announcements of the launcher that were processed."""
         self._cuts: set[int] = set()
         """The steps after which requested checkpoints are saved, from the running step on."""
         threading.Thread(target=self._listen, daemon=True, name="ending").start()
@@ -211,6 +218,13 @@ class StopAgreement:
                 self._begun = step
             return step <= self._last
 
+    def await_words(self, number: int) -> None:
+        """Waits until the first `number` announcements of the launcher are processed. For a worker that
+        joins a run."""
+        with self._lock:
+            while self._received < number:
+                self._changed.wait()
+
     def ask(self, reason: str, ended: int | None = None) -> None:
         """Requests the end of the run from the launcher. It does not wait."""
         number = self._store.add("asks", 1) - 1
@@ -257,7 +271,8 @@ class StopAgreement:
                     self._listener.set(key, str(self._begun))
                 else:
                     self._decided(what, step)
-                    self._changed.notify_all()
+                self._received = number + 1
+                self._changed.notify_all()
 
     def _decided(self, what: str, step: int) -> None:
         """Takes a step that the launcher has decided. A failure after the planned last step was begun

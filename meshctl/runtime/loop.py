@@ -29,12 +29,14 @@ from meshctl.runtime.call import Call, Channels, RouteKey, SourceCall
 from meshctl.runtime.component import Component, context_of
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import LoopContext, StepState
+from meshctl.runtime.loop_ends import closing_ends, data_ends, sync_ends
 from meshctl.runtime.memory_use import MemoryUse
 from meshctl.runtime.routes.channel import Channel
-from meshctl.runtime.routes.end import TAGS_PER_ROUTE, RouteContext, RouteEnd
+from meshctl.runtime.routes.end import RouteEnd
 from meshctl.runtime.routes.held import HeldInput, MinibatchInput
 from meshctl.runtime.routes.record import ReplayedChannel
-from meshctl.runtime.routes.weights import WeightChannel, WeightsOf, weights_of
+from meshctl.runtime.routes.resumable import ResumableChannel, ResumableWeights
+from meshctl.runtime.routes.weights import WeightChannel, weights_of
 from meshctl.runtime.schedule import Schedule, ScheduledStep
 from meshctl.runtime.sources import Sources
 from meshctl.runtime.stage_metrics import StageMetrics
@@ -42,7 +44,6 @@ from meshctl.runtime.stream_order import Gate, StreamOrder
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.runtime.transports.errors import OutOfMemory, SentMemoryWritten
 from meshctl.runtime.user_modes import collect_mode, execute_mode
-from meshctl.topology.modes import Route
 from meshctl.topology.samples import RouteError
 
 USER_ERRORS = (RouteError, BatchError, FrameError, OutOfMemory, SentMemoryWritten)
@@ -74,8 +75,8 @@ class Loop:
         self._stages = [stage for stage in self._plan.stages if context.hosts(stage)]
         self._schedule = Schedule(self._plan)
         self._sources = Sources(self._plan, context.components)
-        self._data = _data_ends(context)
-        self._syncs = _sync_ends(context)
+        self._data = data_ends(context)
+        self._syncs = sync_ends(context)
         self._sync_metrics = {
             (stage.name, component): self._metrics_of(stage, component)
             for stage in self._stages
@@ -131,7 +132,11 @@ class Loop:
                 call.check_length()
         if streams:
             self._expect_end_of(streams)
-        self._open(start)
+        start = self._rejoin(start) if self._context.rejoining else self._open(start)
+        if self._context.restarts:
+            ends = [end for end in self._ends if isinstance(end, ResumableChannel | ResumableWeights)]
+            self._context.restarts.is_open_ended = self._is_open_ended
+            self._context.restarts.begin(ends, start + 1)
         last = self._agreement.last
         self._context.events.write("ready", step=start, last=last if last < ENDLESS else None, source=source)
         step = self._run_steps(start)
@@ -172,8 +177,9 @@ class Loop:
             if isinstance(call, SourceCall) and self._order.asked.get(call.stage.name):
                 call.publish()
 
-    def _open(self, start: int) -> None:
-        """Opens all routes; consumers of weights then hold those of their producers, also after a resume."""
+    def _open(self, start: int) -> int:
+        """Opens all routes; consumers of weights then hold those of their producers, also after a resume.
+        Returns `start`."""
         self._saved = start
         self._state.report = StepReport(start)
         for end in self._data.values():
@@ -185,13 +191,42 @@ class Loop:
                 self._cut(stage, start)
         self._context.progress.report_waits(self._state.report)
         self._context.events.write_metrics(self._state.report)
+        return start
+
+    def _rejoin(self, start: int) -> int:
+        """Opens the routes of a worker whose group has restarted. Returns the step after which it runs."""
+        rejoining = self._context.rejoining
+        assert rejoining
+        beginning = rejoining.begin(self._agreement, start)
+        step = self._saved = beginning.step
+        self._sources.move_to(step)
+        for end in self._ends:
+            if isinstance(end, ResumableChannel):
+                generation = rejoining.route_generation(end.other.group)
+                end.begin_after(generation, beginning.delivered.get(end.route.name, {}))
+        rejoining.await_others()
+        for stage in self._stages:
+            sync = self._syncs.get(stage.name)
+            if isinstance(sync, ResumableWeights):
+                versions, rows = beginning.versions[stage.name], [*beginning.rows[stage.name]]
+                self._state.at = (stage.name, step)
+                generation = rejoining.route_generation(sync.other.group)
+                sync.begin_after(generation, step, versions, rows)
+                self._load(stage, step, versions[0] + stage.lag)
+            elif sync:
+                sync.open(step)
+                self._cut(stage, step)
+        return step
 
     def _run_steps(self, start: int) -> int:
         """Runs the steps after `start` and returns the last one that was completed."""
         step = start
+        restarts = self._context.restarts
         while not self._state.ended and self._agreement.begin(step + 1):
             self._run_step(step + 1)
             step += not self._state.ended
+            if restarts:
+                restarts.move_to(step + 1)
         return step
 
     def _close(self, last: int, start: int) -> None:
@@ -212,7 +247,7 @@ class Loop:
     def _closing_program(self, running: Set[str]) -> Program:
         """Returns what this worker runs after an unannounced end. The routes have tags of their own, since
         their usual ones may hold values of the step that is not part of the run."""
-        data = _closing_ends(self._context, running)
+        data = closing_ends(self._context, running)
         self._ends += data.values()
         data |= {key: end for key, end in self._data.items() if isinstance(end, ReplayedChannel)}
         calls = self._calls_of([stage for stage in self._stages if stage.name in running], data)
@@ -433,68 +468,3 @@ class Loop:
             return Call(stage, self._context, data, self._state, held)
         kind = RepeatedSource if stage.block else SourceCall
         return kind(stage, self._context, data, self._state, self._sources)
-
-
-def _data_ends(context: LoopContext) -> dict[tuple[str, str, str], Channel]:
-    """Returns this worker's ends of data routes by (source, target, parameter)."""
-    found = {_key(route): _channel(context, route, number) for number, route in _hosted_routes(context)}
-    for route in context.plan.replayed:
-        target = context.plan.stage(route.target)
-        consumer = context.side(target.component, target.execute)
-        recorded = context.recorded[route.name]
-        found[_key(route)] = ReplayedChannel.of(route, consumer, context.transport, recorded)
-    return found
-
-
-def _closing_ends(context: LoopContext, targets: Set[str]) -> dict[tuple[str, str, str], Channel]:
-    """Returns further ends of the data routes into some stages, which share no tag with the others."""
-    count = len(context.plan.routes)
-    routes = [(number, route) for number, route in _hosted_routes(context) if route.target in targets]
-    return {_key(route): _channel(context, route, count + number) for number, route in routes}
-
-
-def _hosted_routes(context: LoopContext) -> Iterator[tuple[int, Route]]:
-    """Yields the data routes that this worker has an end of, with their numbers."""
-    for number, route in enumerate(context.plan.routes):
-        stages = context.plan.stage(route.source), context.plan.stage(route.target)
-        if route.kind == "data" and any(map(context.hosts, stages)):
-            yield number, route
-
-
-def _key(route: Route) -> tuple[str, str, str]:
-    return route.source, route.target, route.parameter
-
-
-def _channel(context: LoopContext, route: Route, number: int) -> Channel:
-    source, target = context.plan.stage(route.source), context.plan.stage(route.target)
-    producer = context.side(source.component, source.execute)
-    consumer = context.side(target.component, target.execute)
-    return Channel(RouteContext(route, producer, consumer, context.transport, number * TAGS_PER_ROUTE))
-
-
-def _sync_ends(context: LoopContext) -> dict[str, WeightChannel]:
-    """Returns this worker's ends of weight routes by sync stage."""
-    plan = context.plan
-    found: dict[str, WeightChannel] = {}
-    for number, route in enumerate(plan.routes):
-        stage = plan.stage(route.source)
-        if route.kind == "weights" and context.hosts(stage):
-            sides = context.side(stage.component), context.side(stage.to)
-            made = RouteContext(route, *sides, context.transport, number * TAGS_PER_ROUTE)
-            produced = _weights_of(context, stage.component, stage.method)
-            wanted = _weights_of(context, stage.to, _part_of(stage.to_method))
-            found[stage.name] = WeightChannel(made, produced, wanted, lag=stage.lag, checksum=stage.checksum)
-    return found
-
-
-def _part_of(loader: str) -> str:
-    """Returns the method that yields the weights which `loader` loads: `adapter` for `load_adapter`, and
-    `weights` for a name without `load_`."""
-    return loader.removeprefix("load_") if loader.startswith("load_") else "weights"
-
-
-def _weights_of(context: LoopContext, component: str, method: str) -> WeightsOf | None:
-    """Returns the function that reads the weights of a component, or None for a component of another
-    group."""
-    found = context.components.get(component)
-    return None if found is None else partial(weights_of, found, method)

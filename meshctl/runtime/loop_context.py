@@ -12,6 +12,7 @@ from meshctl.run.directory import Recorded
 from meshctl.run.events import EventLog, StepReport
 from meshctl.run.shutdown import StopAgreement
 from meshctl.runtime.component import Component
+from meshctl.runtime.group_restarts import GroupRestarts, Rejoining
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.routes.end import RouteSide
 from meshctl.runtime.routes.record import Recorder
@@ -43,6 +44,10 @@ class LoopContext:
     wait_for_save: Callable[[], None] = lambda: None
     """Waits until no checkpoint is being written beside training."""
     trace: NoTrace = field(default_factory=NoTrace)
+    restarts: GroupRestarts | None = None
+    """Takes part in the restarts of other groups, where there may be any."""
+    rejoining: Rejoining | None = None
+    """Where this worker's group has restarted."""
 
     def hosts(self, stage: Stage) -> bool:
         """Whether this worker's group runs a stage, or one of the two sides of a sync."""
@@ -53,7 +58,15 @@ class LoopContext:
         placed = self.plan.component(component)
         group = self.plan.group(placed.group)
         node_of = cache(partial(self.plan.node_of, placed.group))
-        return RouteSide(placed.mesh, group.first_job_rank, execute, node_of, group.device_type)
+        return RouteSide(
+            placed.mesh,
+            group.first_job_rank,
+            execute,
+            node_of,
+            group.device_type,
+            group.name,
+            group.restartable,
+        )
 
 
 @dataclass

@@ -30,6 +30,18 @@ class Sources:
         self._given.update(given)
         self._start, self._given_at_start = start, dict(self._given)
 
+    def move_to(self, step: int) -> None:
+        """Continues after a later step than the one of `begin`, in which the sources of this worker have
+        produced all of their samples before."""
+        for stage in self._plan.sources:
+            calls = step // stage.every - self._start // stage.every
+            if stage.when:
+                calls = int(stage.when == "start" and self._start < 1 <= step)
+            given = self._given_at_start[stage.name] + calls * stage.samples
+            total = self._totals.get(stage.name)
+            is_bounded = total is not None and self.bounds_run(stage)
+            self._given[stage.name] = min(given, total) if is_bounded and total is not None else given
+
     def total(self, stage: Stage) -> int | None:
         """Returns how many samples a source produces in the whole run, or None if it has no length."""
         return self._totals[stage.name]

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -40,6 +42,7 @@ from meshctl.run.strangers import Strangers
 from meshctl.runtime.breakpoints import skip_without_terminal
 from meshctl.runtime.component import Component, ComponentError, context_of
 from meshctl.runtime.errors import StageError
+from meshctl.runtime.group_restarts import GroupRestarts, Rejoining
 from meshctl.runtime.instantiate import TargetError, component_class, extend_path, make
 from meshctl.runtime.log_level import set_log_level
 from meshctl.runtime.loop import Loop
@@ -52,8 +55,17 @@ from meshctl.runtime.seeding import seed_all
 from meshctl.runtime.trace.no_trace import NoTrace
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import ConnectError, PeerLost
+from meshctl.runtime.transports.returning import ReturningDataPlane
 from meshctl.runtime.user_modes import ModeError
-from meshctl.runtime.world import Control, connect_all, connect_torch, devices_of, join, ranks_by_node
+from meshctl.runtime.world import (
+    Control,
+    connect_again,
+    connect_all,
+    connect_torch,
+    devices_of,
+    join,
+    ranks_by_node,
+)
 from meshctl.text.bounded import MAX_LINE, MAX_TEXT, bounded
 from meshctl.text.env_refs import names
 from meshctl.text.redaction import is_distinctive, literals, redact, redact_traceback, secret_places
@@ -84,6 +96,13 @@ class WorkerEnv:
     """HOST:PORT of the store of torch's process groups."""
     attempt: int
     control: Control
+    generations: Mapping[str, int] = field(default_factory=dict)
+    """Group -> how often it has restarted alone in this attempt."""
+
+    @property
+    def generation(self) -> int:
+        """How often this worker's group has restarted alone."""
+        return self.generations.get(self.group, 0)
 
     @classmethod
     def parse(cls, environ: Mapping[str, str]) -> WorkerEnv:
@@ -100,6 +119,7 @@ class WorkerEnv:
                 attempt,
                 bool(environ.get(SECURE_VARIABLE)),
             ),
+            json.loads(environ.get("MESHCTL_GENERATIONS", "{}")),
         )
 
 
@@ -170,13 +190,14 @@ class Worker:
         job_rank = group.first_job_rank + env.rank
         torch_store = connect_torch(env.head, env.attempt)
         store, listener = env.control.connect(), env.control.connect()
-        join(torch_store, group, env.rank)
+        join(torch_store, group, env.rank, env.generation)
         extend_path(start.path)
         data_plane = connect_all(
             plan,
             job_rank,
             store,
             devices_of(group)[0],
+            env.generations,
             has_left=env.control.peer_has_left,
             torch_store=torch_store,
             progress=self._progress,
@@ -210,7 +231,19 @@ class Worker:
             self._progress,
             wait,
             self._trace,
+            **self._restarts(plan, data_plane),
         )
+
+    def _restarts(self, plan: Plan, data_plane: DataPlane) -> dict[str, Any]:
+        """Returns what takes part in restarts of single groups, by the fields of the context of the loop."""
+        env, found = self._env, dict[str, Any]()
+        if isinstance(data_plane, ReturningDataPlane):
+            stores = env.control.connect(), env.control.connect()
+            found["restarts"] = GroupRestarts(plan, data_plane, *stores, env.generations, connect_again)
+        if env.generation:
+            store = env.control.connect()
+            found["rejoining"] = Rejoining(plan, data_plane.job_rank, store, env.generations)
+        return found
 
     def _tracer(self, plan: Plan, data_plane: DataPlane) -> NoTrace:
         if plan.run.trace is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, suppress
 from dataclasses import field
 from datetime import timedelta
@@ -50,6 +50,7 @@ from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import ConnectError, PeerLost
 from meshctl.runtime.transports.local.connection import Address as LocalAddress
 from meshctl.runtime.transports.local.transport import LocalTransport
+from meshctl.runtime.transports.returning import ReturningDataPlane
 from meshctl.runtime.transports.tcp.messages import Address as TcpAddress
 from meshctl.runtime.transports.tcp.transport import TcpTransport
 from meshctl.runtime.user_modes import source_digests
@@ -104,19 +105,25 @@ class Control:
         return False
 
 
-def join(store: TorchStore, group: Group, rank: int) -> None:
+def join(store: TorchStore, group: Group, rank: int, generation: int = 0) -> None:
     """Makes this worker a member of its group's WORLD, and waits for the other workers of the group.
+    `generation` is that of the group.
 
     Without this wait, the others could end a short run while one of them is still connecting. That one would
     find its connections closed.
     """
     backend = {"cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}.get(group.device_type, "gloo")
-    prefixed = PrefixStore(f"world/{group.name}", store)
+    prefixed = PrefixStore(f"world/{group.name}{suffix_of(generation)}", store)
     lift_timeouts()
     dist.init_process_group(backend, store=prefixed, rank=rank, world_size=group.workers, timeout=RUNNING)
     if prefixed.add("joined", 1) == group.workers:
         prefixed.set("complete", "")
     prefixed.wait(["complete"], RUNNING)
+
+
+def suffix_of(generation: int) -> str:
+    """Returns the end of the prefixes and keys in a store that belong to a generation of a group."""
+    return f"/{generation}" if generation else ""
 
 
 @dataclass(frozen=True)
@@ -198,7 +205,8 @@ class Handshake:
     def data_plane(self) -> DataPlane:
         near, far = self._peers()
         device = self._device(near, far)
-        data_plane = DataPlane(self._context(device is not None))
+        context = self._context(device is not None)
+        data_plane = ReturningDataPlane(context) if context.restartable else DataPlane(context)
         try:
             if len(near) > 1:
                 self._connect_near(data_plane, near, device)
@@ -245,6 +253,9 @@ class Handshake:
                 plan.group_and_rank(job_rank)[0] if 0 <= job_rank < plan.job_size else ""
             ),
             generations=self.generations,
+            restartable=frozenset(
+                group.name for group in plan.groups if group.restartable and group.name != self._group
+            ),
             has_left=self.has_left,
             on_wait=_noting_waits(plan, self._group, self.progress)
             if self.progress
@@ -273,10 +284,13 @@ class Handshake:
                 "CPU's memory"
             )
         memory = None if chosen else memory_of(self.device)
-        wait = partial(_await, plan, self.store, where="devices")
-        access = handshake(memory, self.job_rank, alike & near | {self.job_rank}, self.store, wait)
+        store = self.store
+        if self._generation and isinstance(store, StoreClient):  # its peers have no such devices
+            store = store.under(f"generation/{self._group}{suffix_of(self._generation)}/")
+        wait = partial(_await, plan, store, where="devices")
+        access = handshake(memory, self.job_rank, alike & near | {self.job_rank}, store, wait)
         library = memory.transfer_library if memory else ""
-        others = devices_at(alike & far, library, self.store, wait)
+        others = devices_at(alike & far, library, store, wait)
         return None if memory is None else Device(memory, access, others)
 
     def _connect_near(self, data_plane: DataPlane, near: Set[int], device: Device | None) -> None:
@@ -315,18 +329,28 @@ class Handshake:
         `ConnectError`."""
         greeting = {
             "plan": self.plan.digest,
-            "generation": self.generations.get(self._group, 0),
+            "generation": self._generation,
             "modes": self._mode_digests,
             "address": str(own),
         }
-        self.store.set(f"{where}/{self.job_rank}", json.dumps(greeting))
-        keys = {other: f"{where}/{other}" for other in sorted(peers)}
+        self.store.set(self._key(where, self.job_rank), json.dumps(greeting))
+        keys = {other: self._key(where, other) for other in sorted(peers)}
         _await(self.plan, self.store, keys, where)
         values = self.store.multi_get([*keys.values()])
         greetings = {other: json.loads(value) for other, value in zip(keys, values, strict=True)}
         for other, theirs in greetings.items():
             self._check_agrees(where, other, theirs)
         return {other: theirs["address"] for other, theirs in greetings.items()}
+
+    def _key(self, where: str, job_rank: int) -> str:
+        """Returns the key of the greeting of a worker."""
+        group, _ = self.plan.group_and_rank(job_rank)
+        return f"{where}/{job_rank}{suffix_of(self.generations.get(group, 0))}"
+
+    @property
+    def _generation(self) -> int:
+        """The generation of this worker's group."""
+        return self.generations.get(self._group, 0)
 
     @cached_property
     def _mode_digests(self) -> dict[str, str]:
@@ -346,6 +370,25 @@ class Handshake:
             if theirs["modes"].get(route, digest) != digest:
                 us = _name(self.plan, self.job_rank)
                 raise ConnectError(f"`{route}`: {name} has another source of its modes than {us}")
+
+
+def connect_again(data_plane: DataPlane, store: Store, job_ranks: Sequence[int], generation: int) -> None:
+    """Connects to the workers of a group that has restarted, and has been reopened. They have published their
+    addresses."""
+    near, far = dict[int, LocalAddress](), dict[int, TcpAddress]()
+    for other in job_ranks:
+        where = NEAR if isinstance(data_plane.transport_to(other), LocalTransport) else FAR
+        [text] = store.multi_get([f"{where}/{other}{suffix_of(generation)}"])
+        address = json.loads(text)["address"]
+        if where == NEAR:
+            near[other] = LocalAddress.parse(address)
+        else:
+            far[other] = TcpAddress.parse(address)
+    for transport in data_plane.transports:
+        if near and isinstance(transport, LocalTransport):
+            transport.connect(near)
+        elif far and isinstance(transport, TcpTransport):
+            transport.connect(far)
 
 
 def _own_address(store: Store) -> str:

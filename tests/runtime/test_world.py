@@ -163,7 +163,7 @@ def test_a_handshake_that_fails_leaves_no_socket_open() -> None:
 
 def test_a_worker_of_another_generation_is_refused() -> None:
     store, made = HashStore(), apart()
-    store.set(f"{world.FAR}/1", greeting(made, "127.0.0.1 1", generation=1))
+    store.set(f"{world.FAR}/1/2", greeting(made, "127.0.0.1 1", generation=1))
     [error] = at_once(lambda: connect_all(made, 0, store, generations={"b": 2}))
     assert error == "ConnectError: other nodes: b:0 is of generation 1, and 2 is the current one"
 

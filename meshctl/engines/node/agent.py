@@ -20,8 +20,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -76,6 +76,8 @@ class AgentJob:
     stores: Stores
     starter: int = 0
     """The pid of the process that has started the node process: on one machine, the launcher."""
+    generations: Mapping[str, int] = field(default_factory=dict)
+    """Group -> how often it has restarted alone in this attempt."""
 
     @property
     def sockets(self) -> Sockets:
@@ -107,7 +109,15 @@ class AgentJob:
     def requests(self, inherited: dict[str, str]) -> tuple[SpawnRequest, ...]:
         """Returns the requests to the fork server, without torchrun's variables."""
         env = WorkerEnv(
-            self.plan, self.run, self.start, self.placed, self.stores, inherited, is_rocm(), self.python
+            self.plan,
+            self.run,
+            self.start,
+            self.placed,
+            self.stores,
+            inherited,
+            is_rocm(),
+            self.python,
+            self.generations,
         )
         argv, cwd = env.argv, env.cwd
         recorded = recorded_workers(self.plan, self.node)
@@ -320,7 +330,8 @@ def _agent(job: AgentJob, server: Client, outputs: Outputs, journal: Journal) ->
     program = job.placed.program
     requests = job.requests(dict(os.environ))
     store = connect(job.stores.torch)
-    meeting = Meeting(job.stores.torch, job.start.attempt, job.group, job.plan.nodes_of(job.group), job.node)
+    nodes, generation = job.plan.nodes_of(job.group), job.generations.get(job.group, 0)
+    meeting = Meeting(job.stores.torch, job.start.attempt, job.group, nodes, job.node, generation)
     spec = WorkerSpec(
         role=DEFAULT_ROLE if program else job.group,
         local_world_size=len(requests),

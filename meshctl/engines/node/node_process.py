@@ -27,14 +27,12 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import field
 from typing import Any
 
-from meshctl.dataclass import dataclass
 from meshctl.engines.checks.device_files import own_and_missing
 from meshctl.engines.checks.models import downloads
-from meshctl.engines.connection import BEAT_S, JOIN_S, beat_s, join
-from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
+from meshctl.engines.connection import BEAT_S, beat_s, join
+from meshctl.engines.engine import CannotStart, groups_on
 from meshctl.engines.node import forkserver, process_setup, stacks, termination
 from meshctl.engines.node.agent import AgentJob, become_agent
 from meshctl.engines.node.event_forwarding import EVENTS_S, EventForwarding, prune
@@ -43,6 +41,7 @@ from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_so
 from meshctl.engines.node.hub_download import Downloading
 from meshctl.engines.node.interpreter import groups_of
 from meshctl.engines.node.node_checks import NodeChecks
+from meshctl.engines.node.node_job import NodeAttempt, NodeJob
 from meshctl.engines.node.node_log import fork_log
 from meshctl.engines.node.peer_watch import PeerWatch
 from meshctl.engines.node.progress import POLL_S, Records
@@ -53,51 +52,11 @@ from meshctl.engines.node.worker_logs import WorkerLogs
 from meshctl.plan.model import Plan
 from meshctl.run.addresses import interface_of
 from meshctl.run.connection import Connection, Message, ProtocolError
-from meshctl.run.directory import RunDir, Start, write_whole
+from meshctl.run.directory import Start, write_whole
 from meshctl.run.job_signals import is_in_job
-from meshctl.run.sockets import Sockets, sockets_of
 
 OK, FAILED, REFUSED, LOST = 0, 1, 4, 75
 """Exit codes; `LOST` where the head is lost inside a job, which may start again."""
-
-
-@dataclass(frozen=True)
-class NodeJob:
-    """The parameters of a node process that are known before it connects to the head."""
-
-    run: RunDir
-    node: int
-    head: str
-    """HOST:PORT"""
-    token: str = field(repr=False)
-    worker: WorkerMain
-    groups: tuple[str, ...] = ()
-    """Starts only these groups of the node; empty for all."""
-    keep: tuple[int, ...] = ()
-    """Descriptors that the node process and its agents keep open."""
-    digest: str = ""
-    """The digest of the node's plan, which must be that of the head; empty for a process of the head."""
-    limit_s: float = JOIN_S
-    """Seconds that a head which does not answer is given."""
-    wait_s: float = 0.0
-    """Seconds that a head which has not been started is given."""
-    path: tuple[str, ...] = ()
-    """The folders of the recipe's code, if they were shipped. The node then sends its events to the head."""
-    is_secure: bool = False
-    """Whether the TCP connections of the run are those of TLS."""
-
-    @property
-    def sockets(self) -> Sockets:
-        return sockets_of(self.token, self.is_secure)
-
-
-@dataclass
-class _Attempt:
-    number: int
-    waiting: Sequence[AgentJob]
-    """The agents that are not forked yet, because a download or a fork server is not ready."""
-    agents: dict[int, str] = field(default_factory=dict)
-    """Pid -> group, for each running agent."""
 
 
 class NodeProcess:
@@ -109,7 +68,7 @@ class NodeProcess:
         self._logs = WorkerLogs(self._scratch)
         self._others: dict[str, ExecServer] = {}
         """Interpreter -> its fork server."""
-        self._attempt: _Attempt | None = None
+        self._attempt: NodeAttempt | None = None
         self._download: Downloading | None = None
         """The download that the agents of the attempt wait for."""
         watch = PeerWatch(job.node, connection.own_host, job.token, lease_s, job.sockets)
@@ -238,6 +197,8 @@ class NodeProcess:
         match message["type"]:
             case "attempt":
                 self._begin(message)
+            case "restart":
+                self._restart(message)
             case "signal" if self._attempt and message["attempt"] == self._attempt.number:
                 self._signal(signal.Signals(message["signal"]), message["groups"])
             case "stacks" if self._attempt and message["attempt"] == self._attempt.number:
@@ -256,23 +217,19 @@ class NodeProcess:
     # One attempt
 
     def _begin(self, message: Message) -> None:
-        plan, number = Plan.from_json(message["plan"]), int(message["number"])
-        start = Start.from_json(message["start"] | ({"path": self._job.path} if self._job.path else {}))
+        plan, start = self._read(message)
         groups = [
             group
             for group in groups_on(plan, self._job.node)
             if not self._job.groups or group in self._job.groups
         ]
-        interface = interface_of(self._connection.own_host)
-        stores = Stores(str(message["store"]), str(message["control"]), self._job.token, interface)
-        run, node = self._job.run, self._job.node
-        self._attempt = _Attempt(
-            number, [AgentJob(plan, run, start, group, node, stores, os.getppid()) for group in groups]
+        self._attempt = NodeAttempt(
+            int(message["number"]), [self._agent_job(message, plan, start, group) for group in groups]
         )
         self._records.begin(plan, self._job.node)
-        if not (file := run.plan_of(start)).exists():  # where the run directory is not shared
+        if not (file := self._job.run.plan_of(start)).exists():  # where the run directory is not shared
             write_whole(file, message["plan"], private=True)
-        if message["is_elastic"] and self._send_devices(plan, number, has_begun=False):
+        if message["is_elastic"] and self._send_devices(plan, self._attempt.number, has_begun=False):
             self._attempt.waiting = ()
             return
         try:
@@ -296,7 +253,30 @@ class NodeProcess:
             self._connection.send({**message, "own": own, "missing": missing})
         return bool(missing)
 
-    def _fork_agents(self, attempt: _Attempt) -> None:
+    def _read(self, message: Message) -> tuple[Plan, Start]:
+        start = Start.from_json(message["start"] | ({"path": self._job.path} if self._job.path else {}))
+        return Plan.from_json(message["plan"]), start
+
+    def _agent_job(self, message: Message, plan: Plan, start: Start, group: str) -> AgentJob:
+        interface, own = interface_of(self._connection.own_host), self._job
+        stores = Stores(str(message["store"]), str(message["control"]), own.token, interface)
+        generations = message.get("generations", {})
+        return AgentJob(plan, own.run, start, group, own.node, stores, os.getppid(), generations)
+
+    def _restart(self, message: Message) -> None:
+        """Starts a group again, whose agent has ended. The attempt has ended here if there was no other
+        group."""
+        (plan, start), number = self._read(message), int(message["number"])
+        if self._attempt is None or self._attempt.number != number:
+            self._attempt = NodeAttempt(number, [])
+            self._records.begin(plan, self._job.node)
+        self._attempt.generations = message["generations"]
+        job = self._agent_job(message, plan, start, message["group"])
+        self._attempt.waiting = [*self._attempt.waiting, job]
+        self._start_server(job)
+        self._fork_agents(self._attempt)
+
+    def _fork_agents(self, attempt: NodeAttempt) -> None:
         """Forks the agents, unless a download or a fork server is not ready."""
         if self._download or not all(server.is_ready for server in self._others.values()):
             return
@@ -399,7 +379,7 @@ class NodeProcess:
             self._kill_leftovers()
             self._logs.end_attempt()
             self._report_logs()
-            self._report("ended")
+            self._report("ended", generations=self._attempt.generations)
             self._attempt = None
             self._records.end()
             self._stacks.close()

@@ -71,6 +71,14 @@ class Meeting:
     """The nodes of the group, in the order of their ranks."""
     node: int
     """The node of this agent."""
+    generation: int = 0
+    """How often the group has restarted alone in this attempt."""
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of its keys in the store."""
+        end = f"/{self.generation}" if self.generation else ""
+        return f"run/{self.attempt}/rdzv/{self.group}{end}"
 
 
 class PlannedRendezvous(RendezvousHandler):
@@ -80,7 +88,7 @@ class PlannedRendezvous(RendezvousHandler):
         """`own_store`: whether the group's `MASTER_ADDR` is a store that the agent of its first node opens,
         instead of the head's store."""
         self._meeting, self._own_store = meeting, own_store
-        self._store: Store = PrefixStore(f"run/{meeting.attempt}/rdzv/{meeting.group}", store)
+        self._store: Store = PrefixStore(meeting.prefix, store)
         self._serving: TCPStore | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:

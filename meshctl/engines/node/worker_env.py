@@ -6,6 +6,7 @@ are added by the agent.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -77,6 +78,8 @@ class WorkerEnv:
     """Whether torch is a ROCm build."""
     python: str = sys.executable
     """The interpreter of the fork server."""
+    generations: Mapping[str, int] = field(default_factory=dict)
+    """Group -> how often it has restarted alone in this attempt."""
 
     @property
     def argv(self) -> tuple[str, ...] | None:
@@ -111,6 +114,7 @@ class WorkerEnv:
         if self.group.program is None:
             found |= {"MESHCTL_CONTROL": self.stores.control, TOKEN_VARIABLE: self.stores.token}
             found |= {SECURE_VARIABLE: "1"} if self.start.is_secure else {}
+            found |= {"MESHCTL_GENERATIONS": json.dumps(self.generations)} if self.generations else {}
         return found | {
             "MESHCTL_PLAN": str(self.run.plan_of(self.start)),
             "MESHCTL_GROUP": self.group.name,

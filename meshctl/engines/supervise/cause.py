@@ -135,6 +135,8 @@ class Cause:
     """Group and rank of the peer that was lost."""
     code: int | None = None
     """The exit code of a worker that has reported nothing, negative for a signal."""
+    about: str = ""
+    """The group of an agent that has ended."""
 
     @property
     def line(self) -> str:
@@ -200,9 +202,9 @@ class Causes:
         """Notes the position of a worker, from its progress record."""
         self._positions[group, rank] = position
 
-    def record(self, error: str, priority: Priority, log: str = "") -> None:
-        """Adds a fault that the head has noticed itself, e.g. the death of an agent."""
-        self._found.append(Cause(priority, error, log=log, poll=self._poll))
+    def record(self, error: str, priority: Priority, log: str = "", about: str = "") -> None:
+        """Adds a fault that the head has noticed itself, e.g. the death of the agent of the group `about`."""
+        self._found.append(Cause(priority, error, log=log, poll=self._poll, about=about))
 
     def record_cause(self, cause: Cause) -> None:
         """Adds a fault that the head has found itself in a worker."""
@@ -222,6 +224,22 @@ class Causes:
         self._pending, self._exits = [(event, self._poll) for event in self._exits], []
         if now >= self._poll_began + POLL_S:
             self._poll, self._poll_began = self._poll + 1, now
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups with a fault; "" stands for faults outside of all groups."""
+        return {cause.group or cause.about for cause in self._found}
+
+    def forget(self, group: str) -> None:
+        """Forgets the processes of a group, which restarts."""
+        self._found = [cause for cause in self._found if group not in (cause.group, cause.about)]
+        self._exits = [event for event in self._exits if event.group != group]
+        self._pending = [(event, poll) for event, poll in self._pending if event.group != group]
+        for known in (self._done, self._reported):
+            known -= {who for who in known if who[0] == group}
+        for places in (self._steps, self._phases, self._positions):
+            for who in [who for who in places if who[0] == group]:
+                del places[who]
 
     @property
     def has_fault(self) -> bool:

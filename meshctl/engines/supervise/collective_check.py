@@ -115,6 +115,10 @@ class CollectiveCheck:
         """Whether the metrics of a step may be written: all ranks have agreed in it and in earlier steps."""
         return self.found is None or step < self.found.step
 
+    def forget(self, name: str) -> None:
+        """Forgets what the ranks of a group have called, which restarts."""
+        self._groups[name] = _Group(self._groups[name].workers)
+
     def is_inside(self, name: str, rank: int) -> bool:
         """Whether the last known record of a rank stands in a collective."""
         group = self._groups.get(name)

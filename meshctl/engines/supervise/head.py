@@ -53,6 +53,7 @@ from meshctl.engines.supervise.elastic import Present, sizes_of
 from meshctl.engines.supervise.examination import Examined
 from meshctl.engines.supervise.forced_end import ForcedEnd
 from meshctl.engines.supervise.forwarded_events import ForwardedEvents
+from meshctl.engines.supervise.group_restart import GroupRestart
 from meshctl.engines.supervise.growth import Growth
 from meshctl.engines.supervise.judge import Judge
 from meshctl.engines.supervise.orderly_end import OrderlyEnd
@@ -125,6 +126,9 @@ class Head:
         self._own_nodes = frozenset(nodes_of(plan))
         self._missing = set[Device]()
         self._back: Present | None = None
+        self._groups = GroupRestart(
+            attempt, session.nodes, store, session.journal, session.restarts, self._forget
+        )
         self._reports: list[Report] = []
         """The reports of nodes that are not handled yet."""
 
@@ -142,6 +146,7 @@ class Head:
             self._end_in_order()
             self._end_services()
             self._end_by_force()
+            self._groups.poll(time.monotonic(), self._message(), self._ending.words)
             is_quiet = not (self._causes.has_fault or self._ending.is_deciding or self._forced.has_begun)
             self._wait(QUIET_POLL_S if is_quiet else POLL_S)
         self._poll()
@@ -307,14 +312,21 @@ class Head:
         priority = Priority.OWN if exited.code < 0 else Priority.ECHO
         error = exited.reason or f"{exited.what}: {name_of(exited.code)}"
         self._session.journal.write("fault", error=error, traceback="", lost=priority is Priority.ECHO)
-        self._causes.record(error, priority, exited.log)
+        self._causes.record(error, priority, exited.log, exited.group)
 
     def _on_lost(self, reason: str) -> None:
         if not self._forced.has_begun:
             self._session.journal.write("fault", error=reason, traceback="", lost=True)
             self._causes.record(reason, Priority.LOST)
 
+    def _forget(self, group: str) -> None:
+        """Forgets the processes of a group, which restarts."""
+        for known in (self._causes, self._collectives, self._progress):
+            known.forget(group)
+        self._serving[group] = self._plan.group(group).workers
+
     def _note(self, event: Event) -> None:
+        self._groups.add(event)
         if event.name == "ready":
             self._is_ready = True
             self._ending.on_ready(event)
@@ -396,13 +408,19 @@ class Head:
     def _end_by_force(self) -> None:
         now = time.monotonic()
         explain = self._session.files.explain
-        if self._cause is None and not self._forced.has_begun and (cause := explain(self._settled(now))):
+        is_going = self._cause is None and not self._forced.has_begun
+        if is_going and (cause := explain(self._settled(now))) and not self._is_of_group(cause, now):
             self._cause = cause
             self._write("stopping", reason=cause.line)
             self._forced.begin_at(now)
         if self._signals.count > 1:
             self._forced.kill(now)
         self._forced.poll(now)
+
+    def _is_of_group(self, cause: Cause, now: float) -> bool:
+        """Whether only a single group restarts after a failure."""
+        has_failed = self._has_failed or self._has_disagreed or self._is_unfit
+        return not has_failed and self._groups.takes(cause, self._causes.groups, now)
 
     def _settled(self, now: float) -> Cause | None:
         """Returns the first cause once it is known. The abort of a worker inside a collective, by which gloo

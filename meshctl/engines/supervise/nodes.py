@@ -93,7 +93,7 @@ class Nodes:
         listener.setblocking(False)
         self._listener, self._token, self._lease_s = listener, token, lease_s
         self._join_limit_s, self._digest = join_limit_s, digest
-        self._reads_clocks, self._examination, self._sockets = reads_clocks, examination, sockets
+        self._reads_clocks, self._examination, self.sockets = reads_clocks, examination, sockets
         self._strangers: dict[Handshake, None] = {}
         self._epoll = select.epoll()
         self._epoll.register(listener, select.EPOLLIN)
@@ -107,6 +107,8 @@ class Nodes:
         """Node -> the connections that it has dropped."""
         self._nodes: dict[int, _Node] = {}
         self._attempt: Message = {}
+        self._groups_of: dict[str, list[int]] = {}
+        """Group -> the nodes on which its agents run."""
         self._is_cancelled = False
         """Whether nodes that join from now on do not begin the attempt."""
         self._began = self._polled = self._beat = time.monotonic()
@@ -156,6 +158,10 @@ class Nodes:
     def begin(self, attempt: Mapping[str, object], groups: Mapping[int, Collection[str]]) -> None:
         """Sends an attempt to all nodes. `groups` maps each node to the groups whose agents it runs."""
         self._attempt, self._is_cancelled = dict(attempt), False
+        self._groups_of = {
+            name: [number for number, names in groups.items() if name in names]
+            for name in {name for names in groups.values() for name in names}
+        }
         self._began = time.monotonic()
         for number, names in groups.items():
             node = self._nodes.setdefault(number, _Node())
@@ -199,6 +205,18 @@ class Nodes:
         for node in self._nodes.values():
             if node.connection:
                 node.connection.send({"type": "devices", "attempt": self._attempt["number"]})
+
+    def restart(self, group: str, attempt: Mapping[str, object]) -> None:
+        """Sends the attempt again to the nodes of a group, whose agents have ended. They start only this
+        group."""
+        self._attempt = dict(attempt)
+        data = encoded({**attempt, "type": "restart", "group": group})
+        for number in self._groups_of[group]:
+            node = self._nodes[number]
+            node.groups.add(group)
+            node.is_ended = False
+            if node.connection:
+                node.connection.send_bytes(data)
 
     def ask_stacks(self, number: int, workers: Sequence[tuple[str, int, int]]) -> None:
         """Asks a node for the states and stacks of some of its workers: group, rank and pid."""
@@ -307,7 +325,7 @@ class Nodes:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            connection = Connection(self._sockets.server(sock))
+            connection = Connection(self.sockets.server(sock))
             stranger = Handshake(connection, self._token, self._lease_s, self._digest)
             self._strangers[stranger] = None
             self._owners[connection.fileno()] = stranger
@@ -404,7 +422,7 @@ class Nodes:
             return []
         if message["type"] == "exited":
             node.groups.discard(message["group"])
-        elif message["type"] == "ended":
+        elif message["type"] == "ended" and message["generations"] == self._attempt.get("generations", {}):
             _end(node)
         report = report_of(number, message)
         return [report] if report else []

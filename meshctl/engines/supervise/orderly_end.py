@@ -49,6 +49,11 @@ class OrderlyEnd:
         answered."""
         return self.is_agreeing or self._proposer.is_saving
 
+    @property
+    def words(self) -> int:
+        """The number of announcements to the workers so far."""
+        return self._proposer.words
+
     def on_ready(self, event: Event) -> None:
         """Notes the planned last step, which a worker knows when it is ready."""
         self._planned = event.value.get("last")

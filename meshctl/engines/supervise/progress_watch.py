@@ -38,6 +38,10 @@ class ProgressWatch:
         self._stalls.add(event, now)
         self._stragglers.add(event)
 
+    def forget(self, group: str) -> None:
+        """Forgets the workers of a group, which restarts."""
+        self._stalls.forget(group)
+
     def receive(self, report: Standing | Stacks | Stopped) -> None:
         match report:
             case Standing(workers, moved):

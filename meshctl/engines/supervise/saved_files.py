@@ -22,7 +22,7 @@ class SavedFiles:
         self._run = run
         self._facts = {**facts_of(plan), "code": code_of(plan, path)}
         self._workers = sum(group.workers for group in plan.groups if group.program is None)
-        self._saved: dict[int, list[dict[str, Any]]] = {}
+        self._saved: dict[int, dict[tuple[str, int | None], dict[str, Any]]] = {}
         """Step -> the files of each worker that has saved it."""
         self._failures: dict[int, str] = {}
         """Step -> the reason why it cannot be written."""
@@ -32,7 +32,8 @@ class SavedFiles:
     def add(self, event: Event) -> None:
         """Notes a `saved` or `unsaved` event."""
         if event.step is not None:
-            self._saved.setdefault(event.step, []).append(event.value.get("files", {}))
+            saved = self._saved.setdefault(event.step, {})
+            saved[event.group, event.rank] = event.value.get("files", {})  # the last one, if it restarted
             self._newest = max(self._newest, event.step)
             if event.name == "unsaved":
                 self._failures.setdefault(event.step, str(event.value.get("error", "")))
@@ -76,6 +77,6 @@ class SavedFiles:
     def _write_manifest(self, step: int) -> None:
         """Writes the manifest, as private as `plan.json`, which holds the same arguments."""
         saved = self._saved[step]
-        files = {name: facts for part in saved for name, facts in part.items()}
+        files = {name: facts for part in saved.values() for name, facts in part.items()}
         is_private = not self._run.plan.stat().st_mode & 0o077
         Manifest(step, files, self._facts).write(self._run.checkpoint(step), is_private)

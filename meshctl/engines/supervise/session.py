@@ -11,6 +11,7 @@ from meshctl.engines.supervise.elastic import Elastic, Present
 from meshctl.engines.supervise.launcher_watch import LauncherWatch
 from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.observers import Observers
+from meshctl.engines.supervise.restarts import Restarts
 from meshctl.engines.supervise.run_files import RunFiles
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.stranger_watch import StrangerWatch
@@ -59,3 +60,4 @@ class Session:
     """Returns whether `run.time_limit` is over."""
     strangers: StrangerWatch
     elastic: Elastic
+    restarts: Restarts

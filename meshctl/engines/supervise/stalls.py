@@ -164,6 +164,16 @@ class StallWatch:
         key = worker[0], stage
         self._longest[key] = max(seconds, self._longest.get(key, 0.0))
 
+    def forget(self, group: str) -> None:
+        """Forgets the workers of a group, which restarts."""
+        workers = {worker for worker in workers_of(self._plan) if worker[0] == group}
+        for known in (self._begun, self._done, self._exited):
+            known -= workers
+        for worker in workers:
+            self._positions.pop(worker, None)
+            self._phases.pop(worker, None)
+            self._steps.pop(worker, None)
+
     def stand(self, group: str, rank: int, record: Record, since: float) -> None:
         """Notes that the record of a worker has not changed since a time."""
         if (group, rank) not in self._exited:

@@ -40,7 +40,7 @@ from meshctl.run.authentication import TOKEN_VARIABLE, new_token
 from meshctl.run.events import Event, Journal
 from meshctl.run.observer import Observer
 from meshctl.run.saved_checkpoints import NoneWhole
-from meshctl.run.sockets import Sockets, sockets_of
+from meshctl.run.sockets import sockets_of
 
 MakeObservers = Callable[[], Iterable[Observer]]
 """Returns the observers of a run. Called after the engine has forked, because an observer may start a
@@ -81,13 +81,12 @@ class Supervisor:
             handle = engine.start(job) if environ is None else engine.attach(job, environ)
         except CannotStart as error:
             return Outcome(UNFIT, Cause(Priority.OWN, str(error)), str(error))
-        sockets = sockets_of(job.token, attempt.start.is_secure)
-        nodes = self._nodes(job, nodes_listener, stores, sockets)
+        nodes = self._nodes(job, nodes_listener, stores, attempt.start.is_secure)
         journal = Journal(job.run.journal("launcher"))
         watch = LauncherWatch.of(attempt, self._signals, handle)
         views, outcome = Observers([]), Outcome(70)
         try:
-            control = stores.serve(job.token, sockets)
+            control = stores.serve(job.token, nodes.sockets)
             views = Observers(observers())
             session = Session(
                 *(job, handle, nodes, stores.torch_address, control, journal),
@@ -98,6 +97,7 @@ class Supervisor:
                 lambda: self._clock() >= ends_at,
                 StrangerWatch(lambda: [*nodes.all_dropped(), stores.dropped()]),
                 Elastic(job.plan, job.resize),
+                Restarts(job.plan.run.restarts),
             )
             outcome = self._attempts(session, attempt)
             journal.write("over", code=outcome.code, reason=outcome.reason)
@@ -108,7 +108,7 @@ class Supervisor:
                 one.close()
         return outcome
 
-    def _nodes(self, job: Job, listener: socket.socket, stores: Stores, sockets: Sockets) -> Nodes:
+    def _nodes(self, job: Job, listener: socket.socket, stores: Stores, is_secure: bool) -> Nodes:
         engine, reads_clocks = self._engine, job.plan.run.trace is not None
         limits = engine.lease_s, engine.join_limit_s
         examination = Examination(job.plan, job.run, job.needs, engine.shares_files, stores.addresses)
@@ -119,11 +119,11 @@ class Supervisor:
             job.plan.digest,
             reads_clocks=reads_clocks,
             examination=examination if engine.examines_nodes else None,
-            sockets=sockets,
+            sockets=sockets_of(job.token, is_secure),
         )
 
     def _attempts(self, session: Session, attempt: Attempt) -> Outcome:
-        restarts, elastic = Restarts(session.job.plan.run.restarts), session.elastic
+        restarts, elastic = session.restarts, session.elastic
         while True:
             outcome, was = _followed(session, attempt), elastic.plan
             can_restart = outcome.is_restartable and restarts.are_allowed
@@ -158,7 +158,11 @@ class Supervisor:
         elastic, nodes = session.elastic, session.nodes
         absent = nodes.absent if elastic.is_allowed else []
         elastic.note(outcome.cause, absent, outcome.missing)
-        if not absent and not outcome.missing and (reason := restarts.refusal(outcome, self._clock())):
+        if (
+            not absent
+            and not outcome.missing
+            and (reason := restarts.refusal(outcome.cause, outcome.has_begun, self._clock()))
+        ):
             return reason
         try:
             elastic.plan_without_lost()

@@ -133,7 +133,15 @@ class Channel:
         if self._me is None:
             return value is END
         own = self._describe(value, weight)
-        table = allgather(self._transport, self._job_ranks, self._me, self._tag + TABLES, encode(own))
+        return self._send_with(self._gathered(own), own, value)
+
+    def _gathered(self, own: ProducerHeader) -> list[bytes]:
+        """Returns the headers of all producers, of which this rank's is `own`."""
+        assert self._me is not None
+        return allgather(self._transport, self._job_ranks, self._me, self._tag + TABLES, encode(own))
+
+    def _send_with(self, table: list[bytes], own: ProducerHeader, value: Any) -> bool:
+        """Sends a value with the headers of all producers. Returns whether the stream has ended."""
         headers, partition = self._partitions.known(table) or self._partitioned(table, own)
         if partition and partition.is_sent:
             table.append(encode_parts(partition.parts))
@@ -210,13 +218,13 @@ class Channel:
             head = flat_frame.head(self._generation, header.digest, table, PACKED)
             if len(head) + packed.nbytes <= most:
                 frame = flat_frame.encode(head, packed, value, me)
-                for job_ranks in self._paths.destinations(part, me):
+                for job_ranks in self._destinations(part):
                     self.bytes_sent += len(frame)
                     self._transport.send_inline(job_ranks, self._tag + VALUES, frame)
                 return
         layout = flat.held(me, ALIGNED)
         head = flat_frame.head(self._generation, header.digest, table, ALIGNED)
-        for job_ranks in self._paths.destinations(part, me):
+        for job_ranks in self._destinations(part):
             nbytes = len(head) + layout.nbytes
             lease = self._transport.lease(job_ranks, self._tag + VALUES, nbytes)
             flat_frame.write_head(lease.frame, head)
@@ -230,7 +238,7 @@ class Channel:
         if len(ranges) < 2:
             self._send_frame(part, content)
             return
-        for job_ranks in self._paths.destinations(part, self._me or 0):
+        for job_ranks in self._destinations(part):
             frame = self._transport.frame(job_ranks, content, is_final=True)
             lease = self._transport.lease(job_ranks, self._tag + VALUES, frame.nbytes, frame.out_of_band)
             frame.write(lease.frame)
@@ -239,9 +247,12 @@ class Channel:
             self._transport.deliver(lease)
 
     def _send_frame(self, part: int, content: list[Any]) -> None:
-        assert self._me is not None
-        for job_ranks in self._paths.destinations(part, self._me):
+        for job_ranks in self._destinations(part):
             self._send_to(job_ranks, VALUES, content)
+
+    def _destinations(self, part: int) -> list[list[int]]:
+        """Returns the job ranks to which this rank sends a part; those of one list read the same memory."""
+        return self._paths.destinations(part, self._me or 0)
 
     def _send_to(self, job_ranks: Sequence[int], tag: int, content: list[Any]) -> None:
         frame = self._transport.frame(job_ranks, content, is_final=True)
@@ -434,7 +445,7 @@ class Channel:
         peers = [mode.counterpart(mesh, rank, share) for share in range(mode.share_count(mesh))]
 
         def send(peer: int, some: Batch) -> None:
-            self._send_to([self._consumer.job_rank(peer)], REALIGN, [self._generation, digest, None, some])
+            self._send_to([self._consumer.job_rank(peer)], REALIGN, [0, digest, None, some])
 
         def receive(peer: int) -> Batch:
             return self._realigned_from(self._consumer.job_rank(peer), digest)
@@ -446,10 +457,7 @@ class Channel:
             raise RouteError("inputs of a stage with `execute: peer` must come from the same ranks")
 
     def _realigned_from(self, job_rank: int, digest: int) -> Batch:
-        while True:
-            message = _message_of(self._transport.receive_value(job_rank, self._tag + REALIGN))
-            if message is None or message.generation >= self._generation:
-                break
+        message = _message_of(self._transport.receive_value(job_rank, self._tag + REALIGN))
         if message is None or message.digest != digest or not isinstance(message.batch, Batch):
             who = self._transport.name_of(job_rank)
             raise PeerLost(f"{who} sent another layout of the samples on `{self.route.name}`")

@@ -6,8 +6,8 @@
     reopen(generation)      a side was restarted: frames of older generations are dropped from now on
     close(last)             the run's last step is known: what was sent after it is forgotten
 
-A frame of a route names the generation of its sender, so that a frame which a dead process left behind is
-recognised. Nothing restarts a side yet.
+A frame of a route contains the generation of the route, which grows with each restart of one of its groups.
+So frames of processes that have ended are recognised (`resumable`).
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class RouteSide:
     node_of: Callable[[int], int] = lambda rank: 0
     """Returns the node of a rank."""
     device_type: str = "cpu"
+    group: str = ""
+    is_restartable: bool = False
+    """Whether the group restarts alone after a failure."""
 
     def job_rank(self, rank: int) -> int:
         return self.first_job_rank + rank
@@ -70,6 +73,12 @@ class RouteContext:
     def consumer_rank(self) -> int:
         """This worker's rank in the consuming component."""
         return self.transport.job_rank - self.consumer.first_job_rank
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether one of the two groups may restart while the other one waits."""
+        sides = self.producer, self.consumer
+        return self.producer.group != self.consumer.group and any(side.is_restartable for side in sides)
 
 
 class StreamEnd:

@@ -32,8 +32,8 @@ def negotiate(
     every parameter in full. Raises `RouteError` if ranks disagree on a parameter.
     """
     producers, consumers = context.producer.job_ranks, context.consumer.job_ranks
-    held = None if produced is None else _gather(context, producers, _row_of(produced), malformed)
-    requested = None if wanted is None else _gather(context, consumers, _row_of(wanted), malformed)
+    held = None if produced is None else _gather(context, producers, row_of(produced), malformed)
+    requested = None if wanted is None else _gather(context, consumers, row_of(wanted), malformed)
     if requested is None:
         assert held is not None
         _send(context, producers, consumers, held)
@@ -41,6 +41,20 @@ def negotiate(
     elif held is None:
         _send(context, consumers, producers, requested)
         held = _receive(context, consumers, producers, malformed)
+    return _plan_of(context, held, requested, malformed)
+
+
+def plan_again(context: RouteContext, held: list[Any], wanted: Weights, malformed: ProtocolError) -> SyncPlan:
+    """Returns the plan of a sync whose consumers have restarted, and call it together. `held` are the layouts
+    of the producers, as they were negotiated (`row_of`)."""
+    requested = _gather(context, context.consumer.job_ranks, row_of(wanted), malformed)
+    return _plan_of(context, held, requested, malformed)
+
+
+def _plan_of(
+    context: RouteContext, held: list[Any], requested: list[Any], malformed: ProtocolError
+) -> SyncPlan:
+    producers, consumers = context.producer.job_ranks, context.consumer.job_ranks
     held_layouts = [_layout_in(row, other, malformed) for other, row in zip(producers, held, strict=True)]
     requested_layouts: list[Layout | None] = []
     for other, row in zip(consumers, requested, strict=True):
@@ -77,7 +91,7 @@ def _receive(context: RouteContext, ours: range, theirs: range, malformed: Proto
     return rows
 
 
-def _row_of(weights: Weights) -> dict[str, Any]:
+def row_of(weights: Weights) -> dict[str, Any]:
     """Returns a layout as plain data."""
     held = layout_of(weights)
     rows: dict[str, Any] = {}

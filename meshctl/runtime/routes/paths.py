@@ -2,7 +2,9 @@
 part.
 
 A part goes once to each node. On the producer's own node all consumers of the part read the same memory; to
-any other node the frame goes to the first of the part's ranks there, which forwards it to the others.
+any other node the frame goes to the first of the part's ranks there, which forwards it to the others. If the
+producers may restart alone, each consumer receives from them itself, because only some of the consumers may
+lack a step then.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ class Paths:
         """`producers` are the ranks that send, in their order."""
         self._producer, self._consumer = context.producer, context.consumer
         self._transport = context.transport
+        self._is_resumable = context.is_resumable
+        self._forwards = not (context.is_resumable and context.producer.is_restartable)
         self._producers, self._consumers = producers, consumers
         self._destinations: dict[tuple[int, int], list[list[int]]] = {}
         self._inline_max: dict[tuple[int, int], int] = {}
@@ -48,7 +52,7 @@ class Paths:
             if node == here:
                 near.append(self._consumer.job_rank(rank))
             else:
-                far.setdefault(node, self._consumer.job_rank(rank))
+                far.setdefault(node if self._forwards else ~rank, self._consumer.job_rank(rank))
         one_by_one = [[other] for other in far.values()]
         if not near:
             return one_by_one
@@ -58,7 +62,9 @@ class Paths:
 
     def can_write_together(self, part: int, producers: tuple[int, ...]) -> bool:
         """Whether some producers, the leader of a part and all of its consumers are on one node and
-        can use the same frame."""
+        can use the same frame. Where a group may restart, each producer sends alone, also once more."""
+        if self._is_resumable:
+            return False
         found = self._shared.get((part, producers))
         if found is None:
             found = self._shared[part, producers] = self._find_shared(part, producers)
@@ -82,7 +88,7 @@ class Paths:
 
     def _find_forwarding(self, rank: int, part: int, producer: int) -> list[int]:
         node = self._consumer.node_of(rank)
-        if self._node_of_producer(producer) == node:
+        if self._node_of_producer(producer) == node or not self._forwards:
             return []
         peers = [peer for peer in self._consumers.ranks[part] if self._consumer.node_of(peer) == node]
         return [self._consumer.job_rank(peer) for peer in peers] if len(peers) > 1 else []

@@ -135,7 +135,7 @@ class _Buckets:
     def is_shared(self, bucket: Bucket) -> bool:
         """Whether the producers of a bucket write one frame: where they and its consumers share
         memory, and tensors do not go from device to device without it."""
-        if len(bucket.producers) < 2 or bucket.nbytes < SHARED_WRITE_MIN_BYTES:
+        if len(bucket.producers) < 2 or bucket.nbytes < SHARED_WRITE_MIN_BYTES or self.context.is_resumable:
             return False
         device_type = self.context.producer.device_type
         if device_type == self.context.consumer.device_type and device_type in DEVICES:
@@ -195,12 +195,17 @@ class WeightChannel:
         produced = None if self._produced is None else self._produced()
         wanted = None if self._wanted_of is None else self._wanted_of()
         plan = negotiate(self._context, produced, wanted, self._malformed)
+        held = {} if produced is None else layout_of(produced)
+        self._begin(plan, held, produces=produced is not None, consumes=wanted is not None)
+
+    def _begin(self, plan: SyncPlan, held: Layout, *, produces: bool = False, consumes: bool = False) -> None:
+        """Prepares for syncs by a plan. `held` is the layout of the weights of this rank."""
         self._plan, self._buckets = plan, _Buckets.of(self._context, plan)
-        self._held: Layout = {} if produced is None else layout_of(produced)
+        self._held: Layout = held
         self._local: dict[str, Tensor] = {}
         self._unsent: deque[int] = deque()
         """The buckets of the current step that this rank has not sent yet, by number."""
-        self._index(produced is not None, wanted is not None)
+        self._index(produces, consumes)
         self._transport.reserve(self._tag, self._buckets.slots(self._lag))
 
     def _index(self, produces: bool, consumes: bool) -> None:

@@ -3,7 +3,7 @@ of frames in flight."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import field
 
 import torch
@@ -39,6 +39,8 @@ class Context:
     """Job rank -> its peer group."""
     generations: Mapping[str, int] = field(default_factory=dict)
     """Peer group -> its generation; 0 if a group is missing."""
+    restartable: Set[str] = frozenset()
+    """The other peer groups that restart alone after a loss."""
     has_left: Callable[[int], bool] = lambda job_rank: False
     """Whether a job rank has left the run in order. It is asked where a connection ends without a goodbye."""
     on_wait: Callable[[int, int], None] = lambda job_rank, tag: None

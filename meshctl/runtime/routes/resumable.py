@@ -1,0 +1,250 @@
+"""The ends of routes between a group that may restart alone and another one, which waits meanwhile.
+
+    producers into the group    keep the values of the last steps, and send those again that it lacks
+    consumers from the group    note the last step that they have received, and wait for the next ones
+    the restarted group         runs again after the last step that all others have, and sends a step only to
+                                those that lack it
+
+A sync keeps copies of the last weights on their producers, so that the group begins with those that its first
+step needs. All of this is decided by counts that a thread reads while the program computes
+(`runtime.group_restarts`), so counts change under the lock of the data plane, and not while the group is
+away.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from meshctl.runtime.kept_values import copied
+from meshctl.runtime.routes.channel import Channel
+from meshctl.runtime.routes.end import VALUES, Received, RouteContext
+from meshctl.runtime.routes.header import ProducerHeader
+from meshctl.runtime.routes.negotiation import Weights, plan_again, row_of
+from meshctl.runtime.routes.sync_plan import DTensorLike
+from meshctl.runtime.routes.weights import WeightChannel, WeightsOf
+from meshctl.runtime.transports.errors import PeerLost
+from meshctl.runtime.transports.returning import ReturningDataPlane
+
+NEVER = -1
+"""The step of what has not happened."""
+T = TypeVar("T")
+
+
+class _Sent(NamedTuple):
+    """What a producer has sent in a step."""
+
+    step: int
+    value: Any
+    table: list[bytes]
+    """The headers of all producers."""
+    own: ProducerHeader
+
+
+class _Waiting:
+    """Runs operations of a route, again or not at all if the other group restarts meanwhile."""
+
+    def __init__(self, context: RouteContext) -> None:
+        is_producer = context.transport.job_rank in context.producer.job_ranks
+        other = context.consumer if is_producer else context.producer
+        self.plane = context.transport
+        self.group, self.peer, self.tag = other.group, other.first_job_rank, context.first_tag + VALUES
+
+    @property
+    def _returning(self) -> ReturningDataPlane | None:
+        """The data plane, unless the other group does not restart alone."""
+        plane = self.plane
+        if isinstance(plane, ReturningDataPlane) and self.group in plane.context.restartable:
+            return plane
+        return None
+
+    def attempt(self, operation: Callable[[], T]) -> T | None:
+        """Returns the result of an operation. Where the other group is lost meanwhile, waits for its return
+        and returns None."""
+        plane = self._returning
+        if plane is None:
+            return operation()
+        generation = plane.generation_of(self.peer)
+        try:
+            return operation()
+        except PeerLost as lost:
+            if lost.job_rank is None or plane.context.group_of(lost.job_rank) != self.group:
+                raise
+            with plane.locked():
+                if plane.generation_of(self.peer) == generation:
+                    plane.suspend(self.group)
+            plane.await_return(self.group, self.peer, self.tag)
+            return None
+
+    def note(self, change: Callable[[], None]) -> bool:
+        """Changes what is read when the other group restarts, and returns True. Returns False, after a wait,
+        if the group is away."""
+        plane = self._returning
+        if plane is None:
+            change()
+            return True
+        with plane.locked():
+            if not plane.is_away(self.group):
+                change()
+                return True
+        plane.await_return(self.group, self.peer, self.tag)
+        return False
+
+
+class ResumableChannel(Channel):
+    """A data route that goes on after a restart of the group at its other end, or of this group."""
+
+    def __init__(self, context: RouteContext, kept: int) -> None:
+        """`kept` is the number of values that a producer keeps for consumers that may restart."""
+        super().__init__(context)
+        self.other = _Waiting(context)
+        self.delivered = NEVER
+        """The last step whose value this rank has received."""
+        self._sent: deque[_Sent] = deque(maxlen=kept if context.consumer.is_restartable else 0)
+        self.forgotten = NEVER
+        """The last step whose value was sent and is no longer kept."""
+        self._has: Mapping[int, int] = {}
+        """Job rank of a consumer -> the last step that it has from an earlier generation of this group."""
+        self._sending = NEVER
+        if isinstance(self._transport, ReturningDataPlane):
+            self._transport.allow(self._tag + VALUES, kept + self.route.slots)
+
+    @property
+    def consumes(self) -> bool:
+        return self._transport.job_rank in self._consumer.job_ranks
+
+    # Sending
+
+    def send(self, value: Any, step: int, weight: float = 1.0) -> bool:
+        if self._me is None or not self._sent.maxlen:
+            self._sending = step
+            return (
+                self.other.attempt(lambda: super(ResumableChannel, self).send(value, step, weight)) or False
+            )
+        own = self._describe(value, weight)
+        sent = _Sent(step, copied(value), self._gathered(own), own)
+        while not self.other.note(lambda: self._keep(sent)):
+            pass
+        self._sending = step
+        return self.other.attempt(lambda: self._send_with([*sent.table], own, value)) or False
+
+    def _keep(self, sent: _Sent) -> None:
+        if len(self._sent) == self._sent.maxlen:
+            self.forgotten = self._sent[0].step
+        self._sent.append(sent)
+
+    def _destinations(self, part: int) -> list[list[int]]:
+        found = super()._destinations(part)
+        if not self._has:
+            return found
+        lack = [[one for one in ranks if self._has.get(one, NEVER) < self._sending] for ranks in found]
+        return [ranks for ranks in lack if ranks]
+
+    # Receiving
+
+    def receive(self, step: int) -> Received:
+        while True:
+            received = self.other.attempt(lambda: super(ResumableChannel, self).receive(step))
+            if received is not None and self.other.note(lambda: self._deliver(step)):
+                return received
+
+    def _deliver(self, step: int) -> None:
+        self.delivered = step
+
+    # Restarts
+
+    def begin_after(self, generation: int, delivered: Mapping[int, int]) -> None:
+        """Begins in a group that has restarted. `delivered` maps the job ranks of consumers to the last step
+        that they have."""
+        self._generation, self._has = generation, delivered
+
+    def resume(self, generation: int, step: int) -> None:
+        """Goes on after a restart of the other group, which has everything up to `step`."""
+        self._generation = generation
+        for sent in [*self._sent]:
+            if sent.step > step:
+                self._sending = sent.step
+                self._send_with([*sent.table], sent.own, sent.value)
+
+
+class ResumableWeights(WeightChannel):
+    """A sync into a group that may restart. Its producers keep copies of the weights of the last `lag` + 2
+    syncs in host memory."""
+
+    def __init__(
+        self,
+        context: RouteContext,
+        produced: WeightsOf | None,
+        wanted: WeightsOf | None,
+        *,
+        lag: int = 0,
+        checksum: bool | None = None,
+    ) -> None:
+        super().__init__(context, produced, wanted, lag=lag, checksum=checksum)
+        self.other = _Waiting(context)
+        self._kept: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=lag + 2)
+        """The step of each sync, and the weights of this rank."""
+        self.forgotten = NEVER
+        """The last step whose weights were sent and are no longer kept."""
+        self.row: Any = None
+        """The layout of the weights of this rank, as plain data, on a producer."""
+
+    def open(self, step: int) -> None:
+        super().open(step)
+        self.row = None if self._produced is None else row_of(self._produced())
+        self._allow_more()
+
+    def _allow_more(self) -> None:
+        if isinstance(self._transport, ReturningDataPlane):
+            frames = (self._lag + 3) * self._buckets.slots(self._lag + 1)
+            self._transport.allow(self._tag + VALUES, frames)
+
+    def send(self, value: Weights | None, step: int, weight: float = 1.0) -> bool:
+        if value is None:
+            return super().send(value, step, weight)
+        kept = {name: _own_part(tensor).detach().cpu().clone() for name, tensor in value.items()}
+        while not self.other.note(lambda: self._keep(step, kept)):
+            pass
+        if self.other.attempt(lambda: [super(ResumableWeights, self).send(value, step, weight)]) is None:
+            self._unsent.clear()  # they were sent with those of the steps before
+            self._local = {}
+        return False
+
+    def _keep(self, step: int, kept: dict[str, Tensor]) -> None:
+        if len(self._kept) == self._kept.maxlen:
+            self.forgotten = self._kept[0][0]
+        self._kept.append((step, kept))
+
+    def resume(self, generation: int, version: int) -> None:
+        """Goes on after a restart of the consumers, which begin with the weights of the step `version`."""
+        self._generation = generation
+        running = self.last_sent, self._local, self._unsent
+        for step, kept in _from_version(self._kept, version):
+            self.last_sent, self._local, self._unsent = step, kept, deque(self._sends)
+            self._send_until(len(self._buckets.all))
+        self.last_sent, self._local, self._unsent = running
+
+    def begin_after(self, generation: int, step: int, versions: Sequence[int], rows: list[Any]) -> None:
+        """Begins on a consumer of a group that has restarted after `step`. `versions` are the steps whose
+        weights it will receive, first the one to begin with, and `rows` the layouts of all producers."""
+        self._generation = generation
+        wanted = self._wanted_of() if self._wanted_of else {}
+        self._begin(plan_again(self._context, rows, wanted, self._malformed), {}, consumes=True)
+        self._allow_more()
+        self._pending, self.last_sent = deque(versions), step
+
+
+def _own_part(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensorLike) else tensor
+
+
+def _from_version(
+    kept: Iterable[tuple[int, dict[str, Tensor]]], version: int
+) -> list[tuple[int, dict[str, Tensor]]]:
+    """Returns the kept weights from a version on. Of several of this step, only the last are needed."""
+    later = [one for one in kept if one[0] > version]
+    exact = [one for one in kept if one[0] == version]
+    return [*exact[-1:], *later]

@@ -1,0 +1,173 @@
+"""The data plane of a worker that outlives other groups: it waits for their next processes.
+
+    with plane.locked(): plane.suspend(group)       from now on, nothing is exchanged with the group
+    plane.add_duty(reopen)                          what the program's thread does in its next wait
+    plane.await_return(group, peer, tag)            waits until `reopen` has been called
+
+The loss of a restartable group is no error. What the program's thread waits for may depend on other workers
+that wait for that group, so it reopens its routes in any wait, and never waits while it does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from meshctl.runtime.transports.context import SLOTS, Context
+from meshctl.runtime.transports.data_plane import NO_SLOT, DataPlane
+from meshctl.runtime.transports.errors import PeerLost, ProtocolError
+
+
+class ReturningDataPlane(DataPlane):
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._away: set[str] = set()
+        """The groups of which a process has ended, until they are reopened."""
+        self._duties: deque[Callable[[], None]] = deque()
+        self._is_forced = False
+        self._extra: dict[int, int] = {}
+
+    # Groups that are away
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps the other threads from changing which groups are away."""
+        with self._lock:
+            yield
+
+    def is_away(self, group: str) -> bool:
+        return group in self._away
+
+    def suspend(self, group: str) -> None:
+        """Ends all waits for a group, from any thread. They begin again once it is reopened."""
+        with self._lock:
+            self._away.add(group)
+            self._notify()
+
+    def fail(self, lost: PeerLost, also: int | None = None) -> None:
+        if lost.job_rank is None or not self.returns(lost.job_rank):
+            super().fail(lost, also)
+            return
+        self.suspend(self.context.group_of(lost.job_rank))
+        if also is not None:
+            self.fail(self.peer_lost(also, f"is gone, after {self.name_of(lost.job_rank)}"))
+
+    def returns(self, job_rank: int) -> bool:
+        """Whether the group of a job rank restarts alone after a loss."""
+        return self.context.group_of(job_rank) in self.context.restartable
+
+    def on_peer_ended(self, job_rank: int, how: str) -> None:
+        if self.returns(job_rank) and not self.context.has_left(job_rank):
+            self.fail(self.peer_lost(job_rank, how))
+        else:
+            super().on_peer_ended(job_rank, how)
+
+    def check(self, peer: int, tag: int) -> None:
+        if self.context.group_of(peer) in self._away:
+            raise self.peer_lost(peer, "restarts", tag)
+        super().check(peer, tag)
+
+    def reopen(self, group: str, generation: int) -> None:
+        with self._lock:
+            super().reopen(group, generation)
+            self._away.discard(group)
+
+    # Waiting
+
+    def add_duty(self, duty: Callable[[], None]) -> None:
+        """Has the program's thread call a function in its next wait, or at its next step. From any thread."""
+        with self._lock:
+            self._duties.append(duty)
+            self._notify()
+
+    def do_duties(self) -> None:
+        """Calls the functions that are due. To be called from the program's thread, without the lock."""
+        while self._duties:
+            self._duties.popleft()()
+
+    def await_return(self, group: str, peer: int, tag: int) -> None:
+        """Waits until a group is reopened. `peer` and `tag` are those for which this process waits. Raises
+        `PeerLost` for any other loss."""
+        with self._lock:
+            if group in self._away:
+                self._wait_for(lambda: group not in self._away, peer, tag, lambda: None)
+
+    def _wait(self, ready: Callable[[], bool], peer: int, tag: int) -> None:
+        group, generation = self.context.group_of(peer), self.generation_of(peer)
+
+        def check() -> None:
+            if group in self._away or self.generation_of(peer) != generation:
+                raise self.peer_lost(peer, "restarts", tag)
+
+        self._wait_for(ready, peer, tag, check)
+
+    def _wait_for(self, ready: Callable[[], bool], peer: int, tag: int, check: Callable[[], None]) -> None:
+        """Waits until `ready` returns true. `check` raises an exception if that can no longer happen. The
+        caller holds the lock once."""
+        on_wait = self.context.on_wait
+        on_wait(peer, tag)
+        try:
+            while True:
+                self._unlocked(self.do_duties)
+                check()
+                if ready():
+                    return
+                if self.losses:
+                    self.losses.check(self.job_rank if self.returns(peer) else peer, tag)
+                if self._poller is None:
+                    self._state.wait()
+                else:
+                    self._unlocked(self._poll_long)
+        finally:
+            on_wait(-1, -1)
+
+    def _unlocked(self, act: Callable[[], None]) -> None:
+        self._lock.release()
+        try:
+            act()
+        finally:
+            self._lock.acquire()
+
+    def _poll_long(self) -> None:
+        if self._poller:
+            self._poller.poll(None)
+
+    # Slots
+
+    def allow(self, tag: int, frames: int) -> None:
+        """Has further frames of a tag in flight for a while after a restart, beyond its slots."""
+        self._extra[tag] = frames
+
+    @contextmanager
+    def forced(self) -> Iterator[None]:
+        """Sends beyond the slots of receivers, without waiting."""
+        self._is_forced = True
+        try:
+            yield
+        finally:
+            self._is_forced = False
+
+    def slots(self, tag: int) -> int:
+        return super().slots(tag) + self._extra.get(tag, 0)
+
+    def _await_slot(self, key: tuple[int, int]) -> None:
+        to, tag = key
+        if key not in self._credits:
+            self._credits[key] = (
+                float("inf") if to == self.job_rank else self._slots.get(tag, SLOTS) or float("inf")
+            )
+        if self._credits[key] <= 0 and not self._is_forced:
+            self._wait(lambda: self._credits[key] > 0, to, tag)
+
+    def check_slot(self, source: int, tag: int) -> None:
+        most = (self._slots.get(tag, SLOTS) or SLOTS) + self._extra.get(tag, 0)
+        is_tag = 0 <= tag < self.context.tag_count
+        if not is_tag or len(self._inbox.get((source, tag), ())) >= most:
+            raise ProtocolError(NO_SLOT.format(tag))
+
+    def _take_slots(self, wanted: Sequence[tuple[int, int]]) -> None:
+        for to, tag in wanted:
+            if self.context.group_of(to) in self._away:
+                raise self.peer_lost(to, "restarts", tag)
+        super()._take_slots(wanted)

@@ -1,0 +1,188 @@
+"""A group of components without state restarts alone: the other groups keep their processes, and the result is
+that of an uninterrupted run, digit for digit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from processes import alive
+
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Event, Follower
+from tests.command_server import Done, call
+from tests.engines.test_exactly_once import rows_of
+
+PARTS = '''
+import json
+import os
+import signal
+import time
+
+import torch
+from meshctl import Batch, Component, endpoint
+
+
+class Prompts(Component):
+    def __len__(self):
+        return 1 << 20
+
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        return Batch({"x": torch.rand(len(samples)) + torch.tensor(samples)})
+
+
+def dies_once(component, place):
+    """Kills this process if a file asks for it, at this place and step on this rank."""
+    wanted = component.run_dir.parents[2] / f"die-{component.run_dir.parent.name}-{place}-{component.rank}"
+    for file in wanted.parent.glob(wanted.name + "-*"):
+        if (component.step or 0) >= int(file.name.rpartition("-")[2]) and file.exists():
+            file.unlink(missing_ok=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Sampler(Component):
+    def setup(self):
+        self.weight = torch.zeros(300, dtype=torch.float64)
+        time.sleep(SETUP_S)
+        if list(self.run_dir.parents[2].glob(f"restarting-{self.run_dir.parent.name}")):
+            dies_once(self, "setup")
+
+    def weights(self):
+        yield "weight", self.weight
+
+    def load_weights(self, stream):
+        dies_once(self, "sync")
+        for _, tensor in stream:
+            self.weight = tensor.clone()
+
+    @endpoint
+    def sample(self, batch: Batch) -> Batch:
+        dies_once(self, "call")
+        self.log({"seen": float(batch["x"].sum())})
+        noise = torch.rand(len(batch), dtype=torch.float64)
+        many = batch.repeat(2)
+        answer = torch.sin(self.weight[:1] + many["x"].double()) + noise.repeat_interleave(2)
+        return many.with_columns(answer=answer, wide=torch.ones(len(many), WIDE))
+
+
+class Judge(Component):
+    def setup(self):
+        time.sleep(SETUP_S)
+
+    @endpoint
+    def score(self, batch: Batch) -> Batch:
+        return Batch({"score": batch["answer"] * 2}, ids=batch.ids)
+
+
+class Actor(Component):
+    def setup(self):
+        self.weight, self.seen = torch.zeros(300, dtype=torch.float64), []
+        time.sleep(SETUP_S)
+
+    def weights(self):
+        yield "weight", self.weight
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        time.sleep(STEP_S)
+        step = torch.sin(self.weight + batch["answer"].sum() + batch["score"].sum())
+        self.weight = self.weight + self.collective("dp").all_reduce(step)
+        self.seen += [str(id) for id in batch.ids.tolist()]
+        return {"norm": float(self.weight.norm())}
+
+    def state_dict(self):
+        return {"weight": self.weight, "seen": [self.rank, list(self.seen)]}
+
+    def load_state_dict(self, state):
+        self.weight, self.seen = state["weight"], list(state["seen"][1])
+
+    def close(self):
+        result = {"weight": self.weight.tolist(), "seen": self.seen}
+        (self.run_dir / f"result-{self.rank}.json").write_text(json.dumps(result))
+'''
+
+RECIPE = """
+groups:
+  rollout: {ranks: 2, device_type: cpu, restartable: true}
+  judge: {ranks: 1, device_type: cpu}
+  train: {ranks: 2, device_type: cpu}
+components:
+  prompts: {_target_: parts.Prompts, group: train}
+  sampler: {_target_: parts.Sampler, group: rollout}
+  judge: {_target_: parts.Judge, group: judge}
+  actor: {_target_: parts.Actor, group: train}
+pipeline:
+  batch: {call: prompts.next, samples: 6}
+  rollouts: {call: sampler.sample, in: batch}
+  scored: {call: judge.score, in: rollouts}
+  metrics: {call: actor.update, in: [rollouts, scored]}
+  publish: {sync: actor, to: sampler}
+run: {steps: 12, dir: runs, checkpoint: {every: 4}, restarts: {times: 20}}
+"""
+SAMPLES = 6
+
+
+def parts(setup_s: float = 0.0, step_s: float = 0.02, wide: int = 4) -> str:
+    text = PARTS.replace("SETUP_S", str(setup_s)).replace("STEP_S", str(step_s))
+    return text.replace("WIDE", str(wide))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("group")
+    (folder / "parts.py").write_text(parts())
+    (folder / "recipe.yaml").write_text(RECIPE)
+    return folder
+
+
+def run_of(folder: Path, name: str) -> RunDir:
+    [run] = (folder / "runs" / name).iterdir()
+    return RunDir(run)
+
+
+def events(run: RunDir, name: str) -> list[Event]:
+    return [event for event in Follower(run.events).in_order() if event.name == name]
+
+
+def launched(folder: Path, name: str, *words: str, deaths: Sequence[str] = ()) -> tuple[RunDir, Done]:
+    """Runs the recipe. Each of `deaths` is PLACE-RANK-STEP of a sampler that is killed there."""
+    for death in deaths:
+        (folder / f"die-{name}-{death}").touch()
+    done = call(folder, "launch", "recipe.yaml", f"name={name}", *words)
+    return run_of(folder, name), done
+
+
+def pids(run: RunDir, group: str) -> list[int]:
+    return [int(event.value["pid"]) for event in events(run, "started") if event.group == group]
+
+
+def results_of(run: RunDir) -> list[dict[str, list[object]]]:
+    return [json.loads((run.path / f"result-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def seen_in(run: RunDir) -> list[str]:
+    return sorted(str(id) for result in results_of(run) for id in result["seen"])
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> RunDir:
+    """An uninterrupted run."""
+    run, done = launched(folder, "whole")
+    assert done.returncode == 0, done
+    return run
+
+
+def test_a_group_restarts_alone_after_a_death_in_a_call(folder: Path, whole: RunDir) -> None:
+    run, done = launched(folder, "call", deaths=["call-1-5"])
+    assert done.returncode == 0, done
+    [restarted] = events(run, "restarted")
+    assert (restarted.value["group"], restarted.value["generation"]) == ("rollout", 1)
+    assert len(events(run, "launched")) == 1
+    assert [len(pids(run, group)) for group in ("rollout", "judge", "train")] == [4, 1, 2]
+    assert results_of(run) == results_of(whole)
+    assert rows_of(run) == rows_of(whole)
+    assert seen_in(run) == seen_in(whole)
+    assert not any(map(alive, pids(run, "train")))
