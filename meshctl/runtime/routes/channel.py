@@ -51,10 +51,10 @@ from meshctl.runtime.routes.rows import RowRange, fill, gather
 from meshctl.runtime.routes.shared_write import SharedWrite
 from meshctl.runtime.routes.step import Partition, Partitions, StepHeader
 from meshctl.runtime.routes.table import decode_table, encode_parts
-from meshctl.runtime.transports.allgather import allgather
+from meshctl.runtime.transports.allgather import exchange
 from meshctl.runtime.transports.buffers.frames import FrameError, unpack
 from meshctl.runtime.transports.errors import BuffersHeld, PeerLost
-from meshctl.runtime.transports.transport import Delivery, flat
+from meshctl.runtime.transports.transport import Delivery, Exchange, flat
 from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
 from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_of_some, parts_within
 from meshctl.topology.modes import producer_set
@@ -104,6 +104,12 @@ class Channel:
         return SharedWrite(self._context, self._job_ranks, self.consumers, self._paths)
 
     @cached_property
+    def _gather(self) -> Exchange:
+        """Exchanges a row with the other producers."""
+        assert self._me is not None
+        return exchange(self._transport, self._job_ranks, self._me, self._tag + TABLES)
+
+    @cached_property
     def _led(self) -> tuple[int, ...]:
         """The parts whose consumers receive the headers from this rank."""
         return tuple(part for part, leader in enumerate(self.consumers.leaders) if leader == self._me)
@@ -137,8 +143,7 @@ class Channel:
 
     def _gathered(self, own: ProducerHeader) -> list[bytes]:
         """Returns the headers of all producers, of which this rank's is `own`."""
-        assert self._me is not None
-        return allgather(self._transport, self._job_ranks, self._me, self._tag + TABLES, encode(own))
+        return self._gather(encode(own))
 
     def _send_with(self, table: list[bytes], own: ProducerHeader, value: Any) -> bool:
         """Sends a value with the headers of all producers. Returns whether the stream has ended."""
@@ -222,11 +227,12 @@ class Channel:
                     self.bytes_sent += len(frame)
                     self._transport.send_inline(job_ranks, self._tag + VALUES, frame)
                 return
-        layout = flat.held(me, ALIGNED)
+        layout, is_copied = flat.held(me, ALIGNED), len(header.partition.producers[part]) > 1
+        lease_of = self._transport.lease_copied if is_copied else self._transport.lease
         head = flat_frame.head(self._generation, header.digest, table, ALIGNED)
         for job_ranks in self._destinations(part):
             nbytes = len(head) + layout.nbytes
-            lease = self._transport.lease(job_ranks, self._tag + VALUES, nbytes)
+            lease = lease_of(job_ranks, self._tag + VALUES, nbytes)
             flat_frame.write_head(lease.frame, head)
             flat_frame.write(lease.frame, len(head), layout, value, me)
             self.bytes_sent += nbytes
@@ -331,7 +337,7 @@ class Channel:
         if len(sent) == 1:
             [(producer, message)] = sent.items()
             rows, alignment = message.batch
-            is_readable = alignment == ALIGNED and not rows.readonly
+            is_readable = alignment == ALIGNED and not rows.readonly and message.slot_of is None
             if is_whole or is_readable:
                 if len(rows) != flat.nbytes or not is_readable:
                     raise self._unexpected(producer, f"{len(rows)} bytes for other rows")
@@ -341,6 +347,7 @@ class Channel:
         for producer, message in sent.items():
             if not flat.copy(into, producer, message.batch):
                 raise self._unexpected(producer, f"{len(message.batch.rows)} bytes for other rows")
+            self._return_slot(message)
         batch = header.batch_of(part, flat.columns_in(buffer))
         buffers = [buffer] if isinstance(buffer, bytearray) else []
         return Received(batch, header, buffers=buffers, is_buffered=bool(buffers) and not flat.has_offsets)
@@ -358,6 +365,11 @@ class Channel:
                 raise self._unexpected(producer, "no frame of a route")
             if message.generation >= self._generation:
                 return message
+            self._return_slot(message)
+
+    def _return_slot(self, message: Message) -> None:
+        if message.slot_of is not None:
+            self._transport.return_slot(message.slot_of, self._tag)
 
     def _receive_from(self, part: int, producer: int) -> Message | None:
         """Receives a frame from a producer, or from the rank of this node that forwards it."""
@@ -378,7 +390,7 @@ class Channel:
     def _message_in(self, delivery: Delivery, source: int) -> Message | None:
         """Returns the message in a frame, or None for a frame of another form."""
         try:
-            found = flat_frame.decode(delivery.frame)
+            found = flat_frame.decode(delivery.frame, source if delivery.holds_slot else None)
         except FrameError as error:
             raise self._transport.peer_lost(source, f"sent a malformed frame: {error}") from None
         if found:

@@ -67,6 +67,8 @@ class Message(NamedTuple):
     """A batch, or its `FlatRows` where the frame is flat."""
     memory: bytearray | None = None
     """The memory of the batch where the frame came as bytes and is not flat."""
+    slot_of: int | None = None
+    """The job rank to which the slot is returned when the rows have been copied; None if it was returned."""
 
 
 Edges = Mapping[int | None, Sequence[int]]
@@ -112,7 +114,7 @@ class FlatPart:
         self._placed: list[_Placed] = []
         self._held: dict[tuple[int, int], FlatPart] = {}
         self._sources: dict[int, list[tuple[str, list[tuple[int, int, int]]]]] = {}
-        self._moves: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
+        self._moves: dict[tuple[int, int], list[tuple[slice, slice]]] = {}
         self.nbytes = 0
         """Bytes of all columns, each at a multiple of `alignment`."""
         for column in columns:
@@ -152,21 +154,26 @@ class FlatPart:
         return bytearray(self.nbytes) if self.nbytes < SMALL_MAX_BYTES else numpy.empty(self.nbytes, "B")
 
     @cached_property
-    def _views(self) -> list[tuple[str, torch.dtype, int, int, tuple[int, ...], int | None]]:
-        """Name, dtype, number of elements, first byte, shape and index of the lengths of each column."""
+    def _views(self) -> list[tuple[str, dict[str, Any], tuple[int, ...], int | None]]:
+        """Name, arguments of `torch.frombuffer`, shape and index of the lengths of each column."""
         return [
-            (each.column.name, each.column.dtype, each.elements, each.at, each.shape, each.column.lengths)
+            (
+                each.column.name,
+                {"dtype": each.column.dtype, "count": each.elements, "offset": each.at},
+                each.shape,
+                each.column.lengths,
+            )
             for each in self._placed
         ]
 
     def columns_in(self, buffer: Buffer) -> dict[str, Column]:
         """Returns the columns as views of a buffer."""
         columns: dict[str, Column] = {}
-        for name, dtype, elements, at, shape, lengths in self._views:
-            if elements:
-                values = torch.frombuffer(buffer, dtype=dtype, count=elements, offset=at)
+        for name, place, shape, lengths in self._views:
+            if place["count"]:
+                values = torch.frombuffer(buffer, **place)
             else:
-                values = torch.empty(0, dtype=dtype)
+                values = torch.empty(0, dtype=place["dtype"])
             if len(shape) > 1:
                 values = values.view(shape)
             columns[name] = values if lengths is None else Ragged(values, self._offsets[lengths])
@@ -181,10 +188,10 @@ class FlatPart:
         columns: Mapping[str, Any] = batch.columns  # only tensors and ragged tensors
         for name, runs in found:
             column = columns[name]
-            if isinstance(column, Ragged):
+            if type(column) is Ragged:
                 column = column.values
             address = column.data_ptr()
-            if not address or not column.is_contiguous() or column.is_conj() or column.is_neg():
+            if not address or not column.is_contiguous() or column.is_neg() or column.is_conj():
                 column = as_plain(column)
                 address = column.data_ptr()
             for at, start, nbytes in runs:
@@ -218,13 +225,13 @@ class FlatPart:
             moves = self._moves[producer, alignment] = self._find_moves(producer, alignment)
         if len(rows) != self._held[producer, alignment].nbytes:
             return False
-        for begin, stop, start, end in moves:
-            buffer[begin:stop] = rows[start:end]
+        for into, sent_rows in moves:
+            buffer[into] = rows[sent_rows]
         return True
 
-    def _find_moves(self, producer: int, alignment: int) -> list[tuple[int, int, int, int]]:
-        """Returns where the rows of a producer go: (first byte in the buffer of all columns, the one after
-        the last, and both in the rows that the producer sends)."""
+    def _find_moves(self, producer: int, alignment: int) -> list[tuple[slice, slice]]:
+        """Returns where the rows of a producer go: the bytes in the buffer of all columns, and those in the
+        rows that the producer sends."""
         source, numbers = self.held(producer, alignment), self._numbers(producer)
         found: list[tuple[int, int, int, int]] = []
         for (column, at, edges), given in zip(self._placed, source._placed, strict=True):
@@ -236,7 +243,7 @@ class FlatPart:
                     begin, _, start, _ = found.pop()  # one copy of what is neighbouring on both sides
                 found.append((begin, stop, start, end))
                 start = end
-        return found
+        return [(slice(begin, stop), slice(start, end)) for begin, stop, start, end in found]
 
 
 def head(generation: int, digest: int, table: Sequence[bytes] | None, alignment: int) -> bytes:
@@ -274,9 +281,9 @@ def write_head(into: Tensor, head: bytes) -> None:
     ctypes.memmove(into.data_ptr(), head, len(head))
 
 
-def decode(frame: Tensor | bytes) -> Message | None:
-    """Returns a decoded flat frame, or None for a frame of another kind. Raises `FrameError` for a malformed
-    one."""
+def decode(frame: Tensor | bytes, slot_of: int | None = None) -> Message | None:
+    """Returns a decoded flat frame, or None for a frame of another kind. `slot_of` is the job rank
+    whose slot it holds. Raises `FrameError` for a malformed one."""
     content: Any = frame if isinstance(frame, bytes) else frame.numpy()
     view = memoryview(content)
     if len(view) < HEAD_BYTES:
@@ -295,7 +302,7 @@ def decode(frame: Tensor | bytes) -> Message | None:
         table = msgpack.unpackb(view[HEAD_BYTES : HEAD_BYTES + length]) if length else None
     except (ValueError, msgpack.UnpackException) as error:
         raise FrameError(f"a malformed table: {error}") from None
-    return Message(generation, digest, table, FlatRows(view[start:], alignment))
+    return Message(generation, digest, table, FlatRows(view[start:], alignment), None, slot_of)
 
 
 def _rows_start(table_bytes: int, alignment: int) -> int:

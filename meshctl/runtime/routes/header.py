@@ -211,12 +211,11 @@ def describe(
     for name, column in columns.items():
         if is_host_tensor(column):
             kinds.append((name, "tensor", column.dtype, column.shape[1:]))
-        else:
-            kinds.append(_kind(name, column, checked))
-        if type(column) is Tensor:
-            if column.nbytes >= MIN_MAPPED_BYTES and not alone and is_mappable(column):
+            if not alone and column.nbytes >= MIN_MAPPED_BYTES and is_mappable(column):
                 mappable.append(name)
-        elif isinstance(column, Ragged) and not on_device(column.values):
+            continue
+        kinds.append(_kind(name, column, checked))
+        if isinstance(column, Ragged) and not on_device(column.values):
             ragged.append((name, numbers.lengths(column)))
     tokens = homes = None
     if dispatch.balance:

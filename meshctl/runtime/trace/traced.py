@@ -96,7 +96,7 @@ class TracedDataPlane(DataPlane):
     """Its class before."""
     _leases: list[tuple[Lease, float]]
     """The leases that are not delivered yet, each with the time at which it was asked for."""
-    _has_slot = 0.0
+    _had_slot = 0.0
     """The end of the last wait for a slot."""
 
     @classmethod
@@ -124,6 +124,12 @@ class TracedDataPlane(DataPlane):
         self._leases.append((lease, begin))
         return lease
 
+    def lease_copied(self, to: Sequence[int], tag: int, nbytes: int) -> Lease:
+        begin = perf_counter()
+        lease = super().lease_copied(to, tag, nbytes)
+        self._leases.append((lease, begin))
+        return lease
+
     def deliver(self, lease: Lease) -> None:
         begin = sent = perf_counter()
         super().deliver(lease)
@@ -143,12 +149,12 @@ class TracedDataPlane(DataPlane):
     def send_inline(self, to: Sequence[int], tag: int, frame: bytes) -> None:
         begin = perf_counter()
         super().send_inline(to, tag, frame)
-        self.tracer.add_sent(to, tag, len(frame), begin, max(begin, self._has_slot))
+        self.tracer.add_sent(to, tag, len(frame), begin, max(begin, self._had_slot))
 
     def send_gathered(self, to: int, tag: int, frame: Frame) -> None:
         begin = perf_counter()
         super().send_gathered(to, tag, frame)
-        self.tracer.add_sent([to], tag, frame.nbytes, begin, max(begin, self._has_slot))
+        self.tracer.add_sent([to], tag, frame.nbytes, begin, max(begin, self._had_slot))
 
     def next(self, source: int, tag: int) -> Delivery:
         begin = perf_counter()
@@ -160,8 +166,7 @@ class TracedDataPlane(DataPlane):
         return delivery
 
     def _await_slot(self, key: tuple[int, int]) -> None:
-        must_wait, begin = key in self._credits, perf_counter()
+        begin = perf_counter()
         super()._await_slot(key)
-        if must_wait:
-            self._has_slot = perf_counter()
-            self.tracer.add("wait", f"free slot of {self.name_of(key[0])}", begin, self._has_slot)
+        self._had_slot = perf_counter()
+        self.tracer.add("wait", f"free slot of {self.name_of(key[0])}", begin, self._had_slot)

@@ -4,15 +4,32 @@ ranks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgpack
 
+from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
+from meshctl.runtime.transports.transport import Exchange, tensor_of
 
 MAX_DIRECT = 4
 """The largest number of ranks among which each rank sends its row directly to all others, in one round. More
 ranks need several rounds, and each round waits for the one before it."""
+
+
+MAX_EXCHANGE = 16
+"""The largest number of ranks in which each rank reads the rows of all others without messages."""
+
+
+def exchange(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int) -> Exchange:
+    """Returns the all-gather of a tag, which all `job_ranks` call once in each step: without messages, where
+    one transport reaches all of them and offers that."""
+    transports = {data_plane.transport_to(other) for other in job_ranks if other != job_ranks[me]}
+    found = None
+    if len(transports) == 1 and len(job_ranks) <= MAX_EXCHANGE:
+        found = transports.pop().exchange(job_ranks, tag)
+    return found or partial(allgather, data_plane, job_ranks, me, tag)
 
 
 def allgather(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int, row: bytes) -> list[bytes]:
@@ -27,16 +44,28 @@ def allgather(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int
     if count <= MAX_DIRECT:
         own = job_ranks[me]
         if others := [other for other in job_ranks if other != own]:
-            data_plane.send_bytes(others, tag, row)
+            send_bytes(data_plane, others, tag, row)
         return [row if other == own else data_plane.receive_bytes(other, tag) for other in job_ranks]
     rows, distance = [row], 1
     while distance < count:
         sent = rows[: min(distance, count - distance)]
-        data_plane.send_bytes([job_ranks[(me - distance) % count]], tag, msgpack.packb(sent))
+        send_bytes(data_plane, [job_ranks[(me - distance) % count]], tag, msgpack.packb(sent))
         source = job_ranks[(me + distance) % count]
         rows += _rows_in(data_plane.receive_bytes(source, tag), len(sent), data_plane.name_of(source))
         distance *= 2
     return [rows[(index - me) % count] for index in range(count)]
+
+
+def send_bytes(data_plane: DataPlane, to: Sequence[int], tag: int, frame: bytes) -> None:
+    """Sends bytes as a frame to some other job ranks. Raises what `DataPlane.lease` raises."""
+    transport, *others = {*map(data_plane.transport_to, to)}
+    if not others and len(frame) <= transport.inline_max:
+        data_plane.send_inline(to, tag, frame)
+        return
+    for receiver in to:
+        lease = data_plane.lease([receiver], tag, len(frame))
+        copy(lease.frame, tensor_of(frame))
+        data_plane.deliver(lease)
 
 
 def _rows_in(data: bytes, count: int, sender: str) -> list[bytes]:

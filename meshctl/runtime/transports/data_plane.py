@@ -128,6 +128,11 @@ class DataPlane:
         self._take_slots([(other, tag) for other in to] + [(other, writer_tag) for other in writers])
         return self._transport_of(to).lease(to, tag, nbytes, out_of_band)
 
+    def lease_copied(self, to: Sequence[int], tag: int, nbytes: int) -> Lease:
+        """Returns memory for a frame that its receivers copy; otherwise as `lease`."""
+        self._take_slots([(other, tag) for other in to])
+        return self._transport_of(to).lease_copied(to, tag, nbytes)
+
     def deliver(self, lease: Lease) -> None:
         """Sends a leased frame. Its memory belongs to the receivers from then on."""
         transport = self._transport_of(lease.to)
@@ -173,17 +178,6 @@ class DataPlane:
         self._take_slots([(to, tag)])
         self.transport_to(to).post_gathered(to, tag, frame)
 
-    def send_bytes(self, to: Sequence[int], tag: int, frame: bytes) -> None:
-        """Sends bytes as a frame to some other job ranks. Raises what `lease` raises."""
-        transport, *others = {*map(self.transport_to, to)}
-        if not others and len(frame) <= transport.inline_max:
-            self.send_inline(to, tag, frame)
-            return
-        for receiver in to:
-            lease = self.lease([receiver], tag, len(frame))
-            copy(lease.frame, tensor_of(frame))
-            self.deliver(lease)
-
     def inline_max(self, to: Sequence[int]) -> int:
         """Returns the largest frame, in bytes, that `send_inline` takes for some job ranks."""
         return self._transport_of(to).inline_max
@@ -211,17 +205,21 @@ class DataPlane:
         credits = self._credits
         with self._lock:
             for key in wanted:
-                if credits.get(key, 0) <= 0:
+                if credits.get(key, 0) <= 0 and not self._has_slot(key):
                     self._await_slot(key)
             for key in wanted:
                 credits[key] -= 1
 
-    def _await_slot(self, key: tuple[int, int]) -> None:
+    def _has_slot(self, key: tuple[int, int]) -> bool:
+        """Whether a slot of (job rank, tag) is free, after all returned slots are counted."""
         credits, (to, tag) = self._credits, key
         if key not in credits:
             credits[key] = inf if to == self.job_rank else self._slots.get(tag, SLOTS) or inf
-        if credits[key] <= 0:
-            self._wait(lambda: credits[key] > 0, to, tag)
+        credits[key] += self.transport_to(to).returned(to, tag)
+        return credits[key] > 0
+
+    def _await_slot(self, key: tuple[int, int]) -> None:
+        self.transport_to(key[0]).wait(*key, partial(self._wait, partial(self._has_slot, key), *key))
 
     # Receiving
 
@@ -251,22 +249,26 @@ class DataPlane:
         """Returns the next delivery of a tag, its frame as a tensor or as bytes. Raises `PeerLost`."""
         queue = self._inbox[source, tag]
         if not queue or not queue[0].is_complete:
-            self._wait_unless(lambda: bool(queue) and queue[0].is_complete, source, tag)
+            self.wait_unless(lambda: bool(queue) and queue[0].is_complete, source, tag)
         delivery = queue.popleft()
-        if source != self.job_rank and self._slots.get(tag, SLOTS):
+        if not delivery.holds_slot and source != self.job_rank and self._slots.get(tag, SLOTS):
             self.transport_to(source).credit(source, tag)
         return delivery
 
+    def return_slot(self, source: int, tag: int) -> None:
+        """Returns the slot of a frame that holds it to the sender."""
+        self.transport_to(source).credit(source, tag)
+
     # Called by transports
 
-    def on_frame(self, source: int, tag: int, frame: Tensor | bytes) -> None:
+    def on_frame(self, source: int, tag: int, frame: Tensor | bytes, *, holds_slot: bool = False) -> None:
         """Queues a received frame without out-of-band tensors. Called on the thread that waits only. Raises
         `ProtocolError` where the peer `source` has no slot for the frame."""
         queue = self._inbox.get((source, tag))
         if queue is None or queue:
             self.check_slot(source, tag)
             queue = self._inbox[source, tag]
-        queue.append(Delivery(frame))
+        queue.append(Delivery(frame, holds_slot=holds_slot))
 
     def check_slot(self, source: int, tag: int) -> None:
         """Raises `ProtocolError` if a peer has no slot for the frame that it sends."""
@@ -324,24 +326,25 @@ class DataPlane:
     ) -> Delivery:
         sizes = [one for one in out_of_band if isinstance(one, int)]
         delivery = Delivery(frame, [one for one in out_of_band if isinstance(one, Tensor)], not sizes)
-        if sizes and self.transfers:
-            on_received = partial(self._on_transfer, delivery, out_of_band)
-            self.transfers.expect(source, sizes, clear_to_send, on_received)
-        return delivery
 
-    def _on_transfer(
-        self, delivery: Delivery, out_of_band: Sequence[Tensor | int], tensors: list[Tensor]
-    ) -> None:
-        """Completes a delivery, on a thread of the transfers."""
-        received = iter(tensors)
-        with self._lock:
+        def on_received(tensors: list[Tensor]) -> None:
+            received = iter(tensors)
             delivery.out_of_band = [next(received) if isinstance(one, int) else one for one in out_of_band]
             self.on_complete(delivery)
+
+        if sizes and self.transfers:
+            self.transfers.expect(source, sizes, clear_to_send, on_received)
+        return delivery
 
     def _on_transfers_broken(self, job_rank: int, error: Exception) -> None:
         self.fail(self.peer_lost(job_rank, f"broke off: {error}"))
 
     # Waiting
+
+    @property
+    def bell(self) -> int:
+        """The eventfd that ends a wait of this process."""
+        return self._poller.bell if self._poller else -1
 
     def add_file(self, file: int, act: Callable[[], object]) -> None:
         """Has every wait call `act` when the file is readable."""
@@ -364,13 +367,12 @@ class DataPlane:
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """Waits for a condition that concerns all peers. Raises `PeerLost` for any loss."""
-        self._wait_unless(ready, self.job_rank, -1)
+        self.wait_unless(ready, self.job_rank, -1)
 
-    def _wait_unless(self, ready: Callable[[], bool], peer: int, tag: int) -> None:
-        """Waits, as `_wait` does, unless `ready` returns true. The caller does not hold the lock."""
+    def wait_unless(self, ready: Callable[[], bool], peer: int, tag: int) -> None:
+        """Waits as `_wait` does. The caller does not hold the lock."""
         with self._lock:
-            if not ready():
-                self._wait(ready, peer, tag)
+            self._wait(ready, peer, tag)
 
     def _notify(self) -> None:
         if self._poller is None:
@@ -381,6 +383,8 @@ class DataPlane:
     def _wait(self, ready: Callable[[], bool], peer: int, tag: int) -> None:
         """Waits until `ready` returns true, which depends on what a peer does under a tag. The caller holds
         the lock."""
+        if ready():
+            return
         on_wait = self.context.on_wait
         on_wait(peer, tag)
         while True:

@@ -8,18 +8,22 @@ import select
 import threading
 from collections.abc import Callable
 
+MAX_EVENTS = 32
+"""The most files of one poll. The standard library's default allocates memory for a thousand in each one."""
+
 
 class Poller:
     """Calls an action for each file that is readable. The thread that makes a poller polls it; other threads
     only call `wake`."""
 
     def __init__(self) -> None:
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Ends a `poll` when it is written to, from any process."""
         self._epoll = select.epoll()
         self._actions: dict[int, Callable[[], object]] = {}
         self.thread = threading.get_ident()
         """The thread that polls."""
-        self.add(self._bell, self._on_bell)
+        self.add(self.bell, self._on_bell)
 
     def add(self, file: int, act: Callable[[], object]) -> None:
         """Has `poll` call `act` when the file is readable."""
@@ -32,17 +36,17 @@ class Poller:
 
     def poll(self, seconds: float | None = None) -> None:
         """Waits until a file is readable, and acts on all that are."""
-        for file, _ in self._epoll.poll(seconds):
+        for file, _ in self._epoll.poll(seconds, MAX_EVENTS):
             if act := self._actions.get(file):
                 act()
 
     def wake(self) -> None:
         """Ends a `poll` of the polling thread."""
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self.bell, 1)
 
     def close(self) -> None:
         self._epoll.close()
-        os.close(self._bell)
+        os.close(self.bell)
 
     def _on_bell(self) -> None:
-        os.eventfd_read(self._bell)
+        os.eventfd_read(self.bell)

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from meshctl.runtime.transports.context import SLOTS, Context
 from meshctl.runtime.transports.data_plane import NO_SLOT, DataPlane
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
+from meshctl.runtime.transports.transport import Lease
 
 
 class ReturningDataPlane(DataPlane):
@@ -94,6 +95,8 @@ class ReturningDataPlane(DataPlane):
                 self._wait_for(lambda: group not in self._away, peer, tag, lambda: None)
 
     def _wait(self, ready: Callable[[], bool], peer: int, tag: int) -> None:
+        if ready():
+            return
         group, generation = self.context.group_of(peer), self.generation_of(peer)
 
         def check() -> None:
@@ -152,13 +155,11 @@ class ReturningDataPlane(DataPlane):
         return super().slots(tag) + self._extra.get(tag, 0)
 
     def _await_slot(self, key: tuple[int, int]) -> None:
-        to, tag = key
-        if key not in self._credits:
-            self._credits[key] = (
-                float("inf") if to == self.job_rank else self._slots.get(tag, SLOTS) or float("inf")
-            )
-        if self._credits[key] <= 0 and not self._is_forced:
-            self._wait(lambda: self._credits[key] > 0, to, tag)
+        if not self._is_forced:
+            super()._await_slot(key)
+
+    def lease_copied(self, to: Sequence[int], tag: int, nbytes: int) -> Lease:
+        return self.lease(to, tag, nbytes)  # a frame beyond the slots needs memory of its own
 
     def check_slot(self, source: int, tag: int) -> None:
         most = (self._slots.get(tag, SLOTS) or SLOTS) + self._extra.get(tag, 0)

@@ -17,6 +17,7 @@ from meshctl.runtime.routes import flat_frame
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import SHARED_WRITE, TABLES, RouteContext, RouteSide
 from meshctl.runtime.routes.header import describe, encode
+from meshctl.runtime.transports.allgather import send_bytes
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
@@ -310,7 +311,7 @@ def test_a_leader_that_lays_out_too_little_memory_is_named() -> None:
     lengths = [30_000] * 4
     batches = ragged_batch(lengths, 0), ragged_batch(lengths, 4)
     header = encode(describe(batches[0], Dispatch(), alone=False))
-    leader.send_bytes([1], TAG + TABLES, header)
-    leader.send_bytes([1], TAG + SHARED_WRITE, bytes(5000))
+    send_bytes(leader, [1], TAG + TABLES, header)
+    send_bytes(leader, [1], TAG + SHARED_WRITE, bytes(5000))
     with pytest.raises(PeerLost, match="job rank 0 laid out 5000 bytes for other rows"):
         Channel(context).send(batches[1], 1)

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 import torch
 
-from meshctl.runtime.transports.allgather import allgather
+from meshctl.runtime.transports.allgather import allgather, send_bytes
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.data_plane import Context, DataPlane
 from meshctl.runtime.transports.errors import PeerLost
@@ -116,7 +116,7 @@ def test_an_allgather_returns_every_row_in_order_on_every_rank(count: int) -> No
 def test_what_are_no_rows_is_an_error_that_names_who_sent_them(odd: bytes) -> None:
     hub: dict[int, MemoryDataPlane] = {}
     one, other, *_ = (MemoryDataPlane(job_rank, {}, hub) for job_rank in range(5))
-    other.send_bytes([0], 4, odd)
+    send_bytes(other, [0], 4, odd)
     with pytest.raises(PeerLost, match="job rank 1 sent a table without the rows of 1 ranks"):
         allgather(one, range(5), 0, 4, b"row")
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
-from functools import lru_cache
 from typing import NamedTuple
 
 HEAD = struct.Struct("<BIiqqq")
@@ -22,8 +21,6 @@ BUFFER_REF = struct.Struct("<qqqq")
 of the tensor in the block, size of the tensor."""
 MAX_REFS, MAX_FILES = 64, 8
 """The most out-of-band tensors, and the most files, of one message."""
-CREDITS_KEPT = 1 << 10
-"""The number of encoded credits that are kept."""
 
 
 class Kind(IntEnum):
@@ -36,7 +33,8 @@ class Kind(IntEnum):
     WRITE = 3
     """An invitation to write to a frame, which lies in a block."""
     CREDIT = 4
-    """A slot of the tag is free."""
+    """A slot of the tag is free. `block` is the word of the board in which the sender counts later ones; 0 if
+    it sends a message for each."""
     FREE = 5
     """The last view of a block has died; `tag` is its `Use`."""
     DROP = 6
@@ -50,6 +48,15 @@ class Kind(IntEnum):
     """Body: one out-of-band tensor on a device (`device_buffers`)."""
     CLEAR_TO_SEND = 11
     """The next transfer between devices may begin."""
+    BOARD = 12
+    """The sender's board (`boards`), with its files. `size` is the board's size in bytes. The process that
+    opened the connection sends it first, and the other one answers with its own."""
+    ROWS = 13
+    """`block` is the first word of the sender's rows of the tag on its board (`row_exchange`); 0 if they come
+    in messages."""
+    COPIED = 14
+    """A frame, which lies in a block, and which the receiver copies before it returns the slot. The block is
+    never returned on its own."""
 
 
 class Use(IntEnum):
@@ -70,9 +77,3 @@ class Message(NamedTuple):
     nbytes: int
     body: bytes = b""
     files: Sequence[int] = ()
-
-
-@lru_cache(CREDITS_KEPT)
-def credit_message(generation: int, tag: int) -> bytes:
-    """Returns the message that returns a slot."""
-    return HEAD.pack(Kind.CREDIT, generation, tag, 0, 0, 0)

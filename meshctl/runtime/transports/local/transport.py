@@ -24,14 +24,15 @@ from functools import partial
 from torch import Tensor
 
 from meshctl.runtime.devices.backend import DeviceError, DeviceMemory, PeerAccess
-from meshctl.runtime.devices.device_buffers import DeviceBuffer, DeviceBuffers
+from meshctl.runtime.devices.device_buffers import DeviceBuffers
 from meshctl.runtime.transports.buffers.arena import ArenaError, Block, Mapped
-from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX, BufferPool, BufferRef, LeaseState
-from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND, bytes_of
+from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX, BufferPool, LeaseState
+from meshctl.runtime.transports.buffers.frames import bytes_of
 from meshctl.runtime.transports.buffers.mapped_concat import MappedConcat
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
 from meshctl.runtime.transports.local.blocks import PeerBlocks
+from meshctl.runtime.transports.local.boards import BOARD_BYTES, HAS_ORDERED_STORES, Boards, code_of
 from meshctl.runtime.transports.local.connection import (
     Address,
     Connection,
@@ -41,17 +42,15 @@ from meshctl.runtime.transports.local.connection import (
 )
 from meshctl.runtime.transports.local.listener import Listener
 from meshctl.runtime.transports.local.messages import (
-    BUFFER_REF,
     HEAD,
-    MAX_FILES,
-    MAX_REFS,
     Kind,
     Message,
     Use,
-    credit_message,
 )
+from meshctl.runtime.transports.local.out_of_band import OutOfBand, introduce
 from meshctl.runtime.transports.local.processes import PeerProcesses
-from meshctl.runtime.transports.transport import Delivery, Lease, Transport
+from meshctl.runtime.transports.local.row_exchange import ROWS_WORDS, RowExchange
+from meshctl.runtime.transports.transport import Delivery, Exchange, Lease, Transport
 
 
 class LocalTransport(Transport):
@@ -82,8 +81,10 @@ class LocalTransport(Transport):
         self.peer_blocks = PeerBlocks()
         self.mapped_concat = MappedConcat(self._memory_of)
         self.send_queue = SendQueue(self._on_send_error)
+        self.out_of_band = OutOfBand(data_plane, self.pool, self.peer_blocks, self._send, self._release)
         self._is_leaving = self._is_closed = False
         data_plane.add_file(self._listener.fileno(), self._accept)
+        self.boards = Boards(self._job_rank, data_plane.bell)
 
     def connect(self, addresses: Mapping[int, Address]) -> None:
         """Registers where peers listen. A connection is opened when there is something to send."""
@@ -119,6 +120,11 @@ class LocalTransport(Transport):
     def lease(self, to: Sequence[int], tag: int, nbytes: int, out_of_band: Sequence[Tensor] = ()) -> Lease:
         return self.pool.lease(to, tag, nbytes, out_of_band)
 
+    def lease_copied(self, to: Sequence[int], tag: int, nbytes: int) -> Lease:
+        if self._job_rank in to:  # it returns no slots to itself
+            return self.pool.lease(to, tag, nbytes, ())
+        return self.pool.lease_copied(to, tag, nbytes)
+
     def own_delivery(self, lease: Lease) -> Delivery:
         return self.pool.own_delivery(lease)
 
@@ -136,15 +142,15 @@ class LocalTransport(Transport):
         connection = self._to.get(to) or self._connection_to(to)
         state: LeaseState = lease.state
         if state.out_of_band:
-            self._send_out_of_band(connection, tag, state.out_of_band)
+            self.out_of_band.send(connection, tag, state.out_of_band)
         if state.block:
-            kind = Kind.WRITE if write else Kind.BLOCK
-            size, files = self._introduce(connection, state.block, write)
+            kind = Kind.WRITE if write else Kind.COPIED if state.is_copied else Kind.BLOCK
+            size, files = introduce(connection, state.block, write)
             self._send(connection, kind, tag, state.block.number, size, len(lease.frame), files=files)
         else:
             self.post_inline([to], tag, bytes_of(lease.frame))
         if state.out_of_band:
-            self._transfer(to, state.out_of_band)
+            self.out_of_band.transfer(to, state.out_of_band)
 
     def post_inline(self, to: Sequence[int], tag: int, frame: bytes) -> None:
         message = HEAD.pack(Kind.INLINE, self._generation, tag, 0, 0, len(frame)) + frame
@@ -152,50 +158,27 @@ class LocalTransport(Transport):
             self.send_queue.push(self._to.get(receiver) or self._connection_to(receiver), message)
 
     def credit(self, to: int, tag: int) -> None:
-        self.send_queue.push(self._from[to], credit_message(self._generation, tag))
+        if not self.boards.credit(to, tag) and to in self._from:  # the peer may have been replaced
+            self._send(self._from[to], Kind.CREDIT, tag, self.boards.new_counter(to, tag))
 
-    def _transfer(self, to: int, out_of_band: Sequence[BufferRef | DeviceBuffer]) -> None:
-        transfers, device = self._data_plane.transfers, self.pool.device
-        tensors = [one.tensor for one in out_of_band if isinstance(one, DeviceBuffer)]
-        if tensors and transfers and device and device.needs_transfer(to):
-            transfers.send(to, tensors)
+    def returned(self, to: int, tag: int) -> int:
+        return self.boards.returned(to, tag)
 
-    def _send_out_of_band(
-        self, connection: Connection, tag: int, out_of_band: Sequence[BufferRef | DeviceBuffer]
-    ) -> None:
-        """Sends one receiver the places of the out-of-band tensors of a frame, in the order of the
-        tensors."""
-        refs: list[BufferRef] = []
-        for one in out_of_band:
-            if isinstance(one, BufferRef):
-                refs.append(one)
-            elif self.pool.device:
-                self._send_refs(connection, tag, refs)
-                refs = []
-                self._send(
-                    connection, Kind.DEVICE, tag, body=self.pool.device.encode(connection.job_rank, one)
-                )
-        self._send_refs(connection, tag, refs)
+    def wait(self, peer: int, tag: int, wait: Callable[[], object]) -> None:
+        self.boards.wait(code_of(peer, tag), wait)
 
-    def _send_refs(self, connection: Connection, tag: int, refs: Sequence[BufferRef]) -> None:
-        body, files = b"", list[int]()
-        for number, ref in enumerate(refs, 1):
-            size, new = self._introduce(connection, ref.block)
-            files += new
-            body += BUFFER_REF.pack(ref.block.number, size, ref.offset, ref.nbytes)
-            if len(body) == MAX_REFS * BUFFER_REF.size or len(files) == MAX_FILES or number == len(refs):
-                self._send(connection, Kind.OUT_OF_BAND, tag, body=body, files=files)
-                body, files = b"", []
+    def exchange(self, job_ranks: Sequence[int], tag: int) -> Exchange | None:
+        if not HAS_ORDERED_STORES:
+            return None
+        place = self.boards.take(ROWS_WORDS)
+        for other in job_ranks:
+            if other != self._job_rank:
+                self._send(self._to.get(other) or self._connection_to(other), Kind.ROWS, tag, place)
+        return RowExchange(self._data_plane, self.boards, job_ranks, tag, place)
 
-    @staticmethod
-    def _introduce(connection: Connection, block: Block, write: bool = False) -> tuple[int, list[int]]:
-        """Returns the size and the file of a block for the first message about it to a peer, and (0, []) for
-        later ones. A file to write to counts on its own."""
-        key = (connection.job_rank, write)
-        if key in block.known:
-            return 0, []
-        block.known.add(key)
-        return block.nbytes, [block.file]
+    def _send_board(self, connection: Connection) -> None:
+        if HAS_ORDERED_STORES:
+            self._send(connection, Kind.BOARD, size=BOARD_BYTES, files=self.boards.files)
 
     def _send(
         self,
@@ -225,6 +208,7 @@ class LocalTransport(Transport):
             return connection
         connection = self._to[peer] = self._open(Connection(sock, peer, generation))
         self._send(connection, Kind.HELLO, self._job_rank, generation, body=self._token)
+        self._send_board(connection)
         return connection
 
     def _open(self, connection: Connection) -> Connection:
@@ -308,6 +292,13 @@ class LocalTransport(Transport):
         release = partial(self._release, connection, Use.FRAME, message.block)
         self._on_frame(connection, message.tag, memory.view(0, message.nbytes, release))
 
+    def _on_copied(self, connection: Connection, message: Message) -> None:
+        if connection.out_of_band:
+            raise ProtocolError("tensors beside a frame that is copied")
+        memory = self.peer_blocks.get(connection.job_rank, message.block, message.size, message.files)
+        frame = memory.view(0, message.nbytes)
+        self._data_plane.on_frame(connection.job_rank, message.tag, frame, holds_slot=True)
+
     def _on_write(self, connection: Connection, message: Message) -> None:
         peer = connection.job_rank
         memory = self.peer_blocks.get(peer, message.block, message.size, message.files, write=True)
@@ -323,25 +314,10 @@ class LocalTransport(Transport):
         self._data_plane.on_message(connection.job_rank, tag, frame, out_of_band, clear_to_send)
 
     def _on_out_of_band(self, connection: Connection, message: Message) -> None:
-        refs = [*BUFFER_REF.iter_unpack(message.body)]
-        if len(connection.out_of_band) + len(refs) > MAX_OUT_OF_BAND:
-            raise ProtocolError(f"more than {MAX_OUT_OF_BAND} tensors beside a frame")
-        files = [*message.files]
-        for number, size, offset, nbytes in refs:
-            new = [files.pop(0)] if size and files else []
-            memory = self.peer_blocks.get(connection.job_rank, number, size, new)
-            release = partial(self._release, connection, Use.REGISTERED, number, message.tag)
-            connection.out_of_band.append(memory.view(offset, nbytes, release))
+        self.out_of_band.on_refs(connection, message)
 
     def _on_device(self, connection: Connection, message: Message) -> None:
-        device = self.pool.device
-        if device is None or len(connection.out_of_band) >= MAX_OUT_OF_BAND:
-            raise ProtocolError(f"kind {message.kind}")
-        release = partial(self._release, connection, Use.DEVICE)
-        tensor = device.decode(connection.job_rank, message.body, release)
-        if isinstance(tensor, int) and self._data_plane.transfers is None:
-            raise ProtocolError("a transfer, where there are none")
-        connection.out_of_band.append(tensor)
+        self.out_of_band.on_device(connection, message)
 
     def _on_drop(self, connection: Connection, message: Message) -> None:
         peer, device = connection.job_rank, self.pool.device
@@ -354,7 +330,17 @@ class LocalTransport(Transport):
             raise ProtocolError(f"kind {message.kind}")
 
     def _on_credit(self, connection: Connection, message: Message) -> None:
+        if message.block:
+            self.boards.add_counter(connection.job_rank, message.tag, message.block)
         self._data_plane.on_credit(connection.job_rank, message.tag)
+
+    def _on_board(self, connection: Connection, message: Message) -> None:
+        self.boards.add(connection.job_rank, message.size, message.files)
+        if not connection.is_outgoing:
+            self._send_board(connection)
+
+    def _on_rows(self, connection: Connection, message: Message) -> None:
+        self.boards.add_rows(connection.job_rank, message.tag, message.block, ROWS_WORDS)
 
     def _on_free(self, connection: Connection, message: Message) -> None:
         peer, device = connection.job_rank, self.pool.device
@@ -377,9 +363,12 @@ class LocalTransport(Transport):
     _ACTIONS: Mapping[int, _Action] = {
         Kind.INLINE: _on_inline,
         Kind.BLOCK: _on_block,
+        Kind.COPIED: _on_copied,
         Kind.WRITE: _on_write,
         Kind.OUT_OF_BAND: _on_out_of_band,
         Kind.DEVICE: _on_device,
+        Kind.BOARD: _on_board,
+        Kind.ROWS: _on_rows,
         Kind.DROP: _on_drop,
         Kind.GOODBYE: _on_goodbye,
         Kind.LOST: _on_lost,
@@ -387,6 +376,7 @@ class LocalTransport(Transport):
     """Kind -> action, for its further messages."""
     _ANSWERS: Mapping[int, _Action] = {
         Kind.CREDIT: _on_credit,
+        Kind.BOARD: _on_board,
         Kind.FREE: _on_free,
         Kind.CLEAR_TO_SEND: _on_clear_to_send,
         Kind.GOODBYE: _on_goodbye,
@@ -449,6 +439,7 @@ class LocalTransport(Transport):
         for mapped in self.peer_blocks.drop_peers(job_ranks):
             self.mapped_concat.forget(mapped)
         self.pool.forget_peers(job_ranks)
+        self.boards.forget(job_ranks)
 
     def announce_loss(self, lost: int) -> None:
         if self._is_closed:
@@ -488,6 +479,7 @@ class LocalTransport(Transport):
         self._processes.close()
         self._listener.close()
         self.pool.close()
+        self.boards.close()
         self.peer_blocks.clear()
         self.mapped_concat.clear()
         self.send_queue.close()
