@@ -1,7 +1,8 @@
 """Writes the tables of the documents: `python docs/reference.py`.
 
-Those of keys in docs/recipes.md, docs/runs.md and docs/engines.md come from the table of fields, and that of
-docs/faults.md comes from the cases of the benchmark `faults`.
+Those of keys in docs/recipes.md, docs/runs.md and docs/engines.md come from the table of fields, that of
+docs/faults.md comes from the cases of the benchmark `faults`, and those of docs/models.md come from the
+layouts that tests compare with one process, and from the declarations of `hf.Model`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.fault_cases import CASES, FAULTS
+from docs import combinations
 from meshctl.recipe import engine_fields, fields, jobset_fields
 from meshctl.recipe.section_types import Field, Section
 from meshctl.recipe.tracker_fields import TRACKER_SECTIONS
+from tests.hf import layouts
 
-FILES = [Path(__file__).with_name(name) for name in ("recipes.md", "runs.md", "engines.md", "faults.md")]
+FILES = [
+    Path(__file__).with_name(name)
+    for name in ("recipes.md", "runs.md", "engines.md", "faults.md", "models.md")
+]
 SHOWN = {
     "recipe": fields.RECIPE,
     "cluster": fields.CLUSTER,
@@ -100,6 +106,9 @@ def filled(text: str) -> str:
     tables = {name: table(section) for name, section in SHOWN.items()}
     tables |= {name: words(meanings) for name, meanings in WORDS.items()}
     tables["faults"] = faults()
+    declared = combinations.declared()
+    tables["pairs of dims"] = combinations.pairs(layouts.ALL, layouts.CARVED, declared)
+    tables["exclusions"] = combinations.exclusions(declared)
     for name, content in tables.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         before, found, rest = text.partition(begin)

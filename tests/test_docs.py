@@ -26,6 +26,11 @@ def test_the_key_tables_are_those_of_the_fields() -> None:
         assert sum(text.count(f"<!-- {name} -->") for text in texts) == 1, name
 
 
+def test_each_pair_of_dims_is_tested_or_refused() -> None:
+    table = TEXTS["models.md"].partition("<!-- pairs of dims -->")[2].partition("<!-- end")[0]
+    assert "ep" in table and "not tested" not in table
+
+
 def test_a_mesh_answers_as_documented() -> None:
     code = next(block for block in _python("recipes.md") if "DeviceMesh" in block)
     names: dict[str, object] = {}

@@ -22,6 +22,7 @@ from meshctl.dataclass import dataclass
 from meshctl.hf import peft_api, random_weights, stage_parts, transformers_api
 from meshctl.hf.errors import ModelError
 from meshctl.hf.peft_api import Lora
+from meshctl.hf.sharding import check_rows
 from meshctl.hf.sizes import Sizes
 from meshctl.hf.stages import Stages, cut
 from meshctl.hf.tied_shards import check_tied
@@ -162,4 +163,5 @@ def distribute(model: Any, wanted: Build) -> None:
     if sizes.averaged > 1 or wanted.compute_dtype is not None:
         assert wanted.mesh is not None
         check_tied(model, sizes)
+        check_rows(model, sizes.tp, sizes.shards)
         transformers_api.shard_by_fsdp(model, wanted.mesh, sizes, wanted.compute_dtype)

@@ -9,8 +9,11 @@ from collections.abc import Iterable, Iterator
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from meshctl.hf.errors import ModelError
+from meshctl.topology.memory import are_divisible
 
 
 def local_of(tensor: Tensor) -> Tensor:
@@ -87,6 +90,18 @@ def whole_tensors(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, 
     """Yields (name, whole tensor) in order. It gathers one tensor at a time. All ranks iterate together."""
     for name, tensor in tensors:
         yield name, whole_of(tensor)
+
+
+def check_rows(model: nn.Module, tp: int, shards: int) -> None:
+    """Raises `ModelError` if tp has divided the rows of a parameter into parts that FSDP cannot shard."""
+    for name, one in model.named_parameters():
+        if isinstance(one, DTensor) and one.placements == (Shard(0),) and one.device_mesh.ndim == 1:
+            is_on_tp = one.device_mesh.mesh_dim_names == ("tp",)
+            if is_on_tp and not are_divisible(len(one), tp, shards):
+                raise ModelError(
+                    f"tp {tp} divides the {len(one)} rows of `{name}` unevenly, and {shards} ranks of fsdp "
+                    "cannot shard these parts; use another tp size, or tp without fsdp"
+                )
 
 
 def number_of_shards(tensor: Tensor) -> int:

@@ -149,6 +149,14 @@ def numbers(parameter: Parameter, split: Split) -> int:
     return prod(shape) * parameter.layers
 
 
+def are_divisible(rows: int, tp: int, shards: int) -> bool:
+    """Whether FSDP can shard `rows` that tp has divided before. The parts of all tp ranks need shards of the
+    same size: torch describes the shards of a tensor by one size."""
+    part = -(-rows // tp)
+    parts = [min(part, rows - part * rank) for rank in range(tp)]
+    return shards == 1 or len({-(-max(0, one) // shards) for one in parts}) == 1
+
+
 def adapter_parameters(parameters: Iterable[Parameter], adapter: Adapter) -> list[Parameter]:
     """Returns the two small matrices of each adapted layer, `[r, in]` and `[out, r]`. tp splits only the
     matrix that has the dim along which it splits the layer's weight. The matrices of fused experts are as

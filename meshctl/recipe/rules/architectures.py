@@ -1,4 +1,4 @@
-"""MC418, MC419, MC439, MC440, MC451 to MC453: compares the architecture of a model with its layout.
+"""MC418, MC419, MC439, MC440, MC451 to MC453, MC467: compares the architecture of a model with its layout.
 
 A class declares `LAYOUTS = {"tp_plan": "transformers"}` if it splits a model over tp ranks by the plan that
 the library has for the architecture. `lora_styles` and `tied_shards` of `LAYOUTS` are limits of such plans.
@@ -12,7 +12,7 @@ from math import prod
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.code.attention import is_divisible
 from meshctl.recipe.code.layouts import SEQUENCE
-from meshctl.recipe.code.model_config import model_types_in
+from meshctl.recipe.code.model_config import model_types_in, sizes_in
 from meshctl.recipe.code.modules import Sources, Unread
 from meshctl.recipe.code.names import names_in
 from meshctl.recipe.code.tp_plans import EP_PLAN, divides_layers, plan_of
@@ -21,7 +21,7 @@ from meshctl.recipe.meshes import sizes_of
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.layouts import LayoutNeeds
 from meshctl.text.english import did_you_mean, listed
-from meshctl.topology.memory import HEADS
+from meshctl.topology.memory import HEADS, are_divisible
 from meshctl.topology.mesh import DeviceMesh
 
 
@@ -203,6 +203,27 @@ def tied_embeddings_have_equal_shards(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC452", message, span, (at.with_word(f"`vocab_size` is {rows}"),), help)
 
 
+def vocabulary_has_shards(facts: Facts) -> Iterator[Diagnostic]:
+    """FSDP can shard the parts of an output layer that tp has divided unevenly."""
+    for name, mesh in facts.meshes.items():
+        tp, shards, tree = mesh.size("tp"), mesh.size("fsdp") * mesh.size("cp"), facts.config_values(name)
+        declared = facts.declares(name).layouts
+        if tree is None or not declared.tied_shards or tp == 1 or facts.head(name) == HEADS[1]:
+            continue
+        rows, at = sizes_in(tree).get("vocab_size") or (0, tree.span)
+        if name in facts.tied_rows or are_divisible(rows, tp, shards):
+            continue
+        component = facts.recipe.components[name]
+        owner, sizes = sizes_of(facts.recipe, component)
+        span = facts.value("components", owner.name, "parallel", "tp_size")
+        message = f"tp {tp} divides the {rows} rows of the output layer of `{name}` unevenly, and "
+        message += f"{shards} ranks of fsdp cannot shard these parts"
+        help = f"of a new model, a vocabulary of {-(-rows // tp) * tp} fits"
+        if layouts := LayoutNeeds(facts, component, sizes).help:
+            help = f"{layouts}; {help}"
+        yield Diagnostic("MC467", message, span, (at.with_word(f"`vocab_size` is {rows}"),), help)
+
+
 RULES = (
     architecture_has_tp_plan,
     tokens_can_be_divided,
@@ -211,4 +232,5 @@ RULES = (
     lora_adapts_no_experts_on_ep,
     lora_targets_exist,
     tied_embeddings_have_equal_shards,
+    vocabulary_has_shards,
 )
