@@ -18,6 +18,7 @@ from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from meshctl.hf import ModelError, random_weights, transformers_api
 from meshctl.hf.sizes import Sizes
 from meshctl.hf.tied_shards import check_tied
+from meshctl.topology.memory import are_divisible
 from tests.hf.parity import MODELS
 
 
@@ -114,3 +115,10 @@ def test_a_layer_is_a_unit_where_files_join_tensors(monkeypatch: pytest.MonkeyPa
     disk = transformers_api.DiskFormat(outline("llama").config, "lm", torch.float32)
     names = ["model.layers.1.q.weight", "norm.weight", "model.layers.1.k.weight", "model.layers.11.q.weight"]
     assert disk.units(names) == [(names[0], names[2]), (names[1],), (names[3],)]
+
+
+@pytest.mark.parametrize(("rows", "is_divisible"), [(96, True), (97, False), (98, True), (105, False)])
+def test_rows_that_fsdp_can_shard_after_tp(rows: int, is_divisible: bool) -> None:
+    """torch has the sizes of all shards from one size: 97 rows are 49 and 48, and 13 and 12 for 4 ranks."""
+    assert are_divisible(rows, 2, 4) == is_divisible
+    assert are_divisible(rows, 2, 1)
