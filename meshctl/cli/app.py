@@ -170,9 +170,7 @@ def show_topology(
     rank: Annotated[
         str,
         option(
-            "Show one rank: its coordinates, peers, samples and routes.",
-            sources.ranks,
-            metavar="GROUP:N",
+            "Show one rank: its coordinates, peers, samples and routes.", sources.ranks, metavar="GROUP:N"
         ),
     ] = "",
     samples: Annotated[
@@ -186,11 +184,19 @@ def show_topology(
             metavar="OTHER",
         ),
     ] = None,
+    lost: Annotated[
+        list[str] | None,
+        option(
+            "Show what would remain without a worker, or without node:N.", sources.ranks, metavar="GROUP:N"
+        ),
+    ] = None,
 ) -> None:
     """Draw what a recipe would run. Shows devices, meshes, process groups, bytes of models and data flow."""
     from meshctl.cli.show_topology import Options, show
 
-    options = Options(format, "" if out == "-" else out, component, dim, node, rank, samples, diff)
+    options = Options(
+        format, "" if out == "-" else out, component, dim, node, rank, samples, diff, lost or ()
+    )
     raise typer.Exit(show(recipe, overrides or [], options))
 
 
@@ -283,11 +289,9 @@ def logs(
         ),
     ] = None,
     follow: Annotated[bool, option("Go on until the run ends.", None, "--follow", "-f")] = False,
-    grep: Annotated[
-        str, option("Only lines in which this regular expression is found.", metavar="REGEX")
-    ] = "",
+    grep: Annotated[str, option("Only lines with this regular expression.", metavar="REGEX")] = "",
     since: Annotated[
-        str, option("Only lines from then on: 90s, 5m, 2h or 1d ago, or a time.", metavar="TIME")
+        str, option("Only lines since then: 90s, 5m, 2h, 1d ago or a time.", metavar="TIME")
     ] = "",
     folder: Folder = RUNS,
     format: Annotated[str, option("Format: text or json.", sources.words("text", "json"))] = "text",
@@ -379,9 +383,7 @@ def doctor(
 
 @app.command()
 def explain(
-    code: Annotated[
-        str, argument("[CODE]", "A code such as MC410, or MC4 for all codes about meshes.", sources.codes)
-    ] = "",
+    code: Annotated[str, argument("[CODE]", "A code such as MC410, or MC4 for all.", sources.codes)] = "",
 ) -> None:
     """Explain a code with an example. Without a code, lists all codes."""
     from meshctl.cli.explain import explain
@@ -391,9 +393,7 @@ def explain(
 
 @app.command()
 def schema(
-    out: Annotated[
-        str, option("File or folder to write to.", sources.files, "--out", "-o", metavar="FILE")
-    ] = "",
+    out: Annotated[str, option("File or folder.", sources.files, "--out", "-o", metavar="FILE")] = "",
 ) -> None:
     """Print or write the JSON Schema of recipes, for editors."""
     from meshctl.cli.schema import schema_command

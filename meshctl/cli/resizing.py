@@ -27,11 +27,13 @@ class Resizing:
     ) -> None:
         """`recipe` is a file or a run directory, and `run` the run whose newest checkpoint the smaller plan
         must be able to load."""
-        self._recipe, self._overrides, self._held, self._run = recipe, [*overrides], held, run
+        self._recipe, self._given, self._held, self._run = recipe, [*overrides], held, run
+        self.overrides: list[str] = []
+        """The overrides of the recipe that was found last."""
 
     @cached_property
     def whole(self) -> Launchable:
-        return plan_of(self._recipe, self._overrides, self._held)
+        return plan_of(self._recipe, self._given, self._held)
 
     def __call__(self, lost: Lost) -> Plan:
         return self.without(lost).plan
@@ -40,14 +42,15 @@ class Resizing:
         """Returns the recipe with the largest groups that use nothing of what is lost. Raises
         `CannotResize`."""
         assert self.whole.facts is not None
-        reason = ""
+        reason, self.overrides = "", []
         for overrides in resizings(self.whole.facts.recipe, self.whole.plan, lost):
             try:
-                found = plan_of(self._recipe, [*self._overrides, *overrides], self._held)
+                found = plan_of(self._recipe, [*self._given, *overrides], self._held)
             except RecipeError as error:
                 reason = reason or error.report.errors[0].message
                 continue
             if not (refusal := self._refusal(found.plan)):
+                self.overrides = overrides
                 return found
             reason = reason or refusal
         if reason:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -19,6 +20,7 @@ from meshctl.cli.stdin_source import Held, resolve_source
 from meshctl.cli.validate import draw
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import RecipeError, Report
+from meshctl.plan.resizing import CannotResize
 from meshctl.plan.views.topology import Topology, Warning, ZoomError, topology
 from meshctl.recipe.compose.folders import is_dir, is_file
 from meshctl.recipe.rules.rank_bytes import memory_of
@@ -60,6 +62,8 @@ class Options:
     diff: str | None = None
     """Another recipe, other overrides, or both, quoted as in a shell. Empty for the same recipe without
     overrides; None for no comparison."""
+    lost: Sequence[str] = ()
+    """Items of the form GROUP:RANK or node:N."""
 
     @property
     def zoom(self) -> tuple[str, ...]:
@@ -97,6 +101,8 @@ def show(recipe: str, overrides: list[str], options: Options) -> int:
         return print_or_write(picture(recipe, overrides, options), options)
     except (UsageError, ZoomError) as wrong:
         return refuse(str(wrong))
+    except CannotResize as error:
+        return refuse(f"without {listed(options.lost)} the run ends: {error}", 1)
     except Unreadable as unreadable:
         draw(unreadable.report, sys.stderr)
         return 3
@@ -151,7 +157,7 @@ def group_and_rank(text: str) -> tuple[str, int]:
 def picture(recipe: str, overrides: list[str], options: Options) -> str:
     """Returns the text of the picture."""
     name, held = resolve_source(recipe)
-    launchable, format = plan_of(name, overrides, held), FORMATS[options.format_name]
+    launchable, format = loaded(name, overrides, held, options.lost), FORMATS[options.format_name]
     drawn = topology_of(launchable)
     look: dict[str, Any] = {}
     if options.format_name == "text":
@@ -168,6 +174,25 @@ def picture(recipe: str, overrides: list[str], options: Options) -> str:
     if format.zoom:
         return draw_in(format.zoom, zoom, drawn, **look)
     return draw_in(format.whole, drawn, options.selection)
+
+
+def loaded(name: str, overrides: list[str], held: Held, lost: Sequence[str]) -> Launchable:
+    """Returns the recipe; with `lost`, what remains of it. Prints what that would cost. Raises
+    `CannotResize`."""
+    if not lost:
+        return plan_of(name, overrides, held)
+    from meshctl.cli.losses import costs, lost_of
+    from meshctl.cli.resizing import Resizing
+
+    resizing = Resizing(name, overrides, held)
+    try:
+        gone = lost_of(resizing.whole.plan, lost)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    smaller = resizing.without(gone)
+    for line in costs(resizing, smaller, gone):
+        print(shown(redact(line)), file=sys.stderr)
+    return smaller
 
 
 def draw_in(file: str, *shown: object, **look: object) -> str:
