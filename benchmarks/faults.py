@@ -30,9 +30,9 @@ def main() -> None:
     parser.add_argument("--slack", type=float, default=1.0, help="factor of all bars in seconds")
     parser.add_argument("--list", action="store_true", help="only lists the cases")
     given = parser.parse_args()
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell starts what runs beside it with SIGINT ignored
+    # a shell starts what runs beside it with SIGINT ignored, and nohup with SIGHUP ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     words = [word for word in given.only.split(",") if word]
     cases = [case for case in CASES if not words or any(is_chosen(case, word) for word in words)]
     counted = met = 0

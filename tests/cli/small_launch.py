@@ -29,11 +29,18 @@ class Trainer(Component):
     @endpoint(collect="mean")
     def update(self, batch: Batch) -> dict[str, float]:
         if self.mood == "raises" and self.rank == 1 and self.step == 2:
+            until = time.monotonic() + 10
+            while '"step": 1,' not in self.rows() and time.monotonic() < until:
+                time.sleep(0.02)  # the other rank may not have ended step 1
             raise ValueError("boom")
         if self.mood == "slow":
             time.sleep(0.05)
         self.seen += len(batch)
         return {"seen": float(self.seen)}
+
+    def rows(self) -> str:
+        metrics = self.run_dir / "metrics.jsonl"
+        return metrics.read_text() if metrics.exists() else ""
 
     def state_dict(self):
         return {"seen": self.seen}

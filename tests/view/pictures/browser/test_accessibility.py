@@ -107,7 +107,10 @@ def test_the_theme_can_be_chosen(opened: Open) -> None:
     assert page.inner_text("#theme") == "Theme light" and page.evaluate(color) != dark
     page.click("#theme")
     assert page.inner_text("#theme") == "Theme dark" and page.evaluate(color) == dark
+    page.wait_for_function("localStorage.getItem('meshctl-theme') === 'dark'")
     page.reload()
+    page.wait_for_function("document.querySelector('#theme').innerText.startsWith('Theme ')")
+    page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
     assert page.inner_text("#theme") == "Theme dark"
 
 
