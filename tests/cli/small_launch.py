@@ -30,7 +30,7 @@ class Trainer(Component):
     def update(self, batch: Batch) -> dict[str, float]:
         if self.mood == "raises" and self.rank == 1 and self.step == 2:
             until = time.monotonic() + 10
-            while '"step": 1,' not in self.rows() and time.monotonic() < until:
+            while '"step":1,' not in self.rows() and time.monotonic() < until:
                 time.sleep(0.02)  # the other rank may not have ended step 1
             raise ValueError("boom")
         if self.mood == "slow":
