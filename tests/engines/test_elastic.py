@@ -187,3 +187,78 @@ def test_the_metrics_are_those_of_runs_on_each_size(
     assert ran.seen() == {step: [*range(12 * step - 12, 12 * step)] for step in range(1, 10)}
     for own, others in zip(ran.rows, hand.rows, strict=True):
         assert own["update.loss"] == pytest.approx(others["update.loss"], rel=1e-6)
+
+
+DEVICES = """
+groups:
+  train: {ranks: 4, device_type: npu, visible_devices: "0,1,2,3", program: train.py, args: ["{run_dir}"]}
+  read: {ranks: 1, device_type: cpu}
+components:
+  reader: {_target_: devices.Reader, group: read}
+pipeline:
+  batch: {call: reader.next, samples: 1}
+run: {dir: runs, steps: 100000, checkpoint: {every: 2}, restarts: 5, elastic: {train: {min_ranks: 2}}}
+"""
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+
+run, device = Path(sys.argv[1]), Path("dev/davinci1")
+rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+(run / f"ran-{os.environ['MESHCTL_ATTEMPT']}-{rank}").write_text(f"{size} {os.environ['ASCEND_RT_VISIBLE_DEVICES']}")
+while True:
+    time.sleep(0.02)
+    if rank == "1" and os.environ["MESHCTL_ATTEMPT"] == "0" and (run / "checkpoints" / "latest").is_symlink():
+        device.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+READER = """
+import os
+import time
+from pathlib import Path
+
+from meshctl import Batch, Component, endpoint
+
+
+class Reader(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        time.sleep(0.05)
+        attempt = int(os.environ["MESHCTL_ATTEMPT"])
+        has_begun = all((self.run_dir / f"ran-{attempt}-{rank}").exists() for rank in range(3))
+        if has_begun and attempt == 2 and self.step > 4:
+            Path("dev/davinci1").touch()
+        if has_begun and attempt == 3:
+            self.stop("the device is used again")
+        return Batch({"x": [0.0] * len(samples)})
+
+    def __len__(self) -> int:
+        return 100000
+"""
+FAKE_ROOT = """
+from pathlib import Path
+from meshctl.engines.checks import device_files
+device_files.ROOT = Path.cwd()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.slow_suite
+def test_a_device_that_vanishes_and_comes_back(tmp_path: Path) -> None:
+    """The group is a program, because the devices are empty files, which no library can use."""
+    (tmp_path / "dev").mkdir()
+    for number in range(4):
+        (tmp_path / "dev" / f"davinci{number}").touch()
+    for name, text in (("train.py", PROGRAM), ("devices.py", READER), ("recipe.yaml", DEVICES)):
+        (tmp_path / name).write_text(text)
+    done = call(tmp_path, "launch", "recipe.yaml", "name=devices", program=FAKE_ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [folder] = (tmp_path / "runs" / "devices").iterdir()
+    ran = Ran(done, RunDir(folder))
+    assert [event.value["workers"]["train"] for event in ran.events("launched")] == [4, 4, 3, 4]
+    assert (
+        "restarted after step" in done.stdout
+        and "train with 3 of 4 workers: node 0 lacks npu device 1" in done.stdout
+    )
+    assert (folder / "ran-2-1").read_text() == "3 0,2,3" and (folder / "ran-3-1").read_text() == "4 0,1,2,3"
+    assert [event.value["left"] for event in ran.events("restarted")] == [4, 4, 4]
