@@ -34,7 +34,7 @@ class Prompts(Component):
         return Batch({"x": torch.rand(len(samples)) + torch.tensor(samples)})
 
 
-def dies_once(component, place):
+def dies_once(component, place):  # "load": the first weights of a process, once it has restarted
     """Kills this process if a file asks for it, at this place and step on this rank."""
     wanted = component.run_dir.parents[2] / f"die-{component.run_dir.parent.name}-{place}-{component.rank}"
     for file in wanted.parent.glob(wanted.name + "-*"):
@@ -45,21 +45,22 @@ def dies_once(component, place):
 
 class Sampler(Component):
     def setup(self):
-        self.weight = torch.zeros(300, dtype=torch.float64)
+        self.weight, self.called = torch.zeros(300, dtype=torch.float64), False
         time.sleep(SETUP_S)
-        if list(self.run_dir.parents[2].glob(f"restarting-{self.run_dir.parent.name}")):
+        if "MESHCTL_GENERATIONS" in os.environ:
             dies_once(self, "setup")
 
     def weights(self):
         yield "weight", self.weight
 
     def load_weights(self, stream):
-        dies_once(self, "sync")
+        dies_once(self, "sync" if self.called else "load")
         for _, tensor in stream:
             self.weight = tensor.clone()
 
     @endpoint
     def sample(self, batch: Batch) -> Batch:
+        self.called = True
         dies_once(self, "call")
         self.log({"seen": float(batch["x"].sum())})
         noise = torch.rand(len(batch), dtype=torch.float64)
@@ -186,3 +187,42 @@ def test_a_group_restarts_alone_after_a_death_in_a_call(folder: Path, whole: Run
     assert rows_of(run) == rows_of(whole)
     assert seen_in(run) == seen_in(whole)
     assert not any(map(alive, pids(run, "train")))
+
+
+def check(folder: Path, whole: RunDir, name: str, *deaths: str, **options: str) -> RunDir:
+    """Runs the recipe with deaths of samplers, and compares it with the uninterrupted run."""
+    run, done = launched(folder, name, deaths=deaths)
+    assert done.returncode == 0, done
+    left = list(folder.glob(f"die-{name}-*"))
+    assert not left, f"{left}: nobody died there"
+    assert len(events(run, "launched")) == 1, [event.value for event in events(run, "restarted")]
+    assert [len(pids(run, group)) for group in ("judge", "train")] == [1, 2]
+    assert results_of(run) == results_of(whole)
+    assert rows_of(run) == rows_of(whole)
+    return run
+
+
+@pytest.mark.slow_suite
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        ("sync-0-3",),
+        ("sync-1-4",),
+        ("call-0-1",),
+        ("call-0-3", "call-1-3"),
+        ("call-0-2", "call-1-5", "sync-0-7", "call-0-11"),
+        ("call-1-12",),
+    ],
+    ids="-and-".join,
+)
+def test_where_a_sampler_may_die(folder: Path, whole: RunDir, deaths: tuple[str, ...]) -> None:
+    run = check(folder, whole, "-".join(deaths), *deaths)
+    assert events(run, "restarted")[-1].value["generation"] == len(events(run, "restarted"))
+
+
+@pytest.mark.slow_suite
+def test_a_group_that_dies_while_it_restarts_restarts_again(folder: Path, whole: RunDir) -> None:
+    run = check(folder, whole, "again", "call-1-5", "setup-0-0")
+    assert [event.value["generation"] for event in events(run, "restarted")] == [1, 2]
+    run = check(folder, whole, "once-more", "call-1-5", "setup-0-0", "load-1-1")
+    assert [event.value["generation"] for event in events(run, "restarted")] == [1, 2, 3]

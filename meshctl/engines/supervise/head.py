@@ -10,6 +10,7 @@ The head writes these events to `events/launcher.jsonl`:
 | `launched` | `{"attempt": n, "digest": of the plan, "workers": {GROUP: n}}`: the attempt begins |
 | `resumed` | the same, with `{"path": the checkpoint}`, where the run continues from `step` |
 | `restarted` | `{"attempt": n, "cause": why the last one failed, "left": restarts}`, going on after `step` |
+| `restarted` | the same, with `{"group": NAME, "generation": n}`: this group restarts alone |
 | | and, where groups change their size, `{"sizes": {GROUP: [workers before, after]}}` |
 | `stopping` | `{"reason": why}`: an orderly end was requested, or the attempt is ended after a failure |
 | `checkpoint` | `{"path": folder}`: all workers have saved `step`, and `latest` points to it |

@@ -41,6 +41,7 @@ from meshctl.recipe.rules import (
     names,
     nodes,
     pipeline,
+    restartable,
     rollouts,
     run,
     schedule,
@@ -55,7 +56,7 @@ from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
-    *(names, groups, nodes, devices, elastic, interpreters, meshes, models, architectures),
+    *(names, groups, nodes, devices, elastic, restartable, interpreters, meshes, models, architectures),
     *(sequence_lengths, device_memory),
     *(components, arguments, argument_limits, choices, extras, tokenizers, vocabularies, data_files),
     literal_texts,

@@ -77,7 +77,7 @@ class Times:
                 self.launched = event.time
                 self.began = self.began or event.time
             self.is_restarting = False
-        elif event.name == "restarted":
+        elif event.name == "restarted" and "group" not in event.value:
             self.is_restarting = True
         self.newest = max(self.newest, event.time)
 
@@ -198,7 +198,10 @@ def saving_line(event: Event) -> str:
 
 def restart_line(event: Event) -> str:
     """Returns the line about a restart, `restarted after step 40: train:1 failed: killed by SIGKILL`; with
-    `, train with 3 of 4 workers` after the step if groups change their size."""
+    `, train with 3 of 4 workers` after the step if groups change their size. `rollout restarts alone` is the
+    beginning where a single group restarts."""
+    if group := event.value.get("group"):
+        return f"{group} restarts alone: {event.value.get('cause', '')}"
     where = f"after step {event.step}" if event.step else "from the beginning"
     sizes = [f", {size_change(name, *pair)}" for name, pair in sizes_in(event.value.get("sizes"))]
     return f"restarted {where}{''.join(sizes)}: {event.value.get('cause', '')}"
@@ -353,7 +356,8 @@ class RunState:
                 self.warnings.append(str(event.value.get("text", "")))
             case "restarted":
                 self.restarts.append(restart_line(event))
-                self.step, self.last = event.step or 0, None
+                if "group" not in event.value:
+                    self.step, self.last = event.step or 0, None
             case "resumed" if event.step is not None:
                 self.step = self.checkpoint = event.step
                 if not is_restart and self.notice == STARTING:

@@ -140,7 +140,10 @@ def metric_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
 
 def restarts(record: RunRecord) -> list[tuple[float, str]]:
     return [
-        (float(event.step or 0), f"restarted: {event.value.get('cause', '')}")
+        (
+            float(event.step or 0),
+            f"{event.value.get('group', '')} restarted: {event.value.get('cause', '')}".strip(),
+        )
         for event in record.events("restarted")
     ][-50:]
 

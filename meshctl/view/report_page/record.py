@@ -121,7 +121,7 @@ class RunRecord:
                     found.append(Attempt(int(event.value.get("attempt", 0)), event.time))
                 case "resumed" if now:
                     now.step = event.step or 0
-                case "restarted" if now:
+                case "restarted" if now and "group" not in event.value:
                     now.cause = str(event.value.get("cause", ""))
                     now.lost = self._reached(now.time, event.time) - (event.step or 0)
                 case "over" if now and event.value.get("code"):

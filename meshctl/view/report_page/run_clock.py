@@ -48,6 +48,6 @@ def launches_of(events: Iterable[Event]) -> list[float]:
     for event in events:
         if event.name == "launched" and not is_restart:
             found.append(event.time)
-        if event.name in ("launched", "restarted"):
+        if event.name in ("launched", "restarted") and "group" not in event.value:
             is_restart = event.name == "restarted"
     return found

@@ -178,7 +178,8 @@ def _marks(record: RunRecord, lanes: Lanes, scale: Scale) -> Iterator[Markup]:
         text = f"checkpoint of step {event.step}"
         yield _mark("checkpoint", scale.part(clock.at(event.time)), text, lanes)
     for event in record.events("restarted")[-MAX_MARKS:]:
-        text = f"restarted after step {event.step}: {event.value.get('cause', '')}"
+        who = f"{group} restarted alone" if (group := event.value.get("group")) else "restarted"
+        text = f"{who} after step {event.step}: {event.value.get('cause', '')}"
         yield _mark("restart", scale.part(clock.at(event.time)), text, lanes)
     for seam in clock.seams:
         yield _mark("seam", scale.part(seam), f"continued by another launch, at {duration(seam)}", lanes)
