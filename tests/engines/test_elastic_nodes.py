@@ -4,18 +4,23 @@ are those of a run that loses nothing."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.command_server import call
 from tests.engines.namespaces import Hosts
+from tests.engines.slurm_cluster import Cluster as Machines
+from tests.engines.slurm_cluster import wait_for
 from tests.engines.test_elastic import PARTS
+from tests.engines.test_slurm import Slurmed, needs_slurm, slurm
 from tests.engines.test_ssh import LEASE, LIMIT_S, hosts, is_empty, launches, needs_hosts, started, until
 
-__all__ = ["hosts", "launches"]
+__all__ = ["hosts", "launches", "slurm"]
 
 RECIPE = """
 name: nodes
@@ -85,3 +90,32 @@ def test_a_host_that_is_lost_and_comes_back(hosts: Hosts, tmp_path: Path) -> Non
     for own, other in zip(rows, others, strict=True):
         assert own["update.loss"] == pytest.approx(other["update.loss"], rel=1e-6)
     assert is_empty(hosts, 10)
+
+
+@needs_slurm
+@pytest.mark.slow
+@pytest.mark.slow_suite
+def test_a_job_goes_on_without_a_node_whose_slurmd_is_gone(slurm: Machines, tmp_path: Path) -> None:
+    for name, text in (("parts.py", PARTS), ("slow.py", SLOW), ("recipe.yaml", RECIPE)):
+        (tmp_path / name).write_text(text)
+    run = Slurmed(slurm, tmp_path)
+    try:
+        options = ("engine.slurm.lease=6", "engine.slurm.join_limit=20")
+        done = run.meshctl("launch", "recipe.yaml", "--detach", "--engine", "slurm", *options)
+        assert done.returncode == 0, done.stderr
+        run.wait_for_step(12)
+        slurm.kill("n3")
+        for pid in run.processes("n3"):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: '"sizes":{"learn":[3,2]}' in run.launcher_events(), "two nodes", LIMIT_S)
+        before = len(run.rows())
+        run.wait_for_step(before + 15)
+        slurm.start_node("n3")
+        wait_for(lambda: '"sizes":{"learn":[2,3]}' in run.launcher_events(), "three nodes", LIMIT_S)
+        run.wait_for_step(len(run.rows()) + 5)
+        assert run.meshctl("stop").returncode == 0
+        run.ended()
+        assert [row["step"] for row in run.rows()] == list(range(1, len(run.rows()) + 1))
+    finally:
+        run.close()
