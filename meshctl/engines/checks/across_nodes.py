@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics.health import Check
@@ -96,7 +97,8 @@ def _of_group(group: Group, plan: Plan, facts: Mapping[int, NodeFacts]) -> Itera
         yield from _differing(group, nodes, facts, "torch", _release, "failure", SAME_TORCH)
         yield from _differing(group, nodes, facts, "python", _minor, "warning", SAME_TORCH)
     if group.device_type == "cuda":
-        yield from _differing(group, nodes, facts, "devices", _devices, "warning", SAME_DEVICES)
+        models = partial(_devices, group.name)
+        yield from _differing(group, nodes, facts, "devices", models, "warning", SAME_DEVICES)
         yield from _differing(group, nodes, facts, "driver", _driver, "warning", SAME_DEVICES)
 
 
@@ -128,8 +130,11 @@ def _minor(facts: NodeFacts) -> str:
     return ".".join(facts.python.split(".")[:2])
 
 
-def _devices(facts: NodeFacts) -> str:
-    return _joined(sorted({f"{one.name} of {one.total >> 30} GiB" for one in _of_smi(facts)}))
+def _devices(group: str, facts: NodeFacts) -> str:
+    """Returns the models of the devices that a group has on a node, which may have others, too."""
+    own = facts.devices.get(group)
+    found = [one for one in _of_smi(facts) if own is None or any(map(one.is_named, own))]
+    return _joined(sorted({f"{one.name} of {one.total >> 30} GiB" for one in found}))
 
 
 def _driver(facts: NodeFacts) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field, replace
 from types import MappingProxyType
@@ -49,6 +50,8 @@ class NodeFacts:
     closed: Mapping[str, str] = field(default_factory=dict)
     """The listeners of the head that the node does not reach: what it is -> its address, and why."""
     requirements: Mapping[str, Any] = field(default_factory=dict)
+    devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Group -> the hardware names of the CUDA devices of its workers on the node."""
     measured: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """The result of `measured_quickly`."""
     error: str = ""
@@ -59,6 +62,10 @@ def requirements_on(plan: Plan, run: RunDir, start: Start, node: int, needs: Nee
     """Returns the requirements of the groups of a node, which `plan` contains."""
     workers = {group.name: len(list(plan.workers(group.name, node))) for group in plan.groups}
     whole, count = needs.requirements, sum(workers.values())
+    device_bytes, uses = Counter[str](), Counter[str]()
+    for name, keys in devices_of_workers(plan, node).items():
+        device_bytes.update(dict.fromkeys(keys, needs.worker_bytes.get(name, 0)))
+        uses.update(_named_in(keys))
     on_cpu = [group.name for group in plan.groups if group.device_type == "cpu"]
     return replace(
         whole,
@@ -67,14 +74,15 @@ def requirements_on(plan: Plan, run: RunDir, start: Start, node: int, needs: Nee
         device_types=sorted({group.device_type for group in plan.groups}),
         workers=count,
         model_bytes=sum(needs.worker_bytes.get(name, 0) * workers[name] for name in on_cpu),
-        device_bytes={
-            key: needs.worker_bytes.get(name, 0)
-            for name, keys in devices_of_workers(plan, node).items()
-            for key in keys
-        },
-        shared_devices=(),
+        device_bytes=dict(device_bytes),
+        shared_devices=[name for name, count in uses.items() if count > 1],
         copy_bytes=whole.copy_bytes * count // max(1, whole.workers),
     )
+
+
+def _named_in(keys: Sequence[str]) -> list[str]:
+    """Returns the hardware names of devices; a key has those of one worker, joined by commas."""
+    return [name for key in keys for name in key.split(",")]
 
 
 def examine(
@@ -102,6 +110,7 @@ def examine(
         "shares_files": _sees(run, nonce),
         "closed": {what: why for what, address in ports.items() if (why := _why_closed(address))},
         "requirements": asdict(requirements),
+        "devices": {name: _named_in(keys) for name, keys in devices_of_workers(here, node).items()},
         "measured": measured_quickly(requirements),
     }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.engines.checks import limits, on_node
+from meshctl.engines.checks import limits, on_node, start
 from meshctl.engines.checks.across_nodes import judge, names_of
 from meshctl.engines.checks.devices import SMI_FIELDS
 from meshctl.engines.checks.on_node import NodeFacts
@@ -58,6 +58,41 @@ def test_devices_of_a_group_differ() -> None:
     found = judge({0: of("H100", 81559, "550.1"), 1: of("A100", 40960, "550.1")}, {}, plan)
     assert [(one.check.name, one.check.state) for one in found] == [("devices", "warning")]
     assert "A100 of 40 GiB, and node 0 (a) has H100 of 79 GiB" in found[0].text
+
+
+def test_only_the_devices_of_the_group_are_compared() -> None:
+    """Nodes of an uneven cluster: the second one has an older device, which another group uses."""
+
+    def of(used: list[str], *names: str) -> NodeFacts:
+        rows = [
+            [str(index), name, "550.1", "0", "40960", "Default", f"GPU-{index}"]
+            for index, name in enumerate(names)
+        ]
+        return facts(measured={"devices": [{"smi": rows}, ""]}, devices={"train": used})
+
+    group = Group("train", "cuda", 2, 0, devices=((0, 1), (1, 2)))
+    plan = Plan("test", 0, Cluster.of(2, cuda=[1, 2]), (group,), (), (), (), Run())
+    assert judge({0: of(["0"], "A100"), 1: of(["1"], "T4", "A100")}, {}, plan) == []
+    [problem] = judge({0: of(["0"], "A100"), 1: of(["0"], "T4", "A100")}, {}, plan)
+    assert "T4 of 40 GiB, and node 0 (a) has A100" in problem.text
+
+
+def test_each_node_needs_what_its_own_groups_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two colocated groups have the first node, and a third one has two devices of the second node."""
+    groups = (
+        Group("train", "cuda", 1, 0, devices=((0, 1),)),
+        Group("same", "cuda", 1, 1, devices=((0, 1),), colocate="train"),
+        Group("judge", "cuda", 1, 2, devices=((1, 3),), gpus_per_worker=2),
+    )
+    plan = Plan("test", 0, Cluster.of(2, cuda=[1, 2]), groups, (), (), (), Run())
+    monkeypatch.setattr("meshctl.engines.checks.device_files.count_devices", lambda kind, rocm: 2)
+    needs = Needs(Requirements(workers=3), {"train": 5, "same": 7, "judge": 11})
+
+    def needed(node: int) -> Requirements:
+        return on_node.requirements_on(start.on_node(plan, node), RunDir(Path("/r")), Start(()), node, needs)
+
+    assert needed(0).device_bytes == {"0": 12} and needed(0).shared_devices == ["0"]
+    assert needed(1).device_bytes == {"0,1": 11} and needed(1).shared_devices == []
 
 
 def test_files_clocks_and_refusals_name_the_node() -> None:
