@@ -198,7 +198,7 @@ RAY = Section("ray", "`engine.ray`", (
     *SHIPPING,
     *REMOTE,
 ))
-JOBSET = Section("jobset", "`engine.jobset`", (*jobset_fields.OPTIONS, SETUP, JOIN_LIMIT, LEASE))
+JOBSET = Section("jobset", "`engine.jobset`", (*jobset_fields.OPTIONS, SETUP, JOIN_LIMIT, LEASE, SECURE))
 SLURM = Section("slurm", "`engine.slurm`", (*slurm_fields.FIELDS, *REMOTE))
 # fmt: on
 

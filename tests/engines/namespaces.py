@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from pathlib import Path
 
 ETC = Path("/etc/netns")
 """Host -> the files that replace those of /etc in it."""
+FILES_FIRST = "passwd: files\ngroup: files\nhosts: files dns\n"
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin") or ""
 MISSING = [
     *([] if os.geteuid() == 0 else ["root"]),
@@ -38,6 +40,7 @@ class Hosts:
             f"mb{os.getpid() % 10_000}",
             f"10.{77 + os.getpid() % 100}.{os.getpid() // 100 % 250}",
         )
+        self._net_v6 = f"fd88:{os.getpid() % 10_000:x}"
         self.sshds: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -50,6 +53,15 @@ class Hosts:
         return [f"{self._net}.{number}" for number in range(1, len(self.names) + 1)]
 
     @property
+    def head_v6(self) -> str:
+        """The IPv6 address of this machine on the bridge."""
+        return f"{self._net_v6}::254"
+
+    @property
+    def addresses_v6(self) -> list[str]:
+        return [f"{self._net_v6}::{number}" for number in range(1, len(self.names) + 1)]
+
+    @property
     def options(self) -> list[str]:
         """Overrides for `engine.ssh`."""
         hosts = f"engine.ssh.hosts=[{','.join(self.addresses)}]"
@@ -58,10 +70,12 @@ class Hosts:
     def open(self) -> None:
         run(f"ip link add {self.bridge} type bridge", f"ip link set {self.bridge} up")
         run(f"ip addr add {self.head}/24 dev {self.bridge}")
+        run(f"ip addr add {self.head_v6}/64 dev {self.bridge} nodad")
         for number, (name, address) in enumerate(zip(self.names, self.addresses, strict=True), 1):
             link = f"mv{os.getpid() % 10_000}-{number}"
             run(f"ip netns add {name}", f"ip link add {link} type veth peer name eth0 netns {name}")
             run(f"ip link set {link} master {self.bridge} up", f"ip -n {name} addr add {address}/24 dev eth0")
+            run(f"ip -n {name} addr add {self.addresses_v6[number - 1]}/64 dev eth0 nodad")
             run(f"ip -n {name} link set eth0 up", f"ip -n {name} link set lo up")
             run(f"ip -n {name} link add docker0 type veth peer name docker1")
             run(f"ip -n {name} link set docker1 up", f"ip -n {name} addr add 172.17.0.1/16 dev docker0")
@@ -85,6 +99,22 @@ class Hosts:
         (folder / "resolv.conf").write_text(f"nameserver {self._net}.253\n")
         (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: dns\n")
         (folder / "hosts").write_text("")
+
+    @contextmanager
+    def named_127_0_1_1(self) -> Iterator[None]:
+        """Lets each host resolve its own name to this address, as the installers of Debian and Ubuntu do."""
+        own = f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n"
+        before: dict[Path, str] = {}
+        for name in self.names:
+            for file, text in (("hosts", own), ("nsswitch.conf", FILES_FIRST)):
+                path = ETC / name / file
+                before[path] = path.read_text()
+                path.write_text(text)
+        try:
+            yield
+        finally:
+            for path, text in before.items():
+                path.write_text(text)
 
     def _sshd(self, name: str, address: str) -> subprocess.Popen[bytes]:
         settings = {

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -141,7 +142,7 @@ def test_a_killed_actor_is_the_cause_and_a_killed_launcher_leaves_nothing(
         assert busy.returncode == 4 and "3 x 3 CPU (free: 0 CPU)" in busy.stderr, busy.stderr
         os.kill(actor_of(folder, 1), signal.SIGKILL)
         assert launch.end() == 5
-    cause = r"error: (the connection to node 1 is lost|the Ray actor of node 1 on \S+ .* died: )"
+    cause = r"error: (node 1 was ended by a signal|the connection to node 1 is lost|the Ray actor of node 1 on \S+ .* died: )"
     assert re.search(cause, launch.output), launch.output
     assert is_clean(folder, cluster)
     with Launch(folder, cluster, *LONG) as launch:
@@ -187,6 +188,31 @@ def test_what_the_cluster_cannot_hold_is_named(cluster: RayCluster, folder: Path
     assert found.count("error:") == 1 and "there is no Ray cluster at `127.0.0.1:9`" in found
     assert "has failed in `engine.ray.setup`: cd /nowhere" in message("engine.ray.setup=[cd /nowhere]")
     assert is_clean(folder, cluster)
+
+
+@needs_ray
+@pytest.mark.slow_suite
+def test_a_shipped_run_equals_one_here_and_leaves_its_files_on_the_nodes(
+    cluster: RayCluster, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Each actor has a home folder of its own, as if it were on a machine that shares no files."""
+    homes = tmp_path_factory.mktemp("homes")
+    words = ["engine.ray.ship=true", f"engine.ray.setup=['export HOME={homes}/$$']", "run.steps=4"]
+    there = meshctl(folder, "launch", "recipe.yaml", *options(cluster), *words)
+    assert there.returncode == 0, there.stderr
+    assert "note[MC640]: each node keeps its files of a checkpoint, below ~/meshctl-runs" in there.stderr
+    found = rows(folder)
+    [run] = folder.glob("runs/small/*")
+    assert not list((run / "logs" / "two").glob("*"))
+    own = sorted(homes.glob(f"*/meshctl-runs/small/{run.name}"))
+    logs = [[log.name for log in (one / "logs" / "two").glob("[0-9].log")] for one in own]
+    assert sorted(logs) == [["0.log"], ["1.log"], ["2.log"]]
+    assert all((one / "checkpoints" / "step-4").is_dir() for one in own)
+    assert is_clean(folder, cluster) and not list(Path(tempfile.gettempdir()).glob("meshctl-shipped-*"))
+    shutil.rmtree(folder / "runs")
+    here = meshctl(folder, "launch", "recipe.yaml", "--engine", "loopback", "run.steps=4")
+    assert here.returncode == 0, here.stderr
+    assert rows(folder) == found and len(found) == 4
 
 
 # Without a cluster

@@ -11,6 +11,7 @@
 | a node never joins | here, and `test_commands::test_nodes_that_never_join_are_named` |
 | no name server, no file of host names | all tests with hosts: see `namespaces.py` |
 | several interfaces, one with the same address on all hosts | all tests with hosts |
+| a host's own name is 127.0.1.1; the head has an IPv6 address | here |
 | a link is down for longer than the limit | `test_ssh::test_a_fault_ends_everything_with_its_cause` |
 | a link heals before the limit | here |
 | 200 ms of delay, 5 % of packets lost | here |
@@ -131,6 +132,42 @@ def test_a_link_that_heals_before_the_limit_changes_nothing(hosts: Hosts, folder
     launch.send_signal(signal.SIGINT)
     output, _ = launch.communicate(timeout=LIMIT_S)
     assert launch.returncode == 130 and "error" not in output, output
+    assert is_empty(hosts, 10)
+
+
+PROGRAM = """
+import os, pathlib, sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank())])
+dist.all_reduce(total)
+text = f"{os.environ['MASTER_ADDR']} {total.item():g}"
+pathlib.Path(sys.argv[1], f"rank-{dist.get_rank()}").write_text(text)
+"""
+PROGRAM_RECIPE = """
+name: program
+cluster: {nodes: 3}
+groups: {train: {ranks: 3, device_type: cpu, program: train.py, args: ["{run_dir}"]}}
+"""
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_programs_and_components_meet_at_known_addresses_where_a_host_name_is_127_0_1_1(
+    hosts: Hosts, folder: Path, family: int
+) -> None:
+    """As on Debian and Ubuntu, where torch and gloo by themselves take this address on every host."""
+    (folder / "train.py").write_text(PROGRAM)
+    (folder / "program.yaml").write_text(PROGRAM_RECIPE)
+    head = [] if family == 4 else [f"engine.ssh.head={hosts.head_v6}"]
+    with hosts.named_127_0_1_1():
+        for recipe in ("program.yaml", "recipe.yaml"):
+            done = meshctl(folder, "launch", recipe, *hosts.options, *head)
+            assert done.returncode == 0, done.stderr
+    [run] = folder.glob("runs/program/*")
+    first = hosts.addresses[0] if family == 4 else hosts.addresses_v6[0]
+    assert [(run / f"rank-{rank}").read_text() for rank in range(3)] == [f"{first} 3"] * 3
     assert is_empty(hosts, 10)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from meshctl.engines.slurm.steps import failed_task, steps_of
 from meshctl.plan.model import Cluster, Group, Plan, Restarts, Run
 from meshctl.recipe.slurm_fields import slurm_time
 from meshctl.run.directory import RunDir
+from meshctl.run.job_signals import IN_JOB
 from tests.cli.commands import MAIN, meshctl
 from tests.cli.small_launch import PARTS, RECIPE
 from tests.engines import slurm_cluster
@@ -428,6 +430,42 @@ def test_the_script_of_a_shipped_recipe(name: str, tmp_path: Path, monkeypatch: 
     assert script_of(name, tmp_path) == (GOLDEN / f"slurm_{name}.sh").read_text()
 
 
+IN_CONTAINERS = [
+    "cluster.nodes=3",
+    "groups.judge.ranks=1",
+    "engine.slurm.container_image='nvcr.io#nvidia/pytorch:26.01'",
+]
+IN_CONTAINERS += ["engine.slurm.container_mounts=[/data,/scratch:/tmp:ro]", "engine.slurm.cpus=8"]
+IN_CONTAINERS += ["engine.slurm.setup=[source /venv/bin/activate]"]
+THREE_COMPONENTS = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_HET_SIZE": "3",
+    **{f"SLURM_JOB_NODELIST_HET_GROUP_{index}": f"n{index + 1}" for index in range(3)},
+}
+
+
+def container_steps() -> str:
+    """Returns the command lines by which the head starts nodes in containers of pyxis."""
+    from meshctl.cli.load import plan_of
+    from meshctl.engines.slurm.engine import SlurmEngine
+
+    ready = plan_of(str(ROOT / "recipes" / "grpo_arithmetic.yaml"), ["engine=slurm", *IN_CONTAINERS])
+    commands = (
+        SlurmEngine(**ready.start.engine.options)
+        .render(ready.plan, RunDir(Path("/runs/RUN")), "10.0.0.1:5")
+        .commands
+    )
+    lines = [f"{shlex.join(command.argv)}\n" for command in commands]
+    return "\n".join(lines).replace(os.getcwd(), "FOLDER").replace(str(Path(sys.executable).parent), "BIN")
+
+
+def test_the_steps_in_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in THREE_COMPONENTS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(IN_JOB, raising=False)
+    assert container_steps() == (GOLDEN / "slurm_containers.txt").read_text()
+
+
 def test_a_dry_run_of_4096_nodes_has_few_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     (tmp_path / "parts.py").write_text(PARTS)
@@ -502,3 +540,5 @@ def test_the_task_that_failed_is_read_from_srun(tmp_path: Path) -> None:
 if __name__ == "__main__":
     for _name in SHIPPED:
         (GOLDEN / f"slurm_{_name}.sh").write_text(script_of(_name, GOLDEN))
+    os.environ |= THREE_COMPONENTS
+    (GOLDEN / "slurm_containers.txt").write_text(container_steps())

@@ -118,7 +118,10 @@ class NodeProcess:
         return self._end()
 
     def _end(self) -> int:
-        """Kills all processes of this node. Returns the exit code."""
+        """Kills all processes of this node. Returns the exit code. The head learns of a signal before other
+        nodes miss the workers: it names the node then, and none of their victims."""
+        if self._wakeup.is_ending and self._lease_s and not self._is_leaving:
+            self._report("ending")
         if not self._is_leaving and not self._wakeup.is_ending:
             print(f"error: node {self._job.node} ends: {self._why_lost}", file=sys.stderr, flush=True)
         termination.kill_children(spare=[self._logs.pid])

@@ -170,6 +170,8 @@ def report_of(node: int, message: Message) -> Report | None:
             return ServerExited(node, str(message["python"]), int(message["code"]), str(message["log"]))
         case "refused":
             return NodeLost(node, f"node {node} cannot start an agent: {message['error']}")
+        case "ending":
+            return NodeLost(node, f"node {node} was ended by a signal, or with the connection of its engine")
         case "download":
             received, total = int(message["received"]), int(message["total"])
             return Downloads(node, str(message["name"]), received, total)

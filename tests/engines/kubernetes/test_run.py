@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import pytest
 from tests.cli.commands import MAIN
 from tests.cli.small_launch import PARTS, RECIPE
 from tests.engines.kubernetes.cluster import MISSING, Cluster, cluster
+from tests.engines.test_secure import speaks_tls
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")]
 TWO = RECIPE.replace("{ranks: 1,", "{ranks: 2,").replace("run:", "cluster: {nodes: 2}\nrun:")
@@ -64,6 +68,23 @@ class World:
     def run_of_pods(self) -> Path:
         [found] = self.folder.glob("volume/runs/*/*")
         return found
+
+    @contextmanager
+    def launch_on_terminal(self, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+        """Yields a launch whose controlling terminal is a new one, and the other end of this terminal."""
+        ours, theirs = os.openpty()
+        argv = ["setsid", "--ctty", sys.executable, "-c", MAIN, "launch", *self.options, *words]
+        environ = {**self.environ, "TERM": "xterm"}
+        launch = subprocess.Popen(
+            argv, cwd=self.folder, env=environ, stdin=theirs, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+        try:
+            yield launch, ours
+        finally:
+            launch.kill()
+            launch.wait()
+            os.close(ours)
 
     def until(self, is_so: Callable[[], Any]) -> None:
         end = time.monotonic() + LIMIT_S
@@ -130,6 +151,16 @@ def test_a_run_of_two_pods_equals_a_local_one(world: World) -> None:
     status = world.call("status")
     assert status.returncode == 0 and "done" in status.stdout
     world.call("logs", "-f")
+
+
+@pytest.mark.slow_suite
+def test_a_secure_run_of_two_pods(world: World) -> None:
+    launch = world.launch(*SLOW, "engine.jobset.secure=true")
+    world.until_step(2)
+    assert speaks_tls(f"{world.cluster.pod('nodes0', 0).address}:29400")
+    launch.send_signal(signal.SIGINT)
+    code, output = ended(world, launch)
+    assert code == 130 and len(rows(world.run_of_pods)) >= 2, output
 
 
 def ended(world: World, launch: subprocess.Popen[str]) -> tuple[int, str]:
@@ -230,3 +261,37 @@ def test_ctrl_c_stops_the_job(world: World) -> None:
     launch.send_signal(signal.SIGINT)
     code, output = ended(world, launch)
     assert code == 130, output
+
+
+NEVER = "(?!)"
+
+
+def read_until(terminal: int, pattern: str) -> str:
+    """Reads what a process writes to its terminal until a pattern is in it, or until it ends."""
+    text, end = "", time.monotonic() + LIMIT_S
+    while time.monotonic() < end and not re.search(pattern, text):
+        if not select.select([terminal], [], [], 1.0)[0]:
+            continue
+        try:
+            text += os.read(terminal, 1 << 16).decode(errors="replace")
+        except OSError:  # nobody has the other end
+            break
+    return text
+
+
+@pytest.mark.slow_suite
+@pytest.mark.parametrize(
+    ("answer", "code", "state", "text"),
+    [("n", 0, "running", "goes on; stop it: meshctl stop"), ("y", 130, "interrupted", "interrupted")],
+)
+def test_ctrl_c_on_a_terminal_asks(world: World, answer: str, code: int, state: str, text: str) -> None:
+    with world.launch_on_terminal(*SLOW) as (launch, terminal):
+        world.until_step(2)
+        os.write(terminal, b"\x03")
+        asked = read_until(terminal, "it goes on]")
+        assert re.search(r"stop JobSet small-\S+\? \[y/N; without an answer it goes on\]", asked), asked
+        os.write(terminal, f"{answer}\n".encode())
+        output = read_until(terminal, NEVER)
+        assert launch.wait(LIMIT_S) == code and text in output, output
+        assert json.loads(world.call("status", "--format", "json").stdout)["state"] == state
+    assert world.call("stop").returncode == 0
