@@ -207,7 +207,7 @@ class FakeNode(threading.Thread):
                 code = int(any(worker.code for worker in workers))
                 self._send(connection, "exited", group=group, code=code)
                 if not self._workers:
-                    self._send(connection, "ended")
+                    self._send(connection, "ended", generations={})
 
     def _send(self, connection: Connection, kind: str, **values: Any) -> None:
         connection.send({"type": kind, "attempt": self._attempt, **values})
