@@ -42,6 +42,7 @@ class DeclaredModel(StoredModel):
     }
     MEMORY: ClassVar = {
         "dtype": "args.dtype",
+        "compute_dtype": "args.compute_dtype",
         "optimizer": "args.optimizer",
         "optimizer_options": "args.optimizer_options",
         "lora": "args.lora",

@@ -25,7 +25,7 @@ from itertools import chain
 from math import prod
 from typing import Any
 
-from meshctl.dataclass import dataclass
+from meshctl.dataclass import SPARSE, dataclass
 from meshctl.topology.device_ranges import DeviceRanges
 
 MAX_BUCKET_BYTES = 128 << 20
@@ -265,6 +265,17 @@ def sharing(devices: Mapping[str, DeviceRanges]) -> list[tuple[str, ...]]:
 
 
 @dataclass(frozen=True)
+class Move:
+    """What a rank sends in the collective operations of one kind over one dim."""
+
+    dim: str
+    operation: str
+    bytes: float
+    per_token: bool = field(default=False, metadata=SPARSE)
+    """Whether the bytes are those for each token of the texts of a data rank; otherwise for a micro-batch."""
+
+
+@dataclass(frozen=True)
 class ComponentMemory:
     """The bytes of a component on the rank with the most."""
 
@@ -279,6 +290,8 @@ class ComponentMemory:
     """Empty if it is not trained."""
     unknown: str = ""
     """The reason why its bytes are unknown; empty if they are known."""
+    moves: tuple[Move, ...] = field(default=(), metadata=SPARSE)
+    """What the rank sends in the collective operations of a micro-batch."""
 
     @property
     def total(self) -> int:

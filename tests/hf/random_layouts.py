@@ -108,6 +108,12 @@ def _sizes(random: Random, ranks: int) -> dict[str, int]:
 
 def is_accepted(case: Case, sizes: dict[str, int], ranks: int, folder: Path) -> bool:
     """Whether `validate` finds no error in a recipe that trains the model on this layout."""
+    found = load(recipe_of(case, sizes, ranks, folder), [], folder, environ={}).report.diagnostics
+    return not any(one.severity == "error" for one in found)
+
+
+def recipe_of(case: Case, sizes: dict[str, int], ranks: int, folder: Path) -> str:
+    """Writes a recipe that trains the model on this layout to a folder, and returns the name of its file."""
     arguments = {
         "model": parity.ALL[case.model],
         "config": case.config,
@@ -137,8 +143,7 @@ def is_accepted(case: Case, sizes: dict[str, int], ranks: int, folder: Path) -> 
     }
     (folder / "texts.py").write_text(TEXTS, encoding="utf-8")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    found = load("recipe.yaml", [], folder, environ={}).report.diagnostics
-    return not any(one.severity == "error" for one in found)
+    return "recipe.yaml"
 
 
 TEXTS = """

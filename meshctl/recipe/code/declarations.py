@@ -98,7 +98,7 @@ TP_PLANS = ("transformers",)
 DATASET_LIBRARIES = ("datasets",)
 """The libraries that can download a dataset before the workers start."""
 TRAINED_BY = "trained_by"
-MEMORY_KEYS = ("dtype", "optimizer", "optimizer_options", "lora", "head", TRAINED_BY)
+MEMORY_KEYS = ("dtype", "compute_dtype", "optimizer", "optimizer_options", "lora", "head", TRAINED_BY)
 ROLLOUT_ARGUMENTS = (
     "temperature",
     "group_size",

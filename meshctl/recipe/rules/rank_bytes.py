@@ -19,6 +19,7 @@ from meshctl.dataclass import dataclass
 from meshctl.recipe.code.architectures import Values, parameters_of
 from meshctl.recipe.code.declarations import TRAINED_BY
 from meshctl.recipe.code.safetensors_headers import shapes_of
+from meshctl.recipe.code.tp_plans import LIBRARY
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.model import Component, Stage
 from meshctl.recipe.rules.components import STATE_METHODS
@@ -29,6 +30,7 @@ from meshctl.topology.memory import (
     ComponentMemory,
     DeviceMemory,
     Memory,
+    Move,
     Parameter,
     RankBytes,
     Split,
@@ -42,6 +44,7 @@ from meshctl.topology.memory import (
     with_sync,
 )
 from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.traffic import Layout, moves
 
 SPLITTING = ("dp", "fsdp", "cp", "tp")
 """The dims whose effect on parameters is known."""
@@ -71,6 +74,7 @@ def _component(facts: Facts, name: str) -> ComponentMemory | None:
         found.optimizer if is_known else None,
         found.sync,
         training.optimizer.rpartition(".")[2] if training.is_trained else "",
+        moves=model.moves,
     )
 
 
@@ -108,6 +112,8 @@ class Model:
     split: Split
     syncs: tuple[Stage, ...]
     """The syncs that send or load its weights."""
+    moves: tuple[Move, ...] = ()
+    """What a rank sends in a micro-batch; empty if that is unknown."""
 
     @property
     def rank_bytes(self) -> RankBytes:
@@ -158,7 +164,23 @@ def model_of(facts: Facts, component: Component) -> Model | None:
     split = Split(mesh.size("dp"), shards, mesh.size("tp"), mesh.ep_size, mesh.size("ep_fsdp"))
     pipeline = facts.recipe.pipeline.values()
     syncs = [one for one in pipeline if one.kind == "sync" and component.name in (one.component, one.to)]
-    return Model(tuple(parameters), training, split, tuple(syncs))
+    is_known = found.declares.layouts.tp_plan == LIBRARY
+    layout = Layout(
+        split,
+        mesh.size("cp"),
+        mesh.ulysses_size,
+        mesh.sequence_parallel,
+        DTYPE_BYTES.get(declared.text("compute_dtype", ""), 0),
+        _experts_per_token(facts, component.name),
+    )
+    moved = moves(parameters, training, layout) if is_known else ()
+    return Model(tuple(parameters), training, split, tuple(syncs), moved)
+
+
+def _experts_per_token(facts: Facts, component: str) -> int:
+    tree = facts.config_values(component)
+    found = tree.get("num_experts_per_tok") if tree is not None and tree.is_mapping else None
+    return found.value if found is not None and type(found.value) is int else 0
 
 
 def _check_mesh(mesh: DeviceMesh, parameters: Sequence[Parameter], tp_plan: str) -> None:
