@@ -64,13 +64,15 @@ def _of_weights(parameters: Sequence[Parameter], training: Training, layout: Lay
 
     def passes(one: Parameter) -> int:
         """The number of times that FSDP gathers a parameter: those of the last modules stay gathered."""
-        stays = "*" not in one.name and (one.name != EMBEDDING or is_tied)
+        stays = "*" not in one.name and one.name != EMBEDDING
         return 1 if stays or not training.is_trained else 2
 
     for dim, ranks, of_experts in (("fsdp", split.fsdp, False), ("ep_fsdp", split.ep_fsdp, True)):
         whole = Split(tp=split.tp, ep=split.ep)
         own = [one for one in parameters if _is_divided(one, split) == of_experts]
         changed = sum(numbers(one, whole) for one in trained if _is_divided(one, split) == of_experts)
+        if is_tied:  # FSDP reduces the gradients of both of its modules
+            changed += sum(numbers(one, whole) for one in trained if one.name == EMBEDDING and not of_experts)
         gathered = sum(numbers(one, whole) * passes(one) for one in own)
         yield Move(dim, GATHER, gathered * compute * (ranks - 1) / ranks)
         yield Move(dim, SCATTER, changed * reduced * (ranks - 1) / ranks)

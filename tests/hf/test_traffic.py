@@ -112,4 +112,4 @@ def test_the_shown_bytes_are_those_that_torch_sends(tmp_path: Path, monkeypatch:
             difference = abs(sent.get(operation, 0) - expected[operation])
             if difference > LIKE * largest:
                 wrong[name, operation] = sent.get(operation, 0), expected[operation]
-    assert wrong == {}
+    assert wrong == {}, wrong
