@@ -22,6 +22,8 @@ class DeclaredModel(StoredModel):
         "attention": "transformers",
         "experts": "transformers",
         "ulysses": "heads",
+        "pp_plan": "transformers",
+        "split": "args.split",
         "without": {
             "args.attention": ("cp", "ulysses"),
             "args.config.output_router_logits": ("pp",),

@@ -24,6 +24,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleLoopedBFS,
 )
+from torch.distributed.tensor import DTensor
 
 from meshctl.hf.errors import ModelError
 from meshctl.hf.passes import Passes
@@ -185,6 +186,8 @@ class PipelinePasses(Passes):
         for parameter in trainer.shared:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+            if isinstance(parameter.grad, DTensor) and isinstance(parameter, DTensor):
+                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
             own = local_of(parameter.grad)
             if self._pp.rank == ends[0]:
                 self._pp.send(own, other)

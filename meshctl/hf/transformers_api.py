@@ -224,9 +224,6 @@ def shard_by_tp(
         raise ModelError(_first_line(error)) from error
     of_parts = [name for name, style in plan.items() if style == SUMMED_OVER_TP]
     plan = {name: style for name, style in plan.items() if style != SUMMED_OVER_TP}
-    if sizes.pp > 1:  # the tied embedding of the first stage is not sharded
-        tied = {part for name in tied_names(model) for part in (name, name.rpartition(".")[0])}
-        plan = {name: style for name, style in plan.items() if name not in tied}
     if sizes.sequence == 1:
         apply_tensor_parallelism(model, mesh["tp"], plan)
     else:

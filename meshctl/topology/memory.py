@@ -2,13 +2,14 @@
 
     numbers(Parameter("lm_head.weight", (151936, 4096), tp_dim=0), Split(fsdp=4, tp=2))    18992 * 4096
 
-The bytes are those of the rank with the most. This is rank 0, because no rank has a larger shard of any
-parameter.
+The bytes are those of the rank with the most. This is the first rank of a pipeline stage, because no other
+rank of the stage has a larger shard of any parameter.
 
     dp      each rank has everything
     fsdp    each rank has a shard of dim 0 of every parameter, rounded up; cp shards it further
     tp      each rank has a shard of one dim, where the plan of the model's architecture names one
     ep      each rank has some of the experts; tp does not shard them then, and the rest of the ranks does
+    pp      each rank has the layers of its stages, the first one the embedding, and the last one the head
 
 They include what stays allocated between two steps, and not what a step allocates and frees: activations,
 logits, the parameters of the layers that FSDP has gathered, unreduced gradients, copies in `compute_dtype`,
@@ -157,6 +158,43 @@ def are_divisible(rows: int, tp: int, shards: int) -> bool:
     return shards == 1 or len({-(-max(0, one) // shards) for one in parts}) == 1
 
 
+def of_stages(
+    parameters: Sequence[Parameter], stages: Sequence[range], own: Sequence[int]
+) -> list[Parameter]:
+    """Returns the parameters of a rank that has the pipeline stages `own`; `stages` are the layers of all.
+
+    Raises `UnknownBytes` for parameters of some of the layers, since it is not known of which.
+    """
+    layers = sum(len(stages[stage]) for stage in own)
+    is_first, is_last, total = 0 in own, len(stages) - 1 in own, sum(map(len, stages))
+    is_tied = not any(one.module in HEADS for one in parameters)
+    has_embedding = is_first or (is_last and is_tied)
+    found = []
+    for one in parameters:
+        if "*" in one.name:
+            if one.layers != total:
+                raise UnknownBytes("how pp splits layers of different kinds is not known")
+            found.append(replace(one, layers=layers))
+        elif has_embedding if one.name == EMBEDDING else is_last:
+            found.append(one)
+    return found
+
+
+def costs_of(parameters: Sequence[Parameter], experts: int, used: int) -> tuple[float, float]:
+    """Returns the costs of a layer and of the head: the number of parameters with which a token is
+    multiplied. `used` of `experts` experts compute a token."""
+    part = used / experts if experts and used else 1.0
+    layer = head = 0.0
+    for one in parameters:
+        if "*" in one.name:
+            layer += prod(one.shape) * (part if one.is_fused else 1.0)
+        elif one.module in HEADS:
+            head += prod(one.shape)
+    if not head:  # the head is the embedding
+        head = float(sum(prod(one.shape) for one in parameters if one.name == EMBEDDING))
+    return layer, head
+
+
 def adapter_parameters(parameters: Iterable[Parameter], adapter: Adapter) -> list[Parameter]:
     """Returns the two small matrices of each adapted layer, `[r, in]` and `[out, r]`. tp splits only the
     matrix that has the dim along which it splits the layer's weight. The matrices of fused experts are as
@@ -292,6 +330,8 @@ class ComponentMemory:
     """The reason why its bytes are unknown; empty if they are known."""
     moves: tuple[Move, ...] = field(default=(), metadata=SPARSE)
     """What the rank sends in the collective operations of a micro-batch."""
+    stages: tuple[int, ...] = field(default=(), metadata=SPARSE)
+    """The bytes of each pp rank; empty without pp."""
 
     @property
     def total(self) -> int:

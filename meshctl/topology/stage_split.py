@@ -16,6 +16,13 @@ SPLITS = ("count", "cost")
 possible."""
 
 
+def bubble(pp: int, vpp: int, micro_batches: int) -> float:
+    """Returns the part of an update in which a pp rank waits, between 0 and 1, if all stages take equally
+    long. It is the same for the schedules GPipe and 1F1B. Each rank has `vpp` stages, which are
+    interleaved."""
+    return (pp - 1) / (micro_batches * vpp + pp - 1)
+
+
 def by_count(layers: int, stages: int) -> tuple[range, ...]:
     """Returns the layers of each stage. The first stages have one layer more than the others."""
     least, more = divmod(layers, stages)

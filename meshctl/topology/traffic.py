@@ -5,6 +5,7 @@
     tp        an all-reduce behind each row-wise layer, and of the gradient in front of each column-wise one
     cp        an all-gather of keys and values, and a reduce-scatter of their gradients
     ulysses   an all-to-all of queries, keys, values and results, in both directions
+    pp        a send of hidden states to the next stage, and of their gradients to the previous one
     ep        an all-to-all of tokens to their experts, and of the results back
 
 The operations are those of FSDP2 and of the plans of transformers, as `hf.Model` uses them. What a rank sends
@@ -32,6 +33,7 @@ from meshctl.topology.memory import (
 )
 
 GATHER, SCATTER, REDUCE, EXCHANGE = "all-gather", "reduce-scatter", "all-reduce", "all-to-all"
+SEND = "send"
 REDUCED_BYTES = 4
 """The bytes of an element of a gradient that is reduced, where the weights are computed in bfloat16."""
 
@@ -47,10 +49,13 @@ class Layout:
     compute_bytes: int = 0
     """The bytes of an element in forward and backward passes; 0 for those of the weights."""
     experts_per_token: int = 0
+    pp: int = 1
+    vpp: int = 1
 
 
 def moves(parameters: Sequence[Parameter], training: Training, layout: Layout) -> tuple[Move, ...]:
-    """Returns what a rank sends in a micro-batch, without the operations that send nothing."""
+    """Returns what a rank sends in a micro-batch, without the operations that send nothing. With pp, it is a
+    rank of the first stage, which has `parameters`."""
     found = [*_of_weights(parameters, training, layout), *_of_tokens(parameters, training, layout)]
     return tuple(replace(one, bytes=round(one.bytes)) for one in found if round(one.bytes))
 
@@ -60,7 +65,7 @@ def _of_weights(parameters: Sequence[Parameter], training: Training, layout: Lay
     compute = layout.compute_bytes or width
     reduced = REDUCED_BYTES if layout.compute_bytes else width
     trained = trained_parameters(parameters, training) if training.is_trained else []
-    is_tied = not any(one.module in HEADS for one in parameters)
+    is_tied = layout.pp == 1 and not any(one.module in HEADS for one in parameters)
 
     def passes(one: Parameter) -> int:
         """The number of times that FSDP gathers a parameter: those of the last modules stay gathered."""
@@ -94,6 +99,8 @@ def _of_tokens(parameters: Sequence[Parameter], training: Training, layout: Layo
         yield from _of_tp(parameters, training, layout, hidden * own)
     query, key = _widths(parameters)
     kv = 2 * key / split.tp * own
+    sent = layout.vpp + (layout.vpp - 1) * (ways - 1) if layout.pp > 1 else 0
+    yield Move("pp", SEND, sent * hidden * own, True)
     yield Move("cp", GATHER, kv * (layout.cp - 1), True)
     yield Move("cp", SCATTER, kv * (layout.cp - 1) * (ways - 1), True)
     exchanged = 2 * (query + key) / split.tp * own * ways

@@ -81,13 +81,15 @@ CASES = [
         MOE,
     ),
     Case("tp, experts", {"tp": 2}, {"experts": "eager"}, MOE),
+    Case("pp", {"pp": 2}, {"split": [1, 2]}),
+    Case("pp, tied", {"pp": 2}, {"lora": {"r": 16}, "split": "cost"}, TIED),
 ]
-ESTIMATES: dict[str, RankBytes] = {}
+ESTIMATES: dict[str, list[RankBytes]] = {}
 """Set before the processes are forked."""
 
 
-def estimate(case: Case, folder: Path) -> RankBytes:
-    """Returns what `show-topology` shows."""
+def estimate(case: Case, folder: Path) -> list[RankBytes]:
+    """Returns what `show-topology` shows, for each pp rank."""
     recipe = {
         "groups": {"train": {"ranks": 2, "device_type": "cpu"}},
         "components": {
@@ -116,7 +118,7 @@ def estimate(case: Case, folder: Path) -> RankBytes:
     assert loaded.facts is not None
     found = model_of(loaded.facts, loaded.recipe.components["actor"])
     assert found is not None
-    return found.rank_bytes
+    return found.bytes_of_stages
 
 
 def allocated(tensors: Iterable[Tensor]) -> int:
@@ -153,7 +155,8 @@ def bytes_of_a_step(case: Case) -> RankBytes:
 
 def check_of(case: Case) -> worlds.Check:
     def check(rank: int) -> None:
-        expected, found = ESTIMATES[case.name], bytes_of_a_step(case)
+        stages = ESTIMATES[case.name]
+        expected, found = stages[rank * len(stages) // 2], bytes_of_a_step(case)
         for name in ("weights", "gradients", "optimizer"):
             stated, real = getattr(expected, name), getattr(found, name)
             assert abs(stated - real) <= LIMIT * real, (name, stated, real)

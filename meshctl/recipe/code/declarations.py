@@ -13,6 +13,8 @@ supports.
             "attention": "transformers",           # cp and ulysses replace the library's attention
             "experts": "transformers",             # ep needs the plan that the library has for the experts
             "ulysses": "heads",                    # ulysses must divide the heads: there is no ring attention
+            "pp_plan": "transformers",             # pp needs the plan that the library has for the model
+            "split": "args.split",                 # how pipeline stages divide layers: count, cost, or a list
             "without": {"args.compile": ("cp",)},  # an argument, and the dims that must have size 1 with it
         }
         DEVICES = {                                # the devices that the class supports
@@ -403,6 +405,8 @@ def _layouts(value: Any) -> Layouts:
         raise Wrong(f'"tp_plan" is not "{" or ".join(TP_PLANS)}"')
     if "lora_styles" in given and not _is_dotted(given["lora_styles"]):
         raise Wrong('"lora_styles" is not the dotted path of a table')
+    if "split" in given and not _is_argument(given["split"]):
+        raise Wrong('"split" is not an argument such as "args.split"')
     for key, word in LAYOUT_WORDS.items():
         if given.get(key, word) != word:
             raise Wrong(f'"{key}" is not "{word}"')
@@ -416,6 +420,8 @@ def _layouts(value: Any) -> Layouts:
         attention=given.get("attention", ""),
         experts=given.get("experts", ""),
         ulysses=given.get("ulysses", ""),
+        pp_plan=given.get("pp_plan", ""),
+        split=_argument(given["split"]) if "split" in given else (),
         without=_without(given.get("without", {})),
     )
 

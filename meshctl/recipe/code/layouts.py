@@ -18,9 +18,10 @@ LAYOUT_WORDS = {
     "attention": "transformers",
     "experts": "transformers",
     "ulysses": "heads",
+    "pp_plan": "transformers",
 }
 """Keys of `LAYOUTS`, and the only value of each."""
-LAYOUT_KEYS = ("dims", "excludes", "tp_plan", "lora_styles", *LAYOUT_WORDS, "without")
+LAYOUT_KEYS = ("dims", "excludes", "tp_plan", "lora_styles", *LAYOUT_WORDS, "split", "without")
 KeyPath = tuple[str, ...]
 """The key path of an argument below the component; empty if none is declared."""
 
@@ -46,6 +47,10 @@ class Layouts:
     """The library by whose plan ep divides experts; empty if the class needs none."""
     ulysses: str = ""
     """`heads` if ulysses must divide the attention heads of a tp rank; empty if a ring does the rest."""
+    pp_plan: str = ""
+    """The library by whose plan pp divides a model; empty if the class needs none."""
+    split: KeyPath = ()
+    """The argument that states how pipeline stages divide the layers; empty if there is none."""
     without: Mapping[KeyPath, tuple[str, ...]] = field(default_factory=dict)
     """Argument -> the names of `WITHOUT` that must be left out if it is set."""
 

@@ -26,7 +26,9 @@ LIBRARY = "transformers"
 MODELS = f"{LIBRARY}.models"
 SPECIAL_FOLDERS = f"{MODELS}.auto.auto_mappings", "SPECIAL_MODEL_TYPE_TO_MODULE_NAME"
 """(module, name) of the pairs of a `model_type` and the folder of its class, where their names differ."""
-TP_PLAN, EP_PLAN = "base_model_tp_plan", "base_model_ep_plan"
+TP_PLAN, EP_PLAN, PP_PLAN = "base_model_tp_plan", "base_model_ep_plan", "base_model_pp_plan"
+PP_PARTS = {"embed_tokens", "layers", "norm"}
+"""The modules in the plan of a model that pipeline stages can divide."""
 BASES = ("PreTrainedConfig", "PretrainedConfig")
 """The names of the base class of all configs, which has no plan."""
 

@@ -48,6 +48,7 @@ from meshctl.recipe.rules import (
     sequence_lengths,
     shares,
     shipping,
+    stages,
     tokenizers,
     trackers,
     vocabularies,
@@ -56,8 +57,8 @@ from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
-    *(names, groups, nodes, devices, elastic, restartable, interpreters, meshes, models, architectures),
-    *(sequence_lengths, device_memory),
+    *(names, groups, nodes, devices, elastic, restartable, interpreters),
+    *(meshes, models, stages, architectures, sequence_lengths, device_memory),
     *(components, arguments, argument_limits, choices, extras, tokenizers, vocabularies, data_files),
     literal_texts,
     *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, trackers, costs, rollouts),

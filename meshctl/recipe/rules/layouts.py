@@ -15,7 +15,11 @@ from functools import cached_property
 from math import prod
 
 from meshctl.dataclass import dataclass
+from meshctl.diagnostics import Span
 from meshctl.recipe.code.layouts import Layouts
+from meshctl.recipe.code.model_config import model_types_in
+from meshctl.recipe.code.modules import Unread
+from meshctl.recipe.code.tp_plans import PP_PARTS, PP_PLAN, plan_of
 from meshctl.recipe.meshes import NoMesh, sizes_of
 from meshctl.recipe.model import Component, Sizes
 from meshctl.recipe.rules.facts import Facts
@@ -130,6 +134,8 @@ class LayoutNeeds:
         def size_fits(dim: str, size: int) -> bool:
             if size > 1 and not all(layouts.supports(dim) for layouts in self._declared):
                 return False
+            if dim == "pp" and size > 1 and any(lacks_stages(self.facts, name) for name in self._sharing):
+                return False
             if dim == "tp":
                 return not (size > 1 and self._lacks_tp) and not any(
                     model.undivided_by_tp(size) for model in self._models
@@ -169,6 +175,18 @@ class LayoutNeeds:
             return 1
         stage_ranks = prod(layout.get(dim, 1) for dim in DIMS if dim != "pp")
         return max(1, stage_ranks // (layout.get("etp", 1) * layout.get("ep_fsdp", 1)))
+
+
+def lacks_stages(facts: Facts, component: str) -> tuple[str, Span, Unread | None] | None:
+    """Returns the architecture of a component whose class divides models by plans for pp of a library, if the
+    library has none for it: its type, where that stands, and why the plan is unknown, or None."""
+    tree = facts.config_values(component) if facts.declares(component).layouts.pp_plan else None
+    code = facts.code_of(component)
+    read = [(kind, at, plan_of(code, kind, PP_PLAN)) for kind, at in model_types_in(tree)] if tree else []
+    if not read or any(not isinstance(plan, Unread) and {*plan} == PP_PARTS for _, _, plan in read):
+        return None
+    kind, at, plan = read[0]
+    return kind, at, plan if isinstance(plan, Unread) else None
 
 
 def _owner(facts: Facts, component: Component) -> str:

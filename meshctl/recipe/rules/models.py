@@ -1,4 +1,4 @@
-"""MC430 to MC438 and MC466: checks the sizes of a component's model, also against its layout.
+"""MC430 to MC436, MC438 and MC466: checks the sizes of a component's model, also against its layout.
 
     model: llama/config.json      model: llama      model: {num_heads: 32, sequence_length: 4096}
 
@@ -110,7 +110,7 @@ class Fitted:
         return needs.size("tp", dims["tp"]) and needs.layout({**self.layout.stated, **dims, **other})
 
 
-def _fitted(facts: Facts) -> Iterator[Fitted]:
+def fitted_models(facts: Facts) -> Iterator[Fitted]:
     """Yields the components with a model and a mesh; only the first of those with the same layout and model
     sizes."""
     seen: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
@@ -136,7 +136,7 @@ def _nearest_to(size: int, others: Iterable[int]) -> list[int]:
 
 def tp_divides_model(facts: Facts) -> Iterator[Diagnostic]:
     """Tp divides the heads and the hidden size. A vocabulary may be padded."""
-    for one in _fitted(facts):
+    for one in fitted_models(facts):
         tp, model, name = one.mesh.size("tp"), one.model, one.component.name
         span, vocabulary = one.span(facts, "tp_size"), model.get("vocab_size")
         if undivided := model.undivided_by_tp(tp):
@@ -159,7 +159,7 @@ def tp_divides_model(facts: Facts) -> Iterator[Diagnostic]:
 
 def ulysses_divides_heads(facts: Facts) -> Iterator[Diagnostic]:
     """Ulysses divides the heads. Otherwise the class must have ring attention, which is slower."""
-    for one in _fitted(facts):
+    for one in fitted_models(facts):
         tp, ulysses, heads = one.mesh.size("tp"), one.mesh.ulysses_size, one.model.get("num_heads")
         heads_per_rank = heads // tp
         if not heads or heads % tp or heads_per_rank % ulysses == 0:
@@ -182,43 +182,9 @@ def ulysses_divides_heads(facts: Facts) -> Iterator[Diagnostic]:
         yield replace(found, severity="warning") if has_ring else found
 
 
-def stages_have_layers(facts: Facts) -> Iterator[Diagnostic]:
-    """Every pipeline stage has at least one layer. Warns if the numbers of layers differ."""
-    for one in _fitted(facts):
-        pp = one.mesh.size("pp")
-        vpp = one.mesh.vpp_size
-        layers = one.model.get("num_layers")
-        name = one.component.name
-        stages = pp * vpp
-        if not layers or layers % stages == 0:
-            continue
-        drawn = f"pp {pp} x vpp {vpp} = {stages}" if vpp > 1 else f"pp {pp}"
-        span = one.span(facts, "vpp_size" if vpp > 1 else "pp_size").with_word(drawn)
-        seconds = one.model.stated("num_layers")
-        if layers < stages:
-            has = f"`{name}` has {counted(layers, 'layer')} for {counted(stages, 'pipeline stage')}"
-            message = f"{has}, so some stages would have none"
-            fewer = layers // pp
-            is_possible = vpp > 1 and fewer > 0 and one.fits_with(one.layout.with_ring, vpp=fewer)
-            options = [f"vpp {fewer}"] if is_possible else []
-            help = nearest_that_fit([*options, *one.layout.proposals])
-            yield Diagnostic("MC434", message, span, seconds, help)
-        else:
-            message = f"the {layers} layers of `{name}` cannot be divided evenly over {stages} stages"
-            help = "the component must distribute them in this way"
-            yield Diagnostic("MC437", f"{message}: {_uneven(layers, stages)}", span, seconds, help, "warning")
-
-
-def _uneven(layers: int, stages: int) -> str:
-    """Returns as text how many pipeline stages have how many layers."""
-    least, more = divmod(layers, stages)
-    others = "the other" if more + 1 == stages else "the others"
-    return f"{more} {'has' if more == 1 else 'have'} {least + 1}, {others} {least}"
-
-
 def ep_divides_experts(facts: Facts) -> Iterator[Diagnostic]:
     """Every rank has the same number of experts."""
-    for one in _fitted(facts):
+    for one in fitted_models(facts):
         ep, experts, given = one.mesh.ep_size, one.model.get("num_experts"), dict(one.layout.sizes.given)
         if experts % ep == 0:
             continue
@@ -238,7 +204,7 @@ def ep_divides_experts(facts: Facts) -> Iterator[Diagnostic]:
 
 def sequences_split_evenly(facts: Facts) -> Iterator[Diagnostic]:
     """A sequence is split into equal parts over cp, ulysses and, with sequence_parallel, tp."""
-    for one in _fitted(facts):
+    for one in fitted_models(facts):
         mesh = one.mesh
         length = one.model.get("sequence_length")
         along_tp = one.layout.sizes.sequence_parallel
@@ -268,7 +234,6 @@ RULES = (
     heads_share_kv_heads,
     tp_divides_model,
     ulysses_divides_heads,
-    stages_have_layers,
     ep_divides_experts,
     sequences_split_evenly,
 )

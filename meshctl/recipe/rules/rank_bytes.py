@@ -18,6 +18,7 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.recipe.code.architectures import Values, parameters_of
 from meshctl.recipe.code.declarations import TRAINED_BY
+from meshctl.recipe.code.layouts import Layouts
 from meshctl.recipe.code.safetensors_headers import shapes_of
 from meshctl.recipe.code.tp_plans import LIBRARY
 from meshctl.recipe.compose.yaml_tree import plain
@@ -38,15 +39,18 @@ from meshctl.topology.memory import (
     UnknownBytes,
     adapter_bytes,
     checkpoint_bytes,
+    costs_of,
+    of_stages,
     rank_bytes,
     sharing,
     states_of,
     with_sync,
 )
 from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.stage_split import by_cost, by_count, of_counts
 from meshctl.topology.traffic import Layout, moves
 
-SPLITTING = ("dp", "fsdp", "cp", "tp")
+SPLITTING = ("pp", "dp", "fsdp", "cp", "tp")
 """The dims whose effect on parameters is known."""
 LAYER = re.compile(r"\.\d+(?=\.)")
 
@@ -75,6 +79,7 @@ def _component(facts: Facts, name: str) -> ComponentMemory | None:
         found.sync,
         training.optimizer.rpartition(".")[2] if training.is_trained else "",
         moves=model.moves,
+        stages=tuple(one.total for one in model.bytes_of_stages) if len(model.stages) > 1 else (),
     )
 
 
@@ -112,14 +117,24 @@ class Model:
     split: Split
     syncs: tuple[Stage, ...]
     """The syncs that send or load its weights."""
+    stages: tuple[tuple[Parameter, ...], ...]
+    """The parameters of each pp rank."""
     moves: tuple[Move, ...] = ()
     """What a rank sends in a micro-batch; empty if that is unknown."""
 
     @property
     def rank_bytes(self) -> RankBytes:
         """Its bytes on the rank with the most."""
-        found = rank_bytes(self.parameters, self.split, self.training)
-        adapter = adapter_bytes(self.parameters, self.split, self.training)
+        return max(self.bytes_of_stages, key=lambda one: one.total)
+
+    @property
+    def bytes_of_stages(self) -> list[RankBytes]:
+        """Its bytes on each pp rank."""
+        return [self._bytes_of(parameters) for parameters in self.stages]
+
+    def _bytes_of(self, parameters: Sequence[Parameter]) -> RankBytes:
+        found = rank_bytes(parameters, self.split, self.training)
+        adapter = adapter_bytes(parameters, self.split, self.training)
         for sync in self.syncs:
             sent = adapter if sync.method == "adapter" else found.weights - adapter
             found = with_sync(found, sent, sync.lag)
@@ -134,7 +149,10 @@ def checkpoint_bytes_of(facts: Facts) -> int:
 def copy_bytes_of(facts: Facts) -> dict[str, int]:
     """Returns component -> the least bytes of a copy of its state, on the rank with the most."""
     models = _saved_models(facts).items()
-    return {name: checkpoint_bytes(one.parameters, one.training, one.split) for name, one in models}
+    return {
+        name: max(checkpoint_bytes(stage, one.training, one.split) for stage in one.stages)
+        for name, one in models
+    }
 
 
 def _saved_models(facts: Facts) -> dict[str, Model]:
@@ -159,7 +177,8 @@ def model_of(facts: Facts, component: Component) -> Model | None:
     declared = _Declared(facts, component, found.declares.memory)
     training, head = declared.training(), declared.text("head", "lm")
     parameters = _parameters(facts, component.name, head, training.adapter)
-    _check_mesh(mesh, parameters, found.declares.layouts.tp_plan)
+    _check_mesh(mesh, parameters, found.declares.layouts)
+    stages = _stages(facts, component.name, mesh, parameters)
     shards = mesh.size("fsdp") * mesh.size("cp")
     split = Split(mesh.size("dp"), shards, mesh.size("tp"), mesh.ep_size, mesh.size("ep_fsdp"))
     pipeline = facts.recipe.pipeline.values()
@@ -172,9 +191,11 @@ def model_of(facts: Facts, component: Component) -> Model | None:
         mesh.sequence_parallel,
         DTYPE_BYTES.get(declared.text("compute_dtype", ""), 0),
         _experts_per_token(facts, component.name),
+        mesh.size("pp"),
+        mesh.vpp_size,
     )
-    moved = moves(parameters, training, layout) if is_known else ()
-    return Model(tuple(parameters), training, split, tuple(syncs), moved)
+    moved = moves(stages[0], training, layout) if is_known else ()
+    return Model(tuple(parameters), training, split, tuple(syncs), tuple(map(tuple, stages)), moved)
 
 
 def _experts_per_token(facts: Facts, component: str) -> int:
@@ -183,9 +204,33 @@ def _experts_per_token(facts: Facts, component: str) -> int:
     return found.value if found is not None and type(found.value) is int else 0
 
 
-def _check_mesh(mesh: DeviceMesh, parameters: Sequence[Parameter], tp_plan: str) -> None:
+def _stages(
+    facts: Facts, name: str, mesh: DeviceMesh, parameters: Sequence[Parameter]
+) -> list[Sequence[Parameter]]:
+    """Returns the parameters of each pp rank. Raises `UnknownBytes` if the layers of a stage are unknown."""
+    pp, number = mesh.size("pp"), mesh.pp_stages
+    if pp == 1:
+        return [parameters]
+    layers = max((one.layers for one in parameters if "*" in one.name), default=0)
+    argument = facts.argument(name, facts.declares(name).layouts.split)
+    split = "count" if argument is None else plain(argument)
+    if layers < number or (isinstance(split, list) and sum(split) != layers):
+        raise UnknownBytes("its layers do not fit its pipeline stages")
+    if split == "cost":
+        costs, head = costs_of(
+            parameters, facts.models[name].get("num_experts"), _experts_per_token(facts, name)
+        )
+        ranges = by_cost([costs] * layers, number, head)
+    else:
+        ranges = of_counts(split) if isinstance(split, list) else by_count(layers, number)
+    return [of_stages(parameters, ranges, range(rank, number, pp)) for rank in range(pp)]
+
+
+def _check_mesh(mesh: DeviceMesh, parameters: Sequence[Parameter], layouts: Layouts) -> None:
+    tp_plan = layouts.tp_plan
     sizes = zip(mesh.mesh_dim_names, mesh.shape, strict=True)
     others = [dim for dim, size in sizes if size > 1 and dim not in SPLITTING]
+    others += ["pp"] if mesh.size("pp") > 1 and not layouts.pp_plan else []
     others += ["etp"] if mesh.etp_size > 1 else []
     if others:
         raise UnknownBytes(f"how {others[0]} splits its parameters is not known")

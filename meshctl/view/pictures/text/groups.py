@@ -19,6 +19,7 @@ from itertools import zip_longest
 from meshctl.dataclass import dataclass
 from meshctl.plan.views.topology import PlacedComponent, PlacedGroup
 from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.stage_split import bubble
 from meshctl.view.formatting import count
 from meshctl.view.pictures.text.grid import NodeOf, grid, node_of, process_groups, reach
 from meshctl.view.pictures.text.letters import Marks
@@ -117,6 +118,7 @@ class Groups:
         """Returns the grid and, beside or below it, the process groups. Meshes of one dim need no grid."""
         width = self.width - len(DETAIL_INDENT)
         table, mesh = process_groups(component.process_groups, width), component.mesh
+        table += bubble_of(mesh)
         if sum(size > 1 for size in mesh.shape) < 2:
             return table
         draw = partial(grid, mesh, self.nodes(group))
@@ -132,6 +134,19 @@ class Groups:
             for each in component.process_groups
         ]
         return wrapped(words, self.width - len(DETAIL_INDENT))
+
+
+def bubble_of(mesh: DeviceMesh) -> list[Line]:
+    """Returns a line with the part of an update in which a pp rank waits, for as few micro-batches as there
+    are pipeline stages, and for four times as many. Empty without pp."""
+    if mesh.size("pp") == 1:
+        return []
+    counts = mesh.pp_stages, 4 * mesh.pp_stages
+    parts = [
+        f"{bubble(mesh.size('pp'), mesh.vpp_size, count):.0%} of {count}".replace("%", " %")
+        for count in counts
+    ]
+    return [Line(styled(f"bubble {', '.join(parts)} micro-batches", "faint"))]
 
 
 def facts(group: PlacedGroup) -> Line:

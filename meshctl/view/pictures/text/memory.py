@@ -3,8 +3,10 @@
     memory on each rank
       A actor   4.1 GB weights + 4.1 gradients + 8.19 AdamW + 268 MB sync = 16.7 GB
       B critic  4.1 GB weights + 4.1 gradients + 8.19 AdamW = 16.4 GB
+      C teacher 8.2 GB weights = 8.2 GB (pp 0: 8.2 GB, pp 1: 7.9 GB)
       train     33 GB of 80 GB on each device
 
+The bytes are those of the rank with the most; with pp, the sum of each pp rank follows.
 A component with devices to itself has no line of its device. If the collective operations of a component are
 known, a line after that of its memory has what each rank sends:
 
@@ -77,10 +79,11 @@ def _parts(memory: ComponentMemory, device: DeviceMemory | None) -> list[str]:
         return [str(word.text) for word in words_of(f"unknown: {memory.unknown}")]
     first, *others = sums(memory)
     texts = [first, *(f"+ {text}" for text in others)]
+    of_stages = ", ".join(f"pp {rank}: {size(count)}" for rank, count in enumerate(memory.stages))
     of = f" of {size(device.device_memory)}" if device and device.device_memory else ""
     if others or of:
         texts.append(f"{'=' if memory.is_complete else '>'} {size(memory.total)}{of}")
-    return texts
+    return [*texts, f"({of_stages})"] if of_stages else texts
 
 
 def _sent(moves: Sequence[Move]) -> list[str]:

@@ -29,7 +29,7 @@ from meshctl.view.formatting import count
 from meshctl.view.pictures import OVER, ways_of
 from meshctl.view.pictures.text import memory
 from meshctl.view.pictures.text.grid import grid, sentence
-from meshctl.view.pictures.text.groups import Groups, facts
+from meshctl.view.pictures.text.groups import Groups, bubble_of, facts
 from meshctl.view.pictures.text.letters import Marks
 from meshctl.view.pictures.text.picture import MIN_WIDTH
 from meshctl.view.pictures.text.pipeline import SHORT, Pipeline, in_full
@@ -150,6 +150,7 @@ def _facts(zoom: ComponentZoom) -> Iterator[str]:
         yield "sequence parallel"
     if component.mesh.vpp_size > 1:
         yield f"{component.mesh.vpp_size} pipeline stages per pp rank"
+    yield from (line.text for line in bubble_of(component.mesh))
     if zoom.same_processes:
         yield f"in the same processes as {', '.join(zoom.same_processes)}"
 
