@@ -150,8 +150,9 @@ def test_every_shipped_option_is_used_here() -> None:
         "pipeline": PIPELINES,
         "run": RUNS,
         "model": MODELS,
-        "long_context": SCALES,  # tests/recipes/test_launch.py has the sizes of these two
+        "long_context": SCALES,  # tests/recipes/test_launch.py has the sizes of these three
         "moe_ep": SCALES,
+        "twinkle_flow": SCALES,
         "scale": SCALES,
         "sampler": SAMPLERS,
         "rollouts": ROLLOUTS,

@@ -90,6 +90,8 @@ def test_a_layout_is_compared_with_the_sizes_of_the_model(name: str, scale: str)
         ("long_context", "node8", {"fsdp": 4, "cp": 2, "ulysses": 4}),
         ("moe_ep", "laptop", {"fsdp": 2, "ep": 2}),
         ("moe_ep", "node8", {"fsdp": 8, "ep": 8}),
+        ("twinkle_flow", "laptop", {"pp": 2, "dp": 2, "tp": 2}),
+        ("twinkle_flow", "node8", {"pp": 2, "fsdp": 8, "tp": 2}),
     ],
 )
 def test_further_dims_of_hf_models(name: str, scale: str, sizes: dict[str, int]) -> None:
@@ -122,6 +124,18 @@ def test_a_model_of_transformers_learns(name: str, tmp_path: Path) -> None:
     first, last = (line["eval.exam.loss"] for line in metrics(run) if "eval.exam.loss" in line)
     assert last < first - (MODELS | OF_FURTHER_DIMS)[name]
     assert (run / "exports" / "step-12" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow_suite
+def test_an_actor_with_three_dims_learns_from_four_samplers(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    run = launch(tmp_path, "twinkle_flow.yaml", "run.steps=40", preload="meshctl.hf")
+    lines = metrics(run)
+    assert len(lines) == 40
+    assert lines[0]["scored.reward"] < 0.1 and max(line["scored.reward"] for line in lines[30:]) > 0.3
+    assert all(line["metrics.parity_max"] < 1e-3 for line in lines)  # the samplers have the actor's weights
+    assert len({*run.glob("events/*.jsonl")}) >= 12
+    assert (run / "exports" / "step-40" / "model.safetensors").is_file()
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def _wrong_split(split: object, layers: int, stages: int) -> str:
     if isinstance(split, str):
         return "" if split in SPLITS else f"is none of {' and '.join(SPLITS)}, and no list of numbers"
     if not isinstance(split, Sequence) or not all(type(one) is int and one > 0 for one in split):
-        return "has an element that is no number of layers"
+        return "contains a value other than a positive integer"
     if len(split) != stages:
         return f"has {counted(len(split), 'number')} for {counted(stages, 'pipeline stage')}"
     if sum(split) != layers:
