@@ -32,9 +32,7 @@ def test_no_other_division_has_a_cheaper_most_expensive_stage(seed: int) -> None
     found = by_cost(costs, stages, head)
     assert [layer for own in found for layer in own] == [*range(layers)] and all(found)
     every = [(0, *cuts, layers) for cuts in combinations(range(1, layers), stages - 1)]
-    divisions = [
-        of_counts([stop - start for start, stop in pairwise(cuts)]) for cuts in every
-    ]
+    divisions = [of_counts([stop - start for start, stop in pairwise(cuts)]) for cuts in every]
     assert most(found) == min(map(most, divisions))
 
 
