@@ -13,12 +13,13 @@ KUBERNETES := .venv/kubernetes
 VLLM := .venv-vllm
 TORCH := .venv-torch
 OTHER_TORCH := 2.14.1
+BYTECODE := .venv/bytecode
 BROWSER := .venv/browser
 SLURM := .venv/slurm
 CHROMIUM = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-# Processes that share the files of the tests. `make test PROCESSES=3` is for a machine with more than two cores.
-PROCESSES ?= 2
+# Processes that share the files of the tests: one more than there are cores in CI, since tests of real processes wait much of the time.
+PROCESSES ?= 3
 SHARED := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 APT := -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o DPkg::Lock::Timeout=60
 
@@ -72,9 +73,9 @@ $(TORCH)/ready: pyproject.toml constraints.txt | $(READY)
 	PIP_CONSTRAINT=$(CURDIR)/$(TORCH)/constraints.txt $(TORCH)/bin/python -m pip install -q torch==$(OTHER_TORCH) -e .
 	@touch $(TORCH)/ready
 
-# The types are checked beside the tests: those of real processes wait most of the time.
 test: style $(BROWSER) $(SLURM)
-	@$(MAKE) --no-print-directory -j2 types suite
+	@$(MAKE) --no-print-directory -j2 types $(BYTECODE)
+	@$(MAKE) --no-print-directory suite
 
 suite: $(TOOLS)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED)
@@ -126,6 +127,10 @@ $(READY): pyproject.toml constraints.txt | $(BIN)/python
 $(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[recipes,dev,hf]' math-verify
 	@touch $(READY) $(TOOLS)
+
+# pytest rewrites each file of tests, which takes most of its start. Otherwise all processes of the first run do this at once.
+$(BYTECODE): $(TOOLS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q --collect-only >/dev/null 2>&1; touch $(BYTECODE)
 
 # reasoning-gym requires packages that pip compiles. `make test` skips its tests, so that it needs no compiler.
 $(REWARDS): $(TOOLS)

@@ -30,22 +30,25 @@ CHOICE = {
     "tp 2": [Case("qwen3", packed=True, micro_batch=3), Case("llama_tied", lora=True, logits_chunk_tokens=9)],
     "hsdp 2 x 2": [Case("llama_tied", micro_batch=1, share_prompts=True)],
     "fsdp 2 x tp 2": [Case("qwen3", lora=True, packed=True)],
-    "dp 2 x tp 2": [Case("llama", share_prompts=True)],
     "cp 2": [Case("sliding window", packed=True), Case("qwen3", lora=True, logits_chunk_tokens=5)],
     "ulysses 2": [Case("llama_tied", packed=True, micro_batch=3)],
     "ulysses 2 x cp 2": [Case("tied heads", packed=True, micro_batch_tokens=20)],
-    "cp 2 x tp 2": [Case("qwen3", lora=True, packed=True)],
     "pp 2": [Case("llama_tied", packed=True, micro_batch=3), Case("qwen3", lora=True, pipeline="gpipe")],
     "pp 2 x vpp 2": [Case("five layers", micro_batch=1, split="cost")],
     "pp 2 x fsdp 2": [Case("llama_tied", micro_batch_tokens=20, logits_chunk_tokens=5)],
     "pp 2 x tp 2": [Case("qwen3_tied", lora=True, packed=True)],
-    "ulysses 4": [Case("qwen3_moe", routers=True)],
     "fsdp 2 x tp 2 x ep 2": [Case("qwen3_moe", lora=True, packed=True)],
     "ulysses 2 x ep 2": [Case("qwen3_moe", micro_batch=3, routers=True)],
     "dp 2 x fsdp 2 x ep 2": [Case("qwen3_moe", packed=True, routers=True)],
     "sequence 2": [Case("llama_tied", packed=True, micro_batch=3), Case("qwen3", lora=True)],
     "fsdp 2 x sequence 2": [Case("qwen3_moe", packed=True)],
 }
+FURTHER_CHOICE = {
+    "dp 2 x tp 2": [Case("llama", share_prompts=True)],
+    "cp 2 x tp 2": [Case("qwen3", lora=True, packed=True)],
+    "ulysses 4": [Case("qwen3_moe", routers=True)],
+}
+"""The choice of `make test-all`. Layouts of two of these dims with others are in `CHOICE`."""
 CHOICE_OF_SINGLE = {"tp 2": [Case("qwen3", lora=True, packed=True)]}
 
 
@@ -104,15 +107,29 @@ CHOSEN = [Run(layout, case) for layout, cases in CHOICE.items() for case in case
 CHOSEN += [Run(layout, case, "float32") for layout, cases in CHOICE_OF_SINGLE.items() for case in cases]
 
 
+FURTHER = [Run(layout, case) for layout, cases in FURTHER_CHOICE.items() for case in cases]
+
+
 @pytest.fixture(scope="module")
 def chosen() -> Iterator[dict[Run, str]]:
     yield verdicts(CHOSEN)
+
+
+@pytest.fixture(scope="module")
+def further() -> Iterator[dict[Run, str]]:
+    yield verdicts(FURTHER)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", CHOSEN, ids=lambda run: run.name)
 def test_training_on_a_mesh_equals_one_process(run: Run, chosen: dict[Run, str]) -> None:
     assert chosen[run] == worlds.PASSED
+
+
+@pytest.mark.slow_suite
+@pytest.mark.parametrize("run", FURTHER, ids=lambda run: run.name)
+def test_training_on_further_meshes_equals_one_process(run: Run, further: dict[Run, str]) -> None:
+    assert further[run] == worlds.PASSED
 
 
 OPTIONS: list[dict[str, Any]] = [{}, {"micro_batch": 1}, {"packed": True}, {"lora": True}]

@@ -112,9 +112,8 @@ def test_the_data_are_those_that_the_script_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "sft_lora",
         "dpo",
-        *(pytest.param(name, marks=pytest.mark.slow_suite) for name in ("sft", "reward_model")),
+        *(pytest.param(name, marks=pytest.mark.slow_suite) for name in ("sft", "sft_lora", "reward_model")),
         *(pytest.param(name, marks=pytest.mark.slow_suite) for name in OF_FURTHER_DIMS),
     ],
 )
