@@ -1,11 +1,11 @@
-"""Tokens per second of `hf.Model` in each layout of two ranks, beside the same layout written by hand in torch.
+"""Tokens per second of `hf.Model` in each layout of two ranks, beside the same layout by hand in torch.
 
     python benchmarks/dims.py [--rounds 10]
 
-All sides train the same small Llama, or Qwen3 with experts, in fp32 on CPU over gloo. A layout that is short
-in torch, as torchtitan writes it, is compared: one step of each side is a round, and the median over rounds of
-the ratio of the CPU times of both ranks is judged. The losses of both sides must agree. The memory of a rank,
-which is that of weights, gradients and optimizer state, stands beside the estimate of `show-topology`.
+All sides train the same small Llama, or Qwen3 with experts, in fp32 on CPU over gloo. A layout that is
+short in torch, as torchtitan writes it, is compared: one step of each side is a round, and the median over
+rounds of the ratio of the CPU times of both ranks is judged. The losses of both sides must agree. The memory
+of a rank is that of weights, gradients and optimizer state. It stands beside the estimate of `show-topology`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rank of `benchmarks/dims.py`: a layout of `hf.Model`, and where it is short the same layout by hand in torch.
+"""A rank of `benchmarks/dims.py`: a layout of `hf.Model`, and perhaps the same layout by hand in torch.
 
 The sides alternate step by step. torchrun starts this file.
 """

@@ -102,6 +102,7 @@ BENCHMARKS: dict[str, str] = {
     "checks_cost": "goal name ok others value what",
     "collect_ranks": "goal name ok value",
     "data_plane": "goal load name ok others value what",
+    "dims": "goal layouts load name ok value",
     "faults": "goal name ok value",
     "empty_step": "cpu goal load name ok others value what",
     "grpo_end_to_end": "goal load name ok others time value what",
