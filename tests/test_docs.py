@@ -178,3 +178,11 @@ def test_links_and_paths_exist(name: str) -> None:
 
 def _python(name: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", TEXTS[name], re.DOTALL)
+
+
+def test_the_tests_of_faults_exist() -> None:
+    rows = _rows("engines.md", "fault")
+    assert len(rows) > 20
+    for *_, cell in rows:
+        file, _, name = cell.strip("`").partition("::")
+        assert f"def {name}(" in (ROOT / "tests" / "engines" / file).read_text(encoding="utf-8"), cell

@@ -1,22 +1,4 @@
-"""Faults of several nodes, over hosts that are network namespaces. Which test covers which fault:
-
-| fault | test |
-| --- | --- |
-| a node process, an agent or a worker is killed | `test_ssh::test_a_fault_ends_everything_with_its_cause` |
-| the head is killed | `test_ssh::test_a_killed_head_and_an_interrupt_leave_nothing`, `test_commands` |
-| the head refuses, has an unknown name | `test_commands::test_an_agent_names_what_keeps_it_from_its_head` |
-| the head does not answer | `node/test_join` |
-| a wall between two nodes, before and in a run | here |
-| a port of a node is blocked | here; of the head: `checks/test_across_nodes` |
-| a node never joins | here, and `test_commands::test_nodes_that_never_join_are_named` |
-| no name server, no file of host names | all tests with hosts: see `namespaces.py` |
-| several interfaces, one with the same address on all hosts | all tests with hosts |
-| a host's own name is 127.0.1.1; the head has an IPv6 address | here |
-| a link is down for longer than the limit | `test_ssh::test_a_fault_ends_everything_with_its_cause` |
-| a link heals before the limit | here |
-| 200 ms of delay, 5 % of packets lost | here |
-| a host cannot start its node | `test_ssh::test_hosts_that_cannot_start_a_node_are_named` |
-"""
+"""Faults of several nodes, over hosts that are network namespaces. docs/engines.md lists which test shows which fault."""
 
 from __future__ import annotations
 
