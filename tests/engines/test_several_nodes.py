@@ -127,6 +127,7 @@ total = torch.tensor([float(dist.get_rank())])
 dist.all_reduce(total)
 text = f"{os.environ['MASTER_ADDR']} {total.item():g}"
 pathlib.Path(sys.argv[1], f"rank-{dist.get_rank()}").write_text(text)
+dist.destroy_process_group()  # otherwise a rank that ends later may abort when its peers are gone
 """
 PROGRAM_RECIPE = """
 name: program
