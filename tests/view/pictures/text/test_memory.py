@@ -9,7 +9,7 @@ import pytest
 from meshctl.plan.views.selection import Selection, select
 from meshctl.plan.views.topology import Topology, topology
 from meshctl.topology.cluster import Cluster
-from meshctl.topology.memory import ComponentMemory, DeviceMemory, Memory
+from meshctl.topology.memory import ComponentMemory, DeviceMemory, Memory, Move
 from meshctl.view.pictures.json import data
 from meshctl.view.pictures.text.picture import draw
 from meshctl.view.pictures.text.zoom import draw as draw_zoom
@@ -106,3 +106,12 @@ def test_a_component_alone_has_its_bytes() -> None:
     assert "  A actor  4 GB weights + 4 gradients + 8 AdamW + 268 MB sync = 16.3 GB\n" in text
     assert "reference  4 GB" not in text
     assert "memory on each rank" not in draw_zoom(select(PLAN, whole, Selection(component="reward")), whole)
+
+
+def test_what_a_rank_sends_follows_its_memory() -> None:
+    moves = (Move("fsdp", "all-gather", 2 * GB), Move("tp", "all-reduce", 4000, per_token=True))
+    lines = draw(drawn(Memory((replace(ACTOR, moves=moves),), (ALONE,)))).splitlines()
+    at = next(number for number, line in enumerate(lines) if "AdamW" in line)
+    text = " ".join(" ".join(lines[at:]).split())
+    assert "sends 2 GB all-gather (fsdp) each micro-batch, 4 kB all-reduce (tp) each token" in text
+    assert "sends" not in draw(drawn(Memory((ACTOR,), (ALONE,))))
