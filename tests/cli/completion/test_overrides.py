@@ -74,7 +74,7 @@ def test_keys(word: str, expected: list[str], place: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("+groups.judge.r", ["+groups.judge.ranks="]),
+        ("+groups.judge.r", ["+groups.judge.ranks=", "+groups.judge.restartable="]),
         ("+groups.train.ra", []),
         ("+groups.train.co", ["+groups.train.colocate="]),
         ("+groups.train.en", ["+groups.train.env."]),
