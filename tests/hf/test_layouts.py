@@ -237,6 +237,23 @@ def a_model_whose_layers_cannot_be_divided_by_tokens_is_refused(rank: int) -> No
         model.setup()
 
 
+def preferences_with_an_adapter(rank: int) -> None:
+    """The reference is the model without its adapter. With pp, its outputs are computed before the update."""
+    texts, others = parity.batch_of(1, False), parity.batch_of(2, False)
+    columns = {"chosen_input_ids": texts["input_ids"], "rejected_input_ids": others["input_ids"]}
+    found = []
+    for sizes in (DP, PP):
+        model = Model(parity.MODELS["llama"], dtype="float64", loss="dpo", lora=LORA, lr=1e-3, micro_batch=3)
+        model.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))
+        pairs = Batch(columns, ids=texts.ids)
+        share = model.mesh.get_slice(len(pairs), model.rank)
+        own = pairs.between(share.start, share.stop)
+        own.most = -(-len(pairs) // model.mesh.data_size)
+        updates = [model.update(own) for _ in range(2)]
+        found.append([metrics[name] for metrics in updates for name in ("loss", "grad_norm")])
+    assert found[1] == parity.approx(found[0], 1e-10) and found[0][0] != found[0][2]
+
+
 def a_model_that_mixes_tokens_outside_attention_is_refused(rank: int) -> None:
     model = Model({"model_type": "mamba", "vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 1})
     model.use_mesh(DeviceMesh.from_sizes(cp_size=2))
@@ -245,6 +262,7 @@ def a_model_that_mixes_tokens_outside_attention_is_refused(rank: int) -> None:
 
 
 CHECKS: tuple[worlds.Check, ...] = (
+    preferences_with_an_adapter,
     outputs_for_divided_texts_are_those_for_whole_texts,
     a_model_that_mixes_tokens_outside_attention_is_refused,
     each_tp_rank_has_a_part_of_the_tokens_between_the_regions_of_a_layer,

@@ -19,11 +19,12 @@ from tests.hf.test_layouts import mesh_of
 from tests.runtime import worlds
 
 LAYOUTS = {
-    2: {"dp 2": {"dp": 2}, "fsdp 2": {"fsdp": 2}, "tp 2": {"tp": 2}},
+    2: {"dp 2": {"dp": 2}, "fsdp 2": {"fsdp": 2}, "tp 2": {"tp": 2}, "pp 2": {"pp": 2}},
     4: {
         "hsdp 2 x 2": {"dp": 2, "fsdp": 2},
         "fsdp 2 x tp 2": {"fsdp": 2, "tp": 2},
         "fsdp 2 x cp 2": {"fsdp": 2, "cp": 2},
+        "pp 2 x tp 2": {"pp": 2, "tp": 2},
     },
 }
 """Number of ranks -> name -> sizes."""
