@@ -181,7 +181,10 @@ class RayHandle:
             return []
         if message["type"] == "refused":
             self._is_placed = True
-            return [self._refused(message["error"])] if self._open else []
+            refused = self._open.intersection(message["bundles"])
+            if refused != self._open:  # the others run
+                return [self._lost(bundle, message["error"]) for bundle in sorted(refused)]
+            return [self._refused(message["error"])] if refused else []
         bundle, start = message["start"]
         if bundle not in self._open or start != self._starts[bundle]:
             return []
@@ -194,6 +197,11 @@ class RayHandle:
         node = self._nodes[min(self._open)]
         self._open.clear()
         return Exited("the Ray cluster", 1, str(self._job.run.ray_log), node, reason=reason)
+
+    def _lost(self, bundle: int, reason: str) -> Exited:
+        """Returns the report of a node that was to start again, and for which the cluster lacks something."""
+        self._open.discard(bundle)
+        return Exited("the Ray cluster", 1, str(self._job.run.ray_log), self._nodes[bundle], reason=reason)
 
     def _died(self, bundle: int, problem: str) -> Exited:
         self._open.discard(bundle)

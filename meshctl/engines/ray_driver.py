@@ -9,7 +9,7 @@ message of Ray is in the launcher, and a lost cluster ends this process only.
                            "archive": DESCRIPTOR or null}
                           {"type": "start", "starts": [[BUNDLE, NUMBER], ...]}, {"type": "kill"}
     driver -> launcher    {"type": "placed", "hosts": [NAME, ...]}      the machine of each bundle
-                          {"type": "refused", "error": why}
+                          {"type": "refused", "error": why, "bundles": [BUNDLE, ...]}
                           {"type": "exited", "start": [BUNDLE, NUMBER], "code": n, "output": TEXT}
                           {"type": "died", "start": [BUNDLE, NUMBER], "error": why}
 
@@ -127,7 +127,8 @@ class Driver:
             check_reachable(address)
             self._ray.init(address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # Ray raises what its sockets, versions and configuration cause
-            self._send("refused", error=f"there is no Ray cluster at `{address}`: {first_line(error)}")
+            why = f"there is no Ray cluster at `{address}`: {first_line(error)}"
+            self._send("refused", error=why, bundles=[*range(len(self._bundles))])
             return
         self._is_connected = True
         if (file := self._order["archive"]) is not None:
@@ -205,8 +206,8 @@ class Driver:
         return False
 
     def _give_up(self, machines: Sequence[Machine]) -> None:
-        self._waiting = {}
-        self._send("refused", error=why_not(self._bundles, machines))
+        bundles, self._waiting = sorted(self._waiting), {}
+        self._send("refused", error=why_not(self._bundles, machines), bundles=bundles)
 
     def _machines(self) -> list[Machine]:
         from ray._private.state import available_resources_per_node  # the public API has sums only

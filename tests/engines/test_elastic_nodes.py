@@ -14,9 +14,11 @@ import pytest
 
 from tests.command_server import call
 from tests.engines.namespaces import Hosts
+from tests.engines.ray_cluster import ray_cluster
 from tests.engines.slurm_cluster import Cluster as Machines
 from tests.engines.slurm_cluster import wait_for
 from tests.engines.test_elastic import PARTS
+from tests.engines.test_ray import Launch, needs_ray
 from tests.engines.test_slurm import Slurmed, needs_slurm, slurm
 from tests.engines.test_ssh import LEASE, LIMIT_S, hosts, is_empty, launches, needs_hosts, started, until
 
@@ -119,3 +121,31 @@ def test_a_job_goes_on_without_a_node_whose_slurmd_is_gone(slurm: Machines, tmp_
         assert [row["step"] for row in run.rows()] == list(range(1, len(run.rows()) + 1))
     finally:
         run.close()
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.slow_suite
+def test_a_run_in_a_ray_cluster_that_loses_a_machine(tmp_path: Path) -> None:
+    """The cluster has no other machine for the bundle, until one is added. Ray chooses the node that the lost
+    machine has, so both groups are on all nodes."""
+    everywhere = RECIPE.replace("{ranks: 1, device_type: cpu, nodes: 0}", "{ranks: 3, device_type: cpu}")
+    everywhere = everywhere.replace("learn: {}}", "learn: {}, read: {}}")
+    for name, text in (("parts.py", PARTS), ("slow.py", SLOW), ("recipe.yaml", everywhere)):
+        (tmp_path / name).write_text(text)
+    with (
+        ray_cluster(3) as cluster,
+        Launch(tmp_path, cluster, "engine.ray.join_limit=90", "engine.ray.lease=6") as launch,
+    ):
+        launch.until("^checkpoint of step 10")
+        cluster.kill_machine()
+        launch.until(r"^restarted after step \d+, read with 2 of 3 workers, learn with 2 of 3 workers: ")
+        launch.until("^checkpoint of step")
+        cluster.add()
+        launch.until(r"^restarted after step \d+, read with 3 workers again, learn with 3 workers again: ")
+        launch.until("^checkpoint of step")
+        launch.send_signal(signal.SIGINT)
+        assert launch.end() == 130, launch.output
+    [folder] = (tmp_path / "runs" / "nodes").iterdir()
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [*range(1, len(steps) + 1)]

@@ -93,6 +93,7 @@ def _version() -> str:
 
 def _group_data(group: GroupState) -> dict[str, Any]:
     return {
+        "workers": group.workers,
         "states": group.states,
         "stages": {name: vars(timing) for name, timing in group.stages.items()},
         "step": vars(group.step),
@@ -122,6 +123,7 @@ def state_of(plan: Plan, data: Mapping[str, Any]) -> RunState:
 
 
 def _fill_group(group: GroupState, data: Mapping[str, Any]) -> None:
+    group.workers = int(data.get("workers", group.workers))
     group.states = {int(rank): state for rank, state in data["states"].items()}
     group.stages = {name: Timing(**timing) for name, timing in data["stages"].items()}
     group.step, group.phases = Timing(**data["step"]), dict(data["phases"])

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from meshctl.run.events import Event
-from meshctl.view.live.run_state import MAX_POINTS, History, RunState
+from meshctl.view.live.run_state import MAX_POINTS, History, RunState, restart_line
+from meshctl.view.live.state_file import data_of, state_of
 from tests.view.recorded import Recorded, make_plan
 
 
@@ -147,3 +150,24 @@ def test_what_is_not_finite_leaves_a_gap_in_the_history() -> None:
     for value in (None, 1.0, None):
         history.add(value)
     assert (history.first, history.last, history.points) == (1.0, None, [1.0])
+
+
+def test_a_smaller_attempt_has_fewer_workers() -> None:
+    state = RunState(make_plan())
+    size = state.groups["train"].workers
+    for rank in range(size):
+        state.on_event(Event("ready", "train", rank, time=1.0))
+    state.on_event(
+        Event("launched", value={"attempt": 1, "workers": {"train": size - 1, "other": 3}}, time=2.0)
+    )
+    assert state.groups["train"].workers == size - 1 and size - 1 not in state.groups["train"].states
+    assert data_of(state, None)["groups"]["train"]["workers"] == size - 1
+    assert (
+        state_of(state.plan, json.loads(json.dumps(data_of(state, None)))).groups["train"].workers == size - 1
+    )
+    value = {"cause": "train:1 failed: killed by SIGKILL", "sizes": {"train": [size, size - 1]}}
+    assert restart_line(Event("restarted", step=40, value=value)) == (
+        f"restarted after step 40, train with {size - 1} of {size} workers: train:1 failed: killed by SIGKILL"
+    )
+    state.on_event(Event("launched", value={"attempt": 2, "workers": {"train": size}}, time=3.0))
+    assert state.groups["train"].workers == size
