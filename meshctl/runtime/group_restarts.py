@@ -25,7 +25,7 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan, Stage
-from meshctl.run.control_store import Store, StoreLost
+from meshctl.run.control_store import Store, StoreLost, StoreTimeout
 from meshctl.run.shutdown import StopAgreement
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.routes.resumable import NEVER, ResumableChannel, ResumableWeights
@@ -39,6 +39,9 @@ PREFIX = "restarts/"
 FOREVER = timedelta(days=100)
 ANSWER = timedelta(seconds=60)
 """Time limit for all workers of a group that has restarted to connect."""
+
+BLOCKED = timedelta(seconds=5)
+"""Time limit for the others to reopen their routes, where one of them may wait for another one."""
 
 End = ResumableChannel | ResumableWeights
 Connect = Callable[[DataPlane, Store, Sequence[int], int], None]
@@ -177,6 +180,8 @@ class Rejoining:
         self._plan, self._job_rank, self._store, self._generations = plan, job_rank, store, generations
         self._group, self._rank = plan.group_and_rank(job_rank)
         self._number = sum(generations.values()) - 1
+        self._is_uneven = False
+        """Whether some workers have received a step that others lack."""
         self._others = [
             worker.job_rank
             for name in sorted(peer_groups(plan, self._group))
@@ -208,12 +213,24 @@ class Rejoining:
             why = decision.get("whole", "it was lost once more")
             raise StageError(f"`{self._group}` cannot restart alone: {why}")
         step = decision["step"]
+        steps_of: dict[str, set[int]] = {}
+        for answer in answers.values():
+            for route, delivered in answer["delivered"].items():
+                steps_of.setdefault(route, set()).add(delivered)
+        self._is_uneven = any(len(steps) > 1 for steps in steps_of.values())
         return Beginning(step, self._versions(agreement, start, step), *self._known(answers))
 
     def await_others(self) -> None:
-        """Waits until all other workers have reopened their routes. One that computes does so at the end."""
+        """Waits until all other workers have reopened their routes. One that computes does so at the end. If
+        it has received a step that others lack, it may wait for them in a collective: then the whole run
+        restarts after `BLOCKED`. Raises `StageError`."""
         keys = [f"{PREFIX}{self._number}/reopened/{other}" for other in self._others]
-        self._store.wait(keys, FOREVER)
+        try:
+            self._store.wait(keys, BLOCKED if self._is_uneven else FOREVER)
+        except StoreTimeout:
+            why = "a worker has received a step that others lack, and does not end it"
+            self._store.set(f"{PREFIX}{self._number}/decision", json.dumps({"whole": why}))
+            raise StageError(f"`{self._group}` cannot restart alone: {why}") from None
 
     def route_generation(self, other: str) -> int:
         return route_generation(self._generations, self._group, other)

@@ -105,6 +105,7 @@ BENCHMARKS: dict[str, str] = {
     "dims": "goal layouts load name ok value",
     "faults": "goal name ok value",
     "empty_step": "cpu goal load name ok others value what",
+    "group_restart": "goal kills name ok same value",
     "grpo_end_to_end": "goal load name ok others time value what",
     "hf_gpu_step": "device goal name ok skipped value",
     "hf_launch": "cpu goal load name ok value",

@@ -13,7 +13,11 @@ from processes import alive
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, Follower
 from tests.command_server import Done, call
+from tests.engines.namespaces import Hosts
 from tests.engines.test_exactly_once import rows_of
+from tests.engines.test_ssh import hosts, needs_hosts
+
+__all__ = ["hosts"]
 
 PARTS = '''
 import json
@@ -40,6 +44,9 @@ def dies_once(component, place):  # "load": the first weights of a process, once
     for file in wanted.parent.glob(wanted.name + "-*"):
         if (component.step or 0) >= int(file.name.rpartition("-")[2]) and file.exists():
             file.unlink(missing_ok=True)
+            if place == "agreement":  # a checkpoint is requested from the launcher, the parent of the node
+                with open(f"/proc/{os.getppid()}/stat") as stat:
+                    os.kill(int(stat.read().rpartition(")")[2].split()[1]), signal.SIGUSR1)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -62,6 +69,7 @@ class Sampler(Component):
     def sample(self, batch: Batch) -> Batch:
         self.called = True
         dies_once(self, "call")
+        dies_once(self, "agreement")
         self.log({"seen": float(batch["x"].sum())})
         noise = torch.rand(len(batch), dtype=torch.float64)
         many = batch.repeat(2)
@@ -75,6 +83,7 @@ class Judge(Component):
 
     @endpoint
     def score(self, batch: Batch) -> Batch:
+        dies_once(self, "judge")
         return Batch({"score": batch["answer"] * 2}, ids=batch.ids)
 
 
@@ -189,15 +198,21 @@ def test_a_group_restarts_alone_after_a_death_in_a_call(folder: Path, whole: Run
     assert not any(map(alive, pids(run, "train")))
 
 
-def check(folder: Path, whole: RunDir, name: str, *deaths: str, **options: str) -> RunDir:
-    """Runs the recipe with deaths of samplers, and compares it with the uninterrupted run."""
-    run, done = launched(folder, name, deaths=deaths)
+def compare(folder: Path, whole: RunDir, name: str, *deaths: str, words: Sequence[str] = ()) -> RunDir:
+    """Runs the recipe with deaths, and compares it with the uninterrupted run."""
+    run, done = launched(folder, name, *words, deaths=deaths)
     assert done.returncode == 0, done
     left = list(folder.glob(f"die-{name}-*"))
     assert not left, f"{left}: nobody died there"
+    assert results_of(run) == results_of(whole)
+    return run
+
+
+def check(folder: Path, whole: RunDir, name: str, *deaths: str) -> RunDir:
+    """Does what `compare` does with deaths of samplers, which are no reason to restart other groups."""
+    run = compare(folder, whole, name, *deaths)
     assert len(events(run, "launched")) == 1, [event.value for event in events(run, "restarted")]
     assert [len(pids(run, group)) for group in ("judge", "train")] == [1, 2]
-    assert results_of(run) == results_of(whole)
     assert rows_of(run) == rows_of(whole)
     return run
 
@@ -212,6 +227,7 @@ def check(folder: Path, whole: RunDir, name: str, *deaths: str, **options: str) 
         ("call-0-3", "call-1-3"),
         ("call-0-2", "call-1-5", "sync-0-7", "call-0-11"),
         ("call-1-12",),
+        ("agreement-0-6",),
     ],
     ids="-and-".join,
 )
@@ -226,3 +242,52 @@ def test_a_group_that_dies_while_it_restarts_restarts_again(folder: Path, whole:
     assert [event.value["generation"] for event in events(run, "restarted")] == [1, 2]
     run = check(folder, whole, "once-more", "call-1-5", "setup-0-0", "load-1-1")
     assert [event.value["generation"] for event in events(run, "restarted")] == [1, 2, 3]
+
+
+@pytest.mark.slow_suite
+def test_deaths_of_two_groups_restart_the_whole_run(folder: Path, whole: RunDir) -> None:
+    run = compare(folder, whole, "two", "call-1-6", "judge-0-5")
+    assert len(events(run, "launched")) == 2
+    assert rows_of(run) == rows_of(whole)
+
+
+@pytest.mark.slow_suite
+@pytest.mark.parametrize(
+    ("deaths", "generations"),
+    [
+        (("judge-0-5",), ["judge"]),
+        (("judge-0-3", "call-1-6", "judge-0-9"), ["judge", "rollout", "judge"]),
+    ],
+    ids=["one", "in turn"],
+)
+def test_several_groups_may_restart_alone(
+    folder: Path, whole: RunDir, deaths: tuple[str, ...], generations: list[str]
+) -> None:
+    words = ["+groups.judge.restartable=true"]
+    run = compare(folder, whole, f"both-{len(deaths)}", *deaths, words=words)
+    assert [event.value["group"] for event in events(run, "restarted")] == generations
+    assert len(pids(run, "train")) == 2
+    assert rows_of(run) == rows_of(whole)
+
+
+@pytest.mark.slow_suite
+def test_weights_of_earlier_steps_are_those_that_the_steps_had(folder: Path) -> None:
+    words = ["+pipeline.publish.max_staleness=2"]
+    late, done = launched(folder, "late", *words)
+    assert done.returncode == 0, done
+    for death in ("call-0-6", "sync-1-7"):
+        run = compare(folder, late, f"late-{death}", death, words=words)
+        assert len(events(run, "launched")) == 1
+        assert rows_of(run) == rows_of(late)
+
+
+@needs_hosts
+@pytest.mark.namespaces
+@pytest.mark.slow_suite
+def test_a_group_on_another_host_restarts_alone(folder: Path, whole: RunDir, hosts: Hosts) -> None:
+    """The groups are on three hosts, with TCP between them."""
+    places = [f"+groups.{group}.nodes=[{node}]" for node, group in enumerate(("train", "rollout", "judge"))]
+    words = ["+cluster.nodes=3", *places, *hosts.options]
+    run = compare(folder, whole, "hosts", "call-1-5", "sync-0-8", words=words)
+    assert events(run, "restarted")[0].value["group"] == "rollout"
+    assert rows_of(run) == rows_of(whole)
