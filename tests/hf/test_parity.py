@@ -33,10 +33,8 @@ CHOICE = {
     "cp 2": [Case("sliding window", packed=True), Case("qwen3", lora=True, logits_chunk_tokens=5)],
     "ulysses 2": [Case("llama_tied", packed=True, micro_batch=3)],
     "ulysses 2 x cp 2": [Case("tied heads", packed=True, micro_batch_tokens=20)],
-    "pp 2": [Case("llama_tied", packed=True, micro_batch=3), Case("qwen3", lora=True, pipeline="gpipe")],
+    "pp 2": [Case("llama_tied", packed=True, micro_batch=3)],
     "pp 2 x vpp 2": [Case("five layers", micro_batch=1, split="cost")],
-    "pp 2 x fsdp 2": [Case("llama_tied", micro_batch_tokens=20, logits_chunk_tokens=5)],
-    "pp 2 x tp 2": [Case("qwen3_tied", lora=True, packed=True)],
     "fsdp 2 x tp 2 x ep 2": [Case("qwen3_moe", lora=True, packed=True)],
     "ulysses 2 x ep 2": [Case("qwen3_moe", micro_batch=3, routers=True)],
     "dp 2 x fsdp 2 x ep 2": [Case("qwen3_moe", packed=True, routers=True)],
@@ -182,6 +180,19 @@ OPTIONS_OF_PIPELINES: list[dict[str, Any]] = [
     {"packed": True, "micro_batch_tokens": 24, "pipeline": "gpipe"},
     {"lora": True, "micro_batch": 3},
 ]
+
+
+@pytest.mark.slow_suite
+def test_pipelines_with_further_dims() -> None:
+    runs = [
+        Run("pp 2", Case("qwen3", lora=True, pipeline="gpipe")),
+        Run("pp 2 x fsdp 2", Case("llama_tied", micro_batch_tokens=20, logits_chunk_tokens=5)),
+        Run("pp 2 x tp 2", Case("qwen3_tied", packed=True)),
+        Run("pp 2 x sequence 2", Case("five layers", lora=True, packed=True)),
+        Run("pp 2 x dp 2 x tp 2", Case("five layers", micro_batch=1, split="cost")),
+    ]
+    found = verdicts(runs)
+    assert {run.name: text for run, text in found.items() if text != worlds.PASSED} == {}
 
 
 @pytest.mark.nightly
