@@ -21,6 +21,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from benchmarks import samples
 from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
+from meshctl.run.sockets import PLAIN, Sockets
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
@@ -108,11 +109,17 @@ Begin = Callable[[End], Step | None]
 
 
 def meshctl(
-    end: End, make: Callable[[int, int], Batch], use: Callable[[Batch], Any], *, in_place: bool = False
+    end: End,
+    make: Callable[[int, int], Batch],
+    use: Callable[[Batch], Any],
+    *,
+    in_place: bool = False,
+    sockets: Sockets = PLAIN,
 ) -> Step:
     """A step over the product's own channel: a producer gives the same batch each time, `make(rank,
-    producers)`. `in_place`: made in memory that is read as it lies."""
-    transport = connect_all(end.plan, end.job_rank, end.connect())
+    producers)`. `in_place`: made in memory that is read as it lies. `sockets` secure the connections to other
+    nodes."""
+    transport = connect_all(end.plan, end.job_rank, end.connect(), sockets=sockets)
     batch = make(end.rank, end.plan.group("one").workers) if end.gives else Batch({})
     if in_place:
         batch = batch.with_columns(**{name: _placed(transport, batch[name]) for name in batch.names})
