@@ -72,6 +72,8 @@ class _Node:
     """Whether it has connected before."""
     has_begun: bool = False
     """Whether it has received the attempt."""
+    generations: object = field(default_factory=dict)
+    """The generations of groups that it was told last. An end that it has reported before is outdated."""
 
 
 class Nodes:
@@ -166,6 +168,7 @@ class Nodes:
         for number, names in groups.items():
             node = self._nodes.setdefault(number, _Node())
             node.groups, node.is_ended, node.is_lost, node.has_begun = set(names), False, False, False
+            node.generations = {}
         if self._examination:
             self._examination.begin(int(self._attempt["number"]), groups)
         self._send_attempt()
@@ -215,6 +218,7 @@ class Nodes:
             node = self._nodes[number]
             node.groups.add(group)
             node.is_ended = False
+            node.generations = attempt["generations"]
             if node.connection:
                 node.connection.send_bytes(data)
 
@@ -422,7 +426,7 @@ class Nodes:
             return []
         if message["type"] == "exited":
             node.groups.discard(message["group"])
-        elif message["type"] == "ended" and message["generations"] == self._attempt.get("generations", {}):
+        elif message["type"] == "ended" and message["generations"] == node.generations:
             _end(node)
         report = report_of(number, message)
         return [report] if report else []
