@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from datetime import timedelta
@@ -124,6 +124,7 @@ class GroupRestarts:
             "forgotten": max((end.forgotten for end in channels), default=NEVER),
             "versions": {end.route.source: end.forgotten for end in syncs},
             "rows": {end.route.source: end.row for end in syncs},
+            "synced": {end.route.source: end.ended for end in syncs},
             "is_open_ended": self.is_open_ended,
         }
 
@@ -181,7 +182,7 @@ class Rejoining:
         self._group, self._rank = plan.group_and_rank(job_rank)
         self._number = sum(generations.values()) - 1
         self._is_uneven = False
-        """Whether some workers have received a step that others lack."""
+        """Whether some workers have received a step, or ended a sync, before others."""
         self._others = [
             worker.job_rank
             for name in sorted(peer_groups(plan, self._group))
@@ -213,22 +214,18 @@ class Rejoining:
             why = decision.get("whole", "it was lost once more")
             raise StageError(f"`{self._group}` cannot restart alone: {why}")
         step = decision["step"]
-        steps_of: dict[str, set[int]] = {}
-        for answer in answers.values():
-            for route, delivered in answer["delivered"].items():
-                steps_of.setdefault(route, set()).add(delivered)
-        self._is_uneven = any(len(steps) > 1 for steps in steps_of.values())
+        self._is_uneven = _is_uneven(answers.values())
         return Beginning(step, self._versions(agreement, start, step), *self._known(answers))
 
     def await_others(self) -> None:
         """Waits until all other workers have reopened their routes. One that computes does so at the end. If
-        it has received a step that others lack, it may wait for them in a collective: then the whole run
-        restarts after `BLOCKED`. Raises `StageError`."""
+        it has received a step that others lack, or has ended a sync before them, it may wait for them in a
+        collective: then the whole run restarts after `BLOCKED`. Raises `StageError`."""
         keys = [f"{PREFIX}{self._number}/reopened/{other}" for other in self._others]
         try:
             self._store.wait(keys, BLOCKED if self._is_uneven else FOREVER)
         except StoreTimeout:
-            why = "a worker has received a step that others lack, and does not end it"
+            why = "a worker is ahead of others, which wait for the group, and does not end its step"
             self._store.set(f"{PREFIX}{self._number}/decision", json.dumps({"whole": why}))
             raise StageError(f"`{self._group}` cannot restart alone: {why}") from None
 
@@ -276,6 +273,16 @@ class Rejoining:
             if stage.kind == "sync" and plan.component(stage.to).group == self._group
         ]
         return {stage.name: versions_after(stage, start, step, ran) for stage in into}
+
+
+def _is_uneven(answers: Iterable[Mapping[str, Any]]) -> bool:
+    """Returns whether some workers have received a step, or ended a sync, before others."""
+    steps_of: dict[tuple[str, str], set[int]] = {}
+    for answer in answers:
+        for kind in ("delivered", "synced"):
+            for name, step in answer[kind].items():
+                steps_of.setdefault((kind, name), set()).add(step)
+    return any(len(steps) > 1 for steps in steps_of.values())
 
 
 def versions_after(stage: Stage, start: int, step: int, ran: Callable[[int], ScheduledStep]) -> list[int]:
