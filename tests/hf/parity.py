@@ -110,6 +110,7 @@ class Case:
     micro_batch_tokens: int | None = None
     logits_chunk_tokens: int | None = None
     share_prompts: bool = False
+    activation_checkpointing: bool = False
     pipeline: str = "1f1b"
     split: str | tuple[int, ...] = "count"
     routers: bool = False
@@ -130,6 +131,7 @@ class Case:
         if self.logits_chunk_tokens:
             marks.append(f"logits of {self.logits_chunk_tokens}")
         marks += ["shared prompts"] * self.share_prompts + ["routers"] * self.routers
+        marks += ["checkpointed activations"] * self.activation_checkpointing
         marks += [self.pipeline] * (self.pipeline != "1f1b") + [f"split {self.split}"] * (
             self.split != "count"
         )
@@ -148,6 +150,7 @@ class Case:
             micro_batch_tokens=None,
             logits_chunk_tokens=None,
             share_prompts=False,
+            activation_checkpointing=False,
             pipeline="1f1b",
             split="count",
         )
@@ -267,6 +270,7 @@ def component(case: Case, sizes: dict[str, int], gate: Gate = EXACT, **more: Any
         micro_batch_tokens=case.micro_batch_tokens,
         logits_chunk_tokens=case.logits_chunk_tokens,
         share_prompts=case.share_prompts,
+        activation_checkpointing=case.activation_checkpointing,
         pipeline=case.pipeline,
         split=case.split,
         **more,

@@ -135,7 +135,7 @@ def test_evaluate_is_the_loss_of_the_next_update() -> None:
 
 def test_activation_checkpointing_changes_nothing() -> None:
     expected = parity.on_mesh(Case("llama"), {})
-    parity.check_equal(parity.on_mesh(Case("llama"), {}, activation_checkpointing=True), expected)
+    parity.check_equal(parity.on_mesh(Case("llama", activation_checkpointing=True), {}), expected)
 
 
 def test_a_compiled_model_trains_equally() -> None:

@@ -195,6 +195,29 @@ def test_pipelines_with_further_dims() -> None:
     assert {run.name: text for run, text in found.items() if text != worlds.PASSED} == {}
 
 
+CHECKPOINTED = {
+    "fsdp 2": "llama_tied",
+    "tp 2": "qwen3",
+    "sequence 2": "llama_tied",
+    "cp 2": "qwen3",
+    "ulysses 2": "qwen3",
+    "fsdp 2 x ep 2": "qwen3_moe",
+    "pp 2": "llama_tied",
+    "pp 2 x vpp 2": "five layers",
+}
+
+
+@pytest.mark.slow_suite
+def test_checkpointed_activations_change_nothing() -> None:
+    runs = [
+        Run(layout, Case(model, activation_checkpointing=True, packed=True, lora=lora))
+        for layout, model in CHECKPOINTED.items()
+        for lora in (False, True)
+    ]
+    found = verdicts(runs)
+    assert {run.name: text for run, text in found.items() if text != worlds.PASSED} == {}
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("layout", OF_PIPELINES)
