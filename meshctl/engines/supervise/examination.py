@@ -176,7 +176,7 @@ class Examination:
         return across_nodes.judge(facts, self._clocks, self._plan, self._shares_files)
 
     def _apart_text(self) -> str:
-        texts = list(self._apart.values())
+        texts = [text for _, text in sorted(self._apart.items())]
         more = len(texts) - APART_MAX
         listed = "; ".join([*texts[:APART_MAX], *([f"{counted(more, 'pair')} more"] if more > 0 else [])])
         return f"{listed}; all of them reach the head: {FIREWALL}"

@@ -307,7 +307,11 @@ class Nodes:
         return reports
 
     def _examine(self, examination: Examination, now: float) -> list[Report]:
-        """Goes on with the examination of the nodes, and sends the attempt after it."""
+        """Goes on with the examination of the nodes, and sends the attempt after it. In a run, a node that
+        the head does not hear either is the cause, and not the path between it and others: its lease ends
+        soon."""
+        if examination.is_over and self._is_one_silent(now):
+            return []
         connections = {number: node.connection for number, node in self._nodes.items() if not node.is_ended}
         was_over, reports = examination.is_over, list[Report]()
         for found in examination.poll(connections, now):
@@ -319,6 +323,13 @@ class Nodes:
         if examination.is_over and not was_over:
             self._send_attempt()
         return reports
+
+    def _is_one_silent(self, now: float) -> bool:
+        """Whether the head has missed two beats of a node."""
+        limit_s = 2 * beat_s(self._lease_s)
+        return bool(self._lease_s) and any(
+            node.connection is not None and now - node.last_seen > limit_s for node in self._nodes.values()
+        )
 
     # Joining
 
