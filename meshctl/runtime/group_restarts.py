@@ -4,6 +4,7 @@
     other workers   restarts/N/answer/RANK    what they have received from it, and what they can send again
     the group       restarts/N/decision       the step after which it runs again, and the versions of weights
     other workers   restarts/N/reopened/RANK  their program has reopened its routes
+    all workers     restarts/ended/RANK       the last step after which they save with their peers
 
 N counts the restarts of single groups in an attempt. A thread of each worker answers at once, and from then
 on nothing is exchanged with the group, so a worker that computes does not notice the restart. Its program
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
@@ -40,6 +42,8 @@ FOREVER = timedelta(days=100)
 ANSWER = timedelta(seconds=60)
 """Time limit for all workers of a group that has restarted to connect."""
 
+POLL_S = 0.02
+"""Seconds between two looks whether all peers have ended a step."""
 BLOCKED = timedelta(seconds=5)
 """Time limit for the others to reopen their routes, where one of them may wait for another one."""
 
@@ -84,6 +88,15 @@ class GroupRestarts:
         """Notes the step in which this worker is. Reopens the routes of a group that has restarted."""
         self._step = step
         self._plane.do_duties()
+
+    def await_peers(self, step: int) -> None:
+        """Waits until all workers of this group have ended a step, before they save together. One of them may
+        wait for a group that restarts, for which this worker reopens its routes meanwhile."""
+        self._store.set(f"{PREFIX}ended/{self._plane.job_rank}", str(step))
+        keys = [f"{PREFIX}ended/{worker.job_rank}" for worker in self._plan.workers(self._own)]
+        while not self._store.check(keys) or min(map(int, self._store.multi_get(keys))) < step:
+            self._plane.do_duties()
+            time.sleep(POLL_S)
 
     # The thread
 

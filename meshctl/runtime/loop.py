@@ -433,6 +433,8 @@ class Loop:
         self._saved = step
         self._state.at = ("checkpoint", step)
         self._context.progress.enter(Activity.SAVING, -1, perf_counter())
+        if self._context.restarts:
+            self._context.restarts.await_peers(step)
         self._context.save(step, self._sources.given_after(step))
         self._state.at = ("", step)
 
