@@ -270,7 +270,7 @@ def test_a_time_limit_becomes_a_checkpoint_and_a_requeue(run: Slurmed) -> None:
     assert stopped.returncode == 0, stopped.stderr
     output, _ = launch.communicate(timeout=LIMIT_S)
     assert launch.returncode == 130, output
-    assert re.search(r"^step .*^Slurm job \d+: [A-Z].*^step ", output, re.M | re.S), output
+    assert re.search(r"^step .*^\S+: ==== meshctl: attempt 1 ====.*^step ", output, re.M | re.S), output
     events = [json.loads(line) for line in run.launcher_events().splitlines()]
     ends = [event["value"]["reason"] for event in events if event["name"] == "over"]
     assert len(ends) == 2 and re.fullmatch(r"SIGUSR2: the time limit of Slurm job \d+ is near", ends[0])

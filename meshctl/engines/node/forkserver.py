@@ -362,7 +362,9 @@ def default_signals() -> None:
 
 
 def redirect_to_file(log: str) -> None:
-    """Appends stdout and stderr to the file `log`, and makes stdin empty."""
+    """Appends stdout and stderr to the file `log`, whose folder is made if it is missing, and makes stdin
+    empty."""
+    os.makedirs(os.path.dirname(log), exist_ok=True)
     redirect(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644))
 
 

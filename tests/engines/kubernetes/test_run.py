@@ -94,6 +94,10 @@ class World:
             ]
             time.sleep(0.1)
 
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.call("status", "--format", "json").stdout)
+        return found
+
     def until_step(self, step: int) -> None:
         self.until(
             lambda: any(
@@ -127,7 +131,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 def test_a_run_of_two_pods_equals_a_local_one(world: World) -> None:
     launch = world.launch()
     output, _ = launch.communicate(timeout=LIMIT_S)
-    assert launch.returncode == 0, output
+    assert launch.returncode == 0 and "examination: it has failed" not in output, output
     local = world.call("launch", "recipe.yaml", "--engine", "loopback", "run.dir=here")
     assert local.returncode == 0, local.stderr
     [here] = world.folder.glob("here/*/*")
@@ -201,8 +205,7 @@ def test_a_detached_run_is_watched_and_stopped_from_elsewhere(world: World) -> N
     begun = world.call("launch", *world.options, *SLOW, "--detach")
     assert begun.returncode == 0 and "is JobSet small-" in begun.stdout, begun.stderr
     world.until_step(2)
-    status = json.loads(world.call("status", "--format", "json").stdout)
-    assert status["state"] == "running" and status["step"] >= 2
+    world.until(lambda: (status := world.status())["state"] == "running" and status["step"] >= 2)
     assert world.call("logs", "two:0").returncode == 0
     saved = world.call("stop", "--checkpoint")
     assert saved.returncode == 0 and "checkpoint of step" in saved.stdout, saved.stderr
