@@ -37,7 +37,7 @@ LIKE = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """What the routers of all layers decide about some tokens, in the dtype of the sums."""
+    """The decisions of the routers of all layers for some tokens, in the dtype of the sums."""
 
     chosen: Tensor
     """`[experts]`"""

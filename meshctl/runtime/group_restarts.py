@@ -174,7 +174,7 @@ class GroupRestarts:
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where the workers of a group that has restarted begin."""
+    """The step and the weights with which the workers of a group begin after its restart."""
 
     step: int
     """The step before their first one."""

@@ -47,7 +47,7 @@ class LoopContext:
     restarts: GroupRestarts | None = None
     """Takes part in the restarts of other groups, where there may be any."""
     rejoining: Rejoining | None = None
-    """Where this worker's group has restarted."""
+    """The restart of this worker's own group; None in its first generation."""
 
     def hosts(self, stage: Stage) -> bool:
         """Whether this worker's group runs a stage, or one of the two sides of a sync."""

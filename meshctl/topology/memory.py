@@ -304,7 +304,7 @@ def sharing(devices: Mapping[str, DeviceRanges]) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Move:
-    """What a rank sends in the collective operations of one kind over one dim."""
+    """The bytes that a rank sends in the collective operations of one kind over one dim."""
 
     dim: str
     operation: str
@@ -329,7 +329,7 @@ class ComponentMemory:
     unknown: str = ""
     """The reason why its bytes are unknown; empty if they are known."""
     moves: tuple[Move, ...] = field(default=(), metadata=SPARSE)
-    """What the rank sends in the collective operations of a micro-batch."""
+    """The collective operations of the rank in a micro-batch."""
     stages: tuple[int, ...] = field(default=(), metadata=SPARSE)
     """The bytes of each pp rank; empty without pp."""
 

@@ -311,7 +311,7 @@ def test_neighbours_are_in_one_unit_where_the_units_hold_them(data: st.DataObjec
     assert devices == list(range(group.devices))
 
 
-# Where taking the next free devices is not enough
+# Recipes in which the next free devices are not enough
 
 
 def test_groups_that_fit_in_another_order_are_placed() -> None:

@@ -36,7 +36,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Present:
-    """What the head knows about lost nodes and devices while a smaller attempt runs."""
+    """The lost nodes and devices that can be used again."""
 
     nodes: frozenset[int] = frozenset()
     """The nodes that are connected."""

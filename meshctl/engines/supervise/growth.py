@@ -24,6 +24,8 @@ Action = Literal["", "save", "end"]
 
 
 class Growth:
+    """Decides when an attempt with fewer workers ends, because lost nodes or devices are back."""
+
     def __init__(self, elastic: Elastic, nodes: Nodes, handle: Handle, step: int | None) -> None:
         """`step` is that of the checkpoint from which the attempt continues; None without one."""
         self._elastic, self._nodes, self._handle = elastic, nodes, handle
@@ -40,7 +42,7 @@ class Growth:
 
     @property
     def present(self) -> Present:
-        """What is back of the lost nodes and devices."""
+        """The lost nodes and devices that can be used again."""
         connected = frozenset(node for node in self._elastic.nodes if self._nodes.is_connected(node))
         return Present(connected, frozenset(self._found))
 

@@ -37,7 +37,7 @@ class Outcome:
     missing: frozenset[Device] = frozenset()
     """The devices that nodes lacked when the attempt was to begin."""
     back: Present | None = None
-    """What is back if the attempt has ended for a larger one; None otherwise."""
+    """The nodes and devices that can be used again, if the attempt has ended for a larger one; else None."""
 
 
 @dataclass(frozen=True)

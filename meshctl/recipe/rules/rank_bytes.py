@@ -120,7 +120,7 @@ class Model:
     stages: tuple[tuple[Parameter, ...], ...]
     """The parameters of each pp rank."""
     moves: tuple[Move, ...] = ()
-    """What a rank sends in a micro-batch; empty if that is unknown."""
+    """The collective operations of a rank in a micro-batch; empty if they are unknown."""
 
     @property
     def rank_bytes(self) -> RankBytes:

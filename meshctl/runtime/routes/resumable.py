@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class _Sent(NamedTuple):
-    """What a producer has sent in a step."""
+    """A value that a producer has sent, and its headers."""
 
     step: int
     value: Any

@@ -59,7 +59,7 @@ class RowExchange:
         self._without_entry: list[tuple[int, int]] = []
         """Index and job rank of this rank, and of those whose boards are full."""
         self._waits: list[tuple[Words, int]] = []
-        """What each of the others waits for (word 0 of its board), and its bell."""
+        """The boards of the other ranks, whose word 0 states for what each one waits, and their bells."""
         self._code, self._call, self._seen = code_of(-1, tag), 0, 0
         self._missing = self._others[0]
         """The rank that this one waits for."""
