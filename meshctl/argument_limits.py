@@ -41,7 +41,7 @@ class Range:
     bounds: tuple[tuple[str, str], ...] = ()
     """(sign, number) of each bound."""
     is_nonempty: bool = False
-    """Whether a text must not be empty."""
+    """True if a text must not be empty."""
 
     @classmethod
     def of(cls, text: object) -> Range | None:
@@ -52,7 +52,7 @@ class Range:
         return cls(tuple(found), len(comparisons) < len(parts)) if len(found) == len(comparisons) else None
 
     def has(self, value: object) -> bool:
-        """Whether a value is in the range."""
+        """Returns whether a value is in the range."""
         if isinstance(value, (list, tuple)):
             return all(map(self.has, value))
         if isinstance(value, str):

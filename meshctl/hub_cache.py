@@ -64,7 +64,7 @@ def dataset_offline_variable(environ: Mapping[str, str]) -> str:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a text has the form of a name of the hub. The hub may not have such a model."""
+    """Returns whether a text has the form of a name of the hub. The hub may not have such a model."""
     return HUB_NAME.fullmatch(name) is not None
 
 
@@ -88,7 +88,7 @@ def local_folder(
 
 
 def has_dataset(name: str, environ: Mapping[str, str]) -> bool:
-    """Whether the library `datasets` has stored a dataset of the hub on this machine."""
+    """Returns whether the library `datasets` has stored a dataset of the hub on this machine."""
     cache = datasets_cache(environ)
     *owner, last = name.split("/")
     for pattern in WORD_STARTS:

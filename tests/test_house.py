@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -79,3 +81,38 @@ def test_functions_are_short() -> None:
         if isinstance(node, ast.FunctionDef) and body_lines(node) > MAX_BODY_LINES
     }
     assert long == set(LONG)
+
+
+INTERROGATIVES = (
+    "Whether",
+    "What",
+    "Which",
+    "Who",
+    "Whose",
+    "Where",
+    "When",
+    "Why",
+    "How",
+    "From which",
+    "With which",
+)
+"""Words with which no docstring begins: a docstring names its subject, or what a call does."""
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the docstrings of a module, its classes and functions, and of fields and constants, with their lines."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            for statement in node.body:
+                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                    yield statement.lineno, str(statement.value.value)
+
+
+def test_docstrings_begin_with_their_subject() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {text[:60]}"
+        for path in sorted((ROOT / "meshctl").rglob("*.py"))
+        for line, text in docstrings(path)
+        if text.startswith(tuple(f"{word} " for word in INTERROGATIVES))
+    ]
+    assert not wrong

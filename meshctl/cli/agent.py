@@ -109,7 +109,8 @@ def published_head(run: RunDir, wait_s: float) -> str:
 
 
 def _answers(address: str) -> bool:
-    """Whether something accepts connections at an address. A head that was killed has left its address."""
+    """Returns whether something accepts connections at an address. A head that was killed has left its
+    address."""
     try:
         socket.create_connection(split(address), timeout=CONNECT_S).close()
     except OSError:

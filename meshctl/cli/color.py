@@ -10,7 +10,7 @@ WHEN = ("auto", "always", "never")
 
 
 def has_color(out: TextIO, when: str = "auto", environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether output to a stream has colors. The first of these decides: `when` if it is not "auto",
+    """Returns whether output to a stream has colors. The first of these decides: `when` if it is not "auto",
     NO_COLOR, FORCE_COLOR or CLICOLOR_FORCE, and whether the stream is a terminal that can show colors."""
     if when != "auto":
         return when == "always"

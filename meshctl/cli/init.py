@@ -66,7 +66,7 @@ class Options:
 
     @property
     def has_answers(self) -> bool:
-        """Whether an option answers a question. If so, no question is asked."""
+        """True if an option answers a question. If so, no question is asked."""
         given = (self.yes, self.kind, self.device, self.layout, self.script)
         return any(given) or self.ranks is not None
 
@@ -286,8 +286,8 @@ def _free_module(to: Place) -> str:
 
 
 def _is_taken(name: str, folder: Path, elsewhere: list[str]) -> bool:
-    """Whether another module of this name exists: a package in the same folder, which would hide the file, or
-    an installed module, which the file would hide."""
+    """Returns whether another module of this name exists: a package in the same folder, which would hide the
+    file, or an installed module, which the file would hide."""
     return os.path.isfile(folder / name / "__init__.py") or installed(name, elsewhere)
 
 

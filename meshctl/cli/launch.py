@@ -64,7 +64,7 @@ class Options:
     debug: str = ""
     """GROUP:RANK"""
     is_detached: bool = False
-    """Whether the launcher continues in the background."""
+    """True if the launcher continues in the background."""
     engine: str = ""
     """An engine of the table `ENGINES`, in place of that of the recipe."""
 

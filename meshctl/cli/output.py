@@ -35,7 +35,8 @@ def write(text: str, out: TextIO) -> None:
 
 
 def is_closed(error: OSError, out: TextIO) -> bool:
-    """Whether a stream has no reader any more: the reader of a pipe has ended, or the terminal was closed."""
+    """Returns whether a stream has no reader any more: the reader of a pipe has ended, or the terminal was
+    closed."""
     is_device = stat.S_ISCHR(os.fstat(out.fileno()).st_mode)
     return isinstance(error, BrokenPipeError) or (error.errno == errno.EIO and is_device)
 

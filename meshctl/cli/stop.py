@@ -28,9 +28,9 @@ ORDER = [signal.SIGINT, signal.SIGTERM]
 @dataclass(frozen=True)
 class Options:
     now: bool = False
-    """Whether the run ends at once."""
+    """True if the run ends at once."""
     checkpoint: bool = False
-    """Whether the run writes a checkpoint and goes on."""
+    """True if the run writes a checkpoint and goes on."""
     folder: str = "runs"
     format: str = "text"
 

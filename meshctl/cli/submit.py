@@ -54,9 +54,9 @@ class Follower:
         self._job, self._seen, self._signals = job, seen, signals
         self._view = watch_view(seen, sys.stdout)
         self._handled = 0
-        """How many signals have been handled."""
+        """The number of handled signals."""
         self._has_asked = False
-        """Whether the run was asked to stop."""
+        """True if the run was asked to stop."""
 
     def follow(self) -> int:
         """Returns the exit code of the run, or of this launcher if the job goes on without it."""

@@ -37,7 +37,7 @@ class Kept:
     kind: type
     """The type of the numbers, `bool`, `int` or `float`; `object` for all other values."""
     is_list: bool
-    """Whether each value is a list of numbers of the type `kind`."""
+    """True if each value is a list of numbers of the type `kind`."""
 
     @classmethod
     def of(cls, name: str, row: Row) -> Kept:

@@ -25,7 +25,7 @@ class Limit:
 
     @property
     def changes_count(self) -> bool:
-        """Whether the number of examples depends on the lengths of the rows."""
+        """True if the number of examples depends on the lengths of the rows."""
         return self.size is not None and self.over_length in ("drop", "split")
 
     def pieces(self, length: int) -> list[range]:

@@ -102,7 +102,7 @@ def is_saved_dataset(folder: Path) -> bool:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether `name` has the form of a dataset's name on the hub, NAME or OWNER/NAME."""
+    """Returns whether `name` has the form of a dataset's name on the hub, NAME or OWNER/NAME."""
     return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None and not name.startswith(".")
 
 

@@ -59,7 +59,7 @@ class Diagnostic:
     """The edits that together correct the text; empty unless exactly one correction is safe (see
     `recipe/fixes.py`)."""
     missing: bool = False
-    """Whether the diagnostic is about a missing value. It is dropped if a file could not be included, because
+    """True if the diagnostic is about a missing value. It is dropped if a file could not be included, because
     that file may define the value."""
 
 

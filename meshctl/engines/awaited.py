@@ -22,7 +22,7 @@ class Awaited:
     """Node processes that are known by their connections only."""
 
     running = False
-    """Whether a process that the engine has started runs."""
+    """True if a process that the engine has started runs."""
 
     def __init__(self, job: Job, commands: Sequence[Command]) -> None:
         """Publishes the address and the token, and prints the command lines. Raises `OSError`."""

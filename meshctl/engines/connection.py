@@ -77,7 +77,7 @@ class Handshake:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the peer has ended the connection by an error, or after it was asked for its proof."""
+        """True if the peer has ended the connection by an error, or after it was asked for its proof."""
         return self.connection.is_broken or (self.connection.is_closed and bool(self._expected))
 
     def accepts(self, message: Message) -> bool:

@@ -107,7 +107,7 @@ class Exited:
     group: str = ""
     """The group of an agent; empty for a node process."""
     reason: str = ""
-    """Why a node process could not be started, as a sentence; empty for another end."""
+    """The reason that a node process could not be started, as a sentence; empty for another end."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Handle(Protocol):
 
 class Engine(Protocol):
     supervisor: Literal["here", "inside"]
-    """Where the supervisor runs: in the launcher's process ("here"), or in the job on its first node
+    """The place of the supervisor: in the launcher's process ("here"), or in the job on its first node
     ("inside", for a `JobEngine`)."""
     host: str
     """Address on which a supervisor in the launcher's process listens."""
@@ -177,9 +177,9 @@ class Engine(Protocol):
     """Seconds without a beat after which a node process and the supervisor regard each other as lost; 0 for
     no limit, as on one machine, where each notices the death of the other."""
     examines_nodes: bool
-    """Whether every node examines itself before the first attempt, and reports to the supervisor."""
+    """True if every node examines itself before the first attempt, and reports to the supervisor."""
     shares_files: bool
-    """Whether all nodes must see the run directory of the supervisor."""
+    """True if all nodes must see the run directory of the supervisor."""
 
     def preflight(self, plan: Plan, start: Start) -> None:
         """Checks that the engine can run the plan. Raises `CannotStart` otherwise."""

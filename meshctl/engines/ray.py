@@ -122,7 +122,7 @@ class RayHandle:
         self._hosts: list[str] = []
         """The machine of each bundle, once they are placed."""
         self._starts = [0] * len(self._nodes)
-        """How often each bundle was started. Messages about an earlier start are dropped."""
+        """The number of starts of each bundle. Messages about an earlier start are dropped."""
         self._open: set[int] = set()
         """The bundles whose actors have not ended."""
         self._start_driver(range(len(self._nodes)))

@@ -46,7 +46,7 @@ BUSY_S = 5.0
 REACH_S = 5.0
 """Time limit to connect to the address of the cluster."""
 STARTS_MAX = 3
-"""How often an actor is started whose machine dies before the actor runs. Ray may place an actor on a machine
+"""The number of starts of an actor whose machine dies before the actor runs. Ray may place one on a machine
 whose death it has not noticed."""
 HIDDEN = ("memory", "object_store_memory", "node:", "accelerator_type:", "bundle_group")
 """Beginnings of the names of resources that a message leaves out, unless a node needs them."""
@@ -270,7 +270,7 @@ def why_dead(error: Exception) -> str:
 
 
 def is_feasible(bundles: Sequence[Mapping[str, float]], machines: Sequence[Mapping[str, float]]) -> bool:
-    """Whether each bundle can have a machine of its own."""
+    """Returns whether each bundle can have a machine of its own."""
     places = [[place for place, has in enumerate(machines) if holds(has, one)] for one in bundles]
     owner: dict[int, int] = {}
     """Machine -> its bundle."""

@@ -146,7 +146,7 @@ def shipped_files(folder: Path, runs: Path) -> Iterator[Path]:
 
 
 def is_ignored(path: Path, patterns: list[str]) -> bool:
-    """Whether a pattern matches a path below the folder, or its last name."""
+    """Returns whether a pattern matches a path below the folder, or its last name."""
     return any(fnmatch.fnmatch(path.name, one) or fnmatch.fnmatch(str(path), one) for one in patterns)
 
 
@@ -161,7 +161,7 @@ def _own_patterns(folder: Path) -> list[str]:
 
 
 def _is_inside(link: Path, root: Path) -> bool:
-    """Whether a link is relative and its target in a folder."""
+    """Returns whether a link is relative and its target in a folder."""
     return not os.path.isabs(os.readlink(link)) and link.resolve().is_relative_to(root)
 
 

@@ -55,7 +55,7 @@ class Build:
     """The mesh of torch with the dims dp, fsdp, cp and tp; None if one rank holds the whole model."""
     device: torch.device = torch.device("cpu")
     split: str | Sequence[int] = "count"
-    """How pipeline stages divide the layers."""
+    """The division of the layers over pipeline stages: a name of `SPLITS`, or the layers of each stage."""
     pp_rank: int = 0
 
     def stages(self, config: Any) -> Stages | None:

@@ -56,7 +56,7 @@ class Answers:
     """float32 or float64 `[answers, positions]`"""
     lengths: list[int]
     has_ended: list[bool]
-    """Whether each answer ended by itself. The others have the maximum length."""
+    """True if each answer ended by itself. The others have the maximum length."""
 
 
 class Decoder:

@@ -20,7 +20,7 @@ class HeldByActor:
 
     def __init__(self) -> None:
         self.is_on = False
-        """Whether the samples of a batch had the marks. This is the same on all ranks."""
+        """True if the samples of a batch had the marks. This is the same on all ranks."""
         self._texts: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
         self._scores: dict[int, dict[Key, torch.Tensor]] = {}
         """Version of the weights -> the score of each text."""

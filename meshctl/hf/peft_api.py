@@ -126,7 +126,7 @@ def fused_names(model: nn.Module) -> list[str]:
 
 
 def _named(target: str, names: Iterable[str]) -> bool:
-    """Whether `target` is the last part of one of the names, or several last parts."""
+    """Returns whether `target` is the last part of one of the names, or several last parts."""
     return any(f".{name}".endswith(f".{target}") for name in names)
 
 
@@ -192,7 +192,7 @@ def plain_name(name: str) -> str:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter is part of an adapter."""
+    """Returns whether a parameter is part of an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 

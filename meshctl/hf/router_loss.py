@@ -167,7 +167,7 @@ class RouterLoss:
 
     @cached_property
     def _is_known(self) -> bool:
-        """Whether the loss of routers in the module of the model has the same value for some logits."""
+        """True if the loss of routers in the module of the model has the same value for some logits."""
         kinds = type(self._model).__mro__  # FSDP has changed the class of the model
         modules = [sys.modules.get(kind.__module__) for kind in kinds]
         function = next((getattr(one, FUNCTION) for one in modules if hasattr(one, FUNCTION)), None)
@@ -175,7 +175,7 @@ class RouterLoss:
 
 
 def _is_like(function: Callable[..., Any], top: int) -> bool:
-    """Whether a function of transformers has the same result as `Choices.loss` for some logits."""
+    """Returns whether a function of transformers has the same result as `Choices.loss` for some logits."""
     logits = tuple(torch.randn(7, top + 3, generator=torch.Generator().manual_seed(1)) for _ in range(2))
     own = Choices.of(logits, torch.ones(7, dtype=torch.bool), top)
     found = float(function(logits, top + 3, top))

@@ -25,7 +25,7 @@ GAMMA, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn from logits."""
+    """The distribution from which tokens are drawn, given logits."""
 
     temperature: float = 1.0
     """The divisor of the logits. With 0, the most likely token is taken."""
@@ -63,7 +63,7 @@ class Sampling:
 
 
 def _nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """Returns whether each token is one of the most likely tokens, whose probabilities add up to at least
+    """Returns booleans: true for the most likely tokens, whose probabilities add up to at least
     `top_p` (Holtzman et al., 2020, arXiv:1904.09751)."""
     ordered, order = logits.softmax(-1).sort(stable=True, dim=-1, descending=True)
     before = ordered.cumsum(-1) - ordered

@@ -66,7 +66,8 @@ def partial_names(model: nn.Module, layers: Mapping[str, list[str]]) -> list[str
 
 
 def is_reduced(model: nn.Module, plan: Mapping[str, str], region: str) -> bool:
-    """Whether all inputs of a region go to column-wise layers, and its output is that of a row-wise one."""
+    """Returns whether all inputs of a region go to column-wise layers, and its output is that of a row-wise
+    one."""
     linear = [name for name, one in model.get_submodule(region).named_modules() if isinstance(one, nn.Linear)]
     styles = [plan.get(f"{region}.{name}") for name in linear]
     has_others = any(

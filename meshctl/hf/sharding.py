@@ -64,7 +64,7 @@ def sharded_by_last_dim(tensor: DTensor) -> DTensor:
 
 
 def _is_block(tensor: DTensor) -> bool:
-    """Whether the local shard of a DTensor is one block of the whole tensor.
+    """Returns whether the local shard of a DTensor is one block of the whole tensor.
 
     If tp shards a dim before FSDP does, the strided placement of FSDP has the size of tp as its
     `split_factor`, and each shard is a block. Another factor means that each of several fused weights is

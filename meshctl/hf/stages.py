@@ -66,12 +66,12 @@ class Stages:
         return len(self.layers) - 1
 
     def held(self, layer: int) -> bool:
-        """Whether this rank holds a layer."""
+        """Returns whether this rank holds a layer."""
         return any(layer in self.layers[stage] for stage in self.own)
 
     @property
     def drops_embedding(self) -> bool:
-        """Whether this rank holds the last stage and not the first one."""
+        """True if this rank holds the last stage and not the first one."""
         return self.last in self.own and 0 not in self.own
 
 

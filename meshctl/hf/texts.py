@@ -36,7 +36,7 @@ class Texts:
     position_ids: Tensor | None = None
     """int64 `[rows, longest]`; None where each row is one text."""
     is_part: bool = False
-    """Whether other ranks have further tokens of each row."""
+    """True if other ranks have further tokens of each row."""
     hidden: Tensor | None = None
     """`[rows, longest, hidden size]`: the results of earlier pipeline stages; None in the first one."""
 

@@ -51,13 +51,13 @@ def aligned(batch: Batch, name: str, texts: Texts) -> Tensor:
 
 
 def is_of_tokens(column: object, texts: Texts) -> bool:
-    """Whether a column has a value for each token of the texts."""
+    """Returns whether a column has a value for each token of the texts."""
     return isinstance(column, Ragged) and torch.equal(column.lengths.cpu(), texts.lengths)
 
 
 def is_aligned(batch: Batch, name: str, texts: Texts) -> bool:
-    """Whether losses and advantages take a column by token: each of `OF_TOKENS`, and ragged columns of floats
-    with a value for each token."""
+    """Returns whether losses and advantages take a column by token: each of `OF_TOKENS`, and ragged columns
+    of floats with a value for each token."""
     column = batch[name]
     is_float = isinstance(column, Ragged) and column.values.is_floating_point()
     return name in OF_TOKENS or (is_float and is_of_tokens(column, texts))

@@ -127,7 +127,7 @@ def initialize(model: nn.Module, module: nn.Module) -> None:
 
 
 def is_model(module: nn.Module) -> bool:
-    """Whether a module is a model of transformers, which initializes its modules."""
+    """Returns whether a module is a model of transformers, which initializes its modules."""
     return isinstance(module, PreTrainedModel)
 
 
@@ -338,8 +338,8 @@ def register_attention(name: str, attention: Callable[..., Any], mask: Callable[
 
 
 def mixes_tokens_in_attention(model: Any) -> bool:
-    """Whether a model passes information from token to token in functions of `AttentionInterface` only, and
-    not also in a recurrent state."""
+    """Returns whether a model passes information from token to token in functions of `AttentionInterface`
+    only, and not also in a recurrent state."""
     return bool(model._supports_attention_backend and not model._is_stateful)
 
 
@@ -409,14 +409,14 @@ class DiskFormat:
         self._converters = [one for one in reversed_ones if isinstance(one, WeightConverter)]
         sources = [one.reverse_transform().source_patterns for one in conversions]
         self._joins = any(len(patterns) > 1 or "*" in patterns[0] for patterns in sources)
-        """Whether a tensor in a file may be made of several tensors in memory."""
+        """True if a tensor in a file may be made of several tensors in memory."""
 
     def is_stored(self, name: str) -> bool:
-        """Whether a tensor in memory is stored in files."""
+        """Returns whether a tensor in memory is stored in files."""
         return name not in (self._outline._keys_to_ignore_on_save or ())
 
     def is_converted(self, name: str) -> bool:
-        """Whether the shape or the elements of a tensor in memory differ from those in files."""
+        """Returns whether the shape or the elements of a tensor in memory differ from those in files."""
         return apply_converters(name, self._converters)[1] is not None
 
     def renamed(self, name: str) -> str:

@@ -15,7 +15,7 @@ from meshctl.losses.loss import LossSum
 from meshctl.losses.policy import IMPORTANCE_CAP, Aggregation, KlEstimator, Tokens, kl_estimate, policy_sum
 
 RATIO_OF_TOKENS, RATIO_OF_SEQUENCES = False, True
-"""Whether all tokens of a sample have the geometric mean of their ratios."""
+"""The ratios of a loss: one for each token, or for all tokens of a sample the geometric mean of theirs."""
 
 
 def clipped_loss(

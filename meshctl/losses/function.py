@@ -105,7 +105,7 @@ def find_function(kind: str, table: Mapping[str, str], name: str, options: Mappi
 
 
 def _is_needed(parameter: inspect.Parameter, options: Mapping[str, Any]) -> bool | None:
-    """Whether an input is required, or not used; None for an optional input."""
+    """Returns whether an input is required, or not used; None for an optional input."""
     if parameter.default is parameter.empty:
         return True
     for option, values in SWITCHES.get(parameter.name, {}).items():

@@ -50,7 +50,7 @@ class Program:
     python: str = ""
     """Its interpreter; empty for the launcher's own."""
     service: bool = field(default=False, metadata=SPARSE)
-    """Whether it serves the other groups: it is terminated when all of them are done."""
+    """True if it serves the other groups: it is terminated when all of them are done."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Group:
     nodes: NodeRanges = field(default=(), metadata=SPARSE)
     """On cpu: the nodes over which its workers are spread; empty for all nodes."""
     restartable: bool = field(default=False, metadata=SPARSE)
-    """Whether it restarts alone, while the other groups wait."""
+    """True if it restarts alone, while the other groups wait."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Stage:
     """A field of syncs: whether the receiver compares weights with checksums of the sent weights; None for
     the first syncs only."""
     is_without_data: bool = field(default=False, metadata={**SPARSE, "key": "without_data"})
-    """Whether the endpoint is called without arguments."""
+    """True if the endpoint is called without arguments."""
     ends_run: bool | None = field(default=None, metadata=SPARSE)
     """A field of sources: whether the run ends when the source has no more data. For None, `run.bounds`
     decides."""
@@ -240,7 +240,7 @@ class Plan:
         return tuple(stage for stage in self.stages if stage.is_source and not stage.block)
 
     def is_into_block(self, route: Route) -> bool:
-        """Whether a route leads into a block from a stage outside of it."""
+        """Returns whether a route leads into a block from a stage outside of it."""
         block, source = self.stage(route.target).block, self._stages.get(route.source)
         return bool(block) and (source is None or source.block != block)
 

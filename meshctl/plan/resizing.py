@@ -1,4 +1,4 @@
-"""How the groups of a run go on without what is lost: overrides of the recipe, which is then resolved again.
+"""Finds the overrides with which a run goes on without what it has lost. The recipe is then resolved again.
 
     lost = Lost(nodes={1}, devices={("cuda", 3)}, processes={"judge": 1})
     for overrides in resizings(recipe, plan, lost): ...        the largest groups first
@@ -39,7 +39,7 @@ class Lost:
         return bool(self.nodes or self.devices or any(self.processes.values()))
 
     def has_worker(self, plan: Plan, group: str, rank: int) -> bool:
-        """Whether the node or a device of a worker is lost."""
+        """Returns whether the node or a device of a worker is lost."""
         worker, kind = plan.worker(group, rank), plan.group(group).device_type
         return worker.node in self.nodes or any((kind, device) in self.devices for device in worker.devices)
 

@@ -125,8 +125,8 @@ def _component(
 
 
 def _overrides(stage: recipes.Stage, parameter: str) -> bool:
-    """Whether a stage of the recipe states the mode `parameter` itself, when it could not be read in the
-    decorator. Then there is no value that a worker could compare with the decorator's."""
+    """Returns whether a stage of the recipe states the mode `parameter` itself, when it could not be read in
+    the decorator. Then there is no value that a worker could compare with the decorator's."""
     stated = {"dispatch": stage.dispatch.mode, "collect": stage.collect, "execute": stage.execute}
     return bool(stated.get(parameter))
 

@@ -1,5 +1,5 @@
-"""With which smaller counts of ranks a group can go on: the layouts of its components for every count, of
-which only dp and fsdp sizes differ from those of the recipe.
+"""Finds the smaller counts of ranks with which a group can go on, and the layouts of its components for each
+count. Only dp and fsdp sizes differ from those of the recipe.
 
     for layouts in layouts_of(recipe, "train", most=7, least=1): ...        the largest count first
 """

@@ -70,7 +70,7 @@ Top = Literal["groups", "components", "pipeline"]
 
 
 def is_run_name(name: str) -> bool:
-    """Whether a name is valid for a folder of runs."""
+    """Returns whether a name is valid for a folder of runs."""
     return RUN_NAME.fullmatch(name) is not None and len(name) <= MAX_NAME
 
 
@@ -331,7 +331,7 @@ class Texts(Type):
 
     names: Top | None = None
     is_prefix: bool = False
-    """Whether the name is only the first part of each text, as in `STAGE.NAME`."""
+    """True if the name is only the first part of each text, as in `STAGE.NAME`."""
     empty: ClassVar[Any] = ()
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
@@ -440,7 +440,7 @@ class Environment(Type):
         return tuple(values)
 
     def is_name(self, reader: FieldReader, name: str, span: Span, path: KeyPath) -> bool:
-        """Whether a text can be the name of a variable. Reports another one."""
+        """Returns whether a text can be the name of a variable. Reports another one."""
         if name and "=" not in name and "\0" not in name:
             return True
         message = f"`{abbreviated(name)}` is not a valid name of an environment variable"

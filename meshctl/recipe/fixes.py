@@ -63,7 +63,8 @@ def _is_near(one: str, other: str, edits: int) -> bool:
 
 
 def _are_different_names(one: str, other: str) -> bool:
-    """Whether two similar words are different names: `train1` and `train2`, `slice_tp` and `slice_dp`."""
+    """Returns whether two similar words are different names: `train1` and `train2`, `slice_tp` and
+    `slice_dp`."""
     parts, other_parts = re.split(r"[_.-]", one), re.split(r"[_.-]", other)
     if re.findall(r"\d+", one) != re.findall(r"\d+", other):
         return True
@@ -73,8 +74,8 @@ def _are_different_names(one: str, other: str) -> bool:
 
 
 def _within(one: str, other: str, edits: int) -> bool:
-    """Whether at most `edits` deletions, insertions, changes or swaps of letters turn one word into the
-    other."""
+    """Returns whether at most `edits` deletions, insertions, changes or swaps of letters turn one word into
+    the other."""
     while one and other and one[0] == other[0]:
         one, other = one[1:], other[1:]
     if not one or not other:

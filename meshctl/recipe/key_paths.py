@@ -41,7 +41,7 @@ def field_at(path: KeyPath, root: Node) -> Field | None:
 
 
 def is_key(path: KeyPath, root: Node) -> bool:
-    """Whether an override may set a key that is not in the recipe."""
+    """Returns whether an override may set a key that is not in the recipe."""
     if counts_devices(path[:-1]):
         device_type = path[-1].lower()
         return DEVICE_ALIASES.get(device_type, device_type) in ACCELERATORS
@@ -49,7 +49,7 @@ def is_key(path: KeyPath, root: Node) -> bool:
 
 
 def counts_devices(path: KeyPath) -> bool:
-    """Whether the keys below a path are device types."""
+    """Returns whether the keys below a path are device types."""
     return path == ("cluster", "devices_per_node") or (
         path[:2] == ("cluster", "nodes") and len(path) == 4 and path[3] == "devices"
     )

@@ -200,7 +200,7 @@ def detected() -> str:
 
 
 def _has_rocm() -> bool:
-    """Whether AMD's driver has a compute device, whose type in torch is also cuda."""
+    """Returns whether AMD's driver has a compute device, whose type in torch is also cuda."""
     return (DEV / "kfd").exists() and any((DEV / "dri").glob("renderD*"))
 
 

@@ -68,7 +68,7 @@ def _redacted(found: Diagnostic, known: Known) -> Diagnostic:
 
 
 def _covers(span: Span, lines: Mapping[str, Sequence[str]], shown: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a part of the text at a span is masked."""
+    """Returns whether a part of the text at a span is masked."""
     if not 0 < span.line <= len(lines.get(span.file, ())):
         return False
     part = slice(span.column - 1, span.column - 1 + span.width)

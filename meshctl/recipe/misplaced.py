@@ -94,7 +94,7 @@ class Location:
     candidates: tuple[KeyPath, ...] = ()
     """The possible key paths if there are several."""
     is_named_item: bool = False
-    """Whether the value is a group, a component or a stage."""
+    """True if the value is a group, a component or a stage."""
 
 
 def kind_of(item: Node | None) -> str:
@@ -131,8 +131,8 @@ def location_of(key: str, section: Section, path: KeyPath, item: Node, root: Nod
 
 
 def _is_far(section: Section, word: str, path: KeyPath, root: Node) -> bool:
-    """Whether a section is neither the value of a key of the mapping at `path`, nor one that is in the recipe
-    and lacks the required key `word`."""
+    """Returns whether a section is neither the value of a key of the mapping at `path`, nor one that is in
+    the recipe and lacks the required key `word`."""
     own = _only_place(section)
     field = section.by_key.get(word)
     is_below = bool(path) and own[: len(path)] == path
@@ -147,13 +147,14 @@ def _only_place(section: Section) -> KeyPath:
 
 
 def _fits(item: Node, type_: Type) -> bool:
-    """Whether a value may be of a type. A text or boolean is not, if the type accepts only mappings."""
+    """Returns whether a value may be of a type. A text or boolean is not, if the type accepts only
+    mappings."""
     is_value = item.value is None or isinstance(item.value, (str, bool))
     return not (is_mapping_only(type_) and is_value)
 
 
 def is_mapping_only(type_: Type) -> bool:
-    """Whether every value of a type is a mapping."""
+    """Returns whether every value of a type is a mapping."""
     return isinstance(type_, Named) or (isinstance(type_, Nested) and not type_.shorthand)
 
 
@@ -235,7 +236,7 @@ def _with_inner(root: Node, name: str) -> list[KeyPath]:
 
 
 def _lacks_key(root: Node, stage: KeyPath) -> bool:
-    """Whether a stage has none of `call`, `sync` and `repeat`, or is a source without `samples`."""
+    """Returns whether a stage has none of `call`, `sync` and `repeat`, or is a source without `samples`."""
     keys = ("call", "sync", "repeat", "in", "samples")
     has = {key for key in keys if root.at((*stage, key)) is not None}
     return not has & {"call", "sync", "repeat"} or has == {"call"}
@@ -249,6 +250,6 @@ def _names(root: Node, top: str) -> list[str]:
 
 
 def _lacks_program(root: Node, group: KeyPath) -> bool:
-    """Whether a group has keys of a program, and no `program`."""
+    """Returns whether a group has keys of a program, and no `program`."""
     keys = {key for key in PROGRAM_KEYS if root.at((*group, key)) is not None}
     return bool(keys) and "program" not in keys

@@ -108,7 +108,7 @@ class Program:
     args: tuple[str, ...] = ()
     cwd: str = ""
     service: bool = False
-    """Whether the run ends without waiting for it, because it serves the other groups."""
+    """True if the run ends without waiting for it, because it serves the other groups."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Stage:
     method: str = ""
     inputs: tuple[Input, ...] = ()
     is_without_data: bool = False
-    """Whether the endpoint is called without arguments: `in: []`."""
+    """True if the endpoint is called without arguments: `in: []`."""
     samples: int = 0
     sample_bytes: int = 0
     """Approximate size in bytes of one sample of the value; 0 if unknown."""

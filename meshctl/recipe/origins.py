@@ -172,7 +172,7 @@ def _resolved(loaded: Loaded, path: KeyPath, leaf: Node) -> tuple[Any, ...]:
 
 
 def _leads_to_secret(loaded: Loaded, path: KeyPath, leaf: Node) -> bool:
-    """Whether a reference leads to a secret, directly or through other references."""
+    """Returns whether a reference leads to a secret, directly or through other references."""
     open, seen = [(path, leaf)], set[KeyPath]()
     while open and loaded.tree is not None:
         here, node = open.pop()

@@ -49,11 +49,11 @@ class Read:
         return frozenset(bad[:length] for bad in self.wrong for length in range(len(bad)))
 
     def is_known(self, *path: str) -> bool:
-        """Whether no diagnostic is about a value or a mapping that contains it."""
+        """Returns whether no diagnostic is about a value or a mapping that contains it."""
         return not any(path[:length] in self.wrong for length in range(len(path) + 1))
 
     def is_valid(self, *path: str) -> bool:
-        """Whether no diagnostic is about a value, a part of it, or a mapping that contains it."""
+        """Returns whether no diagnostic is about a value, a part of it, or a mapping that contains it."""
         return path not in self._above_wrong and self.is_known(*path)
 
 
@@ -192,7 +192,7 @@ class _RecipeReader(FieldReader):
         return model.Stage(name, kind="")
 
     def has_wrong_key(self, path: KeyPath) -> bool:
-        """Whether a mapping or one of its keys was reported."""
+        """Returns whether a mapping or one of its keys was reported."""
         return any(bad[: len(path)] == path for bad in self.wrong)
 
     def call(self, name: str, node: Node, path: KeyPath, section: Section = CALL) -> model.Stage:

@@ -158,8 +158,8 @@ def _has_text(node: Node) -> bool:
 
 
 def _is_free(path: KeyPath) -> bool:
-    """Whether a value at a path can be secret. A key of the field table such as `run.dir` cannot, even if a
-    secret refers to it."""
+    """Returns whether a value at a path can be secret. A key of the field table such as `run.dir` cannot,
+    even if a secret refers to it."""
     return path[0] == "vars" or path[0] not in RECIPE.keys or (len(path) > 2 and path[2] in ("args", "env"))
 
 

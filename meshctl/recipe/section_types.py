@@ -228,7 +228,7 @@ class Nested(Type):
     wanted: str = "a mapping"
     """Description of a valid value in messages."""
     may_be_off: bool = False
-    """Whether `false` and null mean that the key is left out."""
+    """True if `false` and null mean that the key is left out."""
     example: str = ""
     """A valid value, which is proposed in place of one that is not a mapping."""
 

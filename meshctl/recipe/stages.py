@@ -44,12 +44,12 @@ class StageModes:
 
     @property
     def are_known(self) -> bool:
-        """Whether all modes are built in. The properties of user-defined or misspelt modes are unknown."""
+        """True if all modes are built in. The properties of user-defined or misspelt modes are unknown."""
         return self.collect in COLLECT and self.are_known_to_receive
 
     @property
     def are_known_to_receive(self) -> bool:
-        """Whether the modes that decide which samples a rank receives are built in."""
+        """True if the modes that decide which samples a rank receives are built in."""
         return self.execute in EXECUTE and all(given.mode in DISPATCH for given in self.inputs)
 
     @property

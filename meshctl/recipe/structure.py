@@ -226,7 +226,7 @@ class _Walk:
                 self.wrong.add((*path, near))
 
     def is_refused(self, key: str, item: Node, path: KeyPath, section: Section, node: Node) -> bool:
-        """Whether a key is one that a stage of a block cannot have. Reports it."""
+        """Returns whether a key is one that a stage of a block cannot have. Reports it."""
         span = item.key or item.span
         if section is not INNER or not (node.get("sync") or key in NOT_IN_BLOCK):
             return False
@@ -369,18 +369,18 @@ def _with_neighbours(key: str, item: Node, section: Section) -> dict[str, Node]:
 
 
 def _is_foreign(item: Node, type_: Type) -> bool:
-    """Whether a mapping begins with a key that a section of this type does not have."""
+    """Returns whether a mapping begins with a key that a section of this type does not have."""
     first = next((key for key, _ in item.items()), "")
     return isinstance(type_, Nested) and first != "" and first not in type_.section.by_key
 
 
 def _is_sibling(location: Location, path: KeyPath) -> bool:
-    """Whether a key that was found in the mapping at `path` belongs beside it."""
+    """Returns whether a key that was found in the mapping at `path` belongs beside it."""
     return location.is_named_item or (location.path != () and location.path[:-1] == path[:-1])
 
 
 def _is_stray(key: str, item: Node, section: Section) -> bool:
-    """Whether a key in the place of a name is a key of the section."""
+    """Returns whether a key in the place of a name is a key of the section."""
     if key not in section.by_key or item.value is None or kind_of(item):
         return False
     type_, keys = section.by_key[key].type, [inner for inner, _ in item.items()]
@@ -392,7 +392,7 @@ def _is_stray(key: str, item: Node, section: Section) -> bool:
 
 
 def _is_section_of_recipe(name: str, item: Node) -> bool:
-    """Whether a group, component or stage is in fact a section of the recipe, such as `run`."""
+    """Returns whether a group, component or stage is in fact a section of the recipe, such as `run`."""
     field = RECIPE.by_key.get(name)
     keys = {key for key, _ in item.items()}
     return field is not None and isinstance(field.type, Nested) and keys <= field.type.section.by_key.keys()
@@ -412,8 +412,8 @@ def _empty_above(item: Node, node: Node, section: Section) -> str:
 
 
 def _is_named_item(item: Node, type_: Type) -> bool:
-    """Whether an item is itself a group, component or stage whose name equals a key, such as a group named
-    `run`. `type_` is the type of that key."""
+    """Returns whether an item is itself a group, component or stage whose name equals a key, such as a group
+    named `run`. `type_` is the type of that key."""
     if not isinstance(type_, Nested) or not kind_of(item):
         return False
     return not any(key in type_.section.by_key for key, _ in item.items())

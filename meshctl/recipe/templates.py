@@ -181,7 +181,7 @@ def module_of(stem: str, taken: Iterable[str] = ()) -> str:
 
 
 def installed(name: str, path: Iterable[str]) -> bool:
-    """Whether a module of this name is on the path. Imports nothing."""
+    """Returns whether a module of this name is on the path. Imports nothing."""
     return name == "meshctl" or PathFinder.find_spec(name, list(path)) is not None
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from meshctl.dataclass import dataclass
 
 Mode = Literal["min", "max"]
-"""Whether the smallest or the largest value of a metric is the best."""
+"""The best value of a metric: the smallest one or the largest one."""
 
 
 def is_better(value: float, other: float, mode: Mode) -> bool:

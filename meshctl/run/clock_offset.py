@@ -21,13 +21,13 @@ TICK = 1e-9
 
 @dataclass(frozen=True)
 class Offset:
-    """How far a remote clock is ahead of the clock here, in seconds."""
+    """The lead of a remote clock over the clock here, in seconds."""
 
     value: float
     error: float
     """The greatest error at the time of the reading."""
     at: float
-    """When it was measured, by the clock here."""
+    """The time of the measurement, by the clock here."""
 
     @classmethod
     def measured(cls, sent: float, remote: float, received: float) -> Offset:

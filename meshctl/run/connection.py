@@ -37,7 +37,7 @@ class Connection:
         self._received, self._unsent = bytearray(), bytearray()
         self.message_bytes_max = HANDSHAKE_BYTES_MAX
         self.is_closed = self.is_broken = False
-        """Whether it is closed, and whether an error has closed it."""
+        """True if it is closed; and if an error has closed it."""
         self.peer_host = host_of(sock)
         """The IP address of the other end; empty if it is unknown."""
 
@@ -52,7 +52,7 @@ class Connection:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether bytes are buffered, which `flush` sends once the socket is writable."""
+        """True if bytes are buffered, which `flush` sends once the socket is writable."""
         return bool(self._unsent) and not self.is_closed
 
     def send(self, message: Mapping[str, Any]) -> None:

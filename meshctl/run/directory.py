@@ -83,7 +83,7 @@ class Start:
 
     @property
     def is_secure(self) -> bool:
-        """Whether the TCP connections of the run are those of TLS."""
+        """True if the TCP connections of the run are those of TLS."""
         return bool(self.engine.options.get("secure"))
 
     @classmethod

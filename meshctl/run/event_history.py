@@ -86,7 +86,8 @@ class EventHistory:
             self.last = max(self.last, event.step or 0)
 
     def _is_next(self, event: Event) -> bool:
-        """Whether a step begins a further sum: the last one is large enough, or the steps run again."""
+        """Returns whether a step begins a further sum: the last one is large enough, or the steps run
+        again."""
         if not self._sums:
             return True
         last = self._sums[-1]

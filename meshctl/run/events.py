@@ -195,7 +195,7 @@ class Journal(EventLog):
         """The size of the segment in bytes."""
         self._lock = threading.Lock()
         self._unwritten = b""
-        """What a full disk did not take yet."""
+        """The bytes that a full disk did not take yet."""
         self._error_number = errno.ENOSPC
         """The number of the last error of the disk."""
         if self._size and not _ends_with_line(self._path):
@@ -371,7 +371,7 @@ def _template_of(values: Mapping[str, float], number: str) -> str:
 
 @dataclass(slots=True)
 class _Tail:
-    """How far the events of a process were read."""
+    """The position up to which the events of a process were read."""
 
     segment: int = 0
     path: str = ""
@@ -415,7 +415,7 @@ class Follower:
                 self._tails[process.who] = _Tail(process.segments[-1], str(path), path.stat().st_size)
 
     def has_read(self, who: str, segment: int) -> bool:
-        """Whether all events of a segment, which another one follows, were yielded."""
+        """Returns whether all events of a segment, which another one follows, were yielded."""
         return who in self._tails and segment < self._tails[who].segment
 
     def _files(self) -> list[EventFiles]:

@@ -19,7 +19,7 @@ from meshctl.text.english import abbreviated, did_you_mean, listed
 FILES = ("recipe.yaml", "plan.json", "start.json")
 """The files that every run directory has."""
 MAX_DEPTH = 4
-"""How many folders below a folder of runs a run may be. `run.dir` has NAME/TIME below it."""
+"""The number of folders between a folder of runs and a run. `run.dir` has NAME/TIME below it."""
 
 
 class NoRun(Exception):

@@ -60,7 +60,7 @@ class Launcher:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process can see the launcher, or would if it lived."""
+        """True if this process can see the launcher, or would if it lived."""
         return self.boot == _boot() and self.namespace == _namespace()
 
     def is_alive(self) -> bool | None:
@@ -85,8 +85,8 @@ class Launcher:
         return True
 
     def ignores(self, number: signal.Signals) -> bool:
-        """Whether the launcher ignores a signal, as one that a script has started in the background ignores
-        SIGINT."""
+        """Returns whether the launcher ignores a signal, as one that a script has started in the background
+        ignores SIGINT."""
         with suppress(OSError):
             for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
                 if line.startswith("SigIgn:"):
@@ -118,7 +118,8 @@ class Launcher:
 
 
 def is_locked(run: RunDir) -> bool:
-    """Whether a process of a run lives that has written no `state.json`: one of an earlier version."""
+    """Returns whether a process of a run lives that has written no `state.json`: one of an earlier
+    version."""
     try:
         descriptor = os.open(run.lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

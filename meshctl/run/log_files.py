@@ -81,7 +81,7 @@ class LogFile:
         self._size = self._head_bytes = 0
         """Bytes of the file, and of those the bytes of the note with which it begins."""
         self._is_line_begun = False
-        """Whether the last byte of the file is not a newline."""
+        """True if the last byte of the file is not a newline."""
         self._left = b""
         """The bytes that are still to be written."""
         self._missing = 0

@@ -52,7 +52,7 @@ class _Part:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the value is part of the metric."""
+        """True if the value is part of the metric."""
         is_without_value = self.collect == "mean" or not math.isfinite(self.value)
         return self.collect == "sum" or self.weight != 0 or not is_without_value
 
@@ -75,7 +75,7 @@ class _Step:
     ended: float = 0.0
     """The time at which the last worker ended the step, by its own clock."""
     fresh: bool = False
-    """Whether the step has values that no returned line contains yet."""
+    """True if the step has values that no returned line contains yet."""
 
 
 class Fold:

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def is_older(folder: Path) -> bool:
-    """Whether a version without manifests wrote the checkpoint: its position files have no format."""
+    """Returns whether a version without manifests wrote the checkpoint: its position files have no format."""
     positions = [_json(path) for path in folder.glob("*.json")]
     return any("given" in found and "format" not in found for found in positions)
 

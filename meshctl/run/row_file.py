@@ -57,8 +57,8 @@ def cut(path: Path, after: int) -> float:
 
 
 def has_all(path: Path, last: Row) -> bool:
-    """Whether a file that ends with the row `last` has a row for each step up to it. A line that is no row
-    makes this false."""
+    """Returns whether a file that ends with the row `last` has a row for each step up to it. A line that is
+    no row makes this false."""
     first = next(rows_of(path), last)
     rows = int(last["step"]) - int(first["step"]) + 1
     return int(first["step"]) <= 1 and _count_lines(path) == rows

@@ -43,14 +43,14 @@ class Checkpoint:
     seconds: float = field(default=0.0, metadata=SPARSE)
     """Seconds between two checkpoints, in place of `every`; 0 for no such time."""
     is_async: bool = field(default=False, metadata=SPARSE)
-    """Whether a checkpoint is written while the run goes on, from a copy of the state."""
+    """True if a checkpoint is written while the run goes on, from a copy of the state."""
     local_dir: str = field(default="", metadata=SPARSE)
     """A folder of each node to which a checkpoint is written first; empty for none."""
 
 
 @dataclass(frozen=True)
 class Restarts:
-    """How often a run starts again after a failure."""
+    """The number of times that a run starts again after a failure."""
 
     times: int = 3
     """The number of restarts within `within`."""
@@ -74,7 +74,7 @@ class Trace:
     steps: tuple[int, int]
     """The first and the last one."""
     profiler: bool = False
-    """Whether torch's profiler runs in these steps as well."""
+    """True if torch's profiler runs in these steps as well."""
 
 
 @dataclass(frozen=True)
@@ -130,5 +130,5 @@ class Run:
 
     @property
     def has_all_checks(self) -> bool:
-        """Whether workers make the checks that take time."""
+        """True if workers make the checks that take time."""
         return self.checks == "all"

@@ -50,7 +50,7 @@ class StopRequest:
     ended: int | None = None
     """The step in which a stream ended; None for a plain stop."""
     has_failed: bool = False
-    """Whether the run ends without a last checkpoint and without its stages at the end."""
+    """True if the run ends without a last checkpoint and without its stages at the end."""
 
 
 def has_left(store: Store, job_rank: int) -> bool:
@@ -71,7 +71,7 @@ class Proposer:
         self._saves = 0
         """The number of checkpoints that were requested."""
         self.is_saving = False
-        """Whether the step of a checkpoint is being agreed."""
+        """True if the step of a checkpoint is being agreed."""
 
     def asked(self) -> StopRequest | None:
         """Returns the next request of a worker, or None. It does not wait."""
@@ -149,7 +149,7 @@ class StopAgreement:
         self._changed = threading.Condition(self._lock)
         self._begun = 0
         self.has_failed = False
-        """Whether the run ends without a last checkpoint and without its stages at the end. It is known
+        """True if the run ends without a last checkpoint and without its stages at the end. It is known
         before any worker begins the last step."""
         self._limit = self._last = self._announced = ENDLESS
         self._awaited: set[str] = set()
@@ -172,7 +172,7 @@ class StopAgreement:
         return self._announced
 
     def is_cut(self, step: int) -> bool:
-        """Whether a requested checkpoint is saved after a step that this worker has begun."""
+        """Returns whether a requested checkpoint is saved after a step that this worker has begun."""
         return step in self._cuts
 
     def plan(self, steps: int, batches: Mapping[str, int | None], sources: Sequence[str]) -> list[int | None]:
@@ -210,7 +210,7 @@ class StopAgreement:
         return found
 
     def begin(self, step: int) -> bool:
-        """Whether this step is part of the run. It waits only while a last step is being agreed."""
+        """Returns whether this step is part of the run. It waits only while a last step is being agreed."""
         with self._lock:
             while self._limit < step <= self._last:
                 self._changed.wait()

@@ -1,4 +1,4 @@
-"""How the TCP sockets of a run are connected: plainly, or with `engine.NAME.secure` by TLS (`tls.py`).
+"""Connects the TCP sockets of a run: plainly, or by TLS (`tls.py`) if `engine.NAME.secure` is set.
 
 sockets = sockets_of(token, is_secure)
 sock = sockets.client(sock)         a connected socket; waits for the handshake, within its time limit

@@ -50,7 +50,7 @@ class _Waiting:
     keys: Sequence[str]
     missing: set[str]
     has_values: bool
-    """Whether the answer is the values of the keys."""
+    """True if the answer is the values of the keys."""
 
 
 class StoreServer:

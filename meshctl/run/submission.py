@@ -26,7 +26,7 @@ class Submission:
     job: str
     """The name of the job, as the scheduler knows it."""
     submitted: float
-    """When it was submitted, or queued again, in seconds since the epoch."""
+    """The time at which it was submitted, or queued again, in seconds since the epoch."""
 
     @classmethod
     def of(cls, run: RunDir) -> Submission | None:
@@ -53,7 +53,7 @@ class JobState:
     """The scheduler's own words, e.g. "PENDING (Resources)"; empty if it does not know the job any more."""
     submitted: float = 0.0
     cause: str = ""
-    """Why the scheduler, or somebody, has ended a part of the job; empty if nothing is known."""
+    """The reason that the scheduler, or somebody, has ended a part of the job; empty if it is unknown."""
 
 
 AskJob = Callable[[RunDir], JobState | None]

@@ -103,7 +103,7 @@ class _Steps:
     _of_attempt: set[int] = field(default_factory=set)
     """The steps of which the running attempt has reported something."""
     _is_starting: bool = False
-    """Whether the worker prepares its first step. A metric of this time is one of step 0, or none."""
+    """True if the worker prepares its first step. A metric of this time is one of step 0, or none."""
 
     def add(self, event: Event) -> None:
         if event.name in ("phase", "ready"):

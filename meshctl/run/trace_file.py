@@ -83,7 +83,7 @@ class WorkerTrace:
         `OSError`."""
         self._path, self._steps = path, steps
         self.begin = 0.0
-        """When recording began, in seconds of the clock of the worker's node."""
+        """The beginning of the recording, in seconds of the clock of the worker's node."""
         self.mark = ("", 0.0)
         """The name and the time of a range in the file of torch's profiler; empty without one."""
         self._boot = ""

@@ -1,4 +1,4 @@
-"""Whether an endpoint has written into the batches that it received.
+"""Finds endpoints that write into the batches that they receive.
 
 A received batch is borrowed: others may read the same memory. Large columns are in read-only pages, where a
 write ends the process. After each call, these checks find writes into all other columns:
@@ -32,7 +32,7 @@ SAMPLES, SAMPLE_BYTES = 64, 64
 """The number of samples of a larger tensor, the first and the last bytes among them, and the size of each."""
 
 IsReadOnly = Callable[[Tensor], bool]
-"""Whether this process cannot write into the memory of a tensor, which another process has made."""
+"""Returns whether a tensor is in memory of another process that this process cannot write."""
 
 
 def never(tensor: Tensor) -> bool:

@@ -67,7 +67,7 @@ class Call:
         collect, execute = collect_mode(stage.collect), execute_mode(stage.execute)
         producers = producer_set(collect, execute)
         self.is_called = execute.is_called(mesh, rank)
-        """Whether the stage calls this rank."""
+        """True if the stage calls this rank."""
         self._producer = producers.index_of(mesh, rank)
         """This rank's index among the producers of the stage's value, or None."""
         self._producers = producers.count(mesh)
@@ -108,7 +108,7 @@ class Call:
         if declared and declared.retry:
             self._retries = Retries(declared.retry, stage, state, context.progress, context.events)
         self._has_home = any(route.dispatch.home == stage.name for route in context.plan.routes)
-        """Whether a later stage sends the samples back to the data rank that made them."""
+        """True if a later stage sends the samples back to the data rank that made them."""
 
     def outputs_to(self, running: Set[str]) -> tuple[Channel, ...]:
         """Returns the ends of the routes whose target stages are in `running`."""
@@ -129,7 +129,7 @@ class Call:
 
     @property
     def can_end(self) -> bool:
-        """Whether this rank sees the end of a round of a block. A rank that only takes part in a source's
+        """True if this rank sees the end of a round of a block. A rank that only takes part in a source's
         step, without producing samples, does not."""
         return True
 
@@ -267,7 +267,7 @@ class Call:
         return False
 
     def _has_ended(self, outputs: Sequence[Channel], all_ended: bool) -> bool:
-        """Whether the stream, which has ended on this rank, has ended on all ranks. `all_ended` is
+        """Returns whether the stream, which has ended on this rank, has ended on all ranks. `all_ended` is
         what the routes found; where the value is sent on none, this rank's end counts."""
         return all_ended or not outputs
 
@@ -291,9 +291,9 @@ class SourceCall(Call):
         super().__init__(stage, context, channels, state)
         self._sources, self._agreement = sources, context.agreement
         self._had_no_data = False
-        """Whether this producer had no more samples in the step before."""
+        """True if this producer had no more samples in the step before."""
         self._is_asked = False
-        """Whether other workers ask the store whether the source had data."""
+        """True if other workers ask the store whether the source had data."""
         self._whole_share = self._share_of(stage.samples)
         """This producer's part of a call for the stage's full number of samples. The last call may be for
         fewer."""
@@ -354,7 +354,7 @@ class SourceCall(Call):
         return has_ended
 
     def _has_ended(self, outputs: Sequence[Channel], all_ended: bool) -> bool:
-        """Whether the stream has ended on all ranks. Where the value is sent on no route, the first
+        """Returns whether the stream has ended on all ranks. Where the value is sent on no route, the first
         producer decides, since its samples come before those of the others. Another producer may run out one
         step earlier, so it counts its second step without data."""
         return all_ended if outputs else self._producer == 0 or self._had_no_data

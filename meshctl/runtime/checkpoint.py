@@ -191,8 +191,8 @@ class _Load:
         return [json.loads(texts[name]) for name in names]
 
     def _has_other_stages(self, document: Document) -> bool:
-        """Whether the pipeline stages of this mesh divide the state in another way than those that saved it.
-        `document` is the one that this rank has saved."""
+        """Returns whether the pipeline stages of this mesh divide the state in another way than those that
+        saved it. `document` is the one that this rank has saved."""
         if self.mesh.size("pp") == 1:
             return False
         own, saved = (sorted(_values_in(leaves)) for leaves in (self.own.leaves(), leaves_of(document)))

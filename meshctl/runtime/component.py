@@ -45,7 +45,7 @@ class Endpoint:
     collect: str | CollectMode = "flatten"
     execute: str | ExecuteMode = "all"
     retry: int = 0
-    """How often a call that raises an exception is repeated, on the rank where it has failed."""
+    """The number of times that a call is repeated after an exception, on the rank where it has failed."""
 
 
 @overload

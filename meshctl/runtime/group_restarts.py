@@ -76,7 +76,7 @@ class GroupRestarts:
         """Group -> the number of its last restart."""
         self._step = 0
         self.is_open_ended = False
-        """Whether a stream may end the run unannounced."""
+        """True if a stream may end the run unannounced."""
 
     def begin(self, ends: Sequence[End], step: int) -> None:
         """Begins to answer, before the step `step`. `ends` are this worker's ends of routes that may be
@@ -195,7 +195,7 @@ class Rejoining:
         self._group, self._rank = plan.group_and_rank(job_rank)
         self._number = sum(generations.values()) - 1
         self._is_uneven = False
-        """Whether some workers have received a step, or ended a sync, before others."""
+        """True if some workers have received a step, or ended a sync, before others."""
         self._others = [
             worker.job_rank
             for name in sorted(peer_groups(plan, self._group))

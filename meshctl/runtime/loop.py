@@ -92,7 +92,7 @@ class Loop:
         self._saved = 0
         """The last step after which the state was saved, or with which the run began."""
         self._is_open_ended = False
-        """Whether a stream may end unannounced."""
+        """True if a stream may end unannounced."""
         self._order, self._memory = StreamOrder(self._plan), MemoryUse(context.events)
 
     @property
@@ -102,7 +102,7 @@ class Loop:
 
     @property
     def has_syncs(self) -> bool:
-        """Whether components of this worker send or receive weights."""
+        """True if components of this worker send or receive weights."""
         return bool(self._syncs)
 
     @property

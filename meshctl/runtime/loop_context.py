@@ -50,7 +50,7 @@ class LoopContext:
     """The restart of this worker's own group; None in its first generation."""
 
     def hosts(self, stage: Stage) -> bool:
-        """Whether this worker's group runs a stage, or one of the two sides of a sync."""
+        """Returns whether this worker's group runs a stage, or one of the two sides of a sync."""
         return stage.component in self.components or stage.to in self.components
 
     def side(self, component: str, execute: str = "all") -> RouteSide:

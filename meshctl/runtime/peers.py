@@ -127,7 +127,7 @@ class PeerCheck:
 
 
 def _are_compared(stage: Stage) -> bool:
-    """Whether all peers of a data rank are called, and with the same input."""
+    """Returns whether all peers of a data rank are called, and with the same input."""
     modes = [dispatch_mode(given.dispatch.mode) for given in stage.inputs]
     is_joint = execute_mode(stage.execute).is_joint
     return is_joint and all(mode.is_by_data_rank or not mode.cuts_samples for mode in modes)

@@ -77,13 +77,13 @@ class Progress:
         self._in_collectives = 0.0
         """Seconds in collectives since they were last taken."""
         self._is_in_call = False
-        """Whether one of the operations that are counted runs."""
+        """True if one of the operations that are counted runs."""
         self.waits: WaitTimes | None = None
         """The seconds in which this worker waits for others, if a data plane counts them."""
         self.torch_meshes = TorchMeshes(self)
         self.has_torch_meshes = False
         self.has_all_checks = False
-        """Whether the `step` event contains every operation (`run.checks: all`)."""
+        """True if the `step` event contains every operation (`run.checks: all`)."""
         self._rows: dict[str, int] = {}
         """Key -> the number of its row in the table."""
         self.called: list[CollectiveCalls] = []

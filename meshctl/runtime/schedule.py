@@ -14,7 +14,7 @@ class ScheduledStep(NamedTuple):
     stages: frozenset[str]
     """The stages that run, on any worker, and the sources whose values are replayed."""
     is_saved: bool
-    """Whether a checkpoint is saved after it."""
+    """True if a checkpoint is saved after it."""
 
 
 class Schedule:

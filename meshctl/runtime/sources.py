@@ -51,7 +51,7 @@ class Sources:
         return length() * max(1, self._plan.run.epochs) if length else None
 
     def bounds_run(self, stage: Stage) -> bool:
-        """Whether the run ends with the data of a stage, which then has a short last call. The sample
+        """Returns whether the run ends with the data of a stage, which then has a short last call. The sample
         numbers of other sources run on past their length."""
         return stage.name in self._plan.bounding_sources
 

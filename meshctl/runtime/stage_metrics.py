@@ -28,8 +28,8 @@ from meshctl.topology.modes import CollectMode, ExecuteMode
 
 
 def returns_values(method: Callable[..., Any]) -> bool:
-    """Whether a method is meant to return more than None: it is annotated with another type, or it has no
-    annotation and a `return` with a value in its text."""
+    """Returns whether a method is meant to return more than None: it is annotated with another type, or it
+    has no annotation and a `return` with a value in its text."""
     function = inspect.unwrap(method)
     annotations = inspect.get_annotations(getattr(function, "__func__", function))
     if "return" in annotations:

@@ -97,7 +97,7 @@ class StreamOrder:
         return frozenset(group for group in groups if not self._learns(group, stream, after))
 
     def _learns(self, group: str, stream: Stage, after: Sequence[Stage]) -> bool:
-        """Whether all workers of a group learn of a stream's end before they call another stage: by
+        """Returns whether all workers of a group learn of a stream's end before they call another stage: by
         themselves, or from an input of the first stage that they call."""
         if group == self._plan.group_of(stream) and self._is_seen_by_all(stream):
             return True
@@ -114,8 +114,8 @@ class StreamOrder:
         return {self._plan.component(name).group for name in (stage.component, stage.to) if name}
 
     def _is_seen_by_all(self, stream: Stage) -> bool:
-        """Whether every worker of a stream's group produces a share of it, and learns of the shares of the
-        others when it sends its own."""
+        """Returns whether every worker of a stream's group produces a share of it, and learns of the shares
+        of the others when it sends its own."""
         mesh = self._plan.component(stream.component).mesh
         producers = producer_set(collect_mode(stream.collect), execute_mode(stream.execute))
         targets = [route.target for route in self._plan.routes if route.source == stream.name]
@@ -123,14 +123,14 @@ class StreamOrder:
         return is_sent and producers.count(mesh) == mesh.world_size
 
     def _can_miss(self, stream: Stage, group: str) -> bool:
-        """Whether only some workers of a group may learn of a stream's end by themselves. The others would
-        call the group's next stream."""
+        """Returns whether only some workers of a group may learn of a stream's end by themselves. The others
+        would call the group's next stream."""
         workers = self._plan.group(group).workers
         return workers > 1 and group == self._plan.group_of(stream) and not self._is_seen_by_all(stream)
 
     def _has_telling_input(self, stage: Stage, stream: Stage, group: str, after: Iterable[Stage]) -> bool:
-        """Whether every worker of a group learns from an input of a stage that the stream had data. Such an
-        input is the value of the stream, or of a stage that another group calls after the gate."""
+        """Returns whether every worker of a group learns from an input of a stage that the stream had data.
+        Such an input is the value of the stream, or of a stage that another group calls after the gate."""
         if stage.kind != "call" or stage.block or not execute_mode(stage.execute).is_joint:
             return False
         telling = {
@@ -141,7 +141,7 @@ class StreamOrder:
         return not self._plan.inputs_of[stage.name].isdisjoint(telling | {stream.name})
 
     def _runs_with(self, stage: Stage, stream: Stage) -> bool:
-        """Whether a stage runs in every step in which a stream does."""
+        """Returns whether a stage runs in every step in which a stream does."""
         if stage.when or stream.every % stage.every:
             return False
         known = {other.name: other for other in self._plan.stages}

@@ -78,7 +78,7 @@ PEER_ERRORS = (
 )
 """Errors that a worker sees when a peer has failed. The cause is in another process."""
 OTHER_FRAMES = (str(PACKAGE_DIR), str(importlib.__file__), "<frozen importlib")
-"""How the names of files begin whose frames precede the user's own in a traceback."""
+"""Beginnings of the names of files whose frames precede the user's own in a traceback."""
 
 
 SPACE_S = 10.0
@@ -97,11 +97,11 @@ class WorkerEnv:
     attempt: int
     control: Control
     generations: Mapping[str, int] = field(default_factory=dict)
-    """Group -> how often it has restarted alone in this attempt."""
+    """Group -> the number of times that it has restarted alone in this attempt."""
 
     @property
     def generation(self) -> int:
-        """How often this worker's group has restarted alone."""
+        """The number of times that this worker's group has restarted alone."""
         return self.generations.get(self.group, 0)
 
     @classmethod
@@ -472,7 +472,7 @@ def stateful(plan: Plan, components: Mapping[str, Component]) -> dict[str, State
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether an error only reports that a peer is gone. gloo has no class of its own for that."""
+    """Returns whether an error only reports that a peer is gone. gloo has no class of its own for that."""
     if isinstance(error, PEER_ERRORS) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
         return True
     return error.__cause__ is not None and is_lost(error.__cause__)

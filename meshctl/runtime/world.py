@@ -77,7 +77,7 @@ def connect_torch(head: str, attempt: int) -> PrefixStore:
 
 @dataclass(frozen=True)
 class Control:
-    """How a worker reaches the control store of its attempt."""
+    """The control store of an attempt, as a worker reaches it."""
 
     address: str
     """HOST:PORT"""

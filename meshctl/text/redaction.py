@@ -120,7 +120,7 @@ def _made(pattern: str) -> re.Pattern[str]:
 
 @lru_cache(4096)
 def is_secret(key: str) -> bool:
-    """Whether a key names a secret, so that its value and all values below it are secret."""
+    """Returns whether a key names a secret, so that its value and all values below it are secret."""
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", key)
     name = "_".join(words).lower()
     if found := _made(_STRONG).search(name):
@@ -130,7 +130,7 @@ def is_secret(key: str) -> bool:
 
 
 def is_secret_at(path: Path) -> bool:
-    """Whether a value of a recipe is a secret because of its key or a key above it. The names of
+    """Returns whether a value of a recipe is a secret because of its key or a key above it. The names of
     groups, components, stages and parameters, which users choose, do not count as keys."""
     for index, key in enumerate(path):
         if path[0] in ("groups", "components", "pipeline") and index == 1:
@@ -143,7 +143,7 @@ def is_secret_at(path: Path) -> bool:
 
 
 def is_suspect(text: str) -> bool:
-    """Whether a text may contain a secret, by a quick search; `stretches` is exact."""
+    """Returns whether a text may contain a secret, by a quick search; `stretches` is exact."""
     if any(shapes(text)):
         return True
     lowered = text.lower()
@@ -157,18 +157,18 @@ def shapes(text: str) -> Iterator[Stretch]:
 
 
 def is_token(value: Any) -> bool:
-    """Whether a value consists of nothing but a secret with a known shape, such as a GitHub token."""
+    """Returns whether a value consists of nothing but a secret with a known shape, such as a GitHub token."""
     return isinstance(value, str) and any(span == (0, len(value)) for span in shapes(value))
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value under a secret's key must be hidden: it is not None, boolean, empty, or hidden
+    """Returns whether a value under a secret's key must be hidden: it is not None, boolean, empty, or hidden
     already."""
     return not (value is None or isinstance(value, bool) or _made(_NOTHING).fullmatch(str(value)))
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text consists of nothing but one reference."""
+    """Returns whether a text consists of nothing but one reference."""
     return _made(_REFERENCE).fullmatch(text) is not None
 
 
@@ -221,7 +221,7 @@ def redact_argument(argument: str, known: Iterable[str] = ()) -> str:
 
 
 def follows_option(argument: object) -> bool:
-    """Whether an argument is an option such as `--token`, so that the next argument is a secret."""
+    """Returns whether an argument is an option such as `--token`, so that the next argument is a secret."""
     found = _made(_BARE_OPTION).fullmatch(argument) if isinstance(argument, str) else None
     return found is not None and is_secret(found["key"])
 
@@ -269,7 +269,7 @@ def mask_unreadable(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_distinctive(text: str) -> bool:
-    """Whether a secret's text is hidden wherever it occurs: it is long enough, and no common word."""
+    """Returns whether a secret's text is hidden wherever it occurs: it is long enough, and no common word."""
     return len(text) >= MIN_KNOWN and text.lower() not in PLACEHOLDERS
 
 
@@ -399,7 +399,7 @@ def url_passwords(text: str) -> Iterator[str]:
 
 
 def _hides(value: str) -> bool:
-    """Whether the text under a secret's key must be hidden: it is neither empty, nor hidden already,
+    """Returns whether the text under a secret's key must be hidden: it is neither empty, nor hidden already,
     nor a reference."""
     bare = value.strip()
     return not (_made(_NOTHING).fullmatch(bare) or is_reference(bare))
@@ -453,7 +453,7 @@ def literals(text: str) -> Iterator[str]:
 
 
 def holds_literal(value: Any) -> bool:
-    """Whether plain data contain a secret as literal text, so that a file of them must be private."""
+    """Returns whether plain data contain a secret as literal text, so that a file of them must be private."""
     return any(any(literals(str(item))) for _, item in secret_places(value)) or _holds_embedded(value)
 
 

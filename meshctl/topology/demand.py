@@ -104,7 +104,7 @@ class Demand:
         return replace(self, neighbours={**self.neighbours, group: neighbours})
 
     def is_met(self, ranges: Ranges) -> bool:
-        """Whether the nodes have all devices. A group on nodes that do not exist is not counted."""
+        """Returns whether the nodes have all devices. A group on nodes that do not exist is not counted."""
         return end_of(ranges) <= self.total and all(
             device_count(ranges[group.name]) == group.devices
             for group in self.counted
@@ -152,7 +152,7 @@ class Demand:
 
     @property
     def _may_fit(self) -> bool:
-        """Whether another order may help: there are enough devices, and no block is larger than a node or, if
+        """True if another order may help: there are enough devices, and no block is larger than a node or, if
         domains are its units, than all devices."""
         node = max([0, *(each for _, each in self.nodes)])
         return self.devices <= self.total and all(

@@ -68,7 +68,7 @@ class Ranks:
 
     @property
     def is_whole(self) -> bool:
-        """Whether `first` lists all ranks."""
+        """True if `first` lists all ranks."""
         return len(self.first) == self.count
 
 

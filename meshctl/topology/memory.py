@@ -66,11 +66,11 @@ class Parameter:
     tp_dim: int | None = None
     """The dim that tp splits; None if each tp rank has the whole."""
     is_linear: bool = False
-    """Whether it is the weight of a linear layer, which an adapter can adapt."""
+    """True if it is the weight of a linear layer, which an adapter can adapt."""
 
     @property
     def is_fused(self) -> bool:
-        """Whether it is a fused weight of experts, which an adapter adapts only if its target names it."""
+        """True if it is a fused weight of experts, which an adapter adapts only if its target names it."""
         return len(self.shape) == 3 and not self.name.endswith(".weight")
 
     @property
@@ -113,7 +113,7 @@ class Training:
     adapter: Adapter | None = None
     """None if all weights are trained."""
     is_trained: bool = True
-    """Whether some stage computes gradients."""
+    """True if some stage computes gradients."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ def numbers(parameter: Parameter, split: Split) -> int:
 
 
 def are_divisible(rows: int, tp: int, shards: int) -> bool:
-    """Whether FSDP can shard `rows` that tp has divided before. The parts of all tp ranks need shards of the
-    same size: torch describes the shards of a tensor by one size."""
+    """Returns whether FSDP can shard `rows` that tp has divided before. The parts of all tp ranks need shards
+    of the same size: torch describes the shards of a tensor by one size."""
     part = -(-rows // tp)
     parts = [min(part, rows - part * rank) for rank in range(tp)]
     return shards == 1 or len({-(-max(0, one) // shards) for one in parts}) == 1
@@ -310,7 +310,7 @@ class Move:
     operation: str
     bytes: float
     per_token: bool = field(default=False, metadata=SPARSE)
-    """Whether the bytes are those for each token of the texts of a data rank; otherwise for a micro-batch."""
+    """True if the bytes are those for each token of the texts of a data rank; otherwise for a micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -351,7 +351,7 @@ class DeviceMemory:
     """The components with a known model."""
     total: int
     is_complete: bool
-    """Whether the bytes of all components that declare `MEMORY` are known."""
+    """True if the bytes of all components that declare `MEMORY` are known."""
     device_type: str
     device_memory: int = 0
     """The memory of the device; 0 if the recipe does not state it."""

@@ -65,7 +65,7 @@ class DeviceMesh:
     vpp_size: int = 1
     """Pipeline stages per pp rank."""
     sequence_parallel: bool = False
-    """Whether activations between the parts of a layer are sharded over tp along the sequence."""
+    """True if activations between the parts of a layer are sharded over tp along the sequence."""
     device_type: str = "cpu"
     layout: Layout = field(default=Layout(()), repr=False, metadata={"stored": False})
     """The map from coordinates to ranks. By default, ranks are row-major from 0."""

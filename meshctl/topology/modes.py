@@ -55,7 +55,7 @@ class RankSet:
 
 
 def is_user_mode(name: str) -> bool:
-    """Whether a mode is user-defined: its name is `module:NAME`, which only workers import."""
+    """Returns whether a mode is user-defined: its name is `module:NAME`, which only workers import."""
     return ":" in name
 
 
@@ -112,17 +112,17 @@ class DispatchMode:
     next n ranks share 1, and after the last share the ranks continue with share 0. None if the ranks of
     the shares do not follow this pattern."""
     cuts_samples: bool = True
-    """Whether different ranks may receive different samples."""
+    """True if different ranks may receive different samples."""
 
     @property
     def is_even(self) -> bool:
-        """Whether the mode partitions as `slice_dp` does: into contiguous shares of equal counts, unless the
+        """True if the mode partitions as `slice_dp` does: into contiguous shares of equal counts, unless the
         options have `balance` or `home`."""
         return self.partition is partition
 
     @property
     def is_by_data_rank(self) -> bool:
-        """Whether the ranks of one data rank, its tp, cp, ulysses and pp peers, receive the same samples, and
+        """True if the ranks of one data rank, its tp, cp, ulysses and pp peers, receive the same samples, and
         each data rank its own."""
         return self.share_of is DeviceMesh.data_rank
 
@@ -224,22 +224,22 @@ class CollectMode:
 
     @property
     def is_batch(self) -> bool:
-        """Whether parts join into one batch in sample order."""
+        """True if parts join into one batch in sample order."""
         return self.join == "samples"
 
     @property
     def is_reduced(self) -> bool:
-        """Whether parts are numbers that are averaged or added."""
+        """True if parts are numbers that are averaged or added."""
         return self.join in ("mean", "sum")
 
     @property
     def is_list(self) -> bool:
-        """Whether the value is the list of all parts."""
+        """True if the value is the list of all parts."""
         return self.join == "list"
 
     @property
     def is_first(self) -> bool:
-        """Whether one rank alone produces the value, which may be a batch."""
+        """True if one rank alone produces the value, which may be a batch."""
         return self.join == "first"
 
 
@@ -289,17 +289,17 @@ class ExecuteMode:
 
     @property
     def is_single(self) -> bool:
-        """Whether one worker alone is called."""
+        """True if one worker alone is called."""
         return self.only is not None
 
     @property
     def is_per_producer(self) -> bool:
-        """Whether each producer's samples are dispatched over separate workers."""
+        """True if each producer's samples are dispatched over separate workers."""
         return self.workers_of is not None
 
     @property
     def is_joint(self) -> bool:
-        """Whether all workers are called with shares of one batch."""
+        """True if all workers are called with shares of one batch."""
         return self.only is None and self.workers_of is None
 
     @property

@@ -55,7 +55,7 @@ class _Search:
         return self._is_filled(begin, gaps, item.count)
 
     def _room(self, place: int, gaps: Collection[int], count: int | None = None) -> bool:
-        """Whether the gaps hold so many blocks of an item, or all of them."""
+        """Returns whether the gaps hold so many blocks of an item, or all of them."""
         item = self._items[place]
         return sum(self._free[gap] // item.size for gap in gaps) >= (item.count if count is None else count)
 

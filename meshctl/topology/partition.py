@@ -37,7 +37,7 @@ class Dispatch:
     allow_empty: bool = False
     """Gives empty batches where there are fewer samples than shares, instead of an error."""
     split_groups: bool = False
-    """Whether shares may divide the samples of one `group_id`."""
+    """True if shares may divide the samples of one `group_id`."""
     equal_counts: bool = field(default=False, metadata={"sparse": True})
     """With `balance`: whether all shares have the same number of groups (without groups, of samples), or one
     more than others."""

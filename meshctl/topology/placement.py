@@ -66,7 +66,7 @@ class NodeRun:
         return self.first_node + self.nodes - 1
 
     def is_continued_by(self, other: NodeRun) -> bool:
-        """Whether the other run fills the following nodes in the same way."""
+        """Returns whether the other run fills the following nodes in the same way."""
         follows = other.first_node == self.last_node + 1
         return follows and (other.each, other.first_device) == (self.each, self.first_device)
 
@@ -144,7 +144,7 @@ class GroupPlacement:
 
     @cached_property
     def is_in_order(self) -> bool:
-        """Whether no rank is on a lower node than the rank before it, so that the ranks of a node are
+        """True if no rank is on a lower node than the rank before it, so that the ranks of a node are
         consecutive."""
         return all(one.last_node <= other.first_node for one, other in pairwise(self.runs))
 
@@ -237,11 +237,11 @@ class GroupPlacement:
 # Process groups
 
 Reach = Literal["inside", "some", "all"]
-"""Whether none ("inside"), some or all of a dim's process groups span several nodes."""
+"""The process groups of a dim that span several nodes: none ("inside"), some or all."""
 
 
 def span_nodes(runs: tuple[NodeRun, ...], mesh: DeviceMesh, dim: str) -> Reach:
-    """Whether none, some or all process groups of a dim span several nodes."""
+    """Finds out if none, some or all process groups of a dim span several nodes."""
     placement, size, stride = GroupPlacement(runs), mesh.size(dim), mesh.stride(dim)
     if size == 1:
         return "inside"
@@ -254,7 +254,7 @@ def span_nodes(runs: tuple[NodeRun, ...], mesh: DeviceMesh, dim: str) -> Reach:
 
 
 def _covers_world(mesh: DeviceMesh, ranks: int) -> bool:
-    """Whether the ranks of the mesh are 0 to `ranks` - 1."""
+    """Returns whether the ranks of the mesh are 0 to `ranks` - 1."""
     last = {dim: size - 1 for dim, size in zip(mesh.mesh_dim_names, mesh.shape, strict=True)}
     return mesh.world_size == ranks and mesh.rank({}) == 0 and mesh.rank(last) == ranks - 1
 
@@ -328,7 +328,7 @@ class _Blocks:
 
 
 def _is_every_group_split(boundaries: list[_Boundaries], blocks: _Blocks, runs: tuple[NodeRun, ...]) -> bool:
-    """Whether every process group of every block spans several nodes.
+    """Returns whether every process group of every block spans several nodes.
 
     Blocks inside one run have the same boundaries again after the least common multiple of the block's length
     and the run's ranks per node, so only one such period is checked. Each other block contains the first or

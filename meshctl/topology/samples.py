@@ -108,7 +108,7 @@ class SampleTable:
 
     @cached_property
     def _is_even(self) -> bool:
-        """Whether the ids of each producer with samples are a grid, and larger than those of the producers
+        """True if the ids of each producer with samples are a grid, and larger than those of the producers
         before it."""
         next_number: int | None = None
         for ids in self.ids:

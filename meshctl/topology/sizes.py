@@ -50,9 +50,9 @@ class Needs:
     satisfy them."""
 
     size: Callable[[str, int], bool] = lambda dim, size: True
-    """Whether a dim, ulysses or ep may have this size."""
+    """Returns whether a dim, ulysses or ep may have this size."""
     layout: Callable[[Mapping[str, int]], bool] = lambda layout: True
-    """Whether all sizes together are possible."""
+    """Returns whether all sizes together are possible."""
 
 
 NO_NEEDS = Needs()
@@ -65,7 +65,7 @@ class Proposal:
     sizes: Mapping[str, int | bool]
     """Dim -> size; the dims are named without `_size`."""
     is_layout: bool = False
-    """Whether `sizes` has all dims of a layout, so that dims of size 1 need not be shown."""
+    """True if `sizes` has all dims of a layout, so that dims of size 1 need not be shown."""
 
     def __str__(self) -> str:
         if self.is_layout:
@@ -226,7 +226,7 @@ def _longer(paths: Sequence[Path], size: int, stated: int) -> Iterator[Path]:
 
 
 def _carved_fit(layout: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
-    """Whether a layout fits the carved sizes among `sizes`."""
+    """Returns whether a layout fits the carved sizes among `sizes`."""
     if _data(layout) % sizes.get("ulysses", 1):
         return False
     if sizes.get("vpp", 1) > 1 and layout.get("pp", 1) == 1:

@@ -116,7 +116,7 @@ class Layout:
 
     @property
     def _nested(self) -> bool:
-        """Whether each stride is larger than all sums of smaller strides, so that dividing a sum by the
+        """True if each stride is larger than all sums of smaller strides, so that dividing a sum by the
         strides, the largest first, recovers the digits."""
         reach = 0
         for stride, size, _, _ in reversed(self._digits):

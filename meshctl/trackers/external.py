@@ -39,7 +39,7 @@ class ExternalTracker:
 
     name = ""
     forgets_lost_steps = False
-    """Whether the library drops its values of lost steps, so that all values of these steps are passed
+    """True if the library drops its values of lost steps, so that all values of these steps are passed
     again."""
 
     def __init__(self, run: RunDir) -> None:

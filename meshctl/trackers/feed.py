@@ -67,12 +67,12 @@ class Feed:
         self._open = 0
         """The number of calls without an answer, sent or not."""
         self._since = self._polled = time.monotonic()
-        """When the call that is open was begun, and the last poll."""
+        """The times at which the open call began, and of the last poll."""
         self._ends_at = math.inf
         self._left_out = 0
         self.is_over = False
         self.problem = ""
-        """Why the tracker was stopped; empty if it was not."""
+        """The reason that the tracker was stopped; empty if it was not."""
         self.notes: list[str] = []
         """Warnings that were not shown yet."""
         self._connection, self._process, self._pidfd = self._started(path, environ)
@@ -240,7 +240,7 @@ class Feeds:
         self._warn, self._is_hurried, self._environ = warn, is_hurried, environ
         self._feeds: list[Feed] = []
         self.is_ending = False
-        """Whether the run is over."""
+        """True if the run is over."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -119,7 +119,7 @@ class OpenedRun:
 
     @property
     def reason(self) -> str:
-        """Why the run has ended: the cause of a failure, the signal, or the end of the data."""
+        """The reason that the run has ended: the cause of a failure, the signal, or the end of the data."""
         return self._seen.state.reason
 
     @property
@@ -134,7 +134,7 @@ class OpenedRun:
 
     @property
     def seconds(self) -> float:
-        """How long the run has run, up to its newest event."""
+        """The duration of the run, up to its newest event."""
         return self._seen.state.seconds()
 
     @cached_property
@@ -157,7 +157,7 @@ class OpenedRun:
 
     @property
     def time_use(self) -> TimeUse | None:
-        """Where the time of the last attempt goes: what each group does in a step, for whom it waits, and
+        """The use of time in the last attempt: what each group does in a step, for whom it waits, and
         what bounds the run. None before the second step, and for programs."""
         return self._seen.state.time_use
 

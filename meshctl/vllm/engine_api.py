@@ -148,7 +148,7 @@ class Engine:
 
     @property
     def is_tied(self) -> bool:
-        """Whether the output layer has the weights of the embedding."""
+        """True if the output layer has the weights of the embedding."""
         return bool(getattr(self._llm.model_config.hf_text_config, "tie_word_embeddings", False))
 
     @property

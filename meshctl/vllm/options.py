@@ -27,7 +27,7 @@ class EngineOptions:
     kv_cache_bytes: int | None = None
     """The size of the cache of keys and values; None for a share of the device's memory."""
     can_sleep: bool = False
-    """Whether the engine can release the memory of its device between calls."""
+    """True if the engine can release the memory of its device between calls."""
     further: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of `vllm.LLM`."""
     device_type: str = "cpu"
@@ -44,7 +44,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How answers are drawn."""
+    """The distribution from which answers are drawn."""
 
     max_new_tokens: int
     temperature: float = 1.0

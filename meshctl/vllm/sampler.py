@@ -232,7 +232,7 @@ class Sampler(Component):
 
     @property
     def _can_score(self) -> bool:
-        """Whether the engine can compute the log-probabilities of given answers. It ignores temperature."""
+        """True if the engine can compute the log-probabilities of given answers. It ignores temperature."""
         return self.sampling.temperature in (0, 1)
 
     @cached_property

@@ -137,5 +137,5 @@ def count_devices(device_type: str, rocm: bool = False) -> int:
 
 
 def is_rocm() -> bool:
-    """Whether the installed torch is a ROCm build. Imports nothing."""
+    """Returns whether the installed torch is a ROCm build. Imports nothing."""
     return bool(torch_build.read().get("hip"))

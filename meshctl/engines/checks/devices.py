@@ -52,7 +52,7 @@ class Device:
     uuid: str = ""
 
     def is_named(self, name: str) -> bool:
-        """Whether a hardware name is its number or the beginning of its UUID."""
+        """Returns whether a hardware name is its number or the beginning of its UUID."""
         return name == str(self.index) or (
             bool(self.uuid) and not name.isdigit() and self.uuid.startswith(name)
         )
@@ -63,7 +63,7 @@ class Facts:
     files: Mapping[str, int] = field(default_factory=dict)
     """Device type -> the number of its files in /dev."""
     is_rocm: bool = False
-    """Whether the installed torch is a ROCm build."""
+    """True if the installed torch is a ROCm build."""
     variable: str = ""
     """The environment variable that selects devices; empty if it is not set."""
     variable_text: str = ""
@@ -89,7 +89,7 @@ class Facts:
 
     @property
     def has_torch(self) -> bool:
-        """Whether torch could be imported. The topic `versions` reports it otherwise."""
+        """True if torch could be imported. The topic `versions` reports it otherwise."""
         return bool(self.torch) and not self.torch.get("error")
 
 

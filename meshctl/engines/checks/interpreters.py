@@ -74,7 +74,7 @@ class Examined:
     python: str
     groups: Sequence[str]
     problem: str
-    """Why it cannot be used, as the end of a sentence about it; empty if it can be."""
+    """The reason that it cannot be used, as the end of a sentence about it; empty if it can be."""
     remedy: str
     found: str
     """Its versions."""

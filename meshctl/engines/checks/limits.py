@@ -30,7 +30,7 @@ NO_LIMIT = resource.RLIM_INFINITY
 
 @dataclass(frozen=True)
 class Budget:
-    """How many of a limited resource a run uses."""
+    """The numbers of a limited resource that a run uses."""
 
     recommended: int
     """A number that suffices for a few workers."""
@@ -69,7 +69,7 @@ class Facts:
     tasks: int = NO_LIMIT
     """The limit on processes and threads of this user."""
     is_root: bool = False
-    """Whether this user is root, to whom the limit on tasks does not apply."""
+    """True if this user is root, to whom the limit on tasks does not apply."""
     pids: int = 0
     """The limit on processes and threads of the container or session; 0 for none."""
     pids_used: int = 0

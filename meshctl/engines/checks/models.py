@@ -165,8 +165,8 @@ def _argument(component: Component, path: KeyPath, environ: Mapping[str, str]) -
 
 
 def _is_here(one: Download, folders: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether a model or tokenizer is a folder of this machine or in the cache. Raises `CannotStart` for a
-    folder without a model or tokenizer, and for a name that the hub cannot have."""
+    """Returns whether a model or tokenizer is a folder of this machine or in the cache. Raises `CannotStart`
+    for a folder without a model or tokenizer, and for a name that the hub cannot have."""
     if one.name in SHIPPED_TOKENIZERS and one.kind == "tokenizer":
         return True
     files = FILES[one.kind]
@@ -184,7 +184,7 @@ def _is_here(one: Download, folders: Sequence[str], environ: Mapping[str, str]) 
 def _is_stored(
     one: Download, declared: Declarations, folders: Sequence[str], environ: Mapping[str, str]
 ) -> bool:
-    """Whether data are files or a folder of this machine, or a dataset in the cache. The source itself
-    reports data that cannot be read."""
+    """Returns whether data are files or a folder of this machine, or a dataset in the cache. The source
+    itself reports data that cannot be read."""
     is_remote = find(one.name, folders, declared.data.suffixes).is_remote
     return not is_remote or has_dataset(one.name, environ)

@@ -44,9 +44,9 @@ class NodeFacts:
     torch: str = ""
     """The version that is installed for the interpreter of the node process."""
     refusal: str = ""
-    """Why the workers of the node cannot be started; empty if they can."""
+    """The reason that the workers of the node cannot be started; empty if they can."""
     shares_files: bool = True
-    """Whether the node sees a file that the head has written to the run directory."""
+    """True if the node sees a file that the head has written to the run directory."""
     closed: Mapping[str, str] = field(default_factory=dict)
     """The listeners of the head that the node does not reach: what it is -> its address, and why."""
     requirements: Mapping[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class NodeFacts:
     measured: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """The result of `measured_quickly`."""
     error: str = ""
-    """Why the node could not be examined; empty if it was."""
+    """The reason that the node could not be examined; empty if it was."""
 
 
 def requirements_on(plan: Plan, run: RunDir, start: Start, node: int, needs: Needs) -> Requirements:

@@ -83,7 +83,7 @@ def _mode(rows: Sequence[Row], mode: str, count: int) -> Iterator[tuple[str, Fin
 
 
 def _is_wrong(rows: Sequence[Row], mode: str, metric: str) -> bool:
-    """Whether rows that came by a transport were wrong, on a rank whose metrics count."""
+    """Returns whether rows that came by a transport were wrong, on a rank whose metrics count."""
     return any(_values(rows, f"{mode}.{metric}{WRONG}"))
 
 

@@ -86,7 +86,7 @@ class Probe:
 
     @property
     def has_answered(self) -> bool:
-        """Whether `answer` has returned a value."""
+        """True if `answer` has returned a value."""
         return self._answer is not None and self._answer.value is not None
 
     def answer(self) -> Answer:

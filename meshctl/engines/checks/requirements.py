@@ -22,7 +22,7 @@ class Finding(NamedTuple):
     found: str
     remedy: str = ""
     is_of_recipe: bool = False
-    """Whether it compares the machine with a need of the recipe. `launch` shows such warnings and all
+    """True if it compares the machine with a need of the recipe. `launch` shows such warnings and all
     failures."""
 
     def of_recipe(self) -> Finding:

@@ -1,4 +1,4 @@
-"""From which checkpoint a run continues, and whether it fits the recipe, before a worker starts."""
+"""Finds the checkpoint from which a run continues, and checks that it fits the recipe."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ class Topic:
     quickly: Callable[[Requirements], dict[str, Any]] | None = None
     """Returns facts within milliseconds, in this process; None for a topic that `launch` leaves out."""
     may_block: bool = False
-    """Whether `quickly` may never return, so that it is called in a fork."""
+    """True if `quickly` may never return, so that it is called in a fork."""
     clean: Callable[[Requirements], None] = lambda requirements: None
     """Removes the files that `measure` leaves behind if it is killed."""
 
     @property
     def judges_errors(self) -> bool:
-        """Whether the facts have a field `error`, so that `judge` reports a failed measurement itself."""
+        """True if the facts have a field `error`, so that `judge` reports a failed measurement itself."""
         return any(field.name == "error" for field in fields(self.facts))  # type: ignore[arg-type]
 
 

@@ -1,5 +1,5 @@
-"""Whether a machine can start the workers of a plan: their devices, interpreters, libraries, models, programs
-and environment. The local engine checks its machine, and every node of another engine checks itself."""
+"""Checks that a machine can start the workers of a plan: their devices, interpreters, libraries, models,
+programs and environment. The local engine checks its machine. Every node of another engine checks itself."""
 
 from __future__ import annotations
 

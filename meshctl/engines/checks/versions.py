@@ -198,7 +198,8 @@ def _build(torch: Mapping[str, Any]) -> str:
 
 
 def is_in_range(version: str, required: str) -> bool:
-    """Whether a version satisfies the clauses `>=`, `>`, `<=`, `<`, `==`, `!=`. Other clauses are ignored.
+    """Returns whether a version satisfies the clauses `>=`, `>`, `<=`, `<`, `==`, `!=`. Other clauses are
+    ignored.
 
     A pre-release such as `2.4.0rc1` counts as its release.
     """
@@ -216,7 +217,7 @@ def is_in_range(version: str, required: str) -> bool:
 
 
 def is_newer(version: str, required: str) -> bool:
-    """Whether a version is outside of a range only because it is above it."""
+    """Returns whether a version is outside of a range only because it is above it."""
     lower = ",".join(clause for clause in required.split(",") if not clause.strip().startswith("<"))
     return is_in_range(version, lower) and not is_in_range(version, required)
 

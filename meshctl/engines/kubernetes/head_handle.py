@@ -13,7 +13,7 @@ class HeadHandle:
     """Node processes that are known by their connections only."""
 
     running = False
-    """Whether a process that the engine has started runs."""
+    """True if a process that the engine has started runs."""
 
     def __init__(self, job: Job) -> None:
         self.address, self._job = job.head, job

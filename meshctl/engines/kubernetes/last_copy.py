@@ -9,7 +9,7 @@ from meshctl.run.directory import RunDir
 RECENT_S = 15.0
 """A copy that was made within this time will be made again."""
 WAIT_S = 8.0
-"""How long the head waits for the last copy."""
+"""Time that the head waits for the last copy."""
 POLL_S = 0.1
 
 

@@ -77,7 +77,7 @@ class JobSetOptions:
         return PurePosixPath(runs) / plan.name / run.path.name
 
     def is_visible(self, plan: Plan, run: RunDir) -> bool:
-        """Whether the launcher sees the run directory of the pods."""
+        """Returns whether the launcher sees the run directory of the pods."""
         return self.folder(plan, run) == PurePosixPath(run.path)
 
     def shm_bytes(self, plan: Plan, nodes: NodeSet) -> int:

@@ -17,12 +17,12 @@ STUCK = (
     "CreateContainerConfigError",
     "CreateContainerError",
 )
-"""Why a container that waits does not start by itself."""
+"""The reasons of waiting containers that do not start by themselves."""
 MAX_PROBLEMS = 4
 """Pods that a message names."""
 SIGNALS_FROM = 128
 FAILED, ENDED = "has failed with exit code", "was "
-"""How the texts about pods begin that have ended by themselves, or were ended."""
+"""Beginnings of the texts about pods that have ended by themselves, and about those that were ended."""
 
 Object = Mapping[str, Any]
 
@@ -57,7 +57,7 @@ class Pod:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether somebody has asked for its deletion."""
+        """True if somebody has asked for its deletion."""
         return "deletionTimestamp" in self._meta
 
     @property
@@ -66,7 +66,7 @@ class Pod:
 
     @property
     def problem(self) -> str:
-        """Why the pod has failed, is being ended or cannot start; empty if nothing is wrong."""
+        """The reason that the pod has failed, is being ended or cannot start; empty if nothing is wrong."""
         if self._status.get("reason"):  # Evicted, Preempting, DeadlineExceeded, NodeLost
             return _joined(self._status["reason"], self._status.get("message"))
         for condition in self._status.get("conditions", ()):

@@ -159,7 +159,7 @@ class GroupAgent(SimpleElasticAgent):
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         self._kills = kills_for_memory()
-        """How many processes the kernel has killed because memory ran out."""
+        """The number of processes that the kernel has killed because memory ran out."""
         self._sent: set[int] = set()
         """The signals that this agent has sent to its workers."""
 
@@ -276,8 +276,9 @@ class GroupAgent(SimpleElasticAgent):
         return {"out_of_memory": True}
 
     def _was_stopped(self, code: int) -> bool:
-        """Whether this agent has ended the worker. A worker that died of a signal that the agent did not send
-        was killed by somebody else; the agent may learn of it after it has stopped the worker's peers."""
+        """Returns whether this agent has ended the worker. A worker that died of a signal that the agent did
+        not send was killed by somebody else; the agent may learn of it after it has stopped the worker's
+        peers."""
         return bool(self._sent) and (code >= 0 or -code in self._sent)
 
     def _construct_event(self, state: str, source: EventSource, *_: object, **__: object) -> Event:

@@ -42,7 +42,7 @@ class ExecServer:
         self._socket, theirs = forkserver.agent_sockets()
         self._agents, self._agents_done = 0, 0
         self.is_ready = False
-        """Whether the server has finished its imports. Agents are added from then on."""
+        """True if the server has finished its imports. Agents are added from then on."""
         parent, environ = os.getpid(), environ_of(python, os.environ)
         words = [str(plan), *groups]
         forkserver.flush()
@@ -54,7 +54,7 @@ class ExecServer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the server has no worker: all of its agents have ended."""
+        """True if the server has no worker: all of its agents have ended."""
         return self._agents == self._agents_done
 
     def fileno(self) -> int:

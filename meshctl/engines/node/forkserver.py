@@ -163,7 +163,7 @@ class ForkServer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no agent is connected and no worker is left."""
+        """True if no agent is connected and no worker is left."""
         return not self._agents and not self._children
 
     def add_agent(self, sock: socket.socket) -> None:

@@ -55,9 +55,9 @@ class Downloading:
                 _become(wanted, writer, parent, log)
         os.close(writer)
         self.is_open = True
-        """Whether the child may still report."""
+        """True if the child may still report."""
         self.has_failed = False
-        """Whether the child has reported an error."""
+        """True if the child has reported an error."""
 
     def fileno(self) -> int:
         return self._reader

@@ -62,7 +62,7 @@ class LogPump:
         self._poller = select.epoll()
         self._poller.register(control.fileno(), select.EPOLLIN)
         self._is_closed = False
-        """Whether the node process has closed its socket."""
+        """True if the node process has closed its socket."""
 
     def run(self) -> float:
         """Writes logs until the node process has closed its socket and every pipe is at its end. Returns when

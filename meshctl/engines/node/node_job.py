@@ -36,7 +36,7 @@ class NodeJob:
     path: tuple[str, ...] = ()
     """The folders of the recipe's code, if they were shipped. The node then sends its events to the head."""
     is_secure: bool = False
-    """Whether the TCP connections of the run are those of TLS."""
+    """True if the TCP connections of the run are those of TLS."""
 
     @property
     def sockets(self) -> Sockets:

@@ -78,14 +78,14 @@ class NodeProcess:
         self._stopped: list[tuple[str, int]] = []
         """The stopped processes that were reported last."""
         self._looked = self._silence_s = 0.0
-        """When the stopped processes were looked for, and for how long the head was silent when it was
-        lost."""
+        """The time of the last search for stopped processes, and the seconds of the head's silence when it
+        was lost."""
         self._has_passed_request = False
-        """Whether the head knows that a scheduler ends the job."""
+        """True if the head knows that a scheduler ends the job."""
         self._last_seen = time.monotonic()
         self._events = EventForwarding(job.run.events) if job.path else None
         self._beat = -math.inf
-        """When the last beat was sent. The first one, which has the pid of this process, is due at once."""
+        """The time of the last beat. The first one, which has the pid of this process, is due at once."""
 
     def run(self) -> int:
         """Runs until the end of the run. Returns the exit code: 0 if all agents have exited with 0 and the

@@ -58,7 +58,7 @@ class Call:
         self.peer, self.address = peer, address
         self._own, self._token, self._sockets = own, token, sockets
         self.last_seen, self.has_answered = now, False
-        """When the peer was last heard, and whether it has been."""
+        """The time of the peer's last answer, and true once it has answered."""
         self.problem = "it does not answer"
         self._socket: socket.socket | None = None
         """The socket while it connects."""
@@ -219,7 +219,7 @@ class PeerWatch:
         self._reported: set[int] = set()
         self._polled = -math.inf
         self._is_awaited = False
-        """Whether the round has not been reported as reached."""
+        """True if the round has not been reported as reached."""
         self.strangers = Strangers()
         """The connections that were dropped because they did not prove that they have the token."""
 
@@ -248,8 +248,8 @@ class PeerWatch:
         return [*callers, *(one for call in self._calls.values() for one in call.writing)]
 
     def is_due(self, now: float, ready: Collection[Any]) -> bool:
-        """Whether `poll` has something to do: one of the files in `ready` belongs to the watch, or it is
-        time."""
+        """Returns whether `poll` has something to do: one of the files in `ready` belongs to the watch, or it
+        is time."""
         return now - self._polled >= POLL_S or not {*ready}.isdisjoint([*self.reading, *self.writing])
 
     def poll(self, now: float, is_late: bool = False) -> Iterator[Unreachable | None]:

@@ -72,7 +72,7 @@ class Meeting:
     node: int
     """The node of this agent."""
     generation: int = 0
-    """How often the group has restarted alone in this attempt."""
+    """The number of times that the group has restarted alone in this attempt."""
 
     @property
     def prefix(self) -> str:

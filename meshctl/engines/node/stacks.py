@@ -75,7 +75,7 @@ class ProcessState:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal or by a debugger."""
+    """Returns whether a process is stopped by a signal or by a debugger."""
     return _letter_of(f"/proc/{pid}") in STOPPED
 
 
@@ -125,7 +125,7 @@ class _Command:
             )
 
     def is_over(self, seconds: float) -> bool:
-        """Whether it has ended, or its time is over after `seconds`."""
+        """Returns whether it has ended, or its time is over after `seconds`."""
         return self._process is None or self._process.poll() is not None or seconds >= COMMAND_S
 
     def text(self) -> str:

@@ -108,7 +108,7 @@ def hardware_names(group: Group, numbers: Sequence[int], visible: DeviceList | N
 
 
 def _has(names: Sequence[str], name: str) -> bool:
-    """Whether a name is in a list; a UUID may be abbreviated to its beginning."""
+    """Returns whether a name is in a list; a UUID may be abbreviated to its beginning."""
     return name in names or any(
         not name.isdigit() and (other.startswith(name) or name.startswith(other)) for other in names
     )

@@ -51,7 +51,7 @@ WORKER = ("-P", "-m", "meshctl.runtime.worker")
 
 @dataclass(frozen=True)
 class Stores:
-    """How the processes of an attempt reach the head's stores."""
+    """The addresses of the head's stores, and what the processes of an attempt need to use them."""
 
     torch: str
     """HOST:PORT of the store of torch's process groups."""
@@ -75,7 +75,7 @@ class WorkerEnv:
     inherited: Mapping[str, str]
     """The environment of the fork server."""
     is_rocm: bool = False
-    """Whether torch is a ROCm build."""
+    """True if torch is a ROCm build."""
     python: str = sys.executable
     """The interpreter of the fork server."""
     generations: Mapping[str, int] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class WorkerEnv:
 
 
 def reads_at_import(group: Group, inherited: Mapping[str, str]) -> bool:
-    """Whether the group's `env` changes a variable that libraries read while they are loaded."""
+    """Returns whether the group's `env` changes a variable that libraries read while they are loaded."""
     return any(
         name.startswith(READ_AT_IMPORT)
         and value is not None

@@ -79,7 +79,7 @@ class WorkerLogs:
                 log_pump.become(theirs, self._states, self._scratch)
         theirs.close()
         self.has_ended = False
-        """Whether the process has ended; the owner, its parent, sets it."""
+        """True if the process has ended; the owner, its parent, sets it."""
         for slot in range(len(self._pipes)):
             self._send(slot)
 

@@ -23,7 +23,7 @@ class Requeue:
     def __init__(self, run: RunDir, job: str) -> None:
         self._run, self._job = run, job
         self._has_saved = False
-        """Whether this job has published a checkpoint."""
+        """True if this job has published a checkpoint."""
 
     def on_attempt(self, number: int, step: int | None) -> None:
         pass

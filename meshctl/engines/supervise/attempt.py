@@ -29,10 +29,10 @@ from meshctl.run.surviving_rows import PastAttempts, continue_rows
 from meshctl.text.redaction import holds_literal, referred_names, stretches
 
 HELD_S, HELD_POLL_S = 1.0, 0.05
-"""How long a launch waits for the lock, and between two attempts to take it. The processes of a killed
+"""Time that a launch waits for the lock, and between two attempts to take it. The processes of a killed
 launcher hold the lock, too, until they have ended."""
 ANSWER_S = 5.0
-"""How long a launch waits for the disk of the run directory."""
+"""Time that a launch waits for the disk of the run directory."""
 
 
 class RunHeld(Exception):
@@ -147,7 +147,7 @@ def step_of(start: Start) -> int | None:
 
 
 def holds_secret(plan: Plan, composed: str) -> bool:
-    """Whether the files of a run must contain a secret, because the recipe contains it literally."""
+    """Returns whether the files of a run must contain a secret, because the recipe contains it literally."""
     values: list[object] = [dict(component.args) for component in plan.components]
     values += [dict(group.env) for group in plan.groups]
     values += [list(group.program.argv) for group in plan.groups if group.program]

@@ -96,7 +96,7 @@ class Position:
     doing: str = ""
     """The activity if no stage was running."""
     has_batch: bool = False
-    """Whether an endpoint with inputs was running."""
+    """True if an endpoint with inputs was running."""
 
 
 NOWHERE = Position()
@@ -130,7 +130,7 @@ class Cause:
     poll: int = 0
     """The poll in which the head received the fault. Clocks of several hosts cannot order faults."""
     time: float = 0.0
-    """When the fault was reported, in seconds since the epoch. Orders faults of the same poll."""
+    """The time of the report, in seconds since the epoch. Orders faults of the same poll."""
     peer: tuple[str, int] | None = None
     """Group and rank of the peer that was lost."""
     code: int | None = None
@@ -243,7 +243,7 @@ class Causes:
 
     @property
     def has_fault(self) -> bool:
-        """Whether a fault is known, or an exit that may be one."""
+        """True if a fault is known, or an exit that may be one."""
         return bool(self._found or self._pending)
 
     @property
@@ -316,7 +316,7 @@ class Causes:
         )
 
     def _is_expected(self, who: Who, code: int) -> bool:
-        """Whether a worker has ended as it should, or has reported its fault itself."""
+        """Returns whether a worker has ended as it should, or has reported its fault itself."""
         group = who[0]
         if code:
             return code > 0 and who in self._reported

@@ -40,7 +40,7 @@ class Checkpoints:
         self._next = math.inf
         """Time of the next checkpoint, with a time in `run.checkpoint.every`."""
         self._failure, self._failed = "", list[int]()
-        """Why the newest checkpoints could not be written, without files and numbers, and their steps."""
+        """The reason that the newest checkpoints were not written, without files and numbers; their steps."""
 
     def add(self, event: Event) -> None:
         """Notes a `saved` or `unsaved` event of a worker."""
@@ -48,7 +48,7 @@ class Checkpoints:
 
     @property
     def lost_end(self) -> str:
-        """Why the last checkpoint could not be written; empty if it could, or if there was none."""
+        """The reason that the last checkpoint was not written; empty if it was, or if there was none."""
         return self._saving.lost_end
 
     def is_due(self, now: float, is_requested: bool) -> bool:

@@ -112,7 +112,8 @@ class CollectiveCheck:
         return self.found if is_new else None
 
     def allows(self, step: int) -> bool:
-        """Whether the metrics of a step may be written: all ranks have agreed in it and in earlier steps."""
+        """Returns whether the metrics of a step may be written: all ranks have agreed in it and in earlier
+        steps."""
         return self.found is None or step < self.found.step
 
     def forget(self, name: str) -> None:
@@ -120,7 +121,7 @@ class CollectiveCheck:
         self._groups[name] = _Group(self._groups[name].workers)
 
     def is_inside(self, name: str, rank: int) -> bool:
-        """Whether the last known record of a rank stands in a collective."""
+        """Returns whether the last known record of a rank stands in a collective."""
         group = self._groups.get(name)
         record = group.standing.get(rank) if group else None
         return record is not None and bool(record.collective)

@@ -1,4 +1,4 @@
-"""Which nodes, devices and processes a run has lost for good, and the plan with which it goes on.
+"""Decides which nodes, devices and processes a run has lost for good, and makes the plan of its next attempt.
 
     elastic = Elastic(plan, resize)
     elastic.note(cause, absent, missing)     after an attempt that has failed
@@ -68,7 +68,7 @@ class Elastic:
 
     @property
     def is_smaller(self) -> bool:
-        """Whether the running attempt lacks workers of the recipe."""
+        """True if the running attempt lacks workers of the recipe."""
         return self.plan.job_size < self._whole.job_size
 
     def note(self, cause: Cause | None, absent: Collection[int], missing: Collection[Device] = ()) -> None:
@@ -107,7 +107,7 @@ class Elastic:
             self.plan = self._resized(self._lost)
 
     def can_grow(self, present: Present) -> bool:
-        """Whether the plan with what is back has more workers than the running attempt."""
+        """Returns whether the plan with what is back has more workers than the running attempt."""
         try:
             return self._resized(self._lost_except(present)).job_size > self.plan.job_size
         except CannotResize:

@@ -75,9 +75,9 @@ class Examination:
         self._apart: dict[tuple[int, int], str] = {}
         """Caller and peer -> why the peer is not reached."""
         self._since = 0.0
-        """When the nodes were asked last, or the first one has reported a peer."""
+        """The time of the last request to the nodes, or of the first report about a peer."""
         self.is_over = False
-        """Whether the nodes can begin the attempt."""
+        """True if the nodes can begin the attempt."""
 
     def begin(self, attempt: int, nodes: Collection[int]) -> None:
         """Begins the round of an attempt. Nodes that have examined themselves call their peers only."""
@@ -124,7 +124,7 @@ class Examination:
 
     @property
     def _have_all_answered(self) -> bool:
-        """Whether all nodes have reported whether they reach their peers."""
+        """True if all nodes have reported whether they reach their peers."""
         return {*self._reached, *(caller for caller, _ in self._apart)} >= {*self._nodes}
 
     def _advance(self, connections: Mapping[int, Connection], now: float) -> Iterator[Examined | Apart]:

@@ -57,7 +57,7 @@ class GroupRestart:
         self._group, self._cause = "", ""
         """The group that restarts, and why."""
         self._is_ending = False
-        """Whether processes of its last generation run."""
+        """True if processes of its last generation run."""
         self._kill_at = math.inf
 
     def add(self, event: Event) -> None:
@@ -88,8 +88,8 @@ class GroupRestart:
         return True
 
     def _can_repeat(self) -> bool:
-        """Whether the running restart, if there is one, can be followed by another one of the group. The
-        workers of the other groups no longer wait for its decision then."""
+        """Returns whether the running restart, if there is one, can be followed by another one of the group.
+        The workers of the other groups no longer wait for its decision then."""
         if not self._group:
             return True
         key = f"{PREFIX}{sum(self.generations.values()) - 1}/decision"

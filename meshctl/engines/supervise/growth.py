@@ -1,4 +1,4 @@
-"""When an attempt with fewer workers ends for a larger one: at a checkpoint, once what was lost is back.
+"""Ends an attempt with fewer workers for a larger one: at a checkpoint, once lost nodes or devices are back.
 
     growth = Growth(elastic, nodes, handle, step)
     match growth.poll(checkpoints.newest, now): case "save" | "end": ...
@@ -34,10 +34,10 @@ class Growth:
         self._found: set[Device] = set()
         """The devices that were missing and are there again."""
         self._started = -math.inf
-        """When the lost nodes were started last."""
+        """The time at which the lost nodes were started last."""
         self._known: Present | None = None
         self._can_grow = self._has_asked = False
-        """Whether the run can be larger with what is known to be back, and whether the workers were asked to
+        """True if the run can be larger with what is known to be back; and if the workers were asked to
         save because of it."""
 
     @property
@@ -75,7 +75,8 @@ class Growth:
             self._handle.restart(sorted(absent))
 
     def _is_back(self) -> bool:
-        """Whether the run can be larger. Resolves the recipe again only where something has changed."""
+        """Returns whether the run can be larger. Resolves the recipe again only where something has
+        changed."""
         if (present := self.present) != self._known:
             self._known, self._can_grow = present, self._elastic.can_grow(present)
         return self._can_grow

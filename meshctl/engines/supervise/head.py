@@ -108,7 +108,7 @@ class Head:
         self._clocks = Clocks(session.journal)
         self._progress = ProgressWatch(attempt, session.nodes, session.journal, self._causes)
         self._abort_seen = math.inf
-        """When a worker was first known to have aborted inside a collective."""
+        """The time at which the head learned first that a worker has aborted inside a collective."""
         self._workers = sum(components.values())
         self._serving = {
             group.name: group.workers for group in plan.groups if group.name not in self._services
@@ -121,7 +121,7 @@ class Head:
         self._is_ready = self._is_signalled = self._is_released = self._is_unfit = False
         self._cause: Cause | None = None
         self._has_failed = self._has_disagreed = self._is_timed_out = False
-        """Whether a metric that is not finite, different collectives of ranks, or the time limit end it."""
+        """True if a metric that is not finite, different collectives of ranks, or the time limit end it."""
         self._forced = ForcedEnd(session.nodes, session.handle)
         self._growth = Growth(session.elastic, session.nodes, session.handle, attempt.step)
         self._own_nodes = frozenset(nodes_of(plan))
@@ -345,7 +345,7 @@ class Head:
                 self._causes.release_services()
 
     def _is_right(self, step: int) -> bool:
-        """Whether the metrics of a step are complete and make no failure of it."""
+        """Returns whether the metrics of a step are complete and make no failure of it."""
         is_right = self._judge.is_right(step) and self._collectives.allows(step)
         return step <= self._attempt.fold.last and is_right
 
@@ -419,7 +419,7 @@ class Head:
         self._forced.poll(now)
 
     def _is_of_group(self, cause: Cause, now: float) -> bool:
-        """Whether only a single group restarts after a failure."""
+        """Returns whether only a single group restarts after a failure."""
         has_failed = self._has_failed or self._has_disagreed or self._is_unfit
         return not has_failed and self._groups.takes(cause, self._causes.groups, now)
 

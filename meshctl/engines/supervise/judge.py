@@ -109,7 +109,7 @@ class Judge:
                 )
 
     def is_right(self, step: int) -> bool:
-        """Whether no metric of a step or of an earlier one makes the run fail."""
+        """Returns whether no metric of a step or of an earlier one makes the run fail."""
         return step < self._wrong_step
 
     def _warn(self, not_finite: Sequence[NotFinite]) -> None:

@@ -48,7 +48,7 @@ class LauncherWatch:
         self._patience_s = patience_s or math.inf
         self._task = threading.get_native_id()
         self._is_main = threading.current_thread() is threading.main_thread()
-        """Whether this thread handles signals. In tests a supervisor may run in another thread."""
+        """True if this thread handles signals. In tests a supervisor may run in another thread."""
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="launcher watch", daemon=True)
         self._handled, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -52,7 +52,7 @@ MISSING_MAX = 8
 """The number of missing nodes that a message names."""
 
 CLOCK_READINGS = 4
-"""How often the clock of a node is read after each of its beats."""
+"""The number of readings of a node's clock after each of its beats."""
 
 
 @dataclass
@@ -62,16 +62,16 @@ class _Node:
     groups: set[str] = field(default_factory=set)
     """The groups whose agents run on the node."""
     is_ended: bool = True
-    """Whether no process of the attempt is left on the node."""
+    """True if no process of the attempt is left on the node."""
     last_seen: float = 0.0
     pid: int = 0
     """The pid of its process; 0 while it is unknown."""
     clock_readings: int = 0
-    """How often its clock was read since its last beat."""
+    """The number of readings of its clock since its last beat."""
     has_joined: bool = False
-    """Whether it has connected before."""
+    """True if it has connected before."""
     has_begun: bool = False
-    """Whether it has received the attempt."""
+    """True if it has received the attempt."""
     generations: object = field(default_factory=dict)
     """The generations of groups that it was told last. An end that it has reported before is outdated."""
 
@@ -112,14 +112,14 @@ class Nodes:
         self._groups_of: dict[str, list[int]] = {}
         """Group -> the nodes on which its agents run."""
         self._is_cancelled = False
-        """Whether nodes that join from now on do not begin the attempt."""
+        """True if nodes that join from now on do not begin the attempt."""
         self._began = self._polled = self._beat = time.monotonic()
         self._looked = -math.inf
-        """When all nodes were looked at."""
+        """The time at which all nodes were polled last."""
 
     @property
     def running(self) -> bool:
-        """Whether a process of the attempt is left on any node."""
+        """True if a process of the attempt is left on any node."""
         return any(not node.is_ended for node in self._nodes.values())
 
     @property
@@ -142,7 +142,7 @@ class Nodes:
         return [self.dropped, *self._dropped_by.values()]
 
     def has_joined(self, number: int) -> bool:
-        """Whether a node has connected, now or earlier."""
+        """Returns whether a node has connected, now or earlier."""
         return number in self._nodes and self._nodes[number].has_joined
 
     def is_connected(self, number: int) -> bool:
@@ -325,7 +325,7 @@ class Nodes:
         return reports
 
     def _is_one_silent(self, now: float) -> bool:
-        """Whether the head has missed two beats of a node."""
+        """Returns whether the head has missed two beats of a node."""
         limit_s = 2 * beat_s(self._lease_s)
         return bool(self._lease_s) and any(
             node.connection is not None and now - node.last_seen > limit_s for node in self._nodes.values()

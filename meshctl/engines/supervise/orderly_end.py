@@ -40,12 +40,12 @@ class OrderlyEnd:
 
     @property
     def is_agreeing(self) -> bool:
-        """Whether the workers agree on the last step now."""
+        """True if the workers agree on the last step now."""
         return self.is_asked and self._agreed is None
 
     @property
     def is_deciding(self) -> bool:
-        """Whether the step of the end or of a checkpoint is to be announced as soon as all workers have
+        """True if the step of the end or of a checkpoint is to be announced as soon as all workers have
         answered."""
         return self.is_agreeing or self._proposer.is_saving
 
@@ -61,7 +61,7 @@ class OrderlyEnd:
             self._ended_by = end_of_data(source)
 
     def is_last(self, step: int | None) -> bool:
-        """Whether a step is the last one, as far as it is known."""
+        """Returns whether a step is the last one, as far as it is known."""
         return step is not None and step in (self._planned, self._agreed)
 
     def stop(self, asked: StopRequest, is_reason: bool = True) -> None:

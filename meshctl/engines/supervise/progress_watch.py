@@ -29,7 +29,7 @@ class ProgressWatch:
         self._plan, self._log = attempt.plan, attempt.run.stalls
         self._nodes, self._journal, self._causes = nodes, journal, causes
         self._is_debugged = bool(attempt.start.debug)
-        """Whether somebody debugs a worker, so that no limit holds."""
+        """True if somebody debugs a worker, so that no limit holds."""
         self._stalls = StallWatch(attempt.plan, nodes.ask_stacks, is_suspended=self._is_debugged)
         self._stopped = StoppedWatch(attempt.plan.run.patience, stalls.LIMITS.report_s)
         self._stragglers = Stragglers()

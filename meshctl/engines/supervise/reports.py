@@ -97,11 +97,11 @@ class ClockRead:
 
     node: int
     sent: float
-    """When the head asked for it, by the head's clock."""
+    """The time of the head's request, by the head's clock."""
     remote: float
     """The node's clock."""
     received: float
-    """When the head got the answer."""
+    """The time at which the head got the answer."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class DevicesRead:
 
     node: int
     has_begun: bool
-    """Whether the head has asked for those of the whole recipe; otherwise they are those of the attempt,
+    """True if the head has asked for those of the whole recipe; otherwise they are those of the attempt,
     which the node cannot begin without the missing ones."""
     own: tuple[Device, ...]
     missing: tuple[Device, ...]

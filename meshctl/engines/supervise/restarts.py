@@ -1,4 +1,4 @@
-"""Whether a run starts another attempt after a failure, by `run.restarts`.
+"""Decides by `run.restarts` if a run starts another attempt after a failure.
 
     restarts = Restarts(plan.run.restarts)
     reason = restarts.refusal(cause, has_begun, now)        why the run ends instead; empty if it starts again
@@ -20,15 +20,15 @@ class Restarts:
     def __init__(self, allowed: model.Restarts | None) -> None:
         self._allowed = allowed
         self._times: list[float] = []
-        """When the run was started again, in seconds of the monotonic clock."""
+        """The times of the restarts, in seconds of the monotonic clock."""
         self._seen: set[tuple[str, int | None, str]] = set()
         """The exceptions that have ended attempts: stage, step and type."""
         self._has_begun = False
-        """Whether an attempt has begun a step."""
+        """True if an attempt has begun a step."""
 
     @property
     def are_allowed(self) -> bool:
-        """Whether the recipe asks for restarts."""
+        """True if the recipe asks for restarts."""
         return self._allowed is not None
 
     def refusal(self, cause: Cause | None, has_begun: bool, now: float) -> str:

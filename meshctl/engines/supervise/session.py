@@ -30,9 +30,9 @@ class Outcome:
     """The cause in one line, or the name of the signal. For a successful run, the reason of its end; empty if
     it has run all of its `steps`."""
     has_begun: bool = False
-    """Whether a worker was ready for its first step."""
+    """True if a worker was ready for its first step."""
     is_restartable: bool = False
-    """Whether another attempt may succeed: the cause is a death, the loss of a peer or node, or an
+    """True if another attempt may succeed: the cause is a death, the loss of a peer or node, or an
     exception."""
     missing: frozenset[Device] = frozenset()
     """The devices that nodes lacked when the attempt was to begin."""

@@ -30,7 +30,7 @@ class Signals:
         self.first: signal.Signals | None = None
         self._last = 0, -math.inf
         self._has_save_request = False
-        """Whether SIGUSR1 was received and nobody has taken the request."""
+        """True if SIGUSR1 was received and nobody has taken the request."""
         self._woken: list[int] = []
         """The reading end of a pipe that receives a byte with each signal, while signals are handled."""
 

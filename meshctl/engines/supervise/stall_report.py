@@ -84,7 +84,7 @@ def _end_text(plan: Plan, stall: Stall) -> str:
 
 
 def is_stopped(stall: Stall) -> bool:
-    """Whether the first worker of a stall is stopped, whatever its record says."""
+    """Returns whether the first worker of a stall is stopped, whatever its record says."""
     return stall.states.get(stall.workers[0], ProcessState()).is_stopped
 
 

@@ -120,7 +120,7 @@ class StallWatch:
         self._now = 0.0
         self._expired: list[Stall] = []
         self._is_over = False
-        """Whether a stall has ended the run."""
+        """True if a stall has ended the run."""
 
     # Input
 
@@ -371,7 +371,7 @@ class StallWatch:
 
 
 def known_wait(record: Record) -> bool:
-    """Whether a record itself contains the reason of its worker's wait."""
+    """Returns whether a record itself contains the reason of its worker's wait."""
     return bool(record.collective) or record.peer >= 0
 
 
@@ -394,8 +394,8 @@ def by_suspicion(
 
 
 def is_in_torch_collective(stack: str) -> bool:
-    """Whether the innermost frame of the main thread is in torch.distributed. The main thread is the last in
-    faulthandler's report."""
+    """Returns whether the innermost frame of the main thread is in torch.distributed. The main thread is the
+    last in faulthandler's report."""
     frames = [line for line in main_thread(stack) if line.startswith("  File ")]
     return bool(frames) and "/torch/distributed/" in frames[0]
 

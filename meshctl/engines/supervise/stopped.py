@@ -43,7 +43,7 @@ class StoppedWatch:
         self._polled = -math.inf
         self._expired: list[str] = []
         self._is_over = False
-        """Whether a stopped process has ended the run."""
+        """True if a stopped process has ended the run."""
 
     def note(self, node: int, processes: Iterable[tuple[str, int]]) -> None:
         """Notes the stopped agents and fork servers of a node."""

@@ -45,7 +45,7 @@ class Known:
     in_torch: Set[Worker] = frozenset()
     """The workers whose stacks end in a collective of torch that no record contains."""
     is_stopping: bool = False
-    """Whether the workers agree on a last step."""
+    """True if the workers agree on a last step."""
 
 
 @dataclass(frozen=True)

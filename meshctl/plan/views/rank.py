@@ -42,7 +42,7 @@ class Peers:
     """The index of the rank in the process group."""
     ranks: Ranks
     crosses: bool
-    """Whether the group spans several nodes."""
+    """True if the group spans several nodes."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class RankInMesh:
     data_rank: int
     data_size: int
     is_leader: bool
-    """Whether the rank is the representative of its data rank: the only one whose results are collected."""
+    """True if the rank is the representative of its data rank: the only one whose results are collected."""
     peers: tuple[Peers, ...]
     """The process group along each dim with a size above 1, outermost first, then along the dims of views."""
     neighbours: tuple[Neighbours, ...]
@@ -86,7 +86,7 @@ class RankStage:
     kind: str
     component: str
     called: bool = True
-    """Whether the method is called on this rank."""
+    """True if the method is called on this rank."""
     share: int | None = None
     """The number of the share that the rank consumes or, in a source, produces. None if it has no share of
     the whole batch."""
@@ -137,7 +137,7 @@ class RankRoute:
     count: int | None = None
     """The number of samples that the rank sends or receives; None if unknown."""
     some: bool = False
-    """Whether only some of the listed ranks exchange samples with this rank, and the run decides which."""
+    """True if only some of the listed ranks exchange samples with this rank, and the run decides which."""
     leader: int | None = None
     """At a consumer: the producer rank that sends it the headers of all producers. None at a producer."""
     note: str = ""
@@ -237,7 +237,7 @@ def _in_mesh(plan: Plan, component: PlacedComponent, rank: int) -> RankInMesh:
 
 
 def refactors(mesh: DeviceMesh, view: str) -> bool:
-    """Whether a view of a mesh has dims that the mesh itself does not have."""
+    """Returns whether a view of a mesh has dims that the mesh itself does not have."""
     return mesh.ulysses_size > 1 if view == "data" else mesh.ep_size * mesh.etp_size > 1
 
 
@@ -247,8 +247,8 @@ def _peers(plan: Plan, component: PlacedComponent, dim: str, rank: int) -> Peers
 
 
 def crosses(plan: Plan, component: PlacedComponent, dim: str, ranks: Ranks) -> bool:
-    """Whether a process group spans several nodes. Where node numbers rise with the ranks, it compares only
-    the nodes of the first and the last rank."""
+    """Returns whether a process group spans several nodes. Where node numbers rise with the ranks, it
+    compares only the nodes of the first and the last rank."""
     is_even = ranks.stride is not None or ranks.count == 1
     is_rising = is_even and GroupPlacement(plan.node_runs(component.group)).is_in_order
     ends = (ranks.first[0], ranks.last) if is_rising else component.mesh.ranks_along(dim, ranks.last)
@@ -436,7 +436,7 @@ def _received(plan: Plan, route: Route, flow: EvenFlow, rank: int, producers: ra
 
 
 def _is_known(plan: Plan, route: Route, flow: EvenFlow) -> bool:
-    """Whether it is known which rank has which samples."""
+    """Returns whether it is known which rank has which samples."""
     return carries_samples(plan, route) and flow.total > 0 and not _unknown(route, flow)
 
 

@@ -63,7 +63,7 @@ class ProcessGroup:
     """The common indices of its ranks in the other dims with a size above 1."""
     ranks: Ranks
     crosses: bool
-    """Whether its ranks are on several nodes."""
+    """True if its ranks are on several nodes."""
 
 
 @dataclass(frozen=True)

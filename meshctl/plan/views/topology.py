@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import field
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
 
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import NOT_STORED, SPARSE, Block, Cluster, Component, Group, Input, Plan, Stage
@@ -24,15 +23,12 @@ from meshctl.topology.domains import domain_runs
 from meshctl.topology.memory import Memory
 from meshctl.topology.mesh import VIEWS, DeviceMesh
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Route, part_count, producer_set
-from meshctl.topology.placement import NodeRun, span_nodes
+from meshctl.topology.placement import NodeRun, Reach, span_nodes
 
 FORMAT = 1
 """Version of the JSON."""
 EXAMPLE_RANKS = 8
 """The largest number of ranks of the first process group that are listed."""
-
-Reach = Literal["inside", "some", "all"]
-"""Whether all process groups of a dim are inside a node, or some or all of them span nodes."""
 
 
 class ZoomError(ValueError):

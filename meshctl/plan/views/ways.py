@@ -36,8 +36,8 @@ def ends_of(plan: Plan, route: Route) -> tuple[Component, Component]:
 
 
 def carries_samples(plan: Plan, route: Route) -> bool:
-    """Whether a route moves samples: `flatten` joins batches, and a `first` value is a batch if the recipe
-    states its number of samples."""
+    """Returns whether a route moves samples: `flatten` joins batches, and a `first` value is a batch if the
+    recipe states its number of samples."""
     collect = COLLECT.get(route.collect)
     if collect is None or route.kind != "data":
         return False

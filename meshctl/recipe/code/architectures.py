@@ -28,7 +28,7 @@ class Linear:
     columns: str
     tp_dim: int | None = None
     bias: bool | str = False
-    """Whether it has a bias, or the key of the config that states it."""
+    """True if it has a bias, or the key of the config that states it."""
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,8 @@ def _modules(model_type: str) -> Modules:
 
 
 def is_tied(values: Values, head: object) -> bool:
-    """Whether the head of a model with these values is its embedding. False if the architecture is not in
-    the table."""
+    """Returns whether the head of a model with these values is its embedding. False if the architecture is
+    not in the table."""
     kind = values.get("model_type")
     architecture = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
     return architecture is not None and head == "lm" and bool(_config(architecture, values).get(TIE))

@@ -70,14 +70,14 @@ class Class:
     target: str
     file: str
     is_component: bool | None
-    """Whether the class derives from `Component`; None if a base class cannot be read."""
+    """True if the class derives from `Component`; None if a base class cannot be read."""
     endpoints: dict[str, Endpoint]
     methods: frozenset[str]
     """The names of all members that can be read, including endpoints."""
     constructor: Signature | None
     """The signature of `__init__`; None if it cannot be read."""
     is_complete: bool
-    """Whether every base class was read. If so, `methods` lists all members."""
+    """True if every base class was read. If so, `methods` lists all members."""
     abstract_methods: tuple[str, ...] = ()
     """Abstract methods without an implementation."""
     async_methods: frozenset[str] = frozenset()
@@ -85,7 +85,7 @@ class Class:
     assigned_members: frozenset[str] = frozenset()
     """Members that are assigned (`go = other`), whose kind is unknown."""
     logs: bool = True
-    """Whether a method may call `self.log`."""
+    """True if a method may call `self.log`."""
     foreign_base: str = ""
     """The first base class from a library; empty if there is none."""
     declares: Declarations = Declarations()
@@ -298,8 +298,8 @@ def _members(classes: list[tuple[Module, ast.ClassDef]]) -> Members:
 
 
 def _is_overridden(classes: list[tuple[Module, ast.ClassDef]], declaration: str) -> bool:
-    """Whether a class that is nearer than the one with a declaration overrides a member of that class or of
-    its bases, other than declarations."""
+    """Returns whether a class that is nearer than the one with a declaration overrides a member of that class
+    or of its bases, other than declarations."""
     bound = [{name for item in statements(node.body) for name in bound_names(item)} for _, node in classes]
     place = next((index for index, names in enumerate(bound) if declaration in names), 0)
     nearer, others = set().union(*bound[:place]), set().union(*bound[place:])
@@ -330,7 +330,7 @@ def _hidden_values(functions: Mapping[str, tuple[Module, ast.FunctionDef]]) -> f
 
 
 def _uses_value(method: ast.FunctionDef, name: str) -> bool:
-    """Whether a method compares `self.name`, computes with it or formats it."""
+    """Returns whether a method compares `self.name`, computes with it or formats it."""
     used: list[ast.expr] = []
     for node in ast.walk(method):
         match node:
@@ -354,7 +354,7 @@ class _Metrics(NamedTuple):
     logged: tuple[str, ...]
     """The literal keys of the mappings that it passes to `self.log`."""
     may_log: bool
-    """Whether it mentions an attribute `log`, or hands its component to something that may."""
+    """True if it mentions an attribute `log`, or hands its component to something that may."""
 
 
 def _metrics(method: ast.FunctionDef) -> _Metrics:

@@ -33,7 +33,7 @@ class Found:
     wrong: str = ""
     """The reason why there are no data; empty if there are some."""
     is_remote: bool = False
-    """Whether the path can only be the name of a dataset of the hub."""
+    """True if the path can only be the name of a dataset of the hub."""
 
 
 def find(path: str, folders: Sequence[str], suffixes: Sequence[str]) -> Found:
@@ -84,7 +84,7 @@ class FirstRow:
     wrong: str = ""
     """The reason why the file has no usable first row; empty if it has one or if that is unknown."""
     is_empty: bool = False
-    """Whether the file has no row at all."""
+    """True if the file has no row at all."""
 
 
 def first_row(file: Path) -> FirstRow:

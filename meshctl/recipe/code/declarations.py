@@ -132,7 +132,7 @@ class SequenceLength:
     longest: KeyPath = ()
     """The most tokens of a sequence."""
     packed: KeyPath = ()
-    """Whether a sequence contains several texts, each of which begins at position 0."""
+    """The argument that is true if a sequence contains several texts, each of which begins at position 0."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Returned:
 
     names: tuple[str, ...] = ()
     keeps_inputs: bool = False
-    """Whether all columns of its inputs are among them."""
+    """True if all columns of its inputs are among them."""
     listed_by: tuple[KeyPath, ...] = ()
     """The arguments that list further columns."""
     added_by: Mapping[KeyPath, tuple[str, ...]] = field(default_factory=dict)

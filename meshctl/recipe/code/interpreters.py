@@ -35,7 +35,7 @@ class Interpreter:
     path: str
     """The absolute path of the executable; the name itself if PATH has no such executable."""
     problem: str = ""
-    """Why it cannot be used on this machine, as the end of a sentence about it; empty if it can be."""
+    """The reason that this machine cannot use it, as the end of a sentence about it; empty if it can."""
     folders: tuple[str, ...] = ()
     """Its import path; empty if its packages were not found."""
 
@@ -101,7 +101,7 @@ class _Installation:
     version: tuple[int, ...]
     """(3, 11)"""
     has_system_packages: bool
-    """Whether the packages of `base` can be imported."""
+    """True if the packages of `base` can be imported."""
 
     @property
     def name(self) -> str:

@@ -58,7 +58,7 @@ class Config:
     at: Span | None = None
     """The place of the error in the file."""
     missing: bool = False
-    """Whether the file does not exist."""
+    """True if the file does not exist."""
 
     @cached_property
     def sizes(self) -> dict[str, tuple[int, Span]]:

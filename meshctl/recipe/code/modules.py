@@ -52,7 +52,7 @@ class Unread:
 
     why: str
     broken: bool = False
-    """Whether the source is not valid Python, so that an import would fail."""
+    """True if the source is not valid Python, so that an import would fail."""
 
 
 @dataclass
@@ -162,7 +162,7 @@ class Sources:
         return name
 
     def is_library(self, dotted: str) -> bool:
-        """Whether a name belongs to a library, and not to a module in the recipe's folders."""
+        """Returns whether a name belongs to a library, and not to a module in the recipe's folders."""
         first = dotted.partition(".")[0]
         if first not in LIBRARIES:
             return False

@@ -97,7 +97,7 @@ def _names_of_module(module: Module) -> tuple[str, ...]:
 
 
 def _has_name(module: Module, name: str) -> bool:
-    """Whether a name is bound or used anywhere in a module."""
+    """Returns whether a name is bound or used anywhere in a module."""
     attributes = ("id", "name", "asname")
     return any(
         getattr(node, attribute, None) == name for node in ast.walk(module.tree) for attribute in attributes

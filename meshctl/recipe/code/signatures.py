@@ -63,7 +63,7 @@ class Hint:
     """The values of a `Literal`, which are allowed in addition to the kinds."""
 
     def takes(self, value: Any) -> bool:
-        """Whether a value of a recipe is allowed. An unresolved interpolation is always allowed."""
+        """Returns whether a value of a recipe is allowed. An unresolved interpolation is always allowed."""
         if value in self.words and type(value) in map(type, self.words):
             return True
         if isinstance(value, str) and "${" in value:
@@ -72,17 +72,17 @@ class Hint:
 
     @property
     def is_batch(self) -> bool:
-        """Whether only a `Batch` or None is allowed."""
+        """True if only a `Batch` or None is allowed."""
         return "batch" in self.kinds and self.kinds <= {"batch", "nothing"}
 
     @property
     def is_without_numbers(self) -> bool:
-        """Whether nothing fits that has metrics: only a `Batch` or None."""
+        """True if nothing fits that has metrics: only a `Batch` or None."""
         return bool(self.kinds) and self.kinds <= {"batch", "nothing"} and not self.words
 
     @property
     def is_scalar(self) -> bool:
-        """Whether only numbers, text and booleans are allowed."""
+        """True if only numbers, text and booleans are allowed."""
         return bool(self.kinds) and self.kinds <= SCALARS and not self.words
 
     @property
@@ -114,9 +114,9 @@ class Signature:
     required: tuple[str, ...] = ()
     """The parameters without a default."""
     has_varargs: bool = False
-    """Whether it has `*args`."""
+    """True if it has `*args`."""
     has_kwargs: bool = False
-    """Whether it has `**kwargs`."""
+    """True if it has `**kwargs`."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Parameter -> its default, for those whose default is a literal."""
     hints: Mapping[str, Hint] = field(default_factory=dict)
@@ -163,7 +163,7 @@ def _of_body(method: ast.FunctionDef) -> Hint | None:
 
 
 def _is_placeholder(body: list[ast.stmt]) -> bool:
-    """Whether a body is not written yet: it is `...`, or it ends with `raise`."""
+    """Returns whether a body is not written yet: it is `...`, or it ends with `raise`."""
     match body[-1]:
         case ast.Raise() | ast.Expr(value=ast.Constant(value=builtins.Ellipsis)):
             return True
@@ -171,7 +171,7 @@ def _is_placeholder(body: list[ast.stmt]) -> bool:
 
 
 def _gives_value(body: list[ast.stmt]) -> bool:
-    """Whether a function returns a value or yields one. What it defines has returns of its own."""
+    """Returns whether a function returns a value or yields one. What it defines has returns of its own."""
     waiting: list[ast.AST] = list(body)
     while waiting:
         match waiting.pop():

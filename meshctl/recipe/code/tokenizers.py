@@ -31,7 +31,7 @@ class Tokenizer:
     wrong: str = ""
     """The reason why there is no usable tokenizer; empty if there is one."""
     is_remote: bool = False
-    """Whether it has the name of a tokenizer of the hub that is not in the cache."""
+    """True if it has the name of a tokenizer of the hub that is not in the cache."""
     has_template: bool = True
     folder: Path | None = None
     """The folder of its files."""

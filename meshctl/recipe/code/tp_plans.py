@@ -48,7 +48,8 @@ def plan_of(sources: Sources, model_type: str, name: str = TP_PLAN) -> Plan | Un
 
 
 def divides_layers(plan: Plan) -> bool:
-    """Whether a plan divides modules inside of the children of layers only, as sequence parallelism needs."""
+    """Returns whether a plan divides modules inside of the children of layers only, as sequence parallelism
+    needs."""
     inner = [
         key.split(".*.", 1)[1] for key, style in plan.items() if ".*." in key and style != "local_params"
     ]

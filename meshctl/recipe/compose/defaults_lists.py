@@ -33,10 +33,10 @@ class Entry:
     options: tuple[str, ...] | None = None
     """The chosen options of the config group; None for a config."""
     is_list: bool = False
-    """Whether the options are written as a list."""
+    """True if the options are written as a list."""
     is_optional: bool = False
     is_override: bool = False
-    """Whether the entry changes the option that another entry chooses."""
+    """True if the entry changes the option that another entry chooses."""
     override: Override | None = None
     """The override of the command line that adds the entry; None for an entry of a file."""
 
@@ -138,7 +138,7 @@ class DefaultsLists:
             yield include
 
     def has_config(self, entry: Entry, config: str) -> bool:
-        """Whether the config of an include exists. Reports it otherwise."""
+        """Returns whether the config of an include exists. Reports it otherwise."""
         path, full = entry.name, entry.path(config)
         if not self._exists(full, entry.span):
             others = [option for option in self.store.options("") if option != self.store.recipe.stem]
@@ -195,7 +195,7 @@ class DefaultsLists:
         return is_missing or self.has_option(group, text, node.span, entry.is_optional)
 
     def has_option(self, group: str, option: str, span: Span, is_optional: bool = False) -> bool:
-        """Whether an option of a config group exists, or is optional. Reports it otherwise."""
+        """Returns whether an option of a config group exists, or is optional. Reports it otherwise."""
         if self._exists(f"{group}/{option}", span) or is_optional:
             return True
         options = self.store.options(group)
@@ -214,8 +214,8 @@ class DefaultsLists:
         self.report("MC211", f"no option of `{group}` was chosen", span, help)
 
     def _is_known_early(self, text: str, span: Span) -> bool:
-        """Whether the interpolations of an entry refer only to other entries of defaults lists. The recipe's
-        values are not composed yet when a defaults list is read."""
+        """Returns whether the interpolations of an entry refer only to other entries of defaults lists. The
+        recipe's values are not composed yet when a defaults list is read."""
         late = next((key for key in RECIPE.keys if re.search(_reference(key), text)), "")
         if late:
             message = (
@@ -225,7 +225,7 @@ class DefaultsLists:
         return not late
 
     def _exists(self, name: str, span: Span) -> bool:
-        """Whether a config exists. Warns if it hides another one."""
+        """Returns whether a config exists. Warns if it hides another one."""
         paths = [f"`{self.store.display_name(path)}`" for path in self.store.files(name)]
         if len(paths) > 1:
             message = f"`{name}` is {paths[0]}, which hides {', '.join(paths[1:])}"
@@ -257,7 +257,7 @@ class DefaultsLists:
         return choices, values
 
     def _is_choice(self, override: Override) -> bool:
-        """Whether an override chooses options of a config group, instead of setting a value."""
+        """Returns whether an override chooses options of a config group, instead of setting a value."""
         if not self.store.is_group(override.group):
             return False
         if override.is_deletion:
@@ -270,7 +270,7 @@ class DefaultsLists:
         return not isinstance(value, dict)
 
     def _has_options(self, override: Override) -> bool:
-        """Whether all options that an override chooses exist. Reports missing ones."""
+        """Returns whether all options that an override chooses exist. Reports missing ones."""
         if override.is_deletion:
             return True
         value, group = override.parsed.value(), override.group
@@ -294,7 +294,7 @@ class DefaultsLists:
         return all(self.has_option(group, name, override.value_span) for name in names)
 
     def _sets_value(self, override: Override) -> bool:
-        """Whether an override that chooses no option is a valid assignment of a value. Reports it
+        """Returns whether an override that chooses no option is a valid assignment of a value. Reports it
         otherwise."""
         name, package = override.group, override.parsed.package
         if package is None and "/" not in name:

@@ -17,7 +17,7 @@ KEY = "engine"
 
 
 def is_engine(package: str | None) -> bool:
-    """Whether a config at this package is the engine of the recipe."""
+    """Returns whether a config at this package is the engine of the recipe."""
     return (package or "").removeprefix("_global_.") == KEY
 
 

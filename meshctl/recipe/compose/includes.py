@@ -55,7 +55,7 @@ class Include:
 
     @property
     def is_part_of_group(self) -> bool:
-        """Whether it is included by another config of the same group."""
+        """True if it is included by another config of the same group."""
         if self.above is None or self.above.config == PRIMARY:
             return False
         return posixpath.dirname(self.above.config) == posixpath.dirname(self.config)
@@ -96,7 +96,7 @@ class Included:
     replacements: tuple[tuple[Override, tuple[Include, ...]], ...] = ()
     """The overrides that replace a layout or the engine, each with the configs of the new one."""
     is_complete: bool = False
-    """Whether no mistake was found, so that no config is missing."""
+    """True if no mistake was found, so that no config is missing."""
 
 
 def include(lists: DefaultsLists, choices: Sequence[Override]) -> Included:
@@ -113,7 +113,8 @@ def include(lists: DefaultsLists, choices: Sequence[Override]) -> Included:
 
 
 def _replaces(override: Override) -> bool:
-    """Whether a choice replaces a layout, or the engine, whether or not a defaults list chooses one."""
+    """Returns whether a choice replaces a layout, or the engine, whether or not a defaults list chooses
+    one."""
     package = override.parsed.package
     return not override.is_deletion and (is_layout(package) or is_engine(package or override.group))
 
@@ -276,7 +277,7 @@ class _Walk:
         return replace(entry, options=other.options, is_list=other.is_list, span=other.span)
 
     def is_only_choice(self, entry: Entry, config: Include) -> bool:
-        """Whether no other entry chooses an option of the same group for the same package. Reports it
+        """Returns whether no other entry chooses an option of the same group for the same package. Reports it
         otherwise. As in Hydra, options may be equal if their file has a defaults list."""
         key, option = config.key_of(entry), next(iter(entry.options or ()), None)
         other = self.known.setdefault(key, entry)

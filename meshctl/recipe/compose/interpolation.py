@@ -248,8 +248,8 @@ class _Resolver:
 
 
 def _is_kept(path: KeyPath) -> bool:
-    """Whether `oc.env` in the value at a path is kept as written: for the worker, or in `vars` for the values
-    that refer to it."""
+    """Returns whether `oc.env` in the value at a path is kept as written: for the worker, or in `vars` for
+    the values that refer to it."""
     return path[:1] == ("vars",) or (len(path) > 2 and (path[0], path[2]) in KEPT)
 
 

@@ -98,7 +98,7 @@ class Override:
 
 
 def is_layout(package: str | None) -> bool:
-    """Whether a config at this package is a component's layout."""
+    """Returns whether a config at this package is a component's layout."""
     return re.fullmatch(r"(_global_\.)?components\.[^.]+\.parallel", package or "") is not None
 
 
@@ -159,7 +159,8 @@ def _parse(text: str, file: str) -> Override | Diagnostic:
 
 
 def is_too_deep(text: str) -> bool:
-    """Whether brackets, including quoted ones, or parts of a key are nested deeper than any recipe needs."""
+    """Returns whether brackets, including quoted ones, or parts of a key are nested deeper than any recipe
+    needs."""
     depth = deepest = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")

@@ -36,7 +36,7 @@ class InvalidInterpolation(Exception):
         self.path = path
         """The path of the value whose text contains the invalid interpolation."""
         self.is_limit = is_limit
-        """Whether a limit was exceeded, which is reported only once."""
+        """True if a limit was exceeded, which is reported only once."""
 
 
 def references(text: str, path: KeyPath) -> Iterator[tuple[str, KeyPath | None]]:

@@ -123,7 +123,7 @@ class _Builder:
     last_line: int = 0
     """The last line of that value."""
     is_template: bool = False
-    """Whether the current mapping is `{{ name }}`, a placeholder of another template language."""
+    """True if the current mapping is `{{ name }}`, a placeholder of another template language."""
 
     def event(self) -> Any:
         event = self.loader.get_event()
@@ -250,7 +250,7 @@ class _Builder:
         return Node(value, span, key)
 
     def is_refused_tag(self, tag: str, allowed: set[str], span: Span) -> bool:
-        """Whether a tag is not one of YAML's own tags for this kind of node. Reports it."""
+        """Returns whether a tag is not one of YAML's own tags for this kind of node. Reports it."""
         if tag == CORE + "value":
             self.report("MC006", "a bare `=` is a tag of YAML 1.1", span, help='quote it: "="')
             return True
@@ -369,8 +369,8 @@ class _Builder:
         return None, node.span
 
     def is_metric_key(self, key: yaml.ScalarEvent) -> bool:
-        """Whether a key is `on` and a text, a list, an alias or no value follows, as in `{on: eval.loss}`. It
-        is a key of recipes, although YAML 1.1 reads it as a boolean."""
+        """Returns whether a key is `on` and a text, a list, an alias or no value follows, as in `{on:
+        eval.loss}`. It is a key of recipes, although YAML 1.1 reads it as a boolean."""
         value = self.loader.peek_event()
         is_text = isinstance(value, yaml.ScalarEvent) and self.tag(value) in (CORE + "str", CORE + "null")
         is_other = isinstance(value, (yaml.SequenceStartEvent, yaml.AliasEvent))

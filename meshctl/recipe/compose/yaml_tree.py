@@ -47,7 +47,7 @@ class Node:
     was: Node | None = None
     """The node that this one replaced."""
     from_environment: bool = False
-    """Whether a part of its text came from the environment, by `oc.env`."""
+    """True if a part of its text came from the environment, by `oc.env`."""
     target: Span | None = None
     """For an interpolation such as `${run.steps}`: the span of the value to which it refers."""
     lines: int = 1
@@ -66,7 +66,7 @@ class Node:
 
     @property
     def is_interpolated(self) -> bool:
-        """Whether it is a text with an interpolation, `${...}`."""
+        """True if it is a text with an interpolation, `${...}`."""
         return isinstance(self.value, str) and "${" in self.value
 
     def items(self) -> Iterator[tuple[str, Node]]:
@@ -190,7 +190,7 @@ def nested(path: KeyPath, node: Node) -> Node:
 
 
 def can_hold(root: Node, path: KeyPath) -> bool:
-    """Whether every existing value on the path is a mapping."""
+    """Returns whether every existing value on the path is a mapping."""
     above = (root.at(path[:length]) for length in range(len(path)))
     return all(node is None or node.is_mapping for node in above)
 

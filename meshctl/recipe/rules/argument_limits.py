@@ -92,7 +92,7 @@ def arguments_have_what_they_need(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _may_be_set(facts: Facts, component: str, path: KeyPath) -> bool:
-    """Whether an argument is set, by the recipe or by its default, or is unknown."""
+    """Returns whether an argument is set, by the recipe or by its default, or is unknown."""
     if facts.node("components", component, *path) is not None:
         node = _given(facts, component, path)
         return node is None or bool(plain(node))

@@ -61,7 +61,8 @@ def arguments_exist(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _has_args_in_group(facts: Facts, component: str) -> bool:
-    """Whether an `args` of the component's group was reported, which may be meant for the component."""
+    """Returns whether an `args` of the component's group was reported, which may be meant for the
+    component."""
     group = facts.recipe.components[component].group
     return not facts.read.is_known("groups", group, "args") and facts.read.is_known("groups", group)
 

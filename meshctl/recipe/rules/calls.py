@@ -278,7 +278,7 @@ def _collect_mode(facts: Facts, stage: Stage) -> CollectMode | None:
 
 
 def _reduces_batches(facts: Facts, stage: Stage) -> bool:
-    """Whether a stage's collect mode works on numbers although its endpoint returns batches."""
+    """Returns whether a stage's collect mode works on numbers although its endpoint returns batches."""
     endpoint, collect = facts.known_endpoint(stage), _collect_mode(facts, stage)
     returned = endpoint.signature.returns if endpoint else None
     return returned is not None and returned.is_batch and collect is not None and collect.is_reduced

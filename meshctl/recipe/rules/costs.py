@@ -61,7 +61,7 @@ def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _are_complete(recipe: Recipe, allocation: Allocation) -> bool:
-    """Whether every group has all of its devices. Another rule reports a group that has not."""
+    """Returns whether every group has all of its devices. Another rule reports a group that has not."""
     on_devices = [group for group in recipe.groups.values() if group.device_type != "cpu"]
     return all(group.devices == device_count(allocation.devices[group.name]) for group in on_devices)
 
@@ -280,7 +280,7 @@ def _smaller(mesh: DeviceMesh, dim: str) -> Iterator[tuple[dict[str, int], Seque
 
 
 def _stays_if_first(facts: Facts, name: str, mesh: DeviceMesh, dim: str) -> bool:
-    """Whether the process groups would not span nodes if the group had the first devices."""
+    """Returns whether the process groups would not span nodes if the group had the first devices."""
     recipe, group = facts.recipe, facts.recipe.groups[name]
     if group.device_type == "cpu" or isinstance(group.ranks, tuple) or group.colocate:
         return False

@@ -320,7 +320,7 @@ class NodeNames:
 
 
 def _is_same_device(one: str, other: str) -> bool:
-    """Whether two names are equal; a UUID may be abbreviated to its beginning."""
+    """Returns whether two names are equal; a UUID may be abbreviated to its beginning."""
     are_uuids = not one.isdigit() and not other.isdigit()
     return one == other or (are_uuids and (one.startswith(other) or other.startswith(one)))
 

@@ -41,7 +41,7 @@ def group_can_shrink(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _is_known(facts: Facts, name: str) -> bool:
-    """Whether the sizes of a group and of its components are right."""
+    """Returns whether the sizes of a group and of its components are right."""
     components = facts.recipe.components_of(name)
     is_sized = facts.recipe.groups[name].workers > 0 and facts.is_valid("groups", name)
     return is_sized and all(one.name in facts.meshes for one in components)

@@ -87,7 +87,7 @@ def ends_run_is_a_sources(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _are_known(facts: Facts) -> bool:
-    """Whether the stages and `run` have no errors."""
+    """Returns whether the stages and `run` have no errors."""
     pipeline = facts.recipe.pipeline
     are_valid = all(stage.kind and facts.is_valid("pipeline", name) for name, stage in pipeline.items())
     are_taken = all(other in pipeline for stage in pipeline.values() for other in stage.takes)
@@ -100,7 +100,7 @@ def _states_zero_steps(facts: Facts) -> bool:
 
 
 def _never_ends(facts: Facts) -> bool:
-    """Whether neither `steps` nor a source ends a run whose stages are known."""
+    """Returns whether neither `steps` nor a source ends a run whose stages are known."""
     return not facts.recipe.run.steps and all(_is_endless(facts, stage) for stage in _bounding(facts))
 
 
@@ -110,7 +110,7 @@ def _bounding(facts: Facts) -> list[Stage]:
 
 
 def _has_length(facts: Facts, stage: Stage) -> bool | None:
-    """Whether a source has `__len__`; None if its class cannot be read."""
+    """Returns whether a source has `__len__`; None if its class cannot be read."""
     found = facts.classes.get(stage.component)
     if not isinstance(found, Class) or not found.is_complete or found.is_component is not True:
         return None
@@ -118,8 +118,8 @@ def _has_length(facts: Facts, stage: Stage) -> bool | None:
 
 
 def _is_endless(facts: Facts, stage: Stage) -> bool:
-    """Whether a source is known to be endless: it has no `__len__`, and its annotation excludes None as a
-    returned value."""
+    """Returns whether a source is known to be endless: it has no `__len__`, and its annotation excludes None
+    as a returned value."""
     endpoint = facts.known_endpoint(stage)
     if endpoint is None or _has_length(facts, stage) is not False:
         return False

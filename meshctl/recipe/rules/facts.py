@@ -64,11 +64,12 @@ class Facts:
     # In a path, a stage of a block has its full name: ("pipeline", "eval.exam", "call")
 
     def is_valid(self, *path: str) -> bool:
-        """Whether no diagnostic is about a value, a part of it, or a mapping that contains it."""
+        """Returns whether no diagnostic is about a value, a part of it, or a mapping that contains it."""
         return self.read.is_valid(*written_path(path))
 
     def is_named(self, *path: str) -> bool:
-        """Whether a key exists, or may exist because the mapping that contains it could not be read."""
+        """Returns whether a key exists, or may exist because the mapping that contains it could not be
+        read."""
         return self.node(*path) is not None or not self.read.is_known(*written_path(path)[:-1])
 
     def node(self, *path: str) -> Node | None:
@@ -119,7 +120,7 @@ class Facts:
         return most if len(group.visible_devices) < most else 0
 
     def is_detected(self, group: str) -> bool:
-        """Whether a group does not state its device type, so that it depends on the machine."""
+        """Returns whether a group does not state its device type, so that it depends on the machine."""
         node = self.node("groups", group, "device_type")
         return node is not None and node.inferred_from != ""
 

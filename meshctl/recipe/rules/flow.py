@@ -149,7 +149,7 @@ def _one_part_is_all(facts: Facts, stage: Stage, mesh: DeviceMesh, producers: in
 
 
 def _has_all(mesh: DeviceMesh, execute: ExecuteMode, mode: DispatchMode, producers: int, rank: int) -> bool:
-    """Whether a worker receives all samples of all producers."""
+    """Returns whether a worker receives all samples of all producers."""
     own = producers_of(mesh, execute, producers, rank)
     if len(own) < producers:
         return False

@@ -119,8 +119,8 @@ def group_runs_something(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _are_components_placed(facts: Facts) -> bool:
-    """Whether every component has a known group. One that could not be read, or that a stage calls and the
-    recipe lacks, may belong to any group."""
+    """Returns whether every component has a known group. One that could not be read, or that a stage calls
+    and the recipe lacks, may belong to any group."""
     recipe, written = facts.recipe, facts.node("components")
     names = [name for name, _ in written.items()] if written else []
     called = {name for stage in recipe.pipeline.values() for name in (stage.component, stage.to) if name}

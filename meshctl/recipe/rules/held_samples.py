@@ -53,7 +53,8 @@ def balanced_by(facts: Facts, stage: Stage | None) -> Stage | None:
 
 
 def _is_divided(facts: Facts, stage: Stage, dispatch: Dispatch, before: Stage | None) -> bool:
-    """Whether the samples of a producer, or of all producers together, are divided into several parts."""
+    """Returns whether the samples of a producer, or of all producers together, are divided into several
+    parts."""
     mesh, execute = facts.meshes.get(stage.component), facts.modes[stage.name].execute_mode
     producers = facts.producers(before) if before else 0
     if mesh is None or not producers:
@@ -77,8 +78,8 @@ def missing_samples(facts: Facts, pair: Pair, total: int = 0) -> dict[int, Id] |
 
 
 def are_always_alike(facts: Facts, pair: Pair) -> bool:
-    """Whether it is known that every rank has the samples of the first input in the second, too, in a full
-    batch and in the short ones with which data may end."""
+    """Returns whether it is known that every rank has the samples of the first input in the second, too, in a
+    full batch and in the short ones with which data may end."""
     return all(missing_samples(facts, pair, total) == {} for total in range(MAX_SHORT_SAMPLES + 1))
 
 

@@ -73,7 +73,7 @@ def home_made_samples(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _passed(facts: Facts, source: str, home: str) -> bool:
-    """Whether a stage's samples come from the home stage, directly or through other stages."""
+    """Returns whether a stage's samples come from the home stage, directly or through other stages."""
     seen: set[str] = set()
     pending = [source]
     while pending:

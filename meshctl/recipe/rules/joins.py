@@ -94,8 +94,8 @@ def _is_batch(facts: Facts, name: str) -> bool:
 
 
 def _is_whole_of_cut(facts: Facts, stage: Stage, lead: Input, given: Input) -> bool:
-    """Whether an input is sent whole to all ranks while the lead input is divided. Such inputs need no common
-    samples."""
+    """Returns whether an input is sent whole to all ranks while the lead input is divided. Such inputs need
+    no common samples."""
     modes = [DISPATCH[facts.dispatch(stage, one).mode] for one in (lead, given)]
     return modes[0].cuts_samples and not modes[1].cuts_samples
 

@@ -105,7 +105,7 @@ class LayoutNeeds:
 
     @cached_property
     def _lacks_tp(self) -> bool:
-        """Whether the library has no plan for tp of one of the architectures, or `lora` cannot adapt a layer
+        """True if the library has no plan for tp of one of the architectures, or `lora` cannot adapt a layer
         on tp."""
         plans = (self.facts.tp_plans.get(name) for name in self._sharing)
         lacks_plan = any(plan is not None and plan.exists is False for plan in plans)

@@ -75,7 +75,7 @@ def _help(facts: Facts, stage: Stage, column: str) -> str:
 
 
 def _can_take(facts: Facts, stage: Stage, producer: Stage, column: str) -> bool:
-    """Whether a stage makes a column, and comes before or beside another stage."""
+    """Returns whether a stage makes a column, and comes before or beside another stage."""
     columns = _own_columns(facts, producer)
     is_elsewhere = producer.block not in ("", stage.block)
     if not columns or column not in columns or is_elsewhere:
@@ -132,7 +132,7 @@ def _own_columns(facts: Facts, stage: Stage) -> frozenset[str] | None:
 
 
 def _is_given(facts: Facts, component: str, path: KeyPath) -> bool | None:
-    """Whether an argument has another value than 0 or null; None if it is unknown."""
+    """Returns whether an argument has another value than 0 or null; None if it is unknown."""
     if facts.node("components", component, *path) is None:
         return False
     node = facts.argument(component, path)
@@ -192,7 +192,8 @@ def _switched_on(facts: Facts, component: str, parameters: Parameters, options: 
 
 
 def _is_on(value: Any, values: tuple[str, ...]) -> bool:
-    """Whether an option has one of `values`; without `values`, whether it is a number other than 0."""
+    """Returns whether an option has one of `values`; without `values`, whether it is a number other than
+    0."""
     return value in values if values else isinstance(value, (int, float)) and value != 0
 
 

@@ -14,7 +14,7 @@ from meshctl.topology.memory import Adapter, DeviceMemory, Memory, Split
 from meshctl.topology.sizes import divisors
 
 MAX_DOUBLINGS = 6
-"""How often the present number of ranks is doubled to find one that fits."""
+"""The number of times that the present number of ranks is doubled to find one that fits."""
 PROPOSED_RANK = 16
 """The `r` of the adapter that is proposed."""
 

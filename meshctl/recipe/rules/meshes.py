@@ -107,7 +107,7 @@ def sizes_fit_group(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _exceeds_host(facts: Facts, name: str) -> bool:
-    """Whether a group has more devices than the group whose devices it shares."""
+    """Returns whether a group has more devices than the group whose devices it shares."""
     group = facts.recipe.groups[name]
     host = facts.recipe.groups.get(group.colocate)
     return isinstance(group.ranks, int) and host is not None and group.devices > host.devices > 0

@@ -17,7 +17,7 @@ class ModelSizes:
     sizes: Mapping[str, int]
     spans: Mapping[str, Span]
     has_tp_plan: bool = False
-    """Whether a plan of a library splits it over tp ranks. Such a plan does not replicate kv heads, and the
+    """True if a plan of a library splits it over tp ranks. Such a plan does not replicate kv heads, and the
     shards of a vocabulary may differ in size."""
 
     def get(self, size: str) -> int:
@@ -30,7 +30,8 @@ class ModelSizes:
         return tuple(self.spans[size].with_word(f"`{size}` is {self.sizes[size]}") for size in known)
 
     def repeats_kv_heads(self, tp: int) -> bool:
-        """Whether there are fewer kv heads than tp ranks, so that each kv head is on several ranks."""
+        """Returns whether there are fewer kv heads than tp ranks, so that each kv head is on several
+        ranks."""
         kv_heads = self.get("num_kv_heads")
         return 0 < kv_heads < tp and tp % kv_heads == 0
 

@@ -105,7 +105,7 @@ class Fitted:
         return facts.value("components", self.owner.name, "parallel", size)
 
     def fits_with(self, needs: Needs, **other: int) -> bool:
-        """Whether the layout satisfies the needs after these sizes are replaced."""
+        """Returns whether the layout satisfies the needs after these sizes are replaced."""
         dims = {dim: self.mesh.size(dim) for dim in DIMS}
         return needs.size("tp", dims["tp"]) and needs.layout({**self.layout.stated, **dims, **other})
 

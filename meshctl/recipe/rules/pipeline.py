@@ -72,7 +72,7 @@ def stages_are_acyclic(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _has_circle(facts: Facts) -> bool:
-    """Whether the pipeline has a circle. Visits each stage once."""
+    """Returns whether the pipeline has a circle. Visits each stage once."""
     graph = {name: facts.recipe.before(stage) for name, stage in facts.recipe.pipeline.items()}
     try:
         TopologicalSorter(graph).prepare()
@@ -166,8 +166,8 @@ def _method_exists(
 
 
 def _is_for_batches(method: str, endpoint: Endpoint | None, key: str) -> bool:
-    """Whether a method is an endpoint that a sync cannot call. A sync passes no argument to the method that
-    yields weights, and a stream to the one that loads them."""
+    """Returns whether a method is an endpoint that a sync cannot call. A sync passes no argument to the
+    method that yields weights, and a stream to the one that loads them."""
     if endpoint is None:
         return False
     return bool(endpoint.signature.required) if key == "sync" else not method.startswith("load_")

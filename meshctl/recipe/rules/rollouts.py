@@ -162,7 +162,7 @@ def table_of(facts: Facts, component: str) -> dict[str, str]:
 
 
 def _is_single(code: Sources, path: str) -> bool:
-    """Whether an advantage needs neither other answers to the prompt nor the values of a critic."""
+    """Returns whether an advantage needs neither other answers to the prompt nor the values of a critic."""
     inputs = _inputs(code, path)
     return bool(inputs) and not {GROUP, "values"} & {*inputs}
 

@@ -112,7 +112,7 @@ def _times(stage: Stage) -> str:
 
 
 def _may_log(facts: Facts, stage: Stage) -> bool:
-    """Whether a method of a sync may call `self.log`."""
+    """Returns whether a method of a sync may call `self.log`."""
     found = [facts.class_of(name) for name in (stage.component, stage.to)]
     return any(one is None or not one.is_complete or one.logs for one in found)
 

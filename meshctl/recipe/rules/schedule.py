@@ -81,7 +81,7 @@ def _why_not_within(times: Times, run: Run) -> str:
 
 
 def _is_known(facts: Facts, stage: Stage) -> bool:
-    """Whether a stage is valid and all of its inputs exist."""
+    """Returns whether a stage is valid and all of its inputs exist."""
     is_valid = stage.kind != "" and facts.is_valid("pipeline", stage.name)
     return is_valid and all(other in facts.recipe.pipeline for other in stage.takes)
 

@@ -47,7 +47,7 @@ def _without_name(facts: Facts, component: str) -> Diagnostic | None:
 
 
 def _is_empty(facts: Facts, component: str, path: KeyPath) -> bool:
-    """Whether the recipe does not set an argument. Its value may be unknown until the launch."""
+    """Returns whether the recipe does not set an argument. Its value may be unknown until the launch."""
     node = facts.node("components", component, *path)
     return node is None or not node.value
 

@@ -22,7 +22,7 @@ Entry = Tensor | Rows | list[Any]
 
 
 def is_tensordict(value: Any) -> bool:
-    """Whether a value is a TensorDict, without an import of the library.
+    """Returns whether a value is a TensorDict, without an import of the library.
 
     The class may be missing from the loaded module while another thread imports it.
     """

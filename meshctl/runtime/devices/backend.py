@@ -65,7 +65,7 @@ class DeviceMemory(Protocol):
         to each other."""
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor is on this device."""
+        """Returns whether a tensor is on this device."""
 
     def make(self, nbytes: int) -> Piece:
         """Allocates a piece that the other processes of this node can open. Raises `DeviceError`."""
@@ -225,7 +225,7 @@ def _offer(memory: DeviceMemory | None, job_rank: int) -> tuple[Piece | None, tu
 
 
 def _can_read(memory: DeviceMemory, other: int, handle: bytes) -> bool:
-    """Whether this process reads the right pattern in the sample piece of the job rank `other`."""
+    """Returns whether this process reads the right pattern in the sample piece of the job rank `other`."""
     try:
         piece = memory.open(handle, _SAMPLE_BYTES)
     except _FAILURES:

@@ -168,7 +168,7 @@ class Region:
     device: torch.device
     handle: bytes
     outlasts: bool
-    """Whether this process has allocated the memory, so that it must last until all peers have closed it."""
+    """True if this process has allocated the memory, so that it must last until all peers have closed it."""
     release: Callable[[], None]
     """Frees memory of this process, or closes that of a peer."""
     file: int = -1

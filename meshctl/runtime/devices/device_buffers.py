@@ -50,7 +50,7 @@ class DeviceBuffers:
         """(Job rank, number of a block) -> the piece of this peer, opened."""
 
     def accepts(self, to: Sequence[int], tensor: Tensor) -> bool:
-        """Whether a tensor is on this device and can reach the devices of all receivers without host
+        """Returns whether a tensor is on this device and can reach the devices of all receivers without host
         memory."""
         if not tensor.nbytes or tensor.is_meta or not self._memory.holds(tensor):
             return False
@@ -92,7 +92,7 @@ class DeviceBuffers:
         )
 
     def needs_transfer(self, to: int) -> bool:
-        """Whether tensors reach a peer by a transfer."""
+        """Returns whether tensors reach a peer by a transfer."""
         return self._access.path(self._job_rank, to) == "nccl"
 
     # Messages

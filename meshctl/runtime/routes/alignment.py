@@ -36,7 +36,7 @@ class Assignment:
         return {rank: ids[part] for rank, part in self.consumers.part_of.items()}
 
     def is_like(self, other: Assignment) -> bool:
-        """Whether every rank has the same samples, in the same order."""
+        """Returns whether every rank has the same samples, in the same order."""
         return self.consumers.ranks == other.consumers.ranks and self.keys == other.keys
 
 

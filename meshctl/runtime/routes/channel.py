@@ -65,7 +65,7 @@ class Channel:
     """A worker's end of one data route; the same object sends and receives where a component feeds itself."""
 
     may_have_more = False
-    """Whether a batch may have samples that the leading input of the call does not have."""
+    """True if a batch may have samples that the leading input of the call does not have."""
 
     def __init__(self, context: RouteContext) -> None:
         self.route = context.route
@@ -118,7 +118,7 @@ class Channel:
 
     @property
     def cuts_samples(self) -> bool:
-        """Whether different ranks may receive different samples."""
+        """True if different ranks may receive different samples."""
         return self._dispatch.cuts_samples
 
     def open(self, step: int) -> None:

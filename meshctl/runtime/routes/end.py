@@ -44,7 +44,7 @@ class RouteSide:
     device_type: str = "cpu"
     group: str = ""
     is_restartable: bool = False
-    """Whether the group restarts alone after a failure."""
+    """True if the group restarts alone after a failure."""
 
     def job_rank(self, rank: int) -> int:
         return self.first_job_rank + rank
@@ -76,7 +76,7 @@ class RouteContext:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether one of the two groups may restart while the other one waits."""
+        """True if one of the two groups may restart while the other one waits."""
         sides = self.producer, self.consumer
         return self.producer.group != self.consumer.group and any(side.is_restartable for side in sides)
 
@@ -101,7 +101,7 @@ class Received(NamedTuple):
     buffers: list[bytearray] = []  # noqa: RUF012
     """The memory of a small batch, which no other process reads."""
     is_buffered: bool = False
-    """Whether `buffers` contain all columns of the batch."""
+    """True if `buffers` contain all columns of the batch."""
 
     @property
     def header(self) -> StepHeader:
@@ -122,7 +122,7 @@ class RouteEnd(Protocol):
         """Agrees with all other ranks of both sides on what travels; all of them call it together."""
 
     def due(self, step: int) -> bool:
-        """Whether weights, or a recorded value, can be received in `step`. It is always False for a
+        """Returns whether weights, or a recorded value, can be received in `step`. It is always False for a
         data route with a running source stage, from which a value comes in each of its steps."""
 
     def send(self, value: Any, step: int, weight: float = 1.0) -> bool:

@@ -146,7 +146,7 @@ class FlatPart:
 
     @property
     def has_offsets(self) -> bool:
-        """Whether there are ragged columns. Their offsets are in no buffer."""
+        """True if there are ragged columns. Their offsets are in no buffer."""
         return bool(self._offsets)
 
     def new_buffer(self) -> Buffer:

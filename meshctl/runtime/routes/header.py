@@ -137,17 +137,17 @@ class BatchSchema:
 
     @cached_property
     def uses(self) -> tuple[bool, bool]:
-        """Whether the dispatch uses tokens, and whether it uses homes."""
+        """Two booleans: the dispatch uses tokens, and it uses homes."""
         return self.tokens is not None, self.homes is not None
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether a header needs nothing but the first id."""
+        """True if a header needs nothing but the first id."""
         return bool(self.grid) and not self.min_numbers
 
     @cached_property
     def is_cut_by_count(self) -> bool:
-        """Whether the samples are divided by their number alone."""
+        """True if the samples are divided by their number alone."""
         return bool(self.grid) and self.tokens is None and self.homes is None
 
 
@@ -327,7 +327,7 @@ def digest_of(seed: int, table: Iterable[bytes]) -> int:
 
 
 def is_consistent(headers: Sequence[ProducerHeader]) -> bool:
-    """Whether either all or none of the batches have tokens, and likewise homes."""
+    """Returns whether either all or none of the batches have tokens, and likewise homes."""
     return len({schema.uses for header in headers if (schema := header.schema) is not None}) < 2
 
 

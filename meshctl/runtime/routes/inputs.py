@@ -22,7 +22,7 @@ class InputEnd(Protocol):
     def cuts_samples(self) -> bool: ...
     @property
     def may_have_more(self) -> bool:
-        """Whether a batch may have samples that the leading input does not have."""
+        """True if a batch may have samples that the leading input does not have."""
         ...
 
     def receive(self, step: int) -> Received: ...
@@ -41,11 +41,11 @@ class Arguments(NamedTuple):
     positional: list[Any]
     named: dict[str, Any]
     first: Batch | None
-    """The first batch among them, which determines the order and the shares of all inputs."""
+    """The first batch among the arguments, which determines the order and the shares of all inputs."""
     batches: Sequence[Batch]
-    """All batches among them."""
+    """All batches among the arguments."""
     unbuffered: Sequence[Batch]
-    """Those of which a column may be outside of `buffers`."""
+    """The batches that may have columns outside of `buffers`."""
     buffers: list[bytearray]
     """Memory of small batches, which no other process reads."""
 

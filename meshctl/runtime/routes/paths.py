@@ -61,7 +61,7 @@ class Paths:
         return [*([other] for other in near), *one_by_one]
 
     def can_write_together(self, part: int, producers: tuple[int, ...]) -> bool:
-        """Whether some producers, the leader of a part and all of its consumers are on one node and
+        """Returns whether some producers, the leader of a part and all of its consumers are on one node and
         can use the same frame. Where a group may restart, each producer sends alone, also once more."""
         if self._is_resumable:
             return False

@@ -199,7 +199,7 @@ def fill(target: Batch, source: Batch, ranges: Sequence[RowRange]) -> None:
 
 
 def _are_neighbours(ranges: Sequence[RowRange]) -> bool:
-    """Whether the rows go to neighbouring rows of the target."""
+    """Returns whether the rows go to neighbouring rows of the target."""
     return all(one.at + len(one) == other.at for one, other in pairwise(ranges))
 
 

@@ -143,7 +143,7 @@ def _fill(frame: Tensor, value: Batch, ranges: Sequence[RowRange]) -> int:
 
 
 def needs_copy(header: StepHeader, part: int, schema: Schema, min_bytes: int) -> bool:
-    """Whether at least `min_bytes` of a part must be copied because its consumers cannot map the
+    """Returns whether at least `min_bytes` of a part must be copied because its consumers cannot map the
     columns as they are."""
     copied = 0
     for name, (kind, dtype, shape) in schema.items():
@@ -158,7 +158,7 @@ def needs_copy(header: StepHeader, part: int, schema: Schema, min_bytes: int) ->
 
 
 def _can_be_mapped(header: StepHeader, part: int, name: str, row: int) -> bool:
-    """Whether consumers can map the producers' memory of a column, with rows of `row` bytes, one
+    """Returns whether consumers can map the producers' memory of a column, with rows of `row` bytes, one
     after another."""
     end, partition = 0, header.partition
     for producer in partition.producers[part]:

@@ -63,9 +63,9 @@ class SentPart(NamedTuple):
 
     part: int
     is_leader: bool
-    """Whether the producer sends the headers to the part's consumers."""
+    """True if the producer sends the headers to the part's consumers."""
     has_rows: bool
-    """Whether the producer holds rows of the part."""
+    """True if the producer holds rows of the part."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Partition:
 
     parts: Sequence[Sequence[Run]]
     is_sent: bool = False
-    """Whether consumers receive the parts behind the headers."""
+    """True if consumers receive the parts behind the headers."""
     layouts: dict[int, FlatPart] = field(default_factory=dict)
     """Part -> its layout, for the parts of tensors that were asked for."""
     flat_columns: dict[int, Sequence[PlainColumn]] = field(default_factory=dict)

@@ -22,7 +22,7 @@ Parts = Sequence[Sequence[Run]]
 
 
 def are_few(parts: Parts) -> bool:
-    """Whether parts are few enough to be sent."""
+    """Returns whether parts are few enough to be sent."""
     return sum(map(len, parts)) <= MAX_RUNS_SENT
 
 

@@ -119,7 +119,7 @@ class _Buckets:
         return [self.context.consumer.job_rank(consumer) for consumer in bucket.consumers]
 
     def is_forwarded(self, bucket: Bucket, producer: int) -> bool:
-        """Whether the first consumer forwards what a producer sends: all consumers of a bucket are on
+        """Returns whether the first consumer forwards what a producer sends: all consumers of a bucket are on
         one node, and the producer is on another."""
         return len(bucket.consumers) > 1 and not self._is_near(bucket, producer)
 
@@ -133,7 +133,7 @@ class _Buckets:
         return [[reader] for reader in readers]
 
     def is_shared(self, bucket: Bucket) -> bool:
-        """Whether the producers of a bucket write one frame: where they and its consumers share
+        """Returns whether the producers of a bucket write one frame: where they and its consumers share
         memory, and tensors do not go from device to device without it."""
         if len(bucket.producers) < 2 or bucket.nbytes < SHARED_WRITE_MIN_BYTES or self.context.is_resumable:
             return False
@@ -320,7 +320,7 @@ class WeightChannel:
     # Receiving
 
     def due(self, step: int) -> bool:
-        """Whether weights that were sent in `step` - lag or before are still to be received."""
+        """Returns whether weights that were sent in `step` - lag or before are still to be received."""
         return bool(self._pending) and self._pending[0] <= step - self._lag
 
     def receive(self, step: int) -> Received:

@@ -131,7 +131,7 @@ class _Explained:
 
 
 def _are_equal_at(places: Sequence[tuple[int, ...]], values: Sequence[int]) -> bool:
-    """Whether all values at the same place are equal; -1 is no value."""
+    """Returns whether all values at the same place are equal; -1 is no value."""
     found: dict[tuple[int, ...], int] = {}
     return all(
         found.setdefault(place, value) == value

@@ -161,7 +161,7 @@ def is_tensor(part: Document) -> bool:
 
 
 def is_container(part: Document) -> bool:
-    """Whether a part of `leaves_of` is a container."""
+    """Returns whether a part of `leaves_of` is a container."""
     return isinstance(part, list) and part[0] == "container"
 
 
@@ -293,7 +293,7 @@ class _Encoder:
 
 
 def is_sharded(value: object) -> bool:
-    """Whether torch.distributed.checkpoint divides the tensor among ranks, or knows its subclass."""
+    """Returns whether torch.distributed.checkpoint divides the tensor among ranks, or knows its subclass."""
     return isinstance(value, (DTensor, ShardedTensor)) or is_traceable_wrapper_subclass(value)
 
 
@@ -331,7 +331,7 @@ def _has_items(part: Document) -> bool:
 
 
 def _is_traversed(part: Document) -> bool:
-    """Whether the values in a part of a document have names of their own."""
+    """Returns whether the values in a part of a document have names of their own."""
     return _has_items(part) and (part[0] in _PAIRS or _has_tensors(part))
 
 

@@ -42,12 +42,12 @@ class Context:
     restartable: Set[str] = frozenset()
     """The other peer groups that restart alone after a loss."""
     has_left: Callable[[int], bool] = lambda job_rank: False
-    """Whether a job rank has left the run in order. It is asked where a connection ends without a goodbye."""
+    """Returns whether a job rank has left the run in order. Called if a connection ends without a goodbye."""
     on_wait: Callable[[int, int], None] = lambda job_rank, tag: None
     """Called with the job rank and the tag for which this process begins to wait, and with (-1, -1) when the
     wait ends."""
     has_digests: bool = False
-    """Whether digests of sent memory are compared (`sent_memory`)."""
+    """True if digests of sent memory are compared (`sent_memory`)."""
     device: torch.device | None = None
     """This worker's device unless it is the CPU. Tensors that come from a device are put there."""
     make_transfers: Callable[[OnBroken], Transfers] | None = None

@@ -77,7 +77,7 @@ class DataPlane:
         return self._transport_to.get(job_rank, self._loopback)
 
     def shares_memory(self, job_ranks: Iterable[int]) -> bool:
-        """Whether this job rank and others can all write to one frame."""
+        """Returns whether this job rank and others can all write to one frame."""
         return all(self.transport_to(other).shares_memory for other in job_ranks if other != self.job_rank)
 
     def name_of(self, job_rank: int) -> str:
@@ -99,11 +99,11 @@ class DataPlane:
         return torch.cat(tensors) if whole is None else whole
 
     def is_mappable(self, tensor: Tensor) -> bool:
-        """Whether receivers can `concat` the tensor, and others behind it, without a copy."""
+        """Returns whether receivers can `concat` the tensor, and others behind it, without a copy."""
         return any(transport.is_mappable(tensor) for transport in self.transports)
 
     def is_read_only(self, tensor: Tensor) -> bool:
-        """Whether a received tensor is in memory of its producer, which this process cannot write."""
+        """Returns whether a received tensor is in memory of its producer, which this process cannot write."""
         return any(transport.is_read_only(tensor) for transport in self.transports)
 
     # Sending
@@ -211,7 +211,7 @@ class DataPlane:
                 credits[key] -= 1
 
     def _has_slot(self, key: tuple[int, int]) -> bool:
-        """Whether a slot of (job rank, tag) is free, after all returned slots are counted."""
+        """Returns whether a slot of (job rank, tag) is free, after all returned slots are counted."""
         credits, (to, tag) = self._credits, key
         if key not in credits:
             credits[key] = inf if to == self.job_rank else self._slots.get(tag, SLOTS) or inf

@@ -55,7 +55,7 @@ class ReturningDataPlane(DataPlane):
             self.fail(self.peer_lost(also, f"is gone, after {self.name_of(lost.job_rank)}"))
 
     def returns(self, job_rank: int) -> bool:
-        """Whether the group of a job rank restarts alone after a loss."""
+        """Returns whether the group of a job rank restarts alone after a loss."""
         return self.context.group_of(job_rank) in self.context.restartable
 
     def on_peer_ended(self, job_rank: int, how: str) -> None:

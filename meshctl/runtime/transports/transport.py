@@ -45,7 +45,7 @@ class Delivery:
     is_complete: bool = True
     """False while a transfer from another device still brings some of the tensors."""
     holds_slot: bool = False
-    """Whether the memory of the frame belongs to its slot, so that the slot must be returned by `return_slot`
+    """True if the memory of the frame belongs to its slot, so that the slot must be returned by `return_slot`
     when the frame has been copied."""
     memory: bytearray | None = None
     """The memory of the tensors of the decoded value, where the frame arrived as bytes."""
@@ -81,7 +81,7 @@ class Transport:
     """Base class with the behaviour of a transport that copies everything and shares no memory."""
 
     shares_memory = False
-    """Whether several job ranks may write to one frame, each to a part of it."""
+    """True if several job ranks may write to one frame, each to a part of it."""
     inline_max = 0
     """Largest frame, in bytes, for `post_inline`."""
     strangers = Strangers()
@@ -92,16 +92,16 @@ class Transport:
         return None
 
     def accepts(self, to: Sequence[int], is_final: bool, tensor: Tensor) -> bool:
-        """Whether a tensor can travel out of band to the job ranks. `is_final`: nobody writes to the tensor
-        any more, so receivers may read it in place."""
+        """Returns whether a tensor can travel out of band to the job ranks. `is_final`: nobody writes to the
+        tensor any more, so receivers may read it in place."""
         return False
 
     def is_mappable(self, tensor: Tensor) -> bool:
-        """Whether receivers of the tensor can map other tensors behind it (`concat`)."""
+        """Returns whether receivers of the tensor can map other tensors behind it (`concat`)."""
         return False
 
     def is_read_only(self, tensor: Tensor) -> bool:
-        """Whether a received tensor is in memory of its producer, which this process cannot write."""
+        """Returns whether a received tensor is in memory of its producer, which this process cannot write."""
         return False
 
     def concat(self, tensors: Sequence[Tensor]) -> Tensor | None:
@@ -127,7 +127,7 @@ class Transport:
         raise NotImplementedError
 
     def gathers(self, to: Sequence[int], frame: Frame) -> bool:
-        """Whether `post_gathered` sends a frame to some job ranks without a copy of it."""
+        """Returns whether `post_gathered` sends a frame to some job ranks without a copy of it."""
         return False
 
     def post_gathered(self, to: int, tag: int, frame: Frame) -> None:

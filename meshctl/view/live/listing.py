@@ -50,7 +50,7 @@ class Row:
     seconds: float = 0.0
     code: int | None = None
     cause: str = ""
-    """Why the run has ended, why it does not advance, or on which host it runs."""
+    """The reason that the run has ended or does not advance, or the host on which it runs."""
 
     def to_data(self) -> dict[str, Any]:
         return {

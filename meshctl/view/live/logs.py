@@ -22,7 +22,7 @@ class LogTail:
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self.path = path
         self.has_skipped = False
-        """Whether the file has grown faster than it was read, so that lines are missing."""
+        """True if the file has grown faster than it was read, so that lines are missing."""
         found = _stat(path) if from_end else None
         self._offset = found.st_size if found else 0
         self._inode = found.st_ino if found else 0

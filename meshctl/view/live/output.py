@@ -67,11 +67,11 @@ class RankOutput:
     """The number of first lines that may still be shown, for rank 0. The other ranks share the number of
     their `GroupOutput`."""
     has_raised: bool = False
-    """Whether it has written a traceback."""
+    """True if it has written a traceback."""
     has_warned: bool = False
-    """Whether its last line was a warning."""
+    """True if its last line was a warning."""
     is_incomplete: bool = False
-    """Whether the screen shows a line that states that lines were skipped."""
+    """True if the screen shows a line that states that lines were skipped."""
     unseen: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_LAST_LINES))
     """Its newest lines, at most `MAX_LAST_LINES`, if they are not on the screen."""
 
@@ -113,7 +113,7 @@ class GroupOutput:
         return shown
 
     def _is_of_warning(self, rank: RankOutput, text: str) -> bool:
-        """Whether a line is a warning, or the line of code that Python prints below one."""
+        """Returns whether a line is a warning, or the line of code that Python prints below one."""
         is_code = rank.has_warned and text.startswith("  ")
         rank.has_warned = WARNING.search(text) is not None
         return rank.has_warned or is_code

@@ -36,7 +36,7 @@ class PlainOutput:
         self._state = RunState(plan)
         self._running: set[str] = set()
         self._has_begun = False
-        """Whether the first attempt of this launch has begun."""
+        """True if the first attempt of this launch has begun."""
         self._printed_at: float | None = None
         self._downloaded_at = 0.0
         """The time of the last line about a download."""

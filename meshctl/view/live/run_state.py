@@ -56,7 +56,7 @@ class Timing:
 
 @dataclass
 class Times:
-    """When a run was launched, and how long it has run, in seconds. The launches of a run that was continued
+    """The time of a launch, and the duration of the run, in seconds. The launches of a run that was continued
     are summed up, without the time between them."""
 
     began: float = 0.0
@@ -282,7 +282,7 @@ class RunState:
         self.code: int | None = None
         """The exit code; None for a run without an end."""
         self.reason = ""
-        """Why the run has ended: the cause of a failure, the signal, or the end of the data."""
+        """The reason that the run has ended: the cause of a failure, the signal, or the end of the data."""
         self.is_stopping = False
         self._programs = {group.name for group in plan.groups if group.program}
 

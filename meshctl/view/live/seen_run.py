@@ -64,7 +64,7 @@ class SeenRun:
 
     @property
     def seconds(self) -> float:
-        """How long the run has run so far."""
+        """The duration of the run so far."""
         return self.state.seconds(time.time() if self.is_live else 0.0)
 
     @property

@@ -31,7 +31,7 @@ class Format:
     difference: str = ""
     """The module that draws the difference of two plans; empty if there is none."""
     selects: bool = False
-    """Whether the picture of a whole plan can open with a part selected."""
+    """True if the picture of a whole plan can open with a part selected."""
 
 
 OVER: Mapping[str, str] = {

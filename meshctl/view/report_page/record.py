@@ -34,11 +34,11 @@ class Attempt:
 
     number: int
     time: float
-    """When it began, in seconds since the epoch."""
+    """Its beginning, in seconds since the epoch."""
     step: int = 0
     """The step after which it began; 0 for the beginning."""
     cause: str = ""
-    """Why it failed; empty if it did not."""
+    """The reason that it failed; empty if it did not."""
     lost: int = 0
     """Number of its steps that ran again."""
 

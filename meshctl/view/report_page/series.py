@@ -26,7 +26,7 @@ class _Piece:
     """The step of the least value, and the value."""
     high: tuple[float, float]
     has_gap: bool = False
-    """Whether a value that was not finite follows."""
+    """True if a value that was not finite follows."""
 
     def merge(self, other: _Piece) -> None:
         if not self.low[1] <= other.low[1]:

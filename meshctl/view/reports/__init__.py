@@ -65,5 +65,5 @@ class Findings:
 
 
 def is_file(name: str) -> bool:
-    """Whether the file name of a span names a file, and not an override or standard input."""
+    """Returns whether the file name of a span names a file, and not an override or standard input."""
     return name != STDIN and re.fullmatch(r"override \d+", name) is None

@@ -73,7 +73,7 @@ class GroupUse:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits more than it works."""
+        """True if it waits more than it works."""
         return self.waiting > self.busy + self.moving
 
     @property

@@ -55,7 +55,7 @@ class Piece(Protocol):
 
     @property
     def outlasts(self) -> bool:
-        """Whether the memory must last until all processes that opened it have closed it."""
+        """True if the memory must last until all processes that opened it have closed it."""
 
     def view(self, at: int, nbytes: int, gone: Callable[[], None] | None = None) -> Tensor:
         """Returns uint8 `[nbytes]`. `gone` is called when the last tensor derived from it dies, on any thread
@@ -149,7 +149,7 @@ class Arena:
             return sum(block.holders.get(holder, 0) for block in blocks)
 
     def has(self, use: Hashable, nbytes: int) -> bool:
-        """Whether a block of at least `nbytes` is free."""
+        """Returns whether a block of at least `nbytes` is free."""
         with self._lock:
             self._settle()
             return any(block.nbytes >= nbytes for block in self._free[use])

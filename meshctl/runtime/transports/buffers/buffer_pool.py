@@ -58,7 +58,7 @@ class LeaseState:
     block: Block | None
     out_of_band: tuple[BufferRef | DeviceBuffer, ...] = ()
     is_copied: bool = False
-    """Whether the block belongs to the slot of the frame."""
+    """True if the block belongs to the slot of the frame."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class BufferPool:
         return self._own_view(block, 0, nbytes, self._job_rank)
 
     def accepts(self, to: Sequence[int], is_final: bool, tensor: Tensor) -> bool:
-        """Whether a tensor can travel out of band (`Transport.accepts`)."""
+        """Returns whether a tensor can travel out of band (`Transport.accepts`)."""
         if self.device and self.device.accepts(to, tensor):
             return True
         return is_final and tensor.nbytes > INLINE_MAX and self._is_registered(tensor)

@@ -95,7 +95,7 @@ class Frame:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the frame consists of memory that `pieces` can return."""
+        """True if the frame consists of memory that `pieces` can return."""
         return not self.out_of_band and all(is_plain(tensor) for tensor, _ in self._tensors)
 
     def pieces(self) -> list[memoryview]:
@@ -206,19 +206,19 @@ def not_sent(tensor: Tensor) -> str:
 
 
 def is_sent(dtype: object) -> bool:
-    """Whether tensors of a dtype can be sent."""
+    """Returns whether tensors of a dtype can be sent."""
     return isinstance(dtype, torch.dtype) and dtype in _NUMBERS
 
 
 def is_host_tensor(column: object) -> TypeGuard[Tensor]:
-    """Whether a column is a tensor of torch's own class, in this host's memory, that can be sent."""
+    """Returns whether a column is a tensor of torch's own class, in this host's memory, that can be sent."""
     if type(column) is not Tensor or not column.is_cpu or column.layout is not torch.strided:
         return False
     return column.dtype in _NUMBERS and column.ndim <= MAX_DIMS and not column.is_nested
 
 
 def on_device(tensor: Tensor) -> bool:
-    """Whether a tensor has values outside of this host's memory."""
+    """Returns whether a tensor has values outside of this host's memory."""
     return not tensor.is_cpu and not tensor.is_meta
 
 
@@ -437,7 +437,7 @@ def ragged(values: Tensor, offsets: Tensor) -> Ragged:
 
 
 def fits(values: Tensor, offsets: Tensor) -> bool:
-    """Whether offsets, int64 `[n + 1]`, divide all of the values into `n` rows."""
+    """Returns whether offsets, int64 `[n + 1]`, divide all of the values into `n` rows."""
     bounds = offsets.cpu().numpy()  # for short columns this is faster than torch
     if bounds[0] or bounds[-1] != values.shape[0]:
         return False

@@ -24,7 +24,7 @@ MIN_BYTES = 1 << 19
 MAX_SPANS = 1 << 10
 """The most spans, over all mappings that are kept."""
 MAX_TIMES_MAPPED = 2
-"""How many times memory may be mapped, on average, by the mappings that are kept. Tools count each mapping as
+"""The average number of kept mappings of the same memory, at the most. Tools count each mapping as
 memory of this process."""
 _NO_ACCESS = 0
 _Spans = tuple[tuple[Mapped, int, int], ...]
@@ -32,13 +32,13 @@ _Spans = tuple[tuple[Mapped, int, int], ...]
 
 
 def fits_pages(offset: int, nbytes: int, is_last: bool) -> bool:
-    """Whether bytes at an offset (or address) can be a part of a concatenation. They must start at a page
-    and, except for the last part, end at one."""
+    """Returns whether bytes at an offset (or address) can be a part of a concatenation. They must start at a
+    page and, except for the last part, end at one."""
     return nbytes > 0 and not offset % PAGE and (is_last or not nbytes % PAGE)
 
 
 def starts_page(tensor: Tensor) -> bool:
-    """Whether a tensor can be the last part of a concatenation."""
+    """Returns whether a tensor can be the last part of a concatenation."""
     return fits_pages(tensor.data_ptr(), tensor.nbytes, is_last=True)
 
 
@@ -76,7 +76,7 @@ class MappedConcat:
         return [mapping.address for mapping in self._kept.values()]
 
     def contains(self, address: int) -> bool:
-        """Whether an address is in a mapping that is kept."""
+        """Returns whether an address is in a mapping that is kept."""
         return any(0 <= address - mapping.address < mapping.nbytes for mapping in self._kept.values())
 
     def concat(self, tensors: Sequence[Tensor]) -> Tensor | None:

@@ -19,8 +19,8 @@ which does not read the target into the cache before it overwrites it."""
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether the bytes of a tensor are its values, in order, in host memory. Some tensors have no bytes,
-    such as a DTensor."""
+    """Returns whether the bytes of a tensor are its values, in order, in host memory. Some tensors have no
+    bytes, such as a DTensor."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return False
     if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
@@ -45,7 +45,7 @@ def copy(into: Tensor, tensor: Tensor) -> None:
 
 
 def use_memmove(nbytes: int) -> bool:
-    """Whether `move` copies so many bytes at least as fast as torch."""
+    """Returns whether `move` copies so many bytes at least as fast as torch."""
     return nbytes < MEMMOVE_MAX or torch.get_num_threads() == 1
 
 

@@ -1,4 +1,4 @@
-"""Whether a producer writes into memory of `alloc` that its consumers read.
+"""Finds producers that write into memory of `alloc` while their consumers read it.
 
 Memory that an endpoint has returned belongs to its consumers, which read it in place. An endpoint that fills
 the same memory again in the next step changes the batch of the last one while they may read it. So a few of

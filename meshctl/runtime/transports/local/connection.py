@@ -52,7 +52,7 @@ class Connection:
         """`job_rank` is the peer's; -1 until an accepted connection has introduced itself."""
         self.sock, self.job_rank, self.generation = sock, job_rank, generation
         self.is_outgoing = job_rank >= 0
-        """Whether this process has opened it."""
+        """True if this process has opened it."""
         self.actions: Mapping[int, Callable[..., None]] = {}
         """Kind of message -> the action of the transport."""
         sock.setblocking(False)
@@ -60,7 +60,7 @@ class Connection:
         """Messages, with files to pass, that the socket has not taken yet. The files belong to the
         backlog."""
         self.has_left = False
-        """Whether the peer has said goodbye."""
+        """True if the peer has said goodbye."""
         self.out_of_band: list[Tensor | int] = []
         """The out-of-band tensors of the next frame, which arrive ahead of it. A tensor that a transfer
         brings is given as its size in bytes."""

@@ -109,7 +109,7 @@ class RowExchange:
             send_bytes(self._data_plane, self._others, self._tag, row)
 
     def _is_complete(self) -> bool:
-        """Whether the rows of all others are there, those from `_seen` on."""
+        """Returns whether the rows of all others are there, those from `_seen` on."""
         if not self._waits and not self._has_found_all():
             return False
         call, entries = self._call, self._entries[self._call & 1]

@@ -31,7 +31,7 @@ class Backlog:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.is_sending = False
-        """Whether some thread has taken on the backlog: only this thread may `drain` it."""
+        """True if some thread has taken on the backlog: only this thread may `drain` it."""
         self.bytes_sent = 0
         self._pieces: deque[memoryview] = deque()
         self._lock = threading.Lock()

@@ -29,9 +29,9 @@ class Connection:
         """`job_rank` is the peer's; -1 until an accepted connection has introduced itself."""
         self.sock, self.job_rank, self.generation = sock, job_rank, generation
         self.is_outgoing = job_rank >= 0
-        """Whether this process has opened it."""
+        """True if this process has opened it."""
         self.has_left = False
-        """Whether the peer has said goodbye."""
+        """True if the peer has said goodbye."""
         self.backlog = Backlog(sock)
         self.streams: list[Backlog] = []
         """The streams that this process has opened beside it."""

@@ -42,7 +42,7 @@ class Way:
         self.part = memoryview(b"")
         """The bytes that are still to be written."""
         self.has_ended = False
-        """Whether the source has no further bytes."""
+        """True if the source has no further bytes."""
 
     def move(self) -> bool:
         """Moves a part as far as neither socket waits. Returns whether it has moved something."""

@@ -84,8 +84,8 @@ def keep_in_cache(sock: socket.socket, measured: socket.socket) -> None:
 
 
 def is_silent(sock: socket.socket) -> bool:
-    """Whether the peer's kernel has not acknowledged something for `SILENCE_S`. A kernel also acknowledges
-    for a program that does not read."""
+    """Returns whether the peer's kernel has not acknowledged something for `SILENCE_S`. A kernel also
+    acknowledges for a program that does not read."""
     network = network_of(sock)
     if sock.fileno() < 0 or network.fileno() < 0:
         return False

@@ -49,7 +49,7 @@ def split(pieces: Iterable[memoryview], sizes: Sequence[int]) -> list[list[memor
 
 
 class WakeMark:
-    """How many bytes must have arrived on a socket before the kernel reports it as readable."""
+    """The number of bytes that must have arrived on a socket before the kernel reports it as readable."""
 
     def __init__(self) -> None:
         self._nbytes = 1

@@ -446,7 +446,7 @@ class TcpTransport(Transport):
 
     @property
     def is_sending(self) -> bool:
-        """Whether some socket has not taken all messages yet."""
+        """True if some socket has not taken all messages yet."""
         return any(
             backlog.is_sending for each in self._connections for backlog in (each.backlog, *each.streams)
         )

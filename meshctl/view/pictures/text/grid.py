@@ -23,7 +23,7 @@ from meshctl.view.formatting import count
 from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, Segment, columns, styled
 
 REACHES = {"inside": "inside", "some": "some cross", "all": "cross"}
-"""Whether the process groups of a dim are inside nodes or cross them."""
+"""The words for `Reach`: process groups are inside nodes, or some or all cross their borders."""
 DOMAIN_NAMES = {"nvlink": "an NVLink domain", "rack": "a rack"}
 FAST_DOMAIN = "nvlink"
 """The kind of domain in which communication is as fast as inside a node."""

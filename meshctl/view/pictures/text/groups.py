@@ -176,7 +176,7 @@ def _workers(group: PlacedGroup) -> str:
 
 
 def _is_shortened(drawn: Sequence[Line]) -> bool:
-    """Whether a grid leaves out columns, which its heading then shows as an ellipsis."""
+    """Returns whether a grid leaves out columns, which its heading then shows as an ellipsis."""
     return any(ELLIPSIS in part.text for part in drawn[0]) if drawn else False
 
 

@@ -44,7 +44,7 @@ class Share:
     """The number of devices of its first worker that come before these devices."""
 
     def begins(self, device: int) -> bool:
-        """Whether a worker begins at a device. Devices of the part are counted from 0."""
+        """Returns whether a worker begins at a device. Devices of the part are counted from 0."""
         return (self.before + device) % self.each == 0
 
 
@@ -70,7 +70,7 @@ class Part:
         return self.device_type != "cpu"
 
     def continues(self, device: int) -> bool:
-        """Whether a device belongs to workers that begin at devices before it. Devices of this part
+        """Returns whether a device belongs to workers that begin at devices before it. Devices of this part
         are counted from 0."""
         return bool(self.shares) and not any(share.begins(device) for share in self.shares)
 

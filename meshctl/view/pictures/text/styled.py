@@ -197,7 +197,7 @@ class Column:
     least: int = 0
     """Its minimum width; 0 if it may not be cut."""
     right: bool = False
-    """Whether it is right-aligned."""
+    """True if it is right-aligned."""
     spare: int = 0
     """The order in which columns are left out if the rows are too wide: the highest number first. A column
     with 0 is never left out."""
