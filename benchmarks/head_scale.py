@@ -37,9 +37,9 @@ from benchmarks.overhead import cpu_seconds
 from meshctl.engines.checks import on_node
 from meshctl.engines.checks.requirements import Needs
 from meshctl.engines.connection import version
+from meshctl.network.addresses import split
+from meshctl.network.authentication import new_nonce, proof_of
 from meshctl.plan.model import Plan
-from meshctl.run.addresses import split
-from meshctl.run.authentication import new_nonce, proof_of
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Journal, StepReport
 

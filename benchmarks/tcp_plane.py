@@ -41,8 +41,8 @@ import torch
 from benchmarks import samples
 from benchmarks.data_plane import MIB, Shape, gloo
 from benchmarks.worlds import Consumer, End, Step, World, even, meshctl, plan_of
+from meshctl.network.sockets import PLAIN, Sockets, sockets_of
 from meshctl.plan.model import Cluster, Plan
-from meshctl.run.sockets import PLAIN, Sockets, sockets_of
 from meshctl.runtime.transports.tcp.stream import STREAMS
 
 CLONE_NEWNET = 0x40000000

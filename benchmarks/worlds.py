@@ -20,8 +20,8 @@ import torch
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from benchmarks import samples
+from meshctl.network.sockets import PLAIN, Sockets
 from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
-from meshctl.run.sockets import PLAIN, Sockets
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide

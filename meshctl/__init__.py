@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from meshctl.runtime.batch.batch import Batch as Batch
     from meshctl.runtime.batch.batch import Ragged as Ragged
-    from meshctl.runtime.collective import Collective as Collective
-    from meshctl.runtime.collective import CollectiveError as CollectiveError
+    from meshctl.runtime.collectives.collective import Collective as Collective
+    from meshctl.runtime.collectives.collective import CollectiveError as CollectiveError
     from meshctl.runtime.component import Component as Component
     from meshctl.runtime.component import ComponentError as ComponentError
     from meshctl.runtime.component import copy_weights as copy_weights
     from meshctl.runtime.component import endpoint as endpoint
-    from meshctl.runtime.media import Histogram as Histogram
-    from meshctl.runtime.media import Image as Image
-    from meshctl.runtime.media import Table as Table
+    from meshctl.runtime.metrics.media import Histogram as Histogram
+    from meshctl.runtime.metrics.media import Image as Image
+    from meshctl.runtime.metrics.media import Table as Table
     from meshctl.topology.mesh import DeviceMesh as DeviceMesh
     from meshctl.topology.mesh import MeshError as MeshError
     from meshctl.topology.modes import CollectMode as CollectMode
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Batch": "meshctl.runtime.batch.batch",
     "CollectMode": "meshctl.topology.modes",
-    "Collective": "meshctl.runtime.collective",
-    "CollectiveError": "meshctl.runtime.collective",
+    "Collective": "meshctl.runtime.collectives.collective",
+    "CollectiveError": "meshctl.runtime.collectives.collective",
     "Component": "meshctl.runtime.component",
     "ComponentError": "meshctl.runtime.component",
     "copy_weights": "meshctl.runtime.component",
     "DeviceMesh": "meshctl.topology.mesh",
     "DispatchMode": "meshctl.topology.modes",
     "ExecuteMode": "meshctl.topology.modes",
-    "Histogram": "meshctl.runtime.media",
-    "Image": "meshctl.runtime.media",
+    "Histogram": "meshctl.runtime.metrics.media",
+    "Image": "meshctl.runtime.metrics.media",
     "MeshError": "meshctl.topology.mesh",
     "OpenedRun": "meshctl.view.opened_run",
     "Ragged": "meshctl.runtime.batch.batch",
     "RankSet": "meshctl.topology.modes",
     "SampleTable": "meshctl.topology.samples",
-    "Table": "meshctl.runtime.media",
+    "Table": "meshctl.runtime.metrics.media",
     "open_run": "meshctl.view.opened_run",
     "endpoint": "meshctl.runtime.component",
 }

@@ -15,11 +15,11 @@ import pytest
 
 from tests.paths import PACKAGE, ROOT
 
-LAYERS = {"topology": 0, "run": 0, "text": 0, "diagnostics": 0, "recipe": 1, "plan": 2}
+LAYERS = {"topology": 0, "network": 0, "run": 0, "text": 0, "diagnostics": 0, "recipe": 1, "plan": 2}
 LAYERS |= {"engines": 3, "view": 3, "trackers": 3, "runtime": 3, "components": 3, "cli": 4}
 LAYERS |= {"losses": 3, "data": 3, "hf": 3, "rewards": 3, "vllm": 3}
 """Folder -> layer; the modules at the top of the package are below layer 0."""
-GROUND = ("text", "topology", "run", "diagnostics")
+GROUND = ("text", "topology", "network", "run", "diagnostics")
 """Layer 0 has an order of its own: each of these folders may import those before it."""
 SIBLINGS = {("components", "runtime"), ("losses", "runtime"), ("data", "runtime")}
 SIBLINGS |= {("hf", "runtime"), ("hf", "losses"), ("hf", "data")}

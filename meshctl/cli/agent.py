@@ -15,10 +15,10 @@ from meshctl.cli.output import REFUSED, refuse, why
 from meshctl.engines.connection import CONNECT_S, JOIN_S
 from meshctl.engines.engine import groups_on, nodes_of
 from meshctl.engines.shipping import begin_run
+from meshctl.network.addresses import split
+from meshctl.network.authentication import TOKEN_VARIABLE
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import number_of
-from meshctl.run.addresses import split
-from meshctl.run.authentication import TOKEN_VARIABLE
 from meshctl.run.directory import RunDir
 from meshctl.run.job_signals import IN_JOB
 

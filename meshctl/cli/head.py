@@ -14,11 +14,11 @@ from meshctl.cli.output import REFUSED, refuse, why
 from meshctl.diagnostics import Report
 from meshctl.engines.engine import ENGINES, engine_named
 from meshctl.engines.supervise.attempt import RunHeld, taken_up
+from meshctl.network.addresses import address_of
 from meshctl.plan.model import Plan
-from meshctl.run.addresses import address_of
+from meshctl.run.checkpoints.saved import NoneWhole
 from meshctl.run.directory import RunDir
 from meshctl.run.job_signals import IN_JOB
-from meshctl.run.saved_checkpoints import NoneWhole
 from meshctl.view.live.state_file import StateFile
 
 

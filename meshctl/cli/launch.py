@@ -32,9 +32,10 @@ from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin, check_unh
 from meshctl.engines.supervise.session import Outcome
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.start_watch import watched
+from meshctl.network.addresses import joined
+from meshctl.network.authentication import new_token
 from meshctl.plan.model import Group, Plan
-from meshctl.run.addresses import joined
-from meshctl.run.authentication import new_token
+from meshctl.run.checkpoints.saved import Whole
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.early_stopping import EarlyStopping
 from meshctl.run.engine_choice import EngineChoice
@@ -43,7 +44,6 @@ from meshctl.run.launches import record_launch
 from meshctl.run.media import forget_media
 from meshctl.run.observer import Observer
 from meshctl.run.row_file import rows_of
-from meshctl.run.saved_checkpoints import Whole
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line, redact
 from meshctl.trackers import tracker_named

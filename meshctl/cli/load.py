@@ -15,8 +15,8 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, RecipeError, Report
 from meshctl.recipe.compose.folders import files, is_dir, is_file
 from meshctl.recipe.secrets import Secrets
+from meshctl.run.checkpoints.saved import Whole
 from meshctl.run.directory import RUNS, RunDir, Start
-from meshctl.run.saved_checkpoints import Whole
 from meshctl.text.english import listed
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from meshctl.cli.load import Launchable
 from meshctl.engines.checks.device_files import devices_of_workers
 from meshctl.engines.checks.requirements import Needs, Requirements
 from meshctl.recipe.rules.rank_bytes import checkpoint_bytes_of, copy_bytes_of, memory_of
-from meshctl.run.saved_checkpoints import steps_of
+from meshctl.run.checkpoints.saved import steps_of
 
 
 def requirements_of(ready: Launchable) -> Requirements:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.collective import Collective
+from meshctl.runtime.collectives.collective import Collective
 from meshctl.runtime.component import Component, copy_weights, endpoint
 from meshctl.topology.mesh import even_split
 

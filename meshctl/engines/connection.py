@@ -24,7 +24,7 @@
                     {"type": "reached", "attempt": 2}: all peers have answered
                     {"type": "unreachable", "attempt": 2, "peer": 1, "address": "HOST:PORT", ...}
 
-A proof is that of `run.authentication`. Messages are plain data, and nothing is unpickled.
+A proof is that of `network.authentication`. Messages are plain data, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ import socket
 import time
 
 from meshctl.engines.engine import CannotStart
-from meshctl.run.addresses import split
-from meshctl.run.authentication import TOKEN_VARIABLE, is_proof, new_nonce, proof_of
-from meshctl.run.connection import Connection, Message, ProtocolError
-from meshctl.run.sockets import PLAIN, Sockets
+from meshctl.network.addresses import split
+from meshctl.network.authentication import TOKEN_VARIABLE, is_proof, new_nonce, proof_of
+from meshctl.network.connection import Connection, Message, ProtocolError
+from meshctl.network.sockets import PLAIN, Sockets
 
 BEAT_S = 3.0
 """Seconds between two beats, if the lease is not much shorter."""

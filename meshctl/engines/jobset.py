@@ -27,8 +27,8 @@ from meshctl.engines.kubernetes.kubectl import Kubectl, KubectlError
 from meshctl.engines.kubernetes.manifest import API_VERSION, CONTAINER, HEAD_FILE, Object, objects_of
 from meshctl.engines.kubernetes.options import JobSetOptions, code_folders
 from meshctl.engines.kubernetes.pods import JOBSET_LABEL, Pod, Seen, reported
+from meshctl.network.authentication import new_token
 from meshctl.plan.model import Plan
-from meshctl.run.authentication import new_token
 from meshctl.run.directory import NO_START, RunDir, Start, write_whole
 from meshctl.run.mirror import Mirror
 from meshctl.run.observer import Observer

@@ -28,8 +28,8 @@ from meshctl.engines.connection import JOIN_S
 from meshctl.engines.engine import CannotStart, Exited, Handle, Job, Rendered, agent_commands, nodes_of
 from meshctl.engines.node import termination
 from meshctl.engines.node.scratch import remove_scratch
+from meshctl.network.authentication import TOKEN_VARIABLE
 from meshctl.plan.model import Plan
-from meshctl.run.authentication import TOKEN_VARIABLE
 from meshctl.run.directory import NO_START, RunDir, Start
 
 HOST = "127.0.0.1"

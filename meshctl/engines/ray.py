@@ -28,9 +28,9 @@ from meshctl.engines.host_script import last_error, refusals, script_of
 from meshctl.engines.node.node_log import fork_log
 from meshctl.engines.node.termination import GRACE_S
 from meshctl.engines.remote import RemoteEngine
+from meshctl.network.connection import Connection, Message
 from meshctl.package import install_command, installed_version
 from meshctl.plan.model import Plan
-from meshctl.run.connection import Connection, Message
 from meshctl.run.directory import NO_START, RunDir, Start, write_whole
 
 RESOURCES = {"cuda": "GPU", "npu": "NPU"}

@@ -35,8 +35,8 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.engines import ray_actor
 from meshctl.engines.connection import MESSAGE_BYTES_MAX
-from meshctl.run.addresses import split
-from meshctl.run.connection import Connection, Message
+from meshctl.network.addresses import split
+from meshctl.network.connection import Connection, Message
 from meshctl.text.english import counted
 
 POLL_S = 0.2

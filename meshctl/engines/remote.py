@@ -11,8 +11,8 @@ from meshctl.engines.awaited import Awaited
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.engine import CannotStart, Command, Handle, Job, Rendered, agent_commands
 from meshctl.engines.shipping import check_code, check_size, pack
+from meshctl.network.addresses import address_of, default_address
 from meshctl.plan.model import Plan
-from meshctl.run.addresses import address_of, default_address
 from meshctl.run.directory import NO_START, SHIP_TO, RunDir, Start
 
 

@@ -25,8 +25,8 @@ from meshctl.engines.local import LocalHandle
 from meshctl.engines.node.node_log import fork_log
 from meshctl.engines.remote import RemoteEngine
 from meshctl.engines.shipping import send_archive
+from meshctl.network.addresses import address_towards, default_address
 from meshctl.plan.model import Plan
-from meshctl.run.addresses import address_towards, default_address
 from meshctl.run.directory import Start
 
 CONNECT_S = 20

@@ -19,12 +19,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from meshctl.dataclass import dataclass
-from meshctl.hf import peft_api, random_weights, stage_parts, transformers_api
+from meshctl.hf import peft_api, random_weights, transformers_api
 from meshctl.hf.errors import ModelError
 from meshctl.hf.peft_api import Lora
+from meshctl.hf.pipeline import stage_parts
+from meshctl.hf.pipeline.stages import Stages, cut
 from meshctl.hf.sharding import check_rows
 from meshctl.hf.sizes import Sizes
-from meshctl.hf.stages import Stages, cut
 from meshctl.hf.tied_shards import check_tied
 from meshctl.hf.weights import reset_adapter
 from meshctl.hub_cache import MODEL_FILES, local_folder, missing_weights

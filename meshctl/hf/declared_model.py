@@ -36,7 +36,7 @@ class DeclaredModel(StoredModel):
         "args.head": "meshctl.hf.transformers_api.HEADS",
         "args.dtype": "meshctl.hf.dtypes.DTYPES",
         "args.parity": "meshctl.hf.parity.MODES",
-        "args.pipeline": "meshctl.hf.pipeline.SCHEDULES",
+        "args.pipeline": "meshctl.hf.pipeline.schedules.SCHEDULES",
         "args.loss": "meshctl.losses.loss.LOSSES",
         "args.advantage": "meshctl.losses.advantages.advantage.ADVANTAGES",
         "args.optimizer": "torch.optim",

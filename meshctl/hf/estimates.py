@@ -21,7 +21,7 @@ from meshctl.losses.advantages import Advantage
 from meshctl.losses.advantages.groups import group_sizes, group_sums
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.batch.ids import shown_ids
-from meshctl.runtime.collective import Collective
+from meshctl.runtime.collectives.collective import Collective
 
 OF_GROUPS = ("group_tokens", "group_samples")
 ESTIMATES = ("advantages", "returns")

@@ -21,7 +21,7 @@ from meshctl.dataclass import dataclass
 from meshctl.hf.errors import ModelError
 from meshctl.hf.sharding import whole_of
 from meshctl.hf.transformers_api import DiskFormat
-from meshctl.runtime.collective import Collective
+from meshctl.runtime.collectives.collective import Collective
 
 FILE_BYTES = 5 * 10**9
 """The default maximum size of a file."""

@@ -8,7 +8,7 @@ import torch
 
 from meshctl.hf.errors import ModelError
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.collective import Collective
+from meshctl.runtime.collectives.collective import Collective
 
 
 def by_tokens(batch: Batch, limit: int, prefixes: tuple[str, ...], data: Collective) -> Iterator[Batch]:

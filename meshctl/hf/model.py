@@ -20,6 +20,7 @@ from meshctl.argument_limits import check_arguments
 from meshctl.hf import columns, estimates, micro_batches, peft_api, transformers_api, weights
 from meshctl.hf.building import Build, build
 from meshctl.hf.chunked_head import ChunkedHead
+from meshctl.hf.context_parallel import ContextParallel, DividedOutputs
 from meshctl.hf.declared_model import DeclaredModel
 from meshctl.hf.dtypes import dtype_of
 from meshctl.hf.errors import ModelError
@@ -30,9 +31,8 @@ from meshctl.hf.outputs import REF, SIDES, Outputs, OutputsWithoutLogits, prefix
 from meshctl.hf.parity import ParityCheck
 from meshctl.hf.passes import Passes
 from meshctl.hf.peft_api import Lora
-from meshctl.hf.pipeline import PipelinePasses
+from meshctl.hf.pipeline.schedules import PipelinePasses
 from meshctl.hf.router_loss import RouterLoss
-from meshctl.hf.sequence import DividedOutputs, SequenceParallel
 from meshctl.hf.shared_prompts import SharedOutputs, SharedPrompts
 from meshctl.hf.sizes import Sizes
 from meshctl.hf.texts import Texts, check_positions, joined, texts_of
@@ -41,7 +41,7 @@ from meshctl.hf.transformers_api import HEADS
 from meshctl.labels import IGNORED
 from meshctl.losses import Loss, LossSum, advantages, find
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.collective import Collective
+from meshctl.runtime.collectives.collective import Collective
 from meshctl.runtime.component import endpoint
 
 
@@ -230,11 +230,11 @@ class Model(DeclaredModel):
         return PipelinePasses(self.module, self.pipeline, pp, dtype, self.forward, self._texts)
 
     @cached_property
-    def _sequence(self) -> SequenceParallel | None:
+    def _sequence(self) -> ContextParallel | None:
         """The division of tokens over cp and ulysses; None if each rank has whole texts."""
         if self.sizes.cp * self.sizes.ulysses == 1:
             return None
-        return SequenceParallel(self.collective("cp"), self.collective("ulysses"), self.sizes.sequence)
+        return ContextParallel(self.collective("cp"), self.collective("ulysses"), self.sizes.sequence)
 
     @cached_property
     def _routers(self) -> RouterLoss:
@@ -323,7 +323,7 @@ class Model(DeclaredModel):
             return OutputsWithoutLogits(raw, texts, self.temperature)
         return Outputs(self.forward(texts), texts, self.temperature)
 
-    def _divided_outputs(self, sequence: SequenceParallel, texts: Texts) -> Outputs:
+    def _divided_outputs(self, sequence: ContextParallel, texts: Texts) -> Outputs:
         division = sequence.divide(texts)
         self._routers.expect(division.own(texts.is_real, 0))
         if self.logits_chunk_tokens:

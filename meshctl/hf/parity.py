@@ -26,7 +26,7 @@ from meshctl.hf.outputs import Outputs
 from meshctl.hf.token_columns import aligned
 from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import MARK, Batch
-from meshctl.runtime.collective import Collective
+from meshctl.runtime.collectives.collective import Collective
 
 MODES = ("warn", "error", "off")
 VERSION = MARK + "version"

@@ -27,7 +27,7 @@ from meshctl.hf.errors import ModelError
 from meshctl.hf.sizes import Sizes
 from meshctl.losses import LossSum
 from meshctl.runtime.batch.batch import Batch
-from meshctl.runtime.collective import Collective
+from meshctl.runtime.collectives.collective import Collective
 
 FUNCTION = "load_balancing_loss_func"
 """The function of the modules of transformers that computes the loss of routers."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from meshctl.hf import peft_api, weights
 from meshctl.hf.export import FILE_BYTES, export
 from meshctl.hf.parity import ParityCheck
-from meshctl.hf.stage_weights import outlines_of_all, tensors_of_all
+from meshctl.hf.pipeline.stage_weights import outlines_of_all, tensors_of_all
 from meshctl.hf.stored_weights import load_stored, stored_weights
 from meshctl.hf.transformers_api import DiskFormat, outline
 from meshctl.runtime.batch.batch import Batch, Ragged

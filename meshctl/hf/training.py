@@ -18,14 +18,14 @@ from torch.distributed.fsdp import FSDPModule
 from meshctl.dataclass import dataclass
 from meshctl.hf import transformers_api
 from meshctl.hf.optimizer import load_state, state_of
+from meshctl.hf.pipeline.stage_parts import copies_of_first_stage, shared_by_stages
 from meshctl.hf.sharding import in_blocks, local_of, squared_norm
 from meshctl.hf.sizes import Sizes
-from meshctl.hf.stage_parts import copies_of_first_stage, shared_by_stages
 from meshctl.hf.weights import copy_named
 from meshctl.losses import LossSum
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.batch.ids import shown_ids
-from meshctl.runtime.collective import Collective
+from meshctl.runtime.collectives.collective import Collective
 
 
 @dataclass(frozen=True)

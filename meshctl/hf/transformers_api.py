@@ -43,7 +43,7 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
-from meshctl.hf import sequence_shards
+from meshctl.hf import sequence_parallel
 from meshctl.hf.errors import ModelError
 from meshctl.hf.sizes import Sizes
 from meshctl.text.english import nearest
@@ -58,7 +58,7 @@ DISPATCHED = "ep_dispatch_experts"
 """The style of experts that ep divides."""
 ROWS_TO_TOKENS = "meshctl_rowwise_to_tokens"
 """The style of row-wise layers whose result is divided by tokens."""
-ALL_PARALLEL_STYLES.register(ROWS_TO_TOKENS, RowwiseParallel(output_layouts=sequence_shards.OWN))
+ALL_PARALLEL_STYLES.register(ROWS_TO_TOKENS, RowwiseParallel(output_layouts=sequence_parallel.OWN))
 Distribute = Callable[[nn.Module], None]
 """A function that shards the parameters of a model in place. The model may be on torch's `meta` device."""
 PROBE_WIDTH = 4
@@ -243,16 +243,16 @@ def _shard_tokens(
     and parameters whose gradients are summed over tp."""
     if not mixes_tokens_in_attention(model):
         raise ModelError(f"`{type(model).__name__}` has no sequence parallelism: it has a recurrent state")
-    layers = sequence_shards.regions_of(model, plan | of_experts)
+    layers = sequence_parallel.regions_of(model, plan | of_experts)
     regions = [region for regions in layers.values() for region in regions]
     both = plan | of_experts
-    reduced = {one for one in regions if not is_adapted and sequence_shards.is_reduced(model, both, one)}
+    reduced = {one for one in regions if not is_adapted and sequence_parallel.is_reduced(model, both, one)}
     for name, style in plan.items():
-        if style == sequence_shards.ROWS and name.startswith(tuple(f"{one}." for one in reduced)):
+        if style == sequence_parallel.ROWS and name.startswith(tuple(f"{one}." for one in reduced)):
             plan[name] = ROWS_TO_TOKENS
     apply_tensor_parallelism(model, mesh, plan)
-    of_parts = sequence_shards.partial_names(model, layers)
-    sequence_shards.divide_tokens(model, mesh, layers, reduced, stages)
+    of_parts = sequence_parallel.partial_names(model, layers)
+    sequence_parallel.divide_tokens(model, mesh, layers, reduced, stages)
     return of_parts
 
 

@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 
 from meshctl.hf import peft_api
 from meshctl.hf.errors import ModelError
+from meshctl.hf.pipeline.stage_parts import listed_names
 from meshctl.hf.random_weights import seed_of
 from meshctl.hf.sharding import local_of, part_of, whole_of
-from meshctl.hf.stage_parts import listed_names
 
 
 def held(model: Any) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.run.best import ScoredCheckpoint
+from meshctl.run.checkpoints.best import ScoredCheckpoint
 from meshctl.run.engine_choice import EngineChoice
 
 SHIP_TO = "~/meshctl-runs"

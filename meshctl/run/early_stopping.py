@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from meshctl.run.best import Mode, is_better
+from meshctl.run.checkpoints.best import Mode, is_better
 from meshctl.text.english import counted
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from meshctl.dataclass import SPARSE as SPARSE
 from meshctl.dataclass import dataclass
-from meshctl.run.best import Mode
+from meshctl.run.checkpoints.best import Mode
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from datetime import timedelta
 from itertools import count
 
 from meshctl.dataclass import dataclass
-from meshctl.run.control_store import Store, StoreLost
+from meshctl.network.control_store import Store, StoreLost
 
 PREFIX = "ending/"
 """The prefix of the keys of the agreement in the store, below that of the attempt."""

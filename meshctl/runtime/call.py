@@ -19,14 +19,15 @@ from meshctl.run.progress import Activity
 from meshctl.runtime.batch.batch import MARK, Batch, numbered
 from meshctl.runtime.batch.identify import identify
 from meshctl.runtime.batch.tensordict import is_tensordict
-from meshctl.runtime.borrowed import Borrowed
+from meshctl.runtime.checks.borrowed import Borrowed
+from meshctl.runtime.checks.digests import Digested
+from meshctl.runtime.checks.peers import PeerCheck
 from meshctl.runtime.component import context_of, endpoint_of
-from meshctl.runtime.digests import Digested
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.kept_values import KeptValues
 from meshctl.runtime.loop_context import LoopContext, StepState
+from meshctl.runtime.metrics.stage_metrics import StageMetrics
 from meshctl.runtime.pass_values import PassValues
-from meshctl.runtime.peers import PeerCheck
 from meshctl.runtime.retries import Retries
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END
@@ -34,7 +35,6 @@ from meshctl.runtime.routes.held import HeldInput
 from meshctl.runtime.routes.inputs import Arguments, Input, InputEnd, Inputs
 from meshctl.runtime.seeding import Seeds
 from meshctl.runtime.sources import Sources
-from meshctl.runtime.stage_metrics import StageMetrics
 from meshctl.runtime.user_modes import collect_mode, execute_mode
 from meshctl.topology.mesh import even_split
 from meshctl.topology.modes import producer_set

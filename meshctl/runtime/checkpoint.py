@@ -2,9 +2,9 @@
 ranks.
 
     step-N/COMPONENT/                   DCP: the tensors of the state by their names, and its document
-    step-N/COMPONENT/by_rank.json       the values that differ between ranks (`run.varying_state`)
+    step-N/COMPONENT/by_rank.json       the values that differ between ranks
     step-N/GROUP.json                   the number of samples that each source of the group has produced
-    step-N/checkpoint.manifest.json     sizes and digests of all these files, written last (`run.manifest`)
+    step-N/checkpoint.manifest.json     sizes and digests of all these files, written last
 
 The document (`state.tree`) has the structure of the state and all values that are not tensors. What is equal
 on all ranks is stored once. A value that differs is stored once for each coordinate of the dims along which
@@ -27,11 +27,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from meshctl.dataclass import dataclass
+from meshctl.run.checkpoints.manifest import FILE as MANIFEST
+from meshctl.run.checkpoints.varying_state import FILE as BY_RANK
+from meshctl.run.checkpoints.varying_state import VaryingState
 from meshctl.run.directory import write_whole
-from meshctl.run.manifest import FILE as MANIFEST
-from meshctl.run.varying_state import FILE as BY_RANK
-from meshctl.run.varying_state import VaryingState
-from meshctl.runtime.collective import Collective
+from meshctl.runtime.collectives.collective import Collective
 from meshctl.runtime.errors import CheckpointError as CheckpointError
 from meshctl.runtime.state import dcp
 from meshctl.runtime.state.differences import differences, world_of

@@ -32,14 +32,14 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from meshctl.plan.model import Checkpoint
+from meshctl.run.checkpoints.local import LocalFolder
+from meshctl.run.checkpoints.manifest import describe
 from meshctl.run.directory import RunDir
 from meshctl.run.events import EventLog
-from meshctl.run.local_checkpoints import LocalFolder
-from meshctl.run.manifest import describe
 from meshctl.runtime import checkpoint
 from meshctl.runtime.background import Background
-from meshctl.runtime.collective import Collective
-from meshctl.runtime.process_group import RUNNING
+from meshctl.runtime.collectives.collective import Collective
+from meshctl.runtime.collectives.process_group import RUNNING
 from meshctl.runtime.state.staging import Staging
 from meshctl.runtime.state.tree import StateTree
 from meshctl.runtime.trace.no_trace import NoTrace

@@ -22,7 +22,7 @@ import torch
 from meshctl.dataclass import dataclass
 from meshctl.runtime import torch_mesh
 from meshctl.runtime.batch.batch import Batch
-from meshctl.runtime.collective import Collective, CollectiveError
+from meshctl.runtime.collectives.collective import Collective, CollectiveError
 from meshctl.runtime.rank_context import STARTING, RankContext, standalone
 from meshctl.topology.mesh import DeviceMesh, MeshError
 from meshctl.topology.modes import CollectMode, DispatchMode, ExecuteMode

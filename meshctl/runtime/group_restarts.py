@@ -26,8 +26,8 @@ from itertools import count
 from typing import Any
 
 from meshctl.dataclass import dataclass
+from meshctl.network.control_store import Store, StoreLost, StoreTimeout
 from meshctl.plan.model import Plan, Stage
-from meshctl.run.control_store import Store, StoreLost, StoreTimeout
 from meshctl.run.shutdown import StopAgreement
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.routes.resumable import NEVER, ResumableChannel, ResumableWeights

@@ -30,7 +30,8 @@ from meshctl.runtime.component import Component, context_of
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import LoopContext, StepState
 from meshctl.runtime.loop_ends import closing_ends, data_ends, sync_ends
-from meshctl.runtime.memory_use import MemoryUse
+from meshctl.runtime.metrics.memory_use import MemoryUse
+from meshctl.runtime.metrics.stage_metrics import StageMetrics
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteEnd
 from meshctl.runtime.routes.held import HeldInput, MinibatchInput
@@ -39,7 +40,6 @@ from meshctl.runtime.routes.resumable import ResumableChannel, ResumableWeights
 from meshctl.runtime.routes.weights import WeightChannel, weights_of
 from meshctl.runtime.schedule import Schedule, ScheduledStep
 from meshctl.runtime.sources import Sources
-from meshctl.runtime.stage_metrics import StageMetrics
 from meshctl.runtime.stream_order import Gate, StreamOrder
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.runtime.transports.errors import OutOfMemory, SentMemoryWritten

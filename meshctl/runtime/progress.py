@@ -52,9 +52,9 @@ from meshctl.run.progress import (
     padded,
 )
 from meshctl.runtime.call_site import call_site
+from meshctl.runtime.collectives.torch_calls import TorchMeshes
 from meshctl.runtime.errors import CollectiveError
-from meshctl.runtime.torch_calls import TorchMeshes
-from meshctl.runtime.wait_times import WaitTimes
+from meshctl.runtime.metrics.wait_times import WaitTimes
 
 FORMS_MAX = 4096
 """Maximum number of cached texts of operations."""

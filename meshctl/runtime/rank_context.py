@@ -147,7 +147,7 @@ def _torchrun_location() -> Location | None:
 
 def _gathered_nodes() -> list[list[int]]:
     """Returns the world's ranks by node. All ranks call it together."""
-    from meshctl.runtime.collective import Collective
+    from meshctl.runtime.collectives.collective import Collective
 
     size = dist.get_world_size()
     world = Collective.of([range(size)], dist.get_rank())

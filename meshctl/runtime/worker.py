@@ -29,16 +29,16 @@ import torch
 import torch.distributed as dist
 
 from meshctl.dataclass import dataclass
+from meshctl.network.authentication import SECURE_VARIABLE, TOKEN_VARIABLE
+from meshctl.network.control_store import StoreTimeout
+from meshctl.network.strangers import Strangers
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
 from meshctl.run import stack_dump
-from meshctl.run.authentication import SECURE_VARIABLE, TOKEN_VARIABLE
-from meshctl.run.control_store import StoreTimeout
 from meshctl.run.directory import Recorded, RunDir, Start
 from meshctl.run.events import Journal
 from meshctl.run.progress import Activity
 from meshctl.run.shutdown import PREFIX, StopAgreement
-from meshctl.run.strangers import Strangers
 from meshctl.runtime.breakpoints import skip_without_terminal
 from meshctl.runtime.component import Component, ComponentError, context_of
 from meshctl.runtime.errors import StageError
@@ -47,7 +47,7 @@ from meshctl.runtime.instantiate import TargetError, component_class, extend_pat
 from meshctl.runtime.log_level import set_log_level
 from meshctl.runtime.loop import Loop
 from meshctl.runtime.loop_context import CheckpointHook, LoopContext
-from meshctl.runtime.phase_metrics import PhaseMetrics
+from meshctl.runtime.metrics.phase_metrics import PhaseMetrics
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.record import Recorder

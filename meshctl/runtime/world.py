@@ -25,12 +25,14 @@ from torch.distributed import PrefixStore, TCPStore
 from torch.distributed import Store as TorchStore
 
 from meshctl.dataclass import dataclass
+from meshctl.network.addresses import address_towards, split
+from meshctl.network.control_store import CONNECT_S, Store, StoreClient, StoreLost, StoreTimeout
+from meshctl.network.name_lookups import with_short_lookups
+from meshctl.network.sockets import PLAIN, Sockets, sockets_of
 from meshctl.plan.model import Group, Plan
-from meshctl.run.addresses import address_towards, split
-from meshctl.run.control_store import CONNECT_S, Store, StoreClient, StoreLost, StoreTimeout
-from meshctl.run.name_lookups import with_short_lookups
 from meshctl.run.shutdown import PREFIX, has_left
-from meshctl.run.sockets import PLAIN, Sockets, sockets_of
+from meshctl.runtime.checks.peers import first_tag
+from meshctl.runtime.collectives.process_group import RUNNING, lift_timeouts
 from meshctl.runtime.devices.backend import (
     CHOICE,
     DEVICES,
@@ -41,8 +43,7 @@ from meshctl.runtime.devices.backend import (
     memory_of,
     transfers_of,
 )
-from meshctl.runtime.peers import first_tag
-from meshctl.runtime.process_group import RUNNING, lift_timeouts
+from meshctl.runtime.metrics.wait_times import WaitTimes
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.transports.context import Context
@@ -54,7 +55,6 @@ from meshctl.runtime.transports.returning import ReturningDataPlane
 from meshctl.runtime.transports.tcp.messages import Address as TcpAddress
 from meshctl.runtime.transports.tcp.transport import TcpTransport
 from meshctl.runtime.user_modes import source_digests
-from meshctl.runtime.wait_times import WaitTimes
 from meshctl.topology.cluster import transport_error
 from meshctl.topology.modes import Route
 

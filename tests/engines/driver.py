@@ -34,8 +34,8 @@ from meshctl.engines.local import LocalEngine, LocalHandle
 from meshctl.engines.supervise.attempt import RunHeld, begin
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.supervisor import Supervisor
+from meshctl.network.control_store import StoreClient
 from meshctl.plan.model import Plan
-from meshctl.run.control_store import StoreClient
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Journal
 from meshctl.run.shutdown import PREFIX, StopAgreement

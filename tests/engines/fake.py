@@ -21,8 +21,8 @@ from meshctl.diagnostics.health import Check
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.connection import join
 from meshctl.engines.engine import Exited, Handle, Job, Rendered, agent_commands, groups_on, nodes_of
+from meshctl.network.connection import Connection, Message
 from meshctl.plan.model import Plan
-from meshctl.run.connection import Connection, Message
 from meshctl.run.directory import NO_START, RunDir, Start
 from meshctl.run.events import Journal
 from meshctl.run.observer import Observer

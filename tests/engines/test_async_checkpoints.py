@@ -17,9 +17,9 @@ import pytest
 import test_exactly_once
 from processes import TIMEOUT, alive, wait
 
+from meshctl.run.checkpoints.manifest import Manifest
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, Follower
-from meshctl.run.manifest import Manifest
 from tests.command_server import Done, call
 
 PARTS = """

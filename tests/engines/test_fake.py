@@ -27,10 +27,10 @@ from meshctl.engines.supervise.reports import NodeLost
 from meshctl.engines.supervise.session import Outcome
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.supervisor import Supervisor
+from meshctl.network.connection import Connection
+from meshctl.network.control_store import GET, StoreClient
 from meshctl.plan.model import Cluster, Plan, Program, Restarts
 from meshctl.run.bounds import end_of_data
-from meshctl.run.connection import Connection
-from meshctl.run.control_store import GET, StoreClient
 from meshctl.run.events import Event
 from meshctl.run.shutdown import PREFIX
 from tests.engines.fake import FakeEngine, FakeHandle, FakeWorker

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.run.addresses import split
-from meshctl.run.sockets import sockets_of
+from meshctl.network.addresses import split
+from meshctl.network.sockets import sockets_of
 from tests.command_server import Started
 from tests.engines.test_commands import ENGINE, agents_of, folder, losses, processes
 

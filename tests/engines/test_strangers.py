@@ -13,7 +13,7 @@ import pytest
 from processes import Launch, Launched, plan_of
 from torch.distributed import TCPStore
 
-from meshctl.run.control_store import StoreClient, StoreLost
+from meshctl.network.control_store import StoreClient, StoreLost
 
 KEYS = {
     "stop": "stranger",

@@ -7,7 +7,7 @@ import torch
 
 from meshctl.hf.training import Sums
 from meshctl.losses import LossSum
-from meshctl.runtime.collective import Collective
+from meshctl.runtime.collectives.collective import Collective
 
 
 def test_sums_and_means_are_those_of_all_micro_batches() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.plan.model import Plan
-from meshctl.run import manifest
+from meshctl.run.checkpoints import manifest
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Follower
 from meshctl.run.row_file import read as read_rows

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.run.best import Mode
+from meshctl.run.checkpoints.best import Mode
 from meshctl.run.early_stopping import EarlyStopping
 
 Values = list[float | None]

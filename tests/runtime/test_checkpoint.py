@@ -15,9 +15,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from meshctl.run.varying_state import VaryingState
+from meshctl.run.checkpoints.varying_state import VaryingState
 from meshctl.runtime.checkpoint import CheckpointError, load, save, save_tree
-from meshctl.runtime.collective import Collective
+from meshctl.runtime.collectives.collective import Collective
 from meshctl.runtime.state.dcp import write
 from meshctl.runtime.state.staging import Staging
 from meshctl.runtime.state.tree import StateTree

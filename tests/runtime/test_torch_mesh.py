@@ -25,9 +25,9 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshctl import Component, DeviceMesh
+from meshctl.runtime.collectives.torch_waits import count_waits
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.rank_context import RankContext
-from meshctl.runtime.torch_waits import count_waits
 from meshctl.topology.mesh import DIMS, MeshError
 from tests.runtime import worlds
 

@@ -24,9 +24,9 @@ from meshctl.engines.checks.requirements import Needs, Requirements
 from meshctl.engines.checks.runner import measured_quickly, problems
 from meshctl.engines.checks.start import check_start, on_node
 from meshctl.engines.engine import CannotStart
+from meshctl.network.addresses import split
 from meshctl.package import installed_version
 from meshctl.plan.model import Plan
-from meshctl.run.addresses import split
 from meshctl.run.directory import RunDir, Start
 
 SUBJECT = "node"

@@ -16,10 +16,10 @@ from meshctl.plan.resume_facts import facts_of
 from meshctl.recipe.code.digests import code_digest
 from meshctl.recipe.rules.components import STATE_METHODS
 from meshctl.recipe.rules.facts import Facts
+from meshctl.run.checkpoints.manifest import FILE, Manifest
+from meshctl.run.checkpoints.saved import NoneWhole, Whole, newest_whole
+from meshctl.run.checkpoints.varying_state import VaryingState
 from meshctl.run.directory import RunDir
-from meshctl.run.manifest import FILE, Manifest
-from meshctl.run.saved_checkpoints import NoneWhole, Whole, newest_whole
-from meshctl.run.varying_state import VaryingState
 
 
 def checkpoint_of(run: RunDir) -> Whole:

@@ -16,9 +16,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from meshctl.engines.kubernetes.options import JobSetOptions
+from meshctl.network.authentication import TOKEN_VARIABLE
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import NodeSet, node_sets
-from meshctl.run.authentication import TOKEN_VARIABLE
 from meshctl.run.directory import RunDir
 from meshctl.text.kubernetes_names import replicated_job, subdomain_of
 

@@ -53,12 +53,12 @@ from meshctl.engines.node.scratch import scratch_folder
 from meshctl.engines.node.termination import GRACE_S
 from meshctl.engines.node.worker_env import Stores, WorkerEnv
 from meshctl.engines.node.worker_logs import Outputs
+from meshctl.network.control_store import StoreClient, StoreLost
+from meshctl.network.sockets import Sockets, sockets_of
 from meshctl.plan.model import Group, Plan, Worker
-from meshctl.run.control_store import StoreClient, StoreLost
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.events import Journal
 from meshctl.run.job_signals import is_in_job
-from meshctl.run.sockets import Sockets, sockets_of
 
 POLL_S = 0.1
 """Seconds between two reads of the store. The end of a worker is noticed at once."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from meshctl.run.connection import Message
+from meshctl.network.connection import Message
 from meshctl.run.directory import RunDir
 from meshctl.run.event_files import EventFiles, event_files, segment_name
 from meshctl.run.events import lines_of

@@ -15,7 +15,7 @@ from typing import Any
 from meshctl.engines.checks.requirements import Needs
 from meshctl.engines.node.examination import Examination
 from meshctl.engines.node.peer_watch import PeerWatch
-from meshctl.run.connection import Message
+from meshctl.network.connection import Message
 from meshctl.run.directory import RunDir
 
 

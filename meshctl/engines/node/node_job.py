@@ -9,8 +9,8 @@ from meshctl.dataclass import dataclass
 from meshctl.engines.connection import JOIN_S
 from meshctl.engines.engine import WorkerMain
 from meshctl.engines.node.agent import AgentJob
+from meshctl.network.sockets import Sockets, sockets_of
 from meshctl.run.directory import RunDir
-from meshctl.run.sockets import Sockets, sockets_of
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,9 @@ from meshctl.engines.node.scratch import Scratch, remove_scratch
 from meshctl.engines.node.stacks import StackRequests
 from meshctl.engines.node.worker_env import Stores
 from meshctl.engines.node.worker_logs import WorkerLogs
+from meshctl.network.addresses import interface_of
+from meshctl.network.connection import Connection, Message, ProtocolError
 from meshctl.plan.model import Plan
-from meshctl.run.addresses import interface_of
-from meshctl.run.connection import Connection, Message, ProtocolError
 from meshctl.run.directory import Start, write_whole
 from meshctl.run.job_signals import is_in_job
 

@@ -25,9 +25,9 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.connection import beat_s
-from meshctl.run.addresses import family_of, joined, listen, split
-from meshctl.run.authentication import is_proof, new_nonce, proof_of
-from meshctl.run.connection import (
+from meshctl.network.addresses import family_of, joined, listen, split
+from meshctl.network.authentication import is_proof, new_nonce, proof_of
+from meshctl.network.connection import (
     STRANGER_S,
     STRANGERS_MAX,
     Connection,
@@ -35,8 +35,8 @@ from meshctl.run.connection import (
     ProtocolError,
     host_of,
 )
-from meshctl.run.sockets import PLAIN, Sockets
-from meshctl.run.strangers import Strangers
+from meshctl.network.sockets import PLAIN, Sockets
+from meshctl.network.strangers import Strangers
 
 REACH_S = 10.0
 """Seconds within which a peer must answer before the first step."""

@@ -17,9 +17,9 @@ from meshctl.dataclass import dataclass
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node import scratch
 from meshctl.engines.node.visible_devices import device_list, variables, visible_names
+from meshctl.network.authentication import SECURE_VARIABLE, TOKEN_VARIABLE
 from meshctl.plan.model import Group, Plan, Program, Worker
 from meshctl.recipe.code.interpreters import interpreter_path, problem_of
-from meshctl.run.authentication import SECURE_VARIABLE, TOKEN_VARIABLE
 from meshctl.run.directory import RunDir, Start
 from meshctl.text.env_refs import Unset, filled
 

@@ -28,8 +28,8 @@ from meshctl.engines.slurm.job import SlurmJob, call
 from meshctl.engines.slurm.requeue import Requeue
 from meshctl.engines.slurm.script import script_of
 from meshctl.engines.slurm.steps import SlurmHandle, Step, steps_of
+from meshctl.network.addresses import address_towards, default_address
 from meshctl.plan.model import Plan
-from meshctl.run.addresses import address_towards, default_address
 from meshctl.run.directory import NO_START, RunDir, Start, write_whole
 from meshctl.run.job_signals import is_in_job
 from meshctl.run.observer import Observer

@@ -19,12 +19,12 @@ from meshctl.engines.checks.fork import in_fork
 from meshctl.engines.supervise.cause import ATTEMPT
 from meshctl.plan.model import Plan
 from meshctl.run import clock
+from meshctl.run.checkpoints.local import warning_of_uncopied
+from meshctl.run.checkpoints.saved import Whole, clear_later, newest_whole
 from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.events import Follower, events_of
-from meshctl.run.local_checkpoints import warning_of_uncopied
 from meshctl.run.media import forget_media
 from meshctl.run.metrics import Fold
-from meshctl.run.saved_checkpoints import Whole, clear_later, newest_whole
 from meshctl.run.surviving_rows import PastAttempts, continue_rows
 from meshctl.text.redaction import holds_literal, referred_names, stretches
 

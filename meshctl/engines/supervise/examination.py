@@ -20,8 +20,8 @@ from meshctl.engines.checks import across_nodes, on_node
 from meshctl.engines.checks.across_nodes import Problem, name_of
 from meshctl.engines.checks.on_node import NodeFacts
 from meshctl.engines.checks.requirements import Needs
+from meshctl.network.connection import Connection, Message
 from meshctl.plan.model import Plan
-from meshctl.run.connection import Connection, Message
 from meshctl.run.directory import RunDir
 from meshctl.text.english import counted
 

@@ -23,8 +23,8 @@ from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.cause import Cause
 from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.restarts import Restarts
+from meshctl.network.control_store import StoreClient
 from meshctl.plan.model import Plan
-from meshctl.run.control_store import StoreClient
 from meshctl.run.events import Event, Journal
 from meshctl.run.shutdown import LEFT
 from meshctl.run.shutdown import PREFIX as ENDING

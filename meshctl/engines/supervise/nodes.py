@@ -31,8 +31,8 @@ from meshctl.engines.supervise.reports import (
     StopAsked,
     report_of,
 )
-from meshctl.run.addresses import joined
-from meshctl.run.connection import (
+from meshctl.network.addresses import joined
+from meshctl.network.connection import (
     STRANGER_S,
     STRANGERS_MAX,
     Connection,
@@ -40,8 +40,8 @@ from meshctl.run.connection import (
     ProtocolError,
     encoded,
 )
-from meshctl.run.sockets import PLAIN, Sockets
-from meshctl.run.strangers import Strangers
+from meshctl.network.sockets import PLAIN, Sockets
+from meshctl.network.strangers import Strangers
 from meshctl.text.english import counted
 
 CLOSE_S = 2.0

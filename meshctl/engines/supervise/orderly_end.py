@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 
 from meshctl.engines.engine import STOP_KEY
+from meshctl.network.control_store import StoreClient
 from meshctl.plan.model import Plan
 from meshctl.run.bounds import end_of_data
-from meshctl.run.control_store import StoreClient
 from meshctl.run.events import Event, Journal
 from meshctl.run.shutdown import PREFIX, Proposer, StopRequest
 

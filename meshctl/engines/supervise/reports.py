@@ -8,8 +8,8 @@ import signal
 from meshctl.dataclass import dataclass
 from meshctl.engines.node.stacks import ProcessState
 from meshctl.engines.supervise.examination import Examined
+from meshctl.network.connection import Message
 from meshctl.plan.resizing import Device
-from meshctl.run.connection import Message
 from meshctl.run.progress import Record
 
 PROCESS = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,150}-[0-9]{1,9}")

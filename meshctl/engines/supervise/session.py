@@ -15,8 +15,8 @@ from meshctl.engines.supervise.restarts import Restarts
 from meshctl.engines.supervise.run_files import RunFiles
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.stranger_watch import StrangerWatch
+from meshctl.network.control_store import StoreClient
 from meshctl.plan.resizing import Device
-from meshctl.run.control_store import StoreClient
 from meshctl.run.events import Journal
 
 

@@ -14,10 +14,10 @@ from torch.distributed import TCPStore
 
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.rendezvous import serve
-from meshctl.run import addresses
-from meshctl.run.control_store import StoreClient
-from meshctl.run.sockets import PLAIN, Sockets
-from meshctl.run.store_server import StoreServer
+from meshctl.network import addresses
+from meshctl.network.control_store import StoreClient
+from meshctl.network.sockets import PLAIN, Sockets
+from meshctl.network.store_server import StoreServer
 
 BACKLOG = 1024
 """Connections that may wait on a socket."""

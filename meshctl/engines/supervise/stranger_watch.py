@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from meshctl.run.strangers import Strangers
+from meshctl.network.strangers import Strangers
 from meshctl.text.english import counted
 
 HOSTS_MAX = 3

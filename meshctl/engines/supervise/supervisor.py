@@ -34,13 +34,13 @@ from meshctl.engines.supervise.session import Outcome, Session
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.stores import Stores, listen
 from meshctl.engines.supervise.stranger_watch import StrangerWatch
+from meshctl.network.addresses import joined
+from meshctl.network.authentication import TOKEN_VARIABLE, new_token
+from meshctl.network.sockets import sockets_of
 from meshctl.plan.resizing import CannotResize
-from meshctl.run.addresses import joined
-from meshctl.run.authentication import TOKEN_VARIABLE, new_token
+from meshctl.run.checkpoints.saved import NoneWhole
 from meshctl.run.events import Event, Journal
 from meshctl.run.observer import Observer
-from meshctl.run.saved_checkpoints import NoneWhole
-from meshctl.run.sockets import sockets_of
 
 MakeObservers = Callable[[], Iterable[Observer]]
 """Returns the observers of a run. Called after the engine has forked, because an observer may start a

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed import Store as TorchStore
 
 from meshctl.dataclass import dataclass
-from meshctl.run.control_store import Store
+from meshctl.network.control_store import Store
 from meshctl.runtime.transports.buffers.arena import Piece
 
 ALIGN = 512

@@ -41,9 +41,9 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
 from meshctl.dataclass import dataclass
+from meshctl.runtime.collectives.process_group import RUNNING
 from meshctl.runtime.devices.backend import laid
 from meshctl.runtime.devices.cuda import Runtime, library
-from meshctl.runtime.process_group import RUNNING
 
 STOP_S = 5.0
 """Seconds that `close` waits for the threads, after their transfers were aborted."""

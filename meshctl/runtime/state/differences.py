@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from meshctl.dataclass import dataclass
-from meshctl.runtime.collective import Collective
+from meshctl.runtime.collectives.collective import Collective
 from meshctl.runtime.state.digest import buffer_digest, tensor_digest, text_digest
 from meshctl.runtime.state.tree import Document, StateTree, is_tensor
 from meshctl.topology.mesh import DeviceMesh

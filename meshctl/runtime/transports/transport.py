@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from meshctl.run.strangers import Strangers
+from meshctl.network.strangers import Strangers
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 
 EMPTY = torch.empty(0, dtype=torch.uint8)

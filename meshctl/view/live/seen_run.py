@@ -12,10 +12,10 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan
+from meshctl.run.checkpoints.saved import steps_of
 from meshctl.run.directory import RunDir
 from meshctl.run.finding import NoRun, find, name_of
 from meshctl.run.launcher import Launcher, is_locked
-from meshctl.run.saved_checkpoints import steps_of
 from meshctl.run.submission import AskJob, JobState, Submission, unasked
 from meshctl.view.live.run_state import Condition, GroupState, RunState
 from meshctl.view.live.state_file import OtherFormat, folded_state, saved_state

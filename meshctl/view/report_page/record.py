@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from meshctl.dataclass import dataclass
+from meshctl.run.checkpoints.saved import steps_of
 from meshctl.run.events import Event
 from meshctl.run.git_state import git_state
 from meshctl.run.launches import launches
 from meshctl.run.log_files import read_tail, without_stamps
 from meshctl.run.row_file import rows_of
-from meshctl.run.saved_checkpoints import steps_of
 from meshctl.text.redaction import redact
 from meshctl.view.live.seen_run import SeenRun
 from meshctl.view.report_page.run_clock import RunClock, launches_of

@@ -9,8 +9,8 @@ import pytest
 
 from meshctl.engines.connection import join
 from meshctl.engines.engine import CannotStart
-from meshctl.run.addresses import joined
-from meshctl.run.sockets import sockets_of
+from meshctl.network.addresses import joined
+from meshctl.network.sockets import sockets_of
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from meshctl.engines.node.peer_watch import CALL_S, REACH_S, PeerWatch, Unreachable
-from meshctl.run.addresses import split
+from meshctl.network.addresses import split
 
 LEASE_S = 15.0
 Watch = Callable[..., PeerWatch]

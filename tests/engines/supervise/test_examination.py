@@ -17,8 +17,8 @@ from meshctl.engines.supervise.examination import (
     Examined,
     peers_of,
 )
+from meshctl.network.connection import Connection
 from meshctl.plan.model import Cluster, Group, Plan, Run
-from meshctl.run.connection import Connection
 from meshctl.run.directory import RunDir
 
 PLAN = Plan("test", 0, Cluster(3), (Group("train", "cpu", 3, 0),), (), (), (), Run())

@@ -9,9 +9,9 @@ import pytest
 
 from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.stranger_watch import StrangerWatch
-from meshctl.run import connection as connections
-from meshctl.run.store_server import StoreServer
-from meshctl.run.strangers import HOSTS_MAX, OTHERS, Strangers
+from meshctl.network import connection as connections
+from meshctl.network.store_server import StoreServer
+from meshctl.network.strangers import HOSTS_MAX, OTHERS, Strangers
 
 
 def test_the_first_are_reported_at_once_and_all_at_the_end() -> None:
@@ -77,7 +77,7 @@ def test_the_control_store_drops_and_counts_a_stranger(words: bytes) -> None:
 
 
 def test_a_silent_stranger_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    from meshctl.run import store_server
+    from meshctl.network import store_server
 
     monkeypatch.setattr(store_server, "STRANGER_S", 0.1)
     assert connections.STRANGER_S > 1

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from meshctl.plan.model import Group, Program
-from meshctl.run.best import ScoredCheckpoint
+from meshctl.run.checkpoints.best import ScoredCheckpoint
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, Journal
 from meshctl.view.live.summary import summary

@@ -16,7 +16,7 @@ import threading
 import time
 from contextlib import suppress
 
-from meshctl.run.sockets import Sockets
+from meshctl.network.sockets import Sockets
 
 PART_BYTES = 1 << 18
 """The most bytes that are read at once."""

@@ -6,7 +6,7 @@ import socket
 import struct
 import sys
 
-from meshctl.run import connection
+from meshctl.network import connection
 from meshctl.runtime.transports.tcp.pump import Carried, Pump
 
 SILENCE_S = 20.0

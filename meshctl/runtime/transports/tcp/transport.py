@@ -30,9 +30,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from meshctl.run.addresses import listen
-from meshctl.run.sockets import PLAIN, Sockets
-from meshctl.run.strangers import Strangers
+from meshctl.network.addresses import listen
+from meshctl.network.sockets import PLAIN, Sockets
+from meshctl.network.strangers import Strangers
 from meshctl.runtime.devices.backend import DeviceMemory
 from meshctl.runtime.transports.buffers.caching_allocator import CachingAllocator
 from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND, Frame, bytes_of

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshctl.run.addresses import address_towards
+from meshctl.network.addresses import address_towards
 from meshctl.runtime.trace.traced import TracedDataPlane
 from meshctl.runtime.trace.tracer import Tracer
 from meshctl.runtime.transports.buffers.caching_allocator import UNCACHED_MAX, CachingAllocator

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from meshctl.run.sockets import sockets_of
+from meshctl.network.sockets import sockets_of
 from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.runtime.transports.context import Context
 from meshctl.runtime.transports.data_plane import DataPlane

@@ -1,0 +1,150 @@
+"""The metrics of one stage on one worker: the numbers that its endpoint returns, and those that it logs.
+Images, histograms and tables are logged in the same way (`media.py`).
+
+One rank of each data rank is counted: its numbers enter the metrics. The other ranks report only the names of
+the metrics that they log, each name once. From these the supervisor can warn of a metric that no counted rank
+has logged.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import logging
+import math
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from meshctl.plan.model import Stage
+from meshctl.run.events import EventLog
+from meshctl.runtime.errors import StageError
+from meshctl.runtime.loop_context import StepState
+from meshctl.runtime.metrics.media import MediaWriter, separated
+from meshctl.runtime.metrics.scalars import logged_numbers, other_values, scalars
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import CollectMode, ExecuteMode
+
+
+def returns_values(method: Callable[..., Any]) -> bool:
+    """Returns whether a method is meant to return more than None: it is annotated with another type, or it
+    has no annotation and a `return` with a value in its text."""
+    function = inspect.unwrap(method)
+    annotations = inspect.get_annotations(getattr(function, "__func__", function))
+    if "return" in annotations:
+        hint = str(annotations["return"])
+        return "None" not in hint and "Optional" not in hint and hint not in ("Any", "object")
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError, TypeError):
+        return False
+    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return) and node.value]
+    return any(not isinstance(value, ast.Constant) or value.value is not None for value in returned)
+
+
+class StageMetrics:
+    def __init__(
+        self,
+        stage: Stage,
+        collect: CollectMode,
+        execute: ExecuteMode,
+        mesh: DeviceMesh,
+        rank: int,
+        state: StepState,
+        events: EventLog,
+        run: Path = Path(),
+    ) -> None:
+        """`run` is the run directory, to which images, histograms and tables are written."""
+        self._stage, self._state, self._events = stage, state, events
+        counted = mesh.representative(mesh.data_rank(rank))
+        self._counted = counted if execute.is_called(mesh, counted) else rank
+        """The rank whose logged numbers are those of this data rank."""
+        self._is_counted = self._counted == rank
+        representatives = map(mesh.representative, range(mesh.data_size))
+        first = next((one for one in representatives if execute.is_called(mesh, one)), 0)
+        self._media = MediaWriter(run, stage.name, events, writes=rank == first)
+        self._uncounted: set[str] = set()
+        """The names that this rank has logged without being counted."""
+        self._before = 0
+        """The number of metrics in the step's report before the running call."""
+        self.logged: dict[str, list[float]] = {}
+        """The numbers that the running call has logged on this rank, counted or not."""
+        self._is_reduced = collect.is_reduced
+        self._has_warned = False
+        self._reduction: str = "mean"
+        """The reduction of the returned numbers to one metric: `mean`, `sum` or `first`."""
+        if collect.join == "sum" or (collect.join == "first" and not stage.block):
+            self._reduction = collect.join
+
+    def begin_call(self) -> None:
+        self._before = len(self._state.report.metrics)
+        self.logged.clear()
+
+    def drop_call(self) -> None:
+        """Drops what the running call has logged, because it has failed and is repeated."""
+        del self._state.report.metrics[self._before :]
+        self.logged.clear()
+        self._media.again()
+
+    def log(self, values: Mapping[str, float], weight: float) -> None:
+        """Implements `Component.log`. Raises `TypeError` for what is neither a number nor an image,
+        histogram or table, and `ValueError` for a wrong one of these and for a weight that is negative or
+        not finite."""
+        values, media = separated(values)
+        logged, weight = logged_numbers(values), float(weight)
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"the weight of self.log must be a finite number from 0, not {weight:g}")
+        for name, one in media:
+            self._media.write(name, one, self._state.report.step)
+        numbers = {name: float(value) for name, value in logged.items()}
+        for name, number in numbers.items():
+            self.logged.setdefault(name, []).append(number)
+        if self._is_counted:
+            self._state.report.add_metric(self._stage.name, numbers, weight, "mean")
+        elif new := sorted(logged.keys() - self._uncounted):
+            self._uncounted.update(new)
+            self._events.write(
+                "uncounted",
+                step=self._state.report.step,
+                stage=self._stage.name,
+                names=new,
+                counted=self._counted,
+            )
+
+    def add_returned(self, value: Any, weight: float) -> None:
+        """Adds the numbers that the endpoint has returned. Those that it has also logged in this call are
+        counted once. Raises `StageError` if the two differ."""
+        returned = scalars(value)
+        for metric in self._state.report.metrics[self._before :]:
+            if metric["stage"] == self._stage.name:
+                metric["values"] = self._without_returned(metric["values"], returned)
+        self._state.report.add_metric(self._stage.name, returned, weight, self._reduction)
+
+    def warn_of_others(self, value: Any, method: Callable[..., Any]) -> None:
+        """Warns once of parts of a value that no stage takes and that are not metrics, because they are not
+        numbers. A stage that collects by mean or sum returns numbers, or logs some, or `method` is meant to
+        return nothing."""
+        if not self._is_reduced or self._has_warned or (value is None and self.logged):
+            return
+        if value is None and not returns_values(method):
+            self._has_warned = True
+            return
+        if other := next(other_values(value), ""):
+            self._has_warned = True
+            called = f"`{self._stage.component}.{self._stage.method}`"
+            text = f"{called} returned {other}, which is not a metric: a metric is a single number"
+            logging.getLogger("meshctl").warning(text)
+
+    def _without_returned(
+        self, logged: Mapping[str, float], returned: Mapping[str, float]
+    ) -> Mapping[str, float]:
+        for name in logged.keys() & returned.keys():
+            one, other = logged[name], returned[name]
+            if one != other and not (math.isnan(one) and math.isnan(other)):
+                metric = f"`{self._stage.name}.{name}`"
+                raise StageError(
+                    f"`{self._stage.component}.{self._stage.method}` returns {other:g} for metric {metric} "
+                    f"and logs {one:g} for it; one of them needs another name"
+                )
+        return {name: number for name, number in logged.items() if name not in returned}

@@ -1,0 +1,91 @@
+"""The parts of a model on each pipeline stage, and what is refused. Training is in `test_parity.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from meshctl.hf import ModelError, random_weights, transformers_api
+from meshctl.hf.pipeline import stage_parts
+from meshctl.hf.pipeline.stages import StagedModel, Stages, cut
+from meshctl.hf.sizes import Sizes
+from meshctl.recipe.code.architectures import parameters_of
+from meshctl.topology.memory import costs_of
+from tests.hf.parity import ALL
+
+
+def config_of(name: str) -> Any:
+    return transformers_api.read_config(ALL[name], "lm", {})
+
+
+def stages_of(name: str, rank: int, split: Any = "count", **sizes: int) -> Stages:
+    return Stages.of(config_of(name), "lm", split, Sizes(**sizes), rank)
+
+
+def test_a_rank_has_every_pp_th_stage() -> None:
+    stages = stages_of("five layers", 1, pp=2, vpp=2)
+    assert stages.own == (1, 3) and stages.last == 3
+    assert [len(own) for own in stages.layers] == [2, 1, 1, 1]
+    assert [layer for layer in range(5) if stages.held(layer)] == [2, 4]
+
+
+@pytest.mark.parametrize("split", ["even", [1, 2], [5], [5, 0]])
+def test_a_division_that_does_not_fit_is_refused(split: Any) -> None:
+    with pytest.raises(
+        ModelError, match="`split` is `count` or `cost`, or 2 numbers of layers whose sum is 5"
+    ):
+        stages_of("five layers", 0, split, pp=2)
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(ModelError, match="2 layers for 3 pipeline stages"):
+        stages_of("llama", 0, pp=3)
+
+
+def test_each_weight_is_on_one_stage_and_a_tied_embedding_on_two() -> None:
+    whole = transformers_api.outline(config_of("llama_tied"), "lm")
+    names = []
+    for rank in range(2):
+        model = transformers_api.outline(config_of("llama_tied"), "lm")
+        transformers_api.untie(model)
+        cut(model, stages_of("llama_tied", rank, pp=2))
+        own = [name for name, _ in model.named_parameters()]
+        names.append({*stage_parts.listed_names(model, own).values()})
+    assert names[0] | names[1] == {name for name, _ in whole.named_parameters()}
+    assert names[0] & names[1] == {"model.embed_tokens.weight"}
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_tied", "qwen3", "qwen3_moe"])
+def test_validate_and_a_run_divide_layers_by_the_same_costs(name: str) -> None:
+    layers, head = stage_parts.costs_of(config_of(name), "lm")
+    experts, used = (ALL[name].get(key, 0) for key in ("num_experts", "num_experts_per_tok"))
+    layer, of_head = costs_of(parameters_of(ALL[name]), experts, used)
+    assert layers == [layer] * len(layers) and head == of_head
+
+
+def test_an_architecture_without_a_plan_is_refused() -> None:
+    config = transformers_api.read_config(
+        {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2}, "lm", {}
+    )
+    with pytest.raises(ModelError, match="`GPT2LMHeadModel` cannot be divided over pp"):
+        stage_parts.parts_of(transformers_api.outline(config, "lm"))
+
+
+def test_a_model_that_computes_between_its_layers_and_the_head_is_refused() -> None:
+    model = random_weights.new_model(config_of("llama"), "lm", torch.float64, None, 0)
+    cut(model, stages_of("llama", 0, pp=2))
+    ids = torch.arange(6)[None]
+    hidden = StagedModel(model).hidden(0, lambda: model(input_ids=ids, use_cache=False), None)
+    assert hidden.shape == (1, 6, 32)
+    inner = model.model.forward
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        found = inner(*args, **kwargs)
+        found.last_hidden_state = found.last_hidden_state * 2
+        return found
+
+    model.model.forward = changed
+    with pytest.raises(ModelError, match="it changes the hidden states outside of its layers"):
+        StagedModel(model).hidden(0, lambda: model(input_ids=ids, use_cache=False), None)

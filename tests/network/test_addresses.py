@@ -1,0 +1,38 @@
+"""HOST:PORT as text, and the addresses of interfaces."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshctl.network import addresses
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fd88::254", "node-1"])
+def test_an_address_is_split_as_it_was_joined(host: str) -> None:
+    assert addresses.split(addresses.joined(host, 80)) == (host, 80)
+
+
+def test_an_ipv6_address_has_brackets() -> None:
+    assert addresses.joined("fd88::254", 80) == "[fd88::254]:80"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":80", "host:x", "host:0", "host:65536", "[]:80", "fd88::254"]
+)
+def test_other_texts_are_no_addresses(text: str) -> None:
+    with pytest.raises(ValueError, match="not HOST:PORT"):
+        addresses.split(text)
+
+
+def test_the_interface_of_an_address() -> None:
+    assert addresses.interface_of("127.0.0.1") == "lo"
+    assert addresses.address_of("lo") == addresses.address_of("127.0.0.1") == "127.0.0.1"
+    assert addresses.interface_of("192.0.2.77") == ""
+    with pytest.raises(OSError, match=r"."):
+        addresses.address_of("no-such-interface.invalid")
+
+
+def test_a_socket_listens_on_its_address_only() -> None:
+    with addresses.listen("127.0.0.1") as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+    assert addresses.address_towards("127.0.0.1", 1) == "127.0.0.1"

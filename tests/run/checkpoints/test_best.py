@@ -1,0 +1,123 @@
+"""The best checkpoints: the value of a checkpoint is the last one at or before its step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshctl.run.checkpoints.best import BestCheckpoints, Mode, ScoredCheckpoint
+from meshctl.run.directory import RunDir
+
+Rows = dict[int, float | None]
+
+
+def ranked(rows: Rows, steps: list[int], keep: int = 1, mode: Mode = "min") -> list[tuple[int, float, int]]:
+    best = BestCheckpoints("eval.loss", keep, mode)
+    for step, value in rows.items():
+        best.add({"step": step, "time": 0.0, "metrics.loss": -float(step), "eval.loss": value})
+        best.add({"step": step + 1, "time": 0.0, "metrics.loss": -1.0})
+    return [(one.step, one.value, one.value_step) for one in best.among(steps)]
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", (60, 1.0, 50)), ("max", (120, 3.0, 100))])
+def test_the_value_of_a_checkpoint_is_the_last_at_or_before_it(
+    mode: Mode, best: tuple[int, float, int]
+) -> None:
+    rows: Rows = {50: 1.0, 100: 3.0, 150: 2.0}
+    assert ranked(rows, [20, 40, 60, 80, 120, 150], mode=mode) == [best]
+
+
+def test_a_checkpoint_before_any_value_is_never_the_best() -> None:
+    assert ranked({50: 1.0}, [20, 40]) == []
+
+
+def test_a_value_that_is_not_finite_is_never_the_best() -> None:
+    assert ranked({10: 2.0, 20: None, 30: 3.0}, [10, 20, 30], keep=3) == [(10, 2.0, 10), (30, 3.0, 30)]
+
+
+def test_of_equal_values_the_earliest_checkpoint_is_the_best() -> None:
+    assert ranked({10: 2.0, 20: 2.0}, [30, 20, 10], keep=2) == [(10, 2.0, 10), (20, 2.0, 20)]
+
+
+def test_a_row_that_arrives_again_replaces_itself() -> None:
+    best = BestCheckpoints("eval.loss", 1, "min")
+    best.add({"step": 3, "eval.loss": 1.0})
+    best.add({"step": 3, "eval.loss": 5.0})
+    assert best.among([3]) == [ScoredCheckpoint(3, 5.0, 3)]
+
+
+@given(
+    st.dictionaries(st.integers(1, 30), st.none() | st.integers(-3, 3).map(float), max_size=12),
+    st.sets(st.integers(1, 30), max_size=10),
+    st.integers(1, 4),
+    st.sampled_from(["min", "max"]),
+)
+def test_the_best_are_those_of_the_definition(rows: Rows, steps: set[int], keep: int, mode: Mode) -> None:
+    ordered = dict(sorted(rows.items()))
+    last = {step: max((one for one in ordered if one <= step), default=None) for step in steps}
+    valued = [
+        (step, ordered[at], at) for step, at in last.items() if at is not None and ordered[at] is not None
+    ]
+    expected = sorted(valued, key=lambda one: (one[1] if mode == "min" else -(one[1] or 0.0), one[0]))[:keep]
+    best = BestCheckpoints("m.x", keep, mode)
+    for step, value in ordered.items():
+        best.add({"step": step, "m.x": value})
+    assert [(one.step, one.value, one.value_step) for one in best.among(sorted(steps))] == expected
+
+
+# On disk
+
+
+def saved(folder: Path, *steps: int) -> RunDir:
+    run = RunDir(folder)
+    for step in steps:
+        run.checkpoint(step).mkdir(parents=True)
+        run.publish_checkpoint(step)
+    return run
+
+
+def kept(run: RunDir) -> list[str]:
+    return sorted(path.name for path in run.checkpoints.iterdir() if not path.name.startswith("."))
+
+
+def test_exempt_checkpoints_are_kept_with_the_newest(tmp_path: Path) -> None:
+    run = saved(tmp_path, 1, 2, 3, 4, 9)
+    run.publish_checkpoint(4)
+    run.prune_checkpoints(4, keep=2, exempt={1})
+    assert kept(run) == ["latest", "step-1", "step-3", "step-4", "step-9"]
+    assert run.saved() == 4
+
+
+def test_the_best_are_written_and_read(tmp_path: Path) -> None:
+    run = saved(tmp_path, 10, 20)
+    assert run.read_best() == ("", [])
+    scored = [ScoredCheckpoint(20, 0.5, 15), ScoredCheckpoint(10, 0.75, 10)]
+    run.write_best("eval.loss", "min", scored)
+    assert run.read_best() == ("eval.loss", scored)
+    assert json.loads(run.best.read_text()) == {
+        "on": "eval.loss",
+        "mode": "min",
+        "checkpoints": [
+            {"checkpoint": "step-20", "step": 20, "value": 0.5, "value_step": 15},
+            {"checkpoint": "step-10", "step": 10, "value": 0.75, "value_step": 10},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"on": 1}', '{"on": "a", "checkpoints": [{"step": "x"}]}', "\x00"]
+)
+def test_a_damaged_list_of_the_best_is_none(tmp_path: Path, text: str) -> None:
+    run = saved(tmp_path, 10)
+    run.best.write_text(text)
+    assert run.read_best() == ("", [])
+
+
+def test_a_listed_checkpoint_that_is_not_there_is_left_out(tmp_path: Path) -> None:
+    run = saved(tmp_path, 10)
+    run.write_best("eval.loss", "min", [ScoredCheckpoint(20, 0.5, 20), ScoredCheckpoint(10, 0.75, 10)])
+    assert [one.step for one in run.read_best()[1]] == [10]

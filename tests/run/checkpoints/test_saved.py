@@ -1,0 +1,196 @@
+"""From which checkpoint a run continues: damage of every kind, links that point elsewhere, and older formats."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from meshctl.run.checkpoints.manifest import FILE, Manifest, describe
+from meshctl.run.checkpoints.saved import NoneWhole, clear_later, newest_whole
+from meshctl.run.directory import RunDir
+from tests.paths import ROOT
+
+OLDER = ROOT / "tests" / "contract" / "runs" / "14c7d3c"
+
+
+def save(run: RunDir, step: int, finished: bool = True) -> Path:
+    """Writes a small checkpoint, as workers and the supervisor do."""
+    folder = run.checkpoint(step)
+    (folder / "actor").mkdir(parents=True)
+    (folder / "actor" / "__0_0.distcp").write_bytes(bytes(range(100)))
+    (folder / "train.json").write_text('{"format": 2, "given": {"batch": 8}}')
+    if finished:
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        Manifest(step, describe(folder, files)).write(folder)
+        run.publish_checkpoint(step)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path)
+    save(run, 10)
+    save(run, 20)
+    return run
+
+
+def test_the_newest_one_is_used(run: RunDir) -> None:
+    found = newest_whole(run)
+    assert (found.step, found.path, found.warning) == (20, run.checkpoint(20), "")
+
+
+def test_a_run_without_checkpoints_has_none(tmp_path: Path) -> None:
+    assert newest_whole(RunDir(tmp_path)).path is None
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "a flipped bit": ("actor/__0_0.distcp", flip, "has other bytes than were written"),
+    "a cut file": ("actor/__0_0.distcp", lambda path: os.truncate(path, 60), "has 60 bytes and was written with 100"),
+    "a missing file": ("actor/__0_0.distcp", Path.unlink, "is missing"),
+    "a missing position": ("train.json", Path.unlink, "is missing"),
+    "an empty position": ("train.json", lambda path: path.write_text(""), "has 0 bytes"),
+    "no manifest": (FILE, Path.unlink, ""),
+    "a cut manifest": (FILE, lambda path: os.truncate(path, 60), "is damaged"),
+    "an empty manifest": (FILE, lambda path: path.write_text(""), "is damaged"),
+    "another manifest": (FILE, lambda path: path.write_text("[]"), "is damaged"),
+    "a newer manifest": (FILE, lambda path: path.write_text('{"format": 9, "version": "9.0"}'), "format 9 of meshctl 9.0"),
+    "a manifest that leads elsewhere": (
+        FILE,
+        lambda path: path.write_text(path.read_text().replace("train.json", "../../secret")),
+        "is outside of the checkpoint",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_one_is_named_and_the_one_before_is_used(damage: str, run: RunDir) -> None:
+    name, spoil, reason = DAMAGES[damage]
+    spoil(run.checkpoint(20) / name)
+    found = newest_whole(run)
+    assert found.step == 10
+    assert found.warning.startswith(
+        "the checkpoint of step 20 is damaged, so the run continues from that of step 10: "
+    )
+    assert reason in found.warning
+    assert str(run.checkpoint(20) / name if name != FILE or reason else run.checkpoint(20)) in found.warning
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_where_none_is_whole_each_damaged_file_is_named(damage: str, run: RunDir) -> None:
+    name, spoil, reason = DAMAGES[damage]
+    for step in (10, 20):
+        spoil(run.checkpoint(step) / name)
+    with pytest.raises(NoneWhole) as raised:
+        newest_whole(run)
+    assert all(str(run.checkpoint(step)) in str(raised.value) for step in (10, 20))
+    assert str(raised.value).count(reason or "has no manifest") >= 2  # the error of a parser may repeat it
+
+
+def test_several_damaged_ones_are_one_warning(run: RunDir) -> None:
+    save(run, 30)
+    for step in (20, 30):
+        flip(run.checkpoint(step) / "actor" / "__0_0.distcp")
+    found = newest_whole(run)
+    assert found.step == 10
+    assert "the checkpoints of steps 30 and 20 are damaged" in found.warning
+
+
+def test_a_copy_of_another_step_is_damaged(run: RunDir) -> None:
+    shutil.copytree(run.checkpoint(10), run.checkpoint(30))
+    assert "is of step 10" in newest_whole(run).warning
+
+
+def test_an_unfinished_one_is_none(run: RunDir, tmp_path: Path) -> None:
+    save(run, 30, finished=False)
+    assert newest_whole(run).step == 20 and not newest_whole(run).warning
+    alone = RunDir(tmp_path / "alone")
+    save(alone, 5, finished=False)
+    assert newest_whole(alone).path is None
+
+
+@pytest.mark.parametrize("target", ["step-99", "/etc", "..", "step-10", None])
+def test_latest_is_not_followed(target: str | None, run: RunDir) -> None:
+    run.latest.unlink()
+    if target:
+        run.latest.symlink_to(target)
+    assert newest_whole(run).path == run.checkpoint(20)
+
+
+def test_steps_that_run_again_have_room(run: RunDir) -> None:
+    save(run, 30)
+    save(run, 40, finished=False)
+    flip(run.checkpoint(30) / "actor" / "__0_0.distcp")
+    clear_later(run, newest_whole(run).step)
+    names = {path.name for path in run.checkpoints.iterdir()}
+    assert names == {"step-10", "step-20", "damaged-step-30", "latest"}
+    assert run.saved() == 20
+    save(run, 30, finished=False)  # the next attempt dies in the same step
+    found = newest_whole(run)
+    assert (found.step, found.warning) == (20, "")
+
+
+# Checkpoints without a manifest, of version 14c7d3c
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> RunDir:
+    shutil.copytree(OLDER, tmp_path / "run", symlinks=True)
+    return RunDir(tmp_path / "run")
+
+
+def test_a_complete_older_one_is_used(older: RunDir) -> None:
+    found = newest_whole(older)
+    assert (found.step, found.warning) == (3, "")
+
+
+OLDER_DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "a missing position": ("rollout.json", Path.unlink, "has the position of source"),
+    "a damaged position": ("rollout.json", lambda path: path.write_text("{"), "is damaged"),
+    "a missing part": ("trainer/__0_0.distcp", Path.unlink, "is missing"),
+    "a cut part": ("trainer/__0_0.distcp", lambda path: os.truncate(path, 10), "has 10 bytes"),
+    "no metadata": ("trainer/.metadata", Path.unlink, "is missing"),
+    "cut metadata": ("trainer/.metadata", lambda path: os.truncate(path, 50), "is damaged"),
+    "other metadata": ("trainer/.metadata", lambda path: path.write_bytes(b"\x80\x04N."), "is damaged"),
+}
+
+
+@pytest.mark.parametrize("damage", OLDER_DAMAGES)
+def test_an_incomplete_older_one_is_named(damage: str, older: RunDir) -> None:
+    name, spoil, reason = OLDER_DAMAGES[damage]
+    path = older.checkpoint(3) / name
+    spoil(path)
+    with pytest.raises(NoneWhole) as raised:
+        newest_whole(older)
+    assert str(path) in str(raised.value) and reason in str(raised.value)
+
+
+def test_an_older_one_that_was_not_published_is_none(older: RunDir) -> None:
+    shutil.copytree(older.checkpoint(3), older.checkpoint(4))
+    assert newest_whole(older).step == 3
+
+
+def test_metadata_runs_no_code(older: RunDir, tmp_path: Path) -> None:
+    path = older.checkpoint(3) / "trainer" / ".metadata"
+    path.write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
+    with pytest.raises(NoneWhole):
+        newest_whole(older)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
+    written = Manifest(3, {"a/b": {"size": 1, "sha256": "00"}}, {"seed": 0})
+    written.write(tmp_path, private=True)
+    assert Manifest.read(tmp_path) == written
+    assert (tmp_path / FILE).stat().st_mode & 0o077 == 0
+    assert json.loads((tmp_path / FILE).read_text())["format"] == 1

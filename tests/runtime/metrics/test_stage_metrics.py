@@ -1,0 +1,216 @@
+"""The metrics of a stage: no number is lost, counted twice or replaced by another without a word."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from meshctl.run.events import Event, StepReport
+from meshctl.runtime.errors import StageError
+from meshctl.runtime.loop_context import StepState
+from meshctl.runtime.metrics.stage_metrics import StageMetrics
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import COLLECT, EXECUTE
+from tests.runtime.in_process import KeptEvents
+from tests.runtime.plans import call
+
+Metric = tuple[dict[str, float], float, str]
+
+
+class Metrics:
+    """The metrics of the stage `eval` on one rank, with what it has reported."""
+
+    def __init__(self, rank: int = 0, collect: str = "mean", execute: str = "all", **sizes: int) -> None:
+        self.events: list[Event] = []
+        self.state = StepState(report=StepReport(1))
+        mesh = DeviceMesh.from_sizes(**(sizes or {"dp_size": 2}))
+        kept = KeptEvents(self.events, "train", rank)
+        stage = call("eval", "judge.loss", "batch")
+        self.of = StageMetrics(stage, COLLECT[collect], EXECUTE[execute], mesh, rank, self.state, kept)
+        self.of.begin_call()
+
+    @property
+    def reported(self) -> list[Metric]:
+        return [
+            (dict(one["values"]), one["weight"], one["collect"])
+            for one in self.state.report.metrics
+            if one["values"]
+        ]
+
+    @property
+    def uncounted(self) -> list[tuple[list[str], int]]:
+        return [(one.value["names"], one.value["counted"]) for one in self.events if one.name == "uncounted"]
+
+
+@pytest.mark.parametrize(
+    "number", [1, True, 1.0, np.float32(1), np.int64(1), torch.ones(1, 1), torch.tensor(True)]
+)
+def test_every_kind_of_number_is_a_metric(number: Any) -> None:
+    logging, returning = Metrics(), Metrics()
+    logging.of.log({"x": number, "a": {"b": number}}, 3)
+    returning.of.add_returned({"x": number, "a": {"b": number}}, 3)
+    assert logging.reported == returning.reported == [({"x": 1.0, "a/b": 1.0}, 3, "mean")]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("high", "'x' is a str"),
+        (None, "'x' is a NoneType"),
+        ([1.0], "'x' is a list"),
+        (torch.ones(2, 3), "'x' is a Tensor of shape [2, 3]"),
+        (torch.tensor(1j), "'x' is a Tensor of shape []"),
+        ({"y": {"z": "high"}}, "'x/y/z' is a str"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_is_logged_and_is_no_number_is_an_error_on_every_rank(
+    rank: int, value: Any, message: str
+) -> None:
+    with pytest.raises(TypeError) as error:
+        Metrics(rank, tp_size=2).of.log({"x": value}, 1)
+    assert str(error.value) == f"self.log takes numbers, and meshctl.Image, Histogram and Table: {message}"
+
+
+@pytest.mark.parametrize("weight", [-1, math.nan, math.inf])
+def test_a_weight_is_a_finite_number_from_0(weight: float) -> None:
+    with pytest.raises(ValueError, match="must be a finite number from 0"):
+        Metrics().of.log({"x": 1.0}, weight)
+
+
+@pytest.mark.parametrize("values", [{"a/b": 1.0, "a": {"b": 2.0}}, {1: 1.0, "1": 2.0}])
+def test_two_numbers_of_one_name_are_an_error(values: dict[Any, Any]) -> None:
+    for call_ in (lambda: Metrics().of.log(values, 1), lambda: Metrics().of.add_returned(values, 1)):
+        with pytest.raises(ValueError, match="two metrics have the name"):
+            call_()
+
+
+# A number that is returned and logged
+
+
+@pytest.mark.parametrize("value", [0.5, math.nan])
+def test_a_number_that_is_returned_and_logged_counts_once_with_its_samples(value: float) -> None:
+    metrics = Metrics()
+    metrics.of.log({"loss": value, "norm": 2.0}, 1)
+    metrics.of.add_returned({"loss": value}, 8)
+    (logged, returned) = metrics.reported
+    assert logged == ({"norm": 2.0}, 1.0, "mean")
+    assert returned[1:] == (8, "mean") and [*returned[0]] == ["loss"]
+
+
+def test_a_number_that_is_returned_and_logged_with_another_value_is_an_error() -> None:
+    metrics = Metrics()
+    metrics.of.log({"loss": 0.25}, 1)
+    with pytest.raises(StageError) as error:
+        metrics.of.add_returned({"loss": 0.5}, 8)
+    assert str(error.value) == (
+        "`judge.loss` returns 0.5 for metric `eval.loss` and logs 0.25 for it; one of them needs another name"
+    )
+
+
+def test_each_pass_of_a_block_has_numbers_of_its_own() -> None:
+    metrics = Metrics()
+    for value in (0.5, 0.75):
+        metrics.of.begin_call()
+        metrics.of.log({"part": value}, 1)
+        metrics.of.add_returned({"loss": value}, 8)
+    assert [values for values, _, _ in metrics.reported] == [
+        *({"part": 0.5}, {"loss": 0.5}, {"part": 0.75}, {"loss": 0.75})
+    ]
+
+
+# The rank that counts
+
+
+def test_a_rank_that_does_not_count_reports_each_name_once() -> None:
+    metrics = Metrics(1, tp_size=2)
+    for _ in range(2):
+        metrics.of.log({"loss": 1.0, "norm": 2.0}, 1)
+    metrics.of.log({"norm": 2.0, "lr": 0.1}, 1)
+    assert metrics.reported == []
+    assert metrics.uncounted == [(["loss", "norm"], 0), (["lr"], 0)]
+
+
+def test_the_rank_that_counts_reports_no_names() -> None:
+    metrics = Metrics(0, tp_size=2)
+    metrics.of.log({"loss": 1.0}, 1)
+    assert metrics.uncounted == []
+
+
+def test_the_only_rank_that_is_called_counts() -> None:
+    """The last pipeline stage represents a data rank, and `execute: first` does not call it."""
+    metrics = Metrics(0, execute="first", pp_size=2)
+    metrics.of.log({"loss": 1.0}, 1)
+    assert metrics.reported == [({"loss": 1.0}, 1.0, "mean")]
+    silent = Metrics(0, pp_size=2)
+    silent.of.log({"loss": 1.0}, 1)
+    assert (silent.reported, silent.uncounted) == ([], [(["loss"], 1)])
+
+
+def returns_a_loss(batch: Any) -> dict[str, Any]:
+    return {"loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        ({"loss": torch.ones(4)}, "a tensor of shape [4] as `loss`"),
+        ({"loss": 1.0, "mood": {"of": "low"}}, "a str as `mood/of`"),
+        (torch.ones(2, 3), "a tensor of shape [2, 3]"),
+        (None, "None"),
+    ],
+)
+def test_a_value_that_is_neither_a_metric_nor_taken_is_one_warning(
+    value: Any, other: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics()
+    for _ in range(2):
+        metrics.of.begin_call()
+        metrics.of.warn_of_others(value, returns_a_loss)
+    text = f"`judge.loss` returned {other}, which is not a metric: a metric is a single number"
+    assert caplog.messages == [text]
+
+
+class Endpoints:
+    def nothing(self, batch: Any) -> None:
+        batch.step()
+
+    def perhaps(self, batch: Any) -> dict[str, float] | None:
+        return batch.loss
+
+    def unannotated(self, batch):  # type: ignore[no-untyped-def]
+        if not batch:
+            return None
+        batch.step()
+
+    def forgotten(self, batch: Any) -> dict[str, float]:  # type: ignore[return]
+        batch.step()
+
+    def on_one_path(self, batch):  # type: ignore[no-untyped-def]
+        if batch:
+            return {"loss": 1.0}
+
+
+@pytest.mark.parametrize("name", ["nothing", "perhaps", "unannotated"])
+def test_none_that_is_meant_causes_no_warning(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    Metrics().of.warn_of_others(None, getattr(Endpoints(), name))
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("name", ["forgotten", "on_one_path"])
+def test_none_in_place_of_a_value_is_a_warning(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    Metrics().of.warn_of_others(None, getattr(Endpoints(), name))
+    assert "returned None, which is not a metric" in caplog.text
+
+
+def test_numbers_and_logged_numbers_cause_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    metrics.of.warn_of_others({"loss": np.float32(1), "norm": torch.ones(1, 1)}, returns_a_loss)
+    metrics.of.log({"loss": 1.0}, 1)
+    metrics.of.warn_of_others(None, returns_a_loss)
+    Metrics(collect="flatten").of.warn_of_others({"path": "x"}, returns_a_loss)
+    assert not caplog.messages
