@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from tests.paths import ROOT
@@ -57,6 +58,17 @@ def test_ci_runs_make_test_and_nothing_else() -> None:
         line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")
     ]
     assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make test"]
+
+
+def test_the_workflow_runs_each_version_of_python_that_the_package_names() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    versions = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
+    prefix, project = "Programming Language :: Python :: ", PROJECT["project"]
+    named = [text.removeprefix(prefix) for text in project["classifiers"] if text.startswith(prefix)]
+    assert versions == named
+    assert project["requires-python"] == f">={versions[0]}"
+    assert PROJECT["tool"]["mypy"]["python_version"] == versions[0]
+    assert PROJECT["tool"]["ruff"]["target-version"] == "py" + versions[0].replace(".", "")
 
 
 def test_a_file_is_about_one_subject() -> None:
