@@ -20,7 +20,7 @@ from meshctl.cli.completion import sources
 from meshctl.cli.crash import bug
 from meshctl.cli.hydra_flags import answer
 from meshctl.cli.output import no_room, open_all, refuse, refused, write
-from meshctl.cli.parameters import RUNS, DataFormat, Folder, Overrides, Recipe, Run, argument, option
+from meshctl.cli.parameters import RUNS, DataFormat, Folder, Node, Overrides, Recipe, Run, argument, option
 from meshctl.cli.shell_words import answer_split
 
 app = typer.Typer(
@@ -163,7 +163,10 @@ def show_topology(
     dim: Annotated[
         str,
         option(
-            "Show the process groups along a dim, of all components or of one.", sources.dims, metavar="DIM"
+            "Show the process groups along a dim, of all components or of one.",
+            sources.dims,
+            "--dim",
+            metavar="DIM",
         ),
     ] = "",
     node: Annotated[int | None, option("Show one node: its devices and processes.", metavar="N")] = None,
@@ -416,10 +419,7 @@ def completion(
 @app.command()
 def agent(
     plan: Annotated[Path, option("RUN/plan.json", sources.files)],
-    node: Annotated[
-        str,
-        option("Number of the node, or SET.INDEX: its place among nodes of the same groups.", metavar="NODE"),
-    ],
+    node: Node,
     head: Annotated[
         str, option("Address of the head, HOST:PORT. Default: that in RUN/head.json.", metavar="HOST:PORT")
     ] = "",

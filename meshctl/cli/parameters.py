@@ -11,7 +11,8 @@ from meshctl.cli.completion import sources
 
 def option(help: str, complete: Any = None, *names: str, metavar: str | None = None, **more: Any) -> Any:
     """Returns an option. `complete` is a callback of `completion/sources.py`. If `names` is empty, the option
-    has the name of its parameter."""
+    has the name of its parameter; state it where `metavar` is the same word, which typer 0.27 takes for the
+    name."""
     return typer.Option(*names, metavar=metavar, help=help, autocompletion=complete, **more)
 
 
@@ -37,3 +38,12 @@ Run = Annotated[
 ]
 Folder = Annotated[str, option("Folder of runs.", sources.folders, "--dir", "-d", metavar="FOLDER")]
 DataFormat = Annotated[str, option("Format: text or json.", sources.words("text", "json"), "--format", "-f")]
+Node = Annotated[
+    str,
+    option(
+        "Number of the node, or SET.INDEX: its place among nodes of the same groups.",
+        None,
+        "--node",
+        metavar="NODE",
+    ),
+]

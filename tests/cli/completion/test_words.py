@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from typer.main import get_command
+from typer.models import OptionInfo
 
 from meshctl.cli.app import app
 from meshctl.cli.completion.words import candidates
@@ -32,6 +34,18 @@ def test_options() -> None:
 
 def test_options_describe_what_they_do() -> None:
     assert [one.description for one in candidates(["launch"], "--dry")] != [""]
+
+
+def test_an_option_states_its_name_where_its_metavar_is_the_same_word() -> None:
+    """Otherwise typer 0.27, which is in the supported range, takes the metavar for the name: `--NODE`."""
+    stated = {}
+    for command in app.registered_commands:
+        assert command.callback
+        for name, kind in get_type_hints(command.callback, include_extras=True).items():
+            for one in getattr(kind, "__metadata__", ()):
+                if isinstance(one, OptionInfo) and (one.metavar or "").lower() == name:
+                    stated[name] = one.default  # its first name, which typer takes as such in an Annotated
+    assert stated == {"dim": "--dim", "node": "--node", "folder": "--dir"}
 
 
 OPTIONS = [
