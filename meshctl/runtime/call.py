@@ -82,6 +82,7 @@ class Call:
         """The inputs that a block receives once."""
         self._component, self._context = component, context_of(component)
         self._method = getattr(component, stage.method)
+        self._endpoint = context.transport.turn.during(self._method)
         run = self._context.run_dir
         self._metrics = StageMetrics(stage, collect, execute, mesh, rank, state, context.events, run)
         self._seeds = Seeds(
@@ -208,9 +209,9 @@ class Call:
         self._seeds.seed_all(step, self._state.pass_number)
         self._state.is_in_user_code = True
         if self._retries is None:
-            value = self._method(*arguments.positional, **arguments.named)
+            value = self._endpoint(*arguments.positional, **arguments.named)
         else:
-            endpoint = partial(self._method, *arguments.positional, **arguments.named)
+            endpoint = partial(self._endpoint, *arguments.positional, **arguments.named)
             value = self._retries.call(endpoint, partial(self._begin_again, step, arguments))
         self._state.is_in_user_code = False
         if isinstance(value, Batch) or not is_tensordict(value):

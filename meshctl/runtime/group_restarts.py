@@ -4,29 +4,34 @@
     other workers   restarts/N/answer/RANK    what they have received from it, and what they can send again
     the group       restarts/N/decision       the step after which it runs again, and the versions of weights
     other workers   restarts/N/reopened/RANK  their program has reopened its routes
-    all workers     restarts/ended/RANK       the last step after which they save with their peers
 
-N counts the restarts of single groups in an attempt. A thread of each worker answers at once, and from then
-on nothing is exchanged with the group, so a worker that computes does not notice the restart. Its program
-reopens the routes in its next wait, or at the end of its step, and never waits while it does. The group
-computes its first step once all have done so.
+N counts the restarts of single groups in an attempt. A thread of each other worker answers at once, and from
+then on nothing is exchanged with the group. The same thread reopens the routes and sends what the group
+lacks, while the program waits or runs code of a component (`transports.turn`). The group computes its first
+step once all have done so. Who waits for whom:
+
+    a worker of the group   for the threads of the others
+    such a thread           for no other process, because it sends beyond the slots of receivers; only until
+                            its program waits, runs code of a component, or saves
+    a program               as in an undisturbed run: for what others do in an earlier step or stage, also in
+                            a collective of a component
+
+So there is no circle, however far a rank is ahead of its peers when the group dies.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from datetime import timedelta
-from functools import partial
 from itertools import count
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.network.control_store import Store, StoreLost, StoreTimeout
+from meshctl.network.control_store import Store, StoreLost
 from meshctl.plan.model import Plan, Stage
 from meshctl.run.shutdown import StopAgreement
 from meshctl.runtime.errors import StageError
@@ -42,11 +47,6 @@ FOREVER = timedelta(days=100)
 ANSWER = timedelta(seconds=60)
 """Time limit for all workers of a group that has restarted to connect."""
 
-POLL_S = 0.02
-"""Seconds between two looks whether all peers have ended a step."""
-BLOCKED = timedelta(seconds=5)
-"""Time limit for the others to reopen their routes, where one of them may wait for another one."""
-
 End = ResumableChannel | ResumableWeights
 Connect = Callable[[DataPlane, Store, Sequence[int], int], None]
 """Connects to the job ranks of a group that has restarted, by the addresses of a generation."""
@@ -60,20 +60,16 @@ class GroupRestarts:
         plan: Plan,
         plane: ReturningDataPlane,
         store: Store,
-        listener: Store,
         generations: Mapping[str, int],
         connect: Connect,
     ) -> None:
-        """`store` and `listener` are two connections to the control store, for the program and for the
-        thread. `generations` are those of the groups when this process was started, and `connect` is
-        `world.connect_again`."""
-        self._plan, self._plane, self._store, self._listener = plan, plane, store, listener
+        """`store` is a connection to the control store of its own. `generations` are those of the groups when
+        this process was started, and `connect` is `world.connect_again`."""
+        self._plan, self._plane, self._store = plan, plane, store
         self._connect = connect
         self._generations = dict(generations)
         self._own = plan.group_and_rank(plane.job_rank)[0]
         self._ends: Sequence[End] = ()
-        self._newest: dict[str, int] = {}
-        """Group -> the number of its last restart."""
         self._step = 0
         self.is_open_ended = False
         """True if a stream may end the run unannounced."""
@@ -85,18 +81,8 @@ class GroupRestarts:
         threading.Thread(target=self._listen, daemon=True, name="restarts").start()
 
     def move_to(self, step: int) -> None:
-        """Notes the step in which this worker is. Reopens the routes of a group that has restarted."""
+        """Notes the step in which this worker is."""
         self._step = step
-        self._plane.do_duties()
-
-    def await_peers(self, step: int) -> None:
-        """Waits until all workers of this group have ended a step, before they save together. One of them may
-        wait for a group that restarts, for which this worker reopens its routes meanwhile."""
-        self._store.set(f"{PREFIX}ended/{self._plane.job_rank}", str(step))
-        keys = [f"{PREFIX}ended/{worker.job_rank}" for worker in self._plan.workers(self._own)]
-        while not self._store.check(keys) or min(map(int, self._store.multi_get(keys))) < step:
-            self._plane.do_duties()
-            time.sleep(POLL_S)
 
     # The thread
 
@@ -110,20 +96,21 @@ class GroupRestarts:
 
     def _read(self, key: str) -> dict[str, Any]:
         """Returns the value of a key, which may be set much later."""
-        self._listener.wait([PREFIX + key], FOREVER)
-        value: dict[str, Any] = json.loads(self._listener.get(PREFIX + key))
+        self._store.wait([PREFIX + key], FOREVER)
+        value: dict[str, Any] = json.loads(self._store.get(PREFIX + key))
         return value
 
     def _take_part(self, number: int, call: Mapping[str, Any]) -> None:
         group = call["group"]
         with self._plane.locked():
             self._plane.suspend(group)
-            self._newest[group] = number
             answer = self._answer(group)
-        self._listener.set(f"{PREFIX}{number}/answer/{self._plane.job_rank}", json.dumps(answer))
+        self._store.set(f"{PREFIX}{number}/answer/{self._plane.job_rank}", json.dumps(answer))
         decision = self._read(f"{number}/decision")
         if "step" in decision:
-            self._plane.add_duty(partial(self._reopen, number, group, call["generation"], decision))
+            with self._plane.turn.wanted():
+                failure = self._reopen(group, call["generation"], decision)
+            self._store.set(f"{PREFIX}{number}/reopened/{self._plane.job_rank}", failure)
 
     def _answer(self, group: str) -> dict[str, Any]:
         """Returns what this worker has received from a group and can send again."""
@@ -137,19 +124,15 @@ class GroupRestarts:
             "forgotten": max((end.forgotten for end in channels), default=NEVER),
             "versions": {end.route.source: end.forgotten for end in syncs},
             "rows": {end.route.source: end.row for end in syncs},
-            "synced": {end.route.source: end.ended for end in syncs},
             "is_open_ended": self.is_open_ended,
         }
 
     def _of(self, group: str) -> list[End]:
         return [end for end in self._ends if end.other.group == group]
 
-    # The program
-
-    def _reopen(self, number: int, group: str, generation: int, decision: Mapping[str, Any]) -> None:
-        """Reopens the routes of a group, and sends what it lacks."""
-        if self._newest[group] != number:
-            return  # it restarts once more
+    def _reopen(self, group: str, generation: int, decision: Mapping[str, Any]) -> str:
+        """Reopens the routes of a group, and sends what it lacks. Returns why that fails; empty if it does
+        not."""
         plane, ranks = self._plane, [worker.job_rank for worker in self._plan.workers(group)]
         self._generations[group] = generation
         plane.reopen(group, generation)
@@ -158,11 +141,12 @@ class GroupRestarts:
             with plane.forced():
                 for end in self._of(group):
                     self._resume(end, decision)
-        except PeerLost as lost:
-            if lost.job_rank not in ranks:
-                raise
+        except PeerLost:
             plane.suspend(group)  # its next generation gets everything
-        self._store.set(f"{PREFIX}{number}/reopened/{plane.job_rank}", "")
+        except Exception as error:  # of a value that cannot be sent again, or of the memory for it
+            plane.suspend(group)
+            return f"{plane.name_of(plane.job_rank)} cannot send again: {type(error).__name__}: {error}"
+        return ""
 
     def _resume(self, end: End, decision: Mapping[str, Any]) -> None:
         generation = route_generation(self._generations, self._own, end.other.group)
@@ -194,8 +178,6 @@ class Rejoining:
         self._plan, self._job_rank, self._store, self._generations = plan, job_rank, store, generations
         self._group, self._rank = plan.group_and_rank(job_rank)
         self._number = sum(generations.values()) - 1
-        self._is_uneven = False
-        """True if some workers have received a step, or ended a sync, before others."""
         self._others = [
             worker.job_rank
             for name in sorted(peer_groups(plan, self._group))
@@ -227,20 +209,16 @@ class Rejoining:
             why = decision.get("whole", "it was lost once more")
             raise StageError(f"`{self._group}` cannot restart alone: {why}")
         step = decision["step"]
-        self._is_uneven = _is_uneven(answers.values())
         return Beginning(step, self._versions(agreement, start, step), *self._known(answers))
 
     def await_others(self) -> None:
-        """Waits until all other workers have reopened their routes. One that computes does so at the end. If
-        it has received a step that others lack, or has ended a sync before them, it may wait for them in a
-        collective: then the whole run restarts after `BLOCKED`. Raises `StageError`."""
+        """Waits until all other workers have reopened their routes. Raises `StageError` if one of them could
+        not."""
         keys = [f"{PREFIX}{self._number}/reopened/{other}" for other in self._others]
-        try:
-            self._store.wait(keys, BLOCKED if self._is_uneven else FOREVER)
-        except StoreTimeout:
-            why = "a worker is ahead of others, which wait for the group, and does not end its step"
+        self._store.wait(keys, FOREVER)
+        if why := next((text.decode() for text in self._store.multi_get(keys) if text), ""):
             self._store.set(f"{PREFIX}{self._number}/decision", json.dumps({"whole": why}))
-            raise StageError(f"`{self._group}` cannot restart alone: {why}") from None
+            raise StageError(f"`{self._group}` cannot restart alone: {why}")
 
     def route_generation(self, other: str) -> int:
         return route_generation(self._generations, self._group, other)
@@ -286,16 +264,6 @@ class Rejoining:
             if stage.kind == "sync" and plan.component(stage.to).group == self._group
         ]
         return {stage.name: versions_after(stage, start, step, ran) for stage in into}
-
-
-def _is_uneven(answers: Iterable[Mapping[str, Any]]) -> bool:
-    """Returns whether some workers have received a step, or ended a sync, before others."""
-    steps_of: dict[tuple[str, str], set[int]] = {}
-    for answer in answers:
-        for kind in ("delivered", "synced"):
-            for name, step in answer[kind].items():
-                steps_of.setdefault((kind, name), set()).add(step)
-    return any(len(steps) > 1 for steps in steps_of.values())
 
 
 def versions_after(stage: Stage, start: int, step: int, ran: Callable[[int], ScheduledStep]) -> list[int]:

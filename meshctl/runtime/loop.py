@@ -72,6 +72,7 @@ class Loop:
     def __init__(self, context: LoopContext) -> None:
         self._state = StepState()
         self._context, self._plan, self._agreement = context, context.plan, context.agreement
+        self._turn = context.transport.turn
         self._stages = [stage for stage in self._plan.stages if context.hosts(stage)]
         self._schedule = Schedule(self._plan)
         self._sources = Sources(self._plan, context.components)
@@ -118,7 +119,8 @@ class Loop:
         that it has produced up to the end of step `start`. Raises `StageError` for a user's mistake, and what
         a component's own code raises."""
         try:
-            return self._run_after(start, given or {})
+            with self._turn.held():
+                return self._run_after(start, given or {})
         except USER_ERRORS as error:
             if self._state.is_in_user_code:
                 raise  # its own traceback shows the line
@@ -387,7 +389,7 @@ class Loop:
     def _weights(self, stage: Stage) -> Mapping[str, Tensor] | None:
         if stage.component not in self._context.components:
             return None
-        return weights_of(self._component(stage, stage.component), stage.method)
+        return self._turn.during(weights_of)(self._component(stage, stage.component), stage.method)
 
     def _component(self, stage: Stage, name: str) -> Component:
         """Returns a component whose method a sync calls in the running step. Numbers that the method logs are
@@ -413,7 +415,8 @@ class Loop:
         while end.due(until):
             received = end.receive(step)
             with self._context.trace.weights_of(received.sent_step):
-                getattr(self._component(stage, stage.to), stage.to_method)(received.value)
+                load = getattr(self._component(stage, stage.to), stage.to_method)
+                self._turn.during(load)(self._turn.read(received.value))
             if left := [f"`{name}`" for name, _ in received.value]:
                 raise StageError(
                     f"`{stage.to}.{stage.to_method}` left {', '.join(left[:3])} of its stream unread"
@@ -433,16 +436,14 @@ class Loop:
         self._saved = step
         self._state.at = ("checkpoint", step)
         self._context.progress.enter(Activity.SAVING, -1, perf_counter())
-        if self._context.restarts:
-            self._context.restarts.await_peers(step)
-        self._context.save(step, self._sources.given_after(step))
+        self._turn.during(self._context.save)(step, self._sources.given_after(step))
         self._state.at = ("", step)
 
     def _wait_for_save(self, step: int) -> None:
         """Waits for a checkpoint that is being written beside training."""
         self._state.at = ("checkpoint", step)
         self._context.progress.enter(Activity.SAVING, -1, perf_counter())
-        self._context.wait_for_save()
+        self._turn.during(self._context.wait_for_save)()
         self._state.at = ("", step)
 
     def _cut(self, stage: Stage, step: int, is_outdated: bool = False) -> None:

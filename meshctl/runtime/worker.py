@@ -238,8 +238,8 @@ class Worker:
         """Returns what takes part in restarts of single groups, by the fields of the context of the loop."""
         env, found = self._env, dict[str, Any]()
         if isinstance(data_plane, ReturningDataPlane):
-            stores = env.control.connect(), env.control.connect()
-            found["restarts"] = GroupRestarts(plan, data_plane, *stores, env.generations, connect_again)
+            store = env.control.connect()
+            found["restarts"] = GroupRestarts(plan, data_plane, store, env.generations, connect_again)
         if env.generation:
             store = env.control.connect()
             found["rejoining"] = Rejoining(plan, data_plane.job_rank, store, env.generations)

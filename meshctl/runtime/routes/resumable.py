@@ -189,8 +189,6 @@ class ResumableWeights(WeightChannel):
         """The step of each sync, and the weights of this rank."""
         self.forgotten = NEVER
         """The last step whose weights were sent and are no longer kept."""
-        self.ended = NEVER
-        """The last step in which this rank has ended its part of the sync."""
         self.row: Any = None
         """The layout of the weights of this rank, as plain data, on a producer."""
 
@@ -213,12 +211,7 @@ class ResumableWeights(WeightChannel):
         if self.other.attempt(lambda: [super(ResumableWeights, self).send(value, step, weight)]) is None:
             self._unsent.clear()  # they were sent with those of the steps before
             self._local = {}
-        while not self.other.note(lambda: self._end(step)):
-            pass
         return False
-
-    def _end(self, step: int) -> None:
-        self.ended = step
 
     def _keep(self, step: int, kept: dict[str, Tensor]) -> None:
         if len(self._kept) == self._kept.maxlen:

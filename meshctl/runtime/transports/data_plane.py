@@ -38,11 +38,14 @@ from meshctl.runtime.transports.errors import PeerLost, ProtocolError
 from meshctl.runtime.transports.losses import Losses
 from meshctl.runtime.transports.poller import Poller
 from meshctl.runtime.transports.transport import Delivery, Lease, Loopback, Transport, tensor_of
+from meshctl.runtime.transports.turn import NoTurn
 
 NO_SLOT = "a frame for which there is no slot in tag {}"
 
 
 class DataPlane:
+    turn = NoTurn()
+
     def __init__(self, context: Context) -> None:
         self.context, self.job_rank = context, context.job_rank
         self._slots, self._generations = dict(context.slots), dict(context.generations)
@@ -183,8 +186,7 @@ class DataPlane:
         return self._transport_of(to).inline_max
 
     def send_inline(self, to: Sequence[int], tag: int, frame: bytes) -> None:
-        """Sends a small frame, which needs no memory of its own, to some job ranks, all of one transport.
-        Raises `PeerLost`."""
+        """Sends a small frame, which needs no memory, to job ranks of one transport. Raises `PeerLost`."""
         if self._slots.get(tag, SLOTS):
             self._take_slots([(receiver, tag) for receiver in to])
         if self.job_rank in to:
@@ -405,8 +407,7 @@ class DataPlane:
     # Losses
 
     def check(self, peer: int, tag: int) -> None:
-        """Raises `PeerLost` if the peer, or a member of its peer group, is lost. Where `peer` is this job
-        rank itself, a loss in any group counts."""
+        """Raises `PeerLost` if a member of the peer's group is lost; for this job rank, of any group."""
         self.losses.check(peer, tag)
 
     def fail(self, lost: PeerLost, also: int | None = None) -> None:
@@ -423,8 +424,7 @@ class DataPlane:
             self._notify()
 
     def on_peer_lost(self, lost: int, announcer: int) -> None:
-        """Records that the job rank `lost` is lost. The peer `announcer` reports it, and ends because of
-        it."""
+        """Records that the job rank `lost` is lost. The peer `announcer` says so, and ends because of it."""
         self.fail(self.peer_lost(lost, f"is lost, as {self.name_of(announcer)} reported"), announcer)
 
     def announce_loss(self, lost: PeerLost) -> None:
@@ -493,8 +493,7 @@ class DataPlane:
 
 
 def _forget(data_plane: weakref.ref[DataPlane]) -> None:
-    """Closes the connections in a forked child, such as a data loader's: it must neither send in its parent's
-    name nor keep its connections open."""
+    """Closes the connections in a forked child, such as a data loader's, which must not send on them."""
     if found := data_plane():
         for transport in found.transports:
             transport.forget()

@@ -40,6 +40,10 @@ class Poller:
             if act := self._actions.get(file):
                 act()
 
+    def wait(self) -> None:
+        """Waits until a file is readable, and does not act on it."""
+        self._epoll.poll(None, 1)
+
     def wake(self) -> None:
         """Ends a `poll` of the polling thread."""
         os.eventfd_write(self.bell, 1)

@@ -1,23 +1,26 @@
 """The data plane of a worker that outlives other groups: it waits for their next processes.
 
-    with plane.locked(): plane.suspend(group)       from now on, nothing is exchanged with the group
-    plane.add_duty(reopen)                          what the program's thread does in its next wait
-    plane.await_return(group, peer, tag)            waits until `reopen` has been called
+    plane.suspend(group)                        from now on, nothing is exchanged with the group
+    with plane.turn.wanted(): plane.reopen(...) while the program waits, or runs code of a component
+    plane.await_return(group, peer, tag)        waits until that has been done
 
-The loss of a restartable group is no error. What the program's thread waits for may depend on other workers
-that wait for that group, so it reopens its routes in any wait, and never waits while it does.
+The loss of a restartable group is no error. What the program waits for, here or in a collective of a
+component, may depend on other workers that wait for that group. So another thread reopens its routes: at once
+if the program waits or runs code of a component, else as soon as it does. The thread never waits for a peer.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+
+from torch import Tensor
 
 from meshctl.runtime.transports.context import SLOTS, Context
 from meshctl.runtime.transports.data_plane import NO_SLOT, DataPlane
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
 from meshctl.runtime.transports.transport import Lease
+from meshctl.runtime.transports.turn import Turn
 
 
 class ReturningDataPlane(DataPlane):
@@ -25,7 +28,7 @@ class ReturningDataPlane(DataPlane):
         super().__init__(context)
         self._away: set[str] = set()
         """The groups of which a process has ended, until they are reopened."""
-        self._duties: deque[Callable[[], None]] = deque()
+        self.turn: Turn = Turn()
         self._is_forced = False
         self._extra: dict[int, int] = {}
 
@@ -73,19 +76,19 @@ class ReturningDataPlane(DataPlane):
         with self._lock:
             super().reopen(group, generation)
             self._away.discard(group)
-
-    # Waiting
-
-    def add_duty(self, duty: Callable[[], None]) -> None:
-        """Has the program's thread call a function in its next wait, or at its next step. From any thread."""
-        with self._lock:
-            self._duties.append(duty)
             self._notify()
 
-    def do_duties(self) -> None:
-        """Calls the functions that are due. To be called from the program's thread, without the lock."""
-        while self._duties:
-            self._duties.popleft()()
+    # Threads
+
+    def alloc(self, nbytes: int) -> Tensor:
+        with self.turn.lock:  # an endpoint may call it
+            return super().alloc(nbytes)
+
+    def close(self) -> None:
+        with self.turn.held():
+            super().close()
+
+    # Waiting
 
     def await_return(self, group: str, peer: int, tag: int) -> None:
         """Waits until a group is reopened. `peer` and `tag` are those for which this process waits. Raises
@@ -107,23 +110,34 @@ class ReturningDataPlane(DataPlane):
 
     def _wait_for(self, ready: Callable[[], bool], peer: int, tag: int, check: Callable[[], None]) -> None:
         """Waits until `ready` returns true. `check` raises an exception if that can no longer happen. The
-        caller holds the lock once."""
+        caller uses the plane, and holds the lock once."""
         on_wait = self.context.on_wait
         on_wait(peer, tag)
         try:
             while True:
-                self._unlocked(self.do_duties)
                 check()
                 if ready():
                     return
                 if self.losses:
                     self.losses.check(self.job_rank if self.returns(peer) else peer, tag)
-                if self._poller is None:
-                    self._state.wait()
-                else:
-                    self._unlocked(self._poll_long)
+                self._await_change()
         finally:
             on_wait(-1, -1)
+
+    def _await_change(self) -> None:
+        """Waits for a message, or until another thread calls `notify`. Other threads use the plane
+        meanwhile."""
+        poller = self._poller
+        self.turn.give()
+        try:
+            if poller is None:
+                self._state.wait()
+            else:
+                self._unlocked(poller.wait)
+        finally:
+            self._unlocked(self.turn.take)
+        if poller:
+            self._unlocked(self.poll)  # only now, as another thread may have closed files
 
     def _unlocked(self, act: Callable[[], None]) -> None:
         self._lock.release()
@@ -131,10 +145,6 @@ class ReturningDataPlane(DataPlane):
             act()
         finally:
             self._lock.acquire()
-
-    def _poll_long(self) -> None:
-        if self._poller:
-            self._poller.poll(None)
 
     # Slots
 

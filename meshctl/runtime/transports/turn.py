@@ -1,0 +1,92 @@
+"""The right to use a data plane, which one thread has at a time.
+
+    program         held()          from the first step to the last
+                    during(call)    gives it up while a component runs
+                    give(), take()  gives it up while it waits
+    other thread    wanted()        gets it the next time, before the program has it again
+
+So another thread can use the data plane at any moment at which the program may depend on other processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class NoTurn:
+    """The turns of a data plane that only the program uses."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """Uses the data plane, with the exceptions above."""
+        return nullcontext()
+
+    def during(self, call: Callable[P, T]) -> Callable[P, T]:
+        """Returns a function of a component that lets other threads use the data plane while it runs."""
+        return call
+
+    def read(self, stream: Iterable[T]) -> Iterable[T]:
+        """Returns a stream that such a function reads, and that itself uses the data plane."""
+        return stream
+
+
+class Turn(NoTurn):
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        """Held by the thread whose turn it is."""
+        self._is_wanted = False
+        self._was_taken = threading.Event()
+
+    def take(self) -> None:
+        """Begins a turn, after that of a thread that wants one. The caller has none."""
+        if self._is_wanted:  # the lock alone may come back to the thread that has just released it
+            self._was_taken.wait()
+        self.lock.acquire()
+
+    def give(self) -> None:
+        self.lock.release()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self.take()
+        try:
+            yield
+        finally:
+            self.give()
+
+    @contextmanager
+    def wanted(self) -> Iterator[None]:
+        """Takes the turn of another thread when that one gives it up. Only one thread calls it."""
+        self._was_taken.clear()
+        self._is_wanted = True
+        with self.lock:
+            self._is_wanted = False
+            self._was_taken.set()
+            yield
+
+    def during(self, call: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(call)
+        def called(*arguments: P.args, **named: P.kwargs) -> T:
+            self.give()
+            try:
+                return call(*arguments, **named)
+            finally:
+                self.take()
+
+        return called
+
+    def read(self, stream: Iterable[T]) -> Iterator[T]:
+        items, found = iter(stream), list[T]()
+        while True:
+            with self.held():
+                found += islice(items, 1)
+            if not found:
+                return
+            yield found.pop()  # nothing here refers to what the reader drops

@@ -1,0 +1,228 @@
+"""A group restarts alone while a rank of another group waits for its peers in code of a component, and they wait
+for the restarted group.
+
+A sampler dies between two of its sends: one trainer has got all of a step, goes on and enters a collective, for
+which the other one, which has got less, does not come before the group is back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshctl.run.directory import RunDir
+from tests.command_server import call
+from tests.engines.test_group_restart import events, pids, run_of
+
+PARTS = '''
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from meshctl import Batch, Component, endpoint
+from meshctl.runtime.routes.channel import Channel
+
+HERE = Path(__file__).parent
+"""DEATH: the consumer and the step before which sampler:1 dies. ENTERED: trainer:0 waits for its peer."""
+DEATH, ENTERED = HERE / "death", HERE / "entered"
+send_parts = Channel._send_parts
+
+
+def send_or_die(channel, *arguments):
+    if DEATH.exists() and channel.route.source == "rollouts" and channel._me == 1:
+        target, step = DEATH.read_text().split()
+        if channel.route.target == target and channel._sending == int(step):
+            while not ENTERED.exists():
+                time.sleep(0.01)
+            DEATH.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+    send_parts(channel, *arguments)
+
+
+Channel._send_parts = send_or_die
+
+
+class Prompts(Component):
+    def __len__(self):
+        return 1 << 20
+
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        victim = HERE / "receiver"  # it has no other input in this step, so it waits for this batch
+        if victim.exists() and self.step == 3 and self.rank == 0:
+            time.sleep(0.3)
+            victim.unlink()
+            os.kill(int((HERE / "sampler-1").read_text()), signal.SIGKILL)
+        return Batch({"x": torch.rand(len(samples), dtype=torch.float64)})
+
+
+class Sampler(Component):
+    def setup(self):
+        self.weight = torch.zeros(300, dtype=torch.float64)
+        (HERE / f"sampler-{self.rank}").write_text(str(os.getpid()))
+        again = HERE / "again"
+        if "MESHCTL_GENERATIONS" in os.environ and self.rank == 0 and again.exists():
+            again.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def weights(self):
+        yield "weight", self.weight
+
+    def load_weights(self, stream):
+        for _, tensor in stream:
+            self.weight = tensor.clone()
+
+    @endpoint
+    def sample(self, batch: Batch) -> Batch:
+        return batch.with_columns(answer=torch.sin(self.weight[:1] + batch["x"]))
+
+
+class Gathering(Component):
+    """A component that meets its peers in one of its methods."""
+
+    def __init__(self, meets_in: str = "") -> None:
+        self.meets_in = meets_in
+
+    def setup(self):
+        self.weight, self.seen = torch.zeros(300, dtype=torch.float64), []
+
+    def meet(self, place: str, step: int = 0):
+        if place == self.meets_in:
+            if DEATH.exists() and step == int(DEATH.read_text().split()[1]) and self.rank == 0:
+                ENTERED.touch()
+            self.collective("dp").all_reduce(torch.ones(1))
+
+    def weights(self):
+        self.meet("weights", self.step or 0)
+        yield "weight", self.weight
+
+    def load_weights(self, stream):
+        for _, tensor in stream:
+            self.meet("load", self.step or 0)
+            self.weight = tensor.clone()
+
+
+class Copy(Gathering):
+    pass
+
+
+class Actor(Gathering):
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        self.meet("update", self.step)
+        self.weight = torch.sin(self.weight + self.step)
+        self.seen += [[str(id), float(answer)] for id, answer in zip(batch.ids.tolist(), batch["answer"])]
+        return {"norm": float(self.weight.norm())}
+
+    @endpoint(collect="mean")
+    def audit(self, batch: Batch) -> dict[str, float]:
+        return {"answer": float(batch["answer"].sum())}
+
+    def state_dict(self):
+        self.meet("save", self.step)
+        return {"weight": self.weight, "seen": [self.rank, list(self.seen)]}
+
+    def load_state_dict(self, state):
+        self.weight, self.seen = state["weight"], list(state["seen"][1])
+
+    def close(self):
+        result = {"weight": self.weight.tolist(), "seen": self.seen}
+        (self.run_dir / f"result-{self.rank}.json").write_text(json.dumps(result))
+'''
+
+RECIPE = """
+groups:
+  rollout: {ranks: 2, device_type: cpu, restartable: true}
+  train: {ranks: 2, device_type: cpu}
+components:
+  prompts: {_target_: parts.Prompts, group: train}
+  sampler: {_target_: parts.Sampler, group: rollout}
+  actor: {_target_: parts.Actor, group: train, args: {meets_in: PLACE}}
+  copy: {_target_: parts.Copy, group: train, args: {meets_in: PLACE}}
+pipeline:
+  batch: {call: prompts.next, samples: 6}
+  rollouts: {call: sampler.sample, in: batch}
+  metrics: {call: actor.update, in: rollouts}
+  audit: {call: actor.audit, in: rollouts}
+  publish: {sync: actor, to: sampler, max_staleness: LAG}
+  copied: {sync: actor, to: copy}
+run: {steps: 7, dir: runs, checkpoint: {every: 3}, restarts: {times: 5}}
+"""
+
+
+def launched(folder: Path, place: str = "none", death: str = "", again: bool = False, lag: int = 0) -> RunDir:
+    """Runs the recipe, with a collective at a place. `death` is the consumer and the step before which a
+    sampler dies, or `receiver`; `again` has its successor die, too."""
+    (folder / "parts.py").write_text(PARTS)
+    (folder / "recipe.yaml").write_text(RECIPE.replace("PLACE", place).replace("LAG", str(lag)))
+    if death:
+        (folder / ("receiver" if death == "receiver" else "death")).write_text(death)
+    if again:
+        (folder / "again").touch()
+    done = call(folder, "launch", "recipe.yaml", "name=run")
+    assert done.returncode == 0, done
+    assert not {"receiver", "death", "again"} & {each.name for each in folder.iterdir()}, "nobody died"
+    return run_of(folder, "run")
+
+
+def results_of(run: RunDir) -> list[dict[str, Any]]:
+    return [json.loads((run.path / f"result-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, Any]]]:
+    """Returns the result of an uninterrupted run with a lag."""
+    found: dict[int, list[dict[str, Any]]] = {}
+
+    def of(lag: int) -> list[dict[str, Any]]:
+        if lag not in found:
+            found[lag] = results_of(launched(tmp_path_factory.mktemp("whole"), lag=lag))
+        return found[lag]
+
+    return of
+
+
+def check(run: RunDir, expected: list[dict[str, Any]], generations: int = 1) -> None:
+    """Compares a run with an uninterrupted one, of which one group alone has restarted."""
+    restarted = [event.value for event in events(run, "restarted")]
+    assert [one.get("group") for one in restarted] == ["rollout"] * generations, restarted
+    assert len(pids(run, "train")) == 2
+    assert results_of(run) == expected
+
+
+def test_a_rank_waits_for_its_peer_in_an_endpoint(tmp_path: Path, expected: Any) -> None:
+    check(launched(tmp_path, "update", "metrics 2"), expected(0))
+
+
+@pytest.mark.slow_suite
+@pytest.mark.parametrize(
+    ("place", "death"),
+    [("weights", "audit 2"), ("load", "audit 2"), ("save", "audit 3")],
+    ids=["weights", "load_weights", "checkpoint"],
+)
+def test_a_rank_waits_for_its_peer_elsewhere(tmp_path: Path, expected: Any, place: str, death: str) -> None:
+    check(launched(tmp_path, place, death), expected(0))
+
+
+@pytest.mark.slow_suite
+def test_the_successor_of_the_group_dies_meanwhile(tmp_path: Path, expected: Any) -> None:
+    check(launched(tmp_path, "update", "metrics 4", again=True), expected(0), generations=2)
+
+
+@pytest.mark.slow_suite
+@pytest.mark.parametrize("death", ["metrics 2", "metrics 5"])
+def test_weights_of_earlier_steps_come_again(tmp_path: Path, expected: Any, death: str) -> None:
+    check(launched(tmp_path, "update", death, lag=2), expected(2))
+
+
+@pytest.mark.slow_suite
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_worker_dies_while_it_waits_for_a_batch(tmp_path: Path, expected: Any, lag: int) -> None:
+    check(launched(tmp_path, "update", "receiver", lag=lag), expected(lag))
