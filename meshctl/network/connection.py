@@ -37,7 +37,7 @@ class Connection:
         self._received, self._unsent = bytearray(), bytearray()
         self.message_bytes_max = HANDSHAKE_BYTES_MAX
         self.is_closed = self.is_broken = False
-        """True if it is closed; and if an error has closed it."""
+        """True if it is closed; and if an error other than the peer's end has closed it."""
         self.peer_host = host_of(sock)
         """The IP address of the other end; empty if it is unknown."""
 
@@ -86,6 +86,8 @@ class Connection:
             self.close()
         except BlockingIOError:
             pass
+        except ConnectionError:  # the peer has ended and left bytes unread
+            self.close()
         except OSError:
             self.is_broken = True
             self.close()

@@ -25,6 +25,7 @@ import json
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -151,6 +152,8 @@ class StoreClient:
         answer = self._exchange({"nonce": nonce}, 0.0)
         nonces = nonce, str(answer.get("nonce"))
         if not is_proof(answer.get("proof"), proof_of(token, SERVER, *nonces)):
+            with suppress(OSError):  # otherwise the server would take this for the end of a worker
+                self._socket.sendall(b'{"proof": ""}\n')
             raise StoreLost("the launcher's store does not have the token of this run")
         self._exchange({"proof": proof_of(token, CLIENT, *nonces)}, 0.0)
 

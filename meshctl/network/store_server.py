@@ -150,7 +150,7 @@ class StoreServer:
         except (ProtocolError, LookupError, TypeError, ValueError):
             peer.connection.is_broken = True
             peer.connection.close()
-        if peer.connection.is_broken or (peer.connection.is_closed and peer.expected):
+        if peer.connection.is_broken:  # a worker that is killed while it authenticates only closes it
             self._drop_stranger(peer)
         if peer.connection.is_closed and peer in self._peers:
             self._drop(peer)

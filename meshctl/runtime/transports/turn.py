@@ -41,12 +41,13 @@ class Turn(NoTurn):
     def __init__(self) -> None:
         self.lock = threading.RLock()
         """Held by the thread whose turn it is."""
-        self._is_wanted = False
+        self.is_wanted = False
+        """Whether another thread waits for its turn."""
         self._was_taken = threading.Event()
 
     def take(self) -> None:
         """Begins a turn, after that of a thread that wants one. The caller has none."""
-        if self._is_wanted:  # the lock alone may come back to the thread that has just released it
+        if self.is_wanted:  # the lock alone may come back to the thread that has just released it
             self._was_taken.wait()
         self.lock.acquire()
 
@@ -65,9 +66,9 @@ class Turn(NoTurn):
     def wanted(self) -> Iterator[None]:
         """Takes the turn of another thread when that one gives it up. Only one thread calls it."""
         self._was_taken.clear()
-        self._is_wanted = True
+        self.is_wanted = True
         with self.lock:
-            self._is_wanted = False
+            self.is_wanted = False
             self._was_taken.set()
             yield
 
