@@ -4,12 +4,14 @@ that of an uninterrupted run, digit for digit."""
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from processes import alive
 
+from benchmarks.group_restart import survived
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, Follower
 from tests.command_server import Done, call
@@ -291,3 +293,14 @@ def test_a_group_on_another_host_restarts_alone(folder: Path, whole: RunDir, hos
     run = compare(folder, whole, "hosts", "call-1-5", "sync-0-8", words=words)
     assert events(run, "restarted")[0].value["group"] == "rollout"
     assert rows_of(run) == rows_of(whole)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("lag", [0, 1])
+def test_samplers_that_die_at_random_moments(seed: int, lag: int) -> None:
+    """Each of 50 kills restarts the group alone; one that falls into a restart may share it."""
+    facts = survived(lag, 50, random.Random(seed))
+    assert facts["kills"] == 50 and facts["attempts"] == 1, facts
+    assert facts["same"], facts

@@ -42,7 +42,7 @@ class Turn(NoTurn):
         self.lock = threading.RLock()
         """Held by the thread whose turn it is."""
         self.is_wanted = False
-        """Whether another thread waits for its turn."""
+        """True if another thread waits for its turn."""
         self._was_taken = threading.Event()
 
     def take(self) -> None:
