@@ -30,6 +30,7 @@ from meshctl.network.control_store import CONNECT_S, Store, StoreClient, StoreLo
 from meshctl.network.name_lookups import with_short_lookups
 from meshctl.network.sockets import PLAIN, Sockets, sockets_of
 from meshctl.plan.model import Group, Plan
+from meshctl.plan.views.ways import is_direct
 from meshctl.run.shutdown import PREFIX, has_left
 from meshctl.runtime.checks.peers import first_tag
 from meshctl.runtime.collectives.process_group import RUNNING, lift_timeouts
@@ -270,13 +271,11 @@ class Handshake:
     def _device(self, near: Set[int], far: Set[int]) -> Device | None:
         """Returns this worker's device with the devices of peers that it can exchange tensors with; None
         if all tensors travel through host memory."""
-        plan, own = self.plan, self.plan.group(self._group)
-        if own.device_type not in DEVICES:
+        plan = self.plan
+        if plan.group(self._group).device_type not in DEVICES:
             return None
-        alike = {
-            other
-            for other in near | far
-            if plan.group(plan.group_and_rank(other)[0]).device_type == own.device_type
+        direct = {
+            other for other in near | far if is_direct(plan, self._group, plan.group_and_rank(other)[0])
         }
         if (chosen := os.environ.get(CHOICE, "")) not in ("", "cpu"):
             raise ConnectError(
@@ -285,12 +284,12 @@ class Handshake:
             )
         memory = None if chosen else memory_of(self.device)
         store = self.store
-        if self._generation and isinstance(store, StoreClient):  # its peers have no such devices
+        if self._generation and isinstance(store, StoreClient):  # it is direct with its own group only
             store = store.under(f"generation/{self._group}{suffix_of(self._generation)}/")
         wait = partial(_await, plan, store, where="devices")
-        access = handshake(memory, self.job_rank, alike & near | {self.job_rank}, store, wait)
+        access = handshake(memory, self.job_rank, direct & near | {self.job_rank}, store, wait)
         library = memory.transfer_library if memory else ""
-        others = devices_at(alike & far, library, store, wait)
+        others = devices_at(direct & far, library, store, wait)
         return None if memory is None else Device(memory, access, others)
 
     def _connect_near(self, data_plane: DataPlane, near: Set[int], device: Device | None) -> None:

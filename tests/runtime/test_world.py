@@ -10,8 +10,10 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from meshctl.plan.model import Plan
@@ -25,6 +27,7 @@ from meshctl.runtime.transports.tcp.transport import TcpTransport
 from meshctl.runtime.world import connect_all
 from meshctl.topology.cluster import DIRECT, Cluster
 from meshctl.topology.modes import Dispatch
+from tests.runtime.devices.standin import Standin
 from tests.runtime.plans import call, plan
 
 
@@ -205,3 +208,36 @@ def test_a_job_rank_listens_on_the_address_that_reaches_the_head() -> None:
 
 def test_a_plan_states_whether_tensors_bypass_the_cpu() -> None:
     assert set(DEVICES) == set(DIRECT)
+
+
+def test_tensors_on_devices_reach_another_group_through_host_memory_if_one_is_restartable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ranks of a group share their devices with each other in both cases."""
+    monkeypatch.setattr(world, "memory_of", lambda device: Standin(str(device)))
+    monkeypatch.setattr(world, "transfers_of", lambda *_: SimpleNamespace(close=lambda: None))
+    assert paths(restartable=False) == {("a", "a"): "device", ("a", "b"): "device", ("b", "b"): "device"}
+    assert paths(restartable=True) == {("a", "a"): "device", ("a", "b"): "cpu", ("b", "b"): "device"}
+
+
+def paths(*, restartable: bool) -> dict[tuple[str, str], str]:
+    """Returns how tensors move between the groups of a job on one node."""
+    made, store, found = job(ranks=2), HashStore(), dict[tuple[str, str], set[str]]()
+    groups = [
+        replace(group, device_type="cuda", devices=((first, first + 2),), restartable=flag)
+        for group, first, flag in zip(made.groups, (0, 2), (restartable, False), strict=True)
+    ]
+    made = replace(made, groups=tuple(groups), cluster=Cluster.of(1, cuda=4))
+
+    def work(job_rank: int) -> None:
+        transport = connect_all(made, job_rank, store, torch.device("cuda", job_rank))
+        for other in {*range(4)} - {job_rank}:
+            device = transport.transport_to(other).pool.device
+            assert device is not None
+            ends = sorted(made.group_and_rank(each)[0] for each in (job_rank, other))
+            way = "device" if device.readers([other]) else "nccl" if device.needs_transfer(other) else "cpu"
+            found.setdefault((ends[0], ends[1]), set()).add(way)
+        transport.close()
+
+    assert at_once(*(partial(work, job_rank) for job_rank in range(4))) == [""] * 4
+    return {pair: ", ".join(ways) for pair, ways in found.items()}

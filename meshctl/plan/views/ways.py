@@ -70,15 +70,23 @@ def even_flow(plan: Plan, route: Route, total: int) -> EvenFlow:
 def over(plan: Plan, producer: str, consumer: str, *, near: bool) -> Over:
     """Returns the distance between different workers of two groups: on one node if `near`, otherwise on
     several nodes."""
-    groups = plan.group(producer), plan.group(consumer)
-    if (
-        any(group.device_type not in DIRECT for group in groups)
-        or groups[0].device_type != groups[1].device_type
-    ):
+    if not is_direct(plan, producer, consumer):
         return "node" if near else "nodes"
     if near:
         return "device"
-    return "devices" if groups[0].python == groups[1].python else "devices_or_nodes"
+    is_same = plan.group(producer).python == plan.group(consumer).python
+    return "devices" if is_same else "devices_or_nodes"
+
+
+def is_direct(plan: Plan, group: str, other: str) -> bool:
+    """Returns whether tensors move between the devices of workers of two groups without passing CPU memory.
+
+    Between a restartable group and other groups they pass CPU memory, which survives the end of one side. An
+    NCCL communicator does not, nor does device memory that a process has opened.
+    """
+    one, two = plan.group(group), plan.group(other)
+    is_kept = group == other or not (one.restartable or two.restartable)
+    return is_kept and one.device_type == two.device_type and one.device_type in DIRECT
 
 
 def ways(plan: Plan, route: Route) -> tuple[Over, ...]:

@@ -10,9 +10,6 @@ from meshctl.recipe.model import DeviceGroup, Stage
 from meshctl.recipe.rules.components import STATE_METHODS
 from meshctl.recipe.rules.facts import Facts
 
-TRANSFERRING = ("cuda", "npu")
-"""Device types whose tensors travel from device to device without host memory."""
-
 
 def restartable_restarts(facts: Facts) -> Iterator[Diagnostic]:
     """A restart of a single group is one of `run.restarts`."""
@@ -76,11 +73,7 @@ def _fixed_routes(facts: Facts, group: DeviceGroup) -> Iterator[tuple[Stage, str
         if group.name not in ends or len(ends) < 2 or "" in ends:
             continue
         [other] = ends - {group.name}
-        device_type, theirs = group.device_type, facts.recipe.groups[other].device_type
-        if device_type == theirs and device_type in TRANSFERRING:
-            why = f"`{stage.name}` moves tensors between devices of `{group.name}` and `{other}`"
-            yield stage, f"{why} by {'NCCL' if device_type == 'cuda' else 'HCCL'}", "remove `restartable`"
-        elif stage.kind == "sync" and _group_of(facts, source.component) == group.name:
+        if stage.kind == "sync" and _group_of(facts, source.component) == group.name:
             yield stage, f"`{stage.name}` sends weights of it, which are state", "remove `restartable`"
         elif stage.block and stage.block == source.block:
             why = f"`{stage.name}` exchanges several values in a step with `{other}`, in a block"

@@ -134,3 +134,21 @@ def test_tensors_between_interpreters_may_pass_cpu_memory(
     assert [flow.ways for flow in topology(made).routes] == [found, found]
     shown = "nccl or tcp" if found == ("devices_or_nodes",) else ""
     assert all(shown in text for text in (drawn(topology(made)), mermaid.draw(topology(made))))
+
+
+@pytest.mark.parametrize("restartable", ["rollout", "train"])
+def test_tensors_of_a_restartable_group_pass_cpu_memory(restartable: str) -> None:
+    groups = [
+        replace(group(name, "cuda", 4, (first, first + 4)), restartable=name == restartable)
+        for name, first in (("rollout", 0), ("train", 4))
+    ]
+    sampler, judge = component("sampler", groups[0]), component("judge", groups[0], tp_size=4)
+    components = [sampler, judge, component("actor", groups[1], fsdp_size=4)]
+    stages = [
+        call("rollouts", "sampler.sample", samples=8),
+        call("scored", "judge.score", "rollouts", samples=8),
+        call("metrics", "actor.update", "scored"),
+        sync("publish", "actor", "sampler"),
+    ]
+    made = plan("p", Cluster.of(1, cuda=8), groups, components, stages)
+    assert [flow.ways for flow in topology(made).routes] == [("process", "device"), ("node",), ("node",)]

@@ -25,6 +25,7 @@ import pytest
 import torch
 from torch.distributed import Store, TCPStore
 
+from meshctl.run.events import Follower
 from meshctl.runtime.devices.backend import (
     DeviceError,
     DeviceMemory,
@@ -478,8 +479,45 @@ def test_a_run_moves_batches_and_weights_from_device_to_device(tmp_path: Path, o
     done = call(tmp_path, "launch", "recipe.yaml", *overrides)
     assert done.returncode == 0, done.stdout + done.stderr
     [run] = (tmp_path / "runs").glob("*/*")
+    check_metrics(run)
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def check_metrics(run: Path) -> None:
+    """Each step had the right tensors, on the right device, and the weights of the step before."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 13))
     for name, value in {"there": 4.0, "same": 1.0, "rows": 1.0, "scaled": 1.0, "kept": 1.0}.items():
         assert [line[f"learnt.{name}"] for line in lines] == [value] * 12, name
-    assert set(os.listdir("/dev/shm")) <= before
+
+
+DEATH = """
+import os, signal
+
+
+class Dying(Sampler):
+    @endpoint
+    def sample(self, batch: Batch) -> Batch:
+        here = self.run_dir / "died"
+        if self.step == 5 and not here.exists():
+            here.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().sample(batch)
+"""
+
+
+@gpus(1)
+@pytest.mark.slow
+def test_a_group_on_a_device_restarts_alone(tmp_path: Path) -> None:
+    """The tensors of both groups are on one device, and those between them pass CPU memory."""
+    (tmp_path / "parts.py").write_text(PARTS + DEATH)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    words = ["+groups.train.colocate=rollout", "components.sampler._target_=parts.Dying"]
+    # The prompts are in the other group: a run restarts alone only without state, which a source has.
+    words += ["components.prompts.group=train", "+groups.rollout.restartable=true", "+run.restarts=3"]
+    done = call(tmp_path, "launch", "recipe.yaml", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [run] = (tmp_path / "runs").glob("*/*")
+    started = [event.group for event in Follower(run / "events").in_order() if event.name == "started"]
+    assert sorted(started) == ["rollout", "rollout", "train"]
+    check_metrics(run)

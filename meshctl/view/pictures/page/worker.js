@@ -104,7 +104,8 @@ function wayTo(worker, {link: {flow, weights}, partner, ranks}) {
   const others = some(ranks, FOLLOWED).map((rank) => ({group: partner, rank})), node = topology.placed(worker).node;
   if (others.every((other) => same(other, worker))) return OVER.process;
   const [own, other] = [worker.group, partner].map((name) => topology.groups.get(name));   /* of a route in process too */
-  const direct = own.device_type === other.device_type && DIRECT.includes(own.device_type);
+  const kept = own === other || !(own.restartable || other.restartable);
+  const direct = kept && own.device_type === other.device_type && DIRECT.includes(own.device_type);
   const across = own.python === other.python ? OVER.devices : OVER.devices_or_nodes;
   const [near, far] = direct ? [OVER.device, across] : [OVER.node, OVER.nodes];
   const ways = new Set(others.map((other) => (topology.placed(other).node !== node ? far : same(other, worker) && !weights ? OVER.process : near)));
