@@ -12,7 +12,8 @@ from meshctl.topology.modes import Route
 from meshctl.view.times.schedule import Costs, Schedule
 
 MIN_PART = 0.01
-"""Candidates that take a smaller part of a step than this are not tried."""
+"""The least difference that counts, as a part of a step. Candidates that take less are not tried, and those
+whose savings differ by less are equal: measured times, or mere rounding, would decide between them."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,14 @@ def _best(schedule: Schedule, costs: Costs, whole: float) -> tuple[_Candidate, f
     """Returns the candidate without which a step is shortest, and the seconds of that step. Among equal
     candidates, the one with the longest time is returned. A candidate that cannot save more than the best so
     far is not tried."""
+    least = MIN_PART * whole
     best: tuple[_Candidate, float] | None = None
-    found = [one for one in candidates(schedule, costs) if one.seconds > MIN_PART * whole]
+    found = [one for one in candidates(schedule, costs) if one.seconds > least]
     for one in sorted(found, key=lambda one: -one.seconds):
-        if best and one.seconds <= whole - best[1]:
+        if best and one.seconds <= whole - best[1] + least:
             break
         seconds = schedule.step_seconds(one.without)
-        if best is None or seconds < best[1]:
+        if best is None or seconds < best[1] - least:
             best = one, seconds
     return best
 

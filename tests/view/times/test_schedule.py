@@ -106,6 +106,18 @@ def test_without_one_of_two_equal_stages_nothing_is_gained() -> None:
     assert {bound.name, bound.next.name} == {"s0", "s1"} and bound.next.gain == pytest.approx(1)
 
 
+@pytest.mark.parametrize("difference", [-0.002, 0.0, 0.0003, 0.002])
+def test_among_candidates_that_save_nearly_as_much_the_longest_bounds_the_run(difference: float) -> None:
+    """The trainer takes a little longer than the rollouts, by its sync or by its stage. Without either of them
+    the rollouts would bound the run."""
+    schedule = Schedule(grpo(lag=2))
+    for train in (0.25, 0.250001, 0.249999):
+        syncs = {("publish", "train"): 0.02 + difference}
+        bound = bound_of(schedule, Costs({"rollouts": train, "metrics": 0.25}, syncs=syncs), 0.28)
+        assert bound and bound.next
+        assert {bound.name, bound.next.name} == {"rollouts", "metrics"}, (bound, train)
+
+
 def test_bytes_and_the_rest_of_a_step_can_bound_a_run() -> None:
     schedule, costs = chain(0.01, 0.02, sends={"s0": 0.3}, receives={"s1": 0.1})
     bound = bound_of(schedule, costs, 0.31)
