@@ -5,7 +5,7 @@ torch numbers the operations of each process group. gloo also numbers sends and 
 equal on all ranks, so they are counted here and subtracted. The number since the last `step` event is in the
 `step` event and in the progress record. It is written into the record at the end of each activity, and once a
 second by a thread, because a rank that hangs in such an operation runs no Python code. No thread runs before
-a component uses its `torch_mesh`.
+a component uses its `torch_mesh`, or where no process reads the record.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class TorchMeshes:
             self._progress.has_torch_meshes = True
             _count_point_to_point()
             count_waits(self._progress)
-            threading.Thread(target=self._sample_forever, daemon=True, name="progress").start()
+            if self._progress.is_read:
+                threading.Thread(target=self._sample_forever, daemon=True, name="progress").start()
         self._meshes[component] = mesh
         self._find_groups()
 
