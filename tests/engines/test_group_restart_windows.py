@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from meshctl.run.directory import RunDir
-from tests.command_server import call
+from tests.command_server import Started, call
+from tests.engines.test_commands import ENGINE, agents_of
 from tests.engines.test_group_restart import events, pids, run_of
 
 PARTS = '''
@@ -157,7 +158,31 @@ run: {steps: 7, dir: runs, checkpoint: {every: 3}, restarts: {times: 5}}
 """
 
 
-def launched(folder: Path, place: str = "none", death: str = "", again: bool = False, lag: int = 0) -> RunDir:
+def launch(folder: Path) -> None:
+    done = call(folder, "launch", "recipe.yaml", "name=run")
+    assert done.returncode == 0, done
+
+
+def launch_on_nodes(folder: Path) -> None:
+    """Runs the recipe on three nodes, with TCP between them. Each trainer is alone on its node."""
+    words = ["+cluster.nodes=3", "+groups.train.nodes=[0,1]", "+groups.rollout.nodes=[2]", *ENGINE]
+    launch = Started(folder, "launch", "recipe.yaml", "name=run", *words)
+    launch.until("set MESHCTL_TOKEN")
+    agents = agents_of(run_of(folder, "run").path, folder)
+    code, output = launch.end()
+    assert code == 0, output
+    for agent in agents:
+        agent.end()
+
+
+def launched(
+    folder: Path,
+    place: str = "none",
+    death: str = "",
+    again: bool = False,
+    lag: int = 0,
+    run: Callable[[Path], None] = launch,
+) -> RunDir:
     """Runs the recipe, with a collective at a place. `death` is the consumer and the step before which a
     sampler dies, or `receiver`; `again` has its successor die, too."""
     (folder / "parts.py").write_text(PARTS)
@@ -166,8 +191,7 @@ def launched(folder: Path, place: str = "none", death: str = "", again: bool = F
         (folder / ("receiver" if death == "receiver" else "death")).write_text(death)
     if again:
         (folder / "again").touch()
-    done = call(folder, "launch", "recipe.yaml", "name=run")
-    assert done.returncode == 0, done
+    run(folder)
     assert not {"receiver", "death", "again"} & {each.name for each in folder.iterdir()}, "nobody died"
     return run_of(folder, "run")
 
@@ -209,6 +233,11 @@ def test_a_rank_waits_for_its_peer_in_an_endpoint(tmp_path: Path, expected: Any)
 )
 def test_a_rank_waits_for_its_peer_elsewhere(tmp_path: Path, expected: Any, place: str, death: str) -> None:
     check(launched(tmp_path, place, death), expected(0))
+
+
+@pytest.mark.slow_suite
+def test_a_rank_waits_for_its_peer_on_another_node(tmp_path: Path, expected: Any) -> None:
+    check(launched(tmp_path, "update", "metrics 2", run=launch_on_nodes), expected(0))
 
 
 @pytest.mark.slow_suite
