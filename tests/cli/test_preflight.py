@@ -101,10 +101,12 @@ def workers(count: int) -> list[str]:
 
 
 def in_namespaces(set_up: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python in namespaces of its own, after a line of shell. Skips where this is forbidden."""
-    if subprocess.run(["unshare", "-mn", "true"], capture_output=True).returncode:
-        pytest.skip("this user may not make namespaces")
-    script = ["unshare", "-mn", "sh", "-c", f'ip link set lo up && {set_up} && exec "$@"', "sh"]
+    """Runs Python in namespaces of its own, after a line of shell. Skips where this is forbidden, or `ip` is
+    missing."""
+    inside, loopback = ["unshare", "-mn", "sh", "-c"], "ip link set lo up"
+    if subprocess.run([*inside, loopback], capture_output=True).returncode:
+        pytest.skip("this user may not make namespaces, or ip is missing")
+    script = [*inside, f'{loopback} && {set_up} && exec "$@"', "sh"]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [*script, sys.executable, "-c", *words]
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)

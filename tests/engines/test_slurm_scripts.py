@@ -23,7 +23,7 @@ from meshctl.run.directory import RunDir
 from meshctl.run.job_signals import IN_JOB
 from tests.cli.commands import meshctl
 from tests.cli.small_launch import PARTS
-from tests.engines.test_slurm import ENGINE, TWO_SETS
+from tests.engines.test_slurm import ENGINE, TWO_SETS, needs_slurm
 from tests.paths import ROOT
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -78,7 +78,7 @@ def container_steps() -> str:
         .commands
     )
     lines = [f"{shlex.join(command.argv)}\n" for command in commands]
-    return "\n".join(lines).replace(os.getcwd(), "FOLDER").replace(str(Path(sys.executable).parent), "BIN")
+    return "\n".join(lines).replace(str(Path(sys.executable).parent), "BIN").replace(os.getcwd(), "FOLDER")
 
 
 def test_the_steps_in_containers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +88,7 @@ def test_the_steps_in_containers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert container_steps() == (GOLDEN / "slurm_containers.txt").read_text()
 
 
+@needs_slurm
 def test_a_dry_run_of_4096_nodes_has_few_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     (tmp_path / "parts.py").write_text(PARTS)

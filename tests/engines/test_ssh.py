@@ -316,6 +316,7 @@ def test_the_script_hands_over_the_token_and_ends_with_its_input(tmp_path: Path)
     process.stdout.close()
 
 
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh")
 def test_a_dry_run_prints_ssh_for_each_host(folder: Path) -> None:
     done = meshctl(
         folder, "launch", "recipe.yaml", "--dry-run", "engine.ssh.hosts=[127.0.0.1,u@127.0.0.2,127.0.0.3]"
