@@ -81,7 +81,7 @@ READINGS: dict[str, Callable[[Any], object]] = {
     "annotations": lambda kind: inspect.get_annotations(kind.__init__),
     "types": lambda kind: get_type_hints(kind.__init__, localns={"list": list}),
     "comparison": lambda kind: str(inspect.signature(kind.__eq__)),
-    "help": lambda kind: set(re.findall(r"\w+\(self, x.*", render_doc(kind, renderer=plaintext))),
+    "help": lambda kind: set(re.findall(r"\w+\(\W*self,\W*x:[^)]*", render_doc(kind, renderer=plaintext))),
 }
 """What tools show of a class before its first instance."""
 
