@@ -23,6 +23,7 @@ class Awaited:
 
     running = False
     """True if a process that the engine has started runs."""
+    replaces_nodes = False
 
     def __init__(self, job: Job, commands: Sequence[Command]) -> None:
         """Publishes the address and the token, and prints the command lines. Raises `OSError`."""

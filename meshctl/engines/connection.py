@@ -7,7 +7,7 @@
     head -> node    {"type": "attempt", "number": 2, "store": "HOST:PORT", "plan": JSON, "start": {...}, ...}
                     {"type": "signal", "attempt": 2, "signal": 15, "groups": null}
                     {"type": "stacks", "attempt": 2, "workers": [["train", 1, PID], ...]}
-                    {"type": "leave"}, {"type": "beat"}, {"type": "clock", "sent": SECONDS}
+                    {"type": "leave", "is_final": true}, {"type": "beat"}, {"type": "clock", "sent": SECONDS}
                     {"type": "examine", "nonce": FILE, "needs": {...}, "ports": {...}}
                     {"type": "peers", "attempt": 2, "peers": {"1": "HOST:PORT", ...}}
     node -> head    {"type": "exited", "attempt": 2, "group": "train", "code": 0}

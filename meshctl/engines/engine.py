@@ -137,6 +137,9 @@ class Handle(Protocol):
 
     address: str
     """HOST:PORT at which the nodes reach the supervisor."""
+    replaces_nodes: bool
+    """True if a scheduler may end one node of the run, and starts another one in its place. Otherwise a node
+    that its scheduler ends is a sign that the whole job ends."""
 
     def poll(self) -> list[Exited]:
         """Returns the node processes that have ended since the last call. Never waits."""

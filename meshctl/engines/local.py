@@ -106,6 +106,8 @@ class _Process:
 class LocalHandle:
     """The node processes, which are children of this process."""
 
+    replaces_nodes = False
+
     def __init__(self, job: Job) -> None:
         self.address = job.head
         self._job = job

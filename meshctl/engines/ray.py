@@ -115,6 +115,8 @@ class RayHandle:
     """The driver, which is a child of this process, and through it the actors. Bundle I is that of the I-th
     node of the plan."""
 
+    replaces_nodes = False
+
     def __init__(self, job: Job, order: Message, archive: BinaryIO | None) -> None:
         self.address, self._job, self._archive = job.head, job, archive
         self._order = {**order, "archive": archive.fileno() if archive else None}

@@ -15,6 +15,11 @@ from types import FrameType
 
 IN_JOB = "MESHCTL_IN_JOB"
 """The environment variable that states that the scheduler signals all processes of the run."""
+ENDED_BY_HEAD = 75
+"""The exit code of a node process whose head is lost, which may start again, or which the head has ended
+although the run goes on, so that the scheduler starts another one."""
+ENDED_BY_SCHEDULER = 143
+"""The exit code of a head that a scheduler has asked to end."""
 SHIELDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 

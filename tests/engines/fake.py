@@ -89,6 +89,8 @@ class FakeEngine:
 class FakeHandle:
     """The nodes of a plan as threads."""
 
+    replaces_nodes = False
+
     def __init__(self, job: Job, worker: FakeMain) -> None:
         self.address = job.head
         self._job, self._worker = job, worker

@@ -66,8 +66,12 @@ class Learner(Component):
     def die_twice(self):
         deaths = self.run_dir / "deaths"
         count = len(deaths.read_text()) if deaths.exists() else 0
+        if os.environ.get("RAISES") == "always" and self.rank == self.mesh.world_size - 1 and self.step == 4:
+            raise RuntimeError("the sample is wrong")
         if os.environ.get("DIES") and self.mesh.world_size == 4 and self.rank == 2 and self.step == 4 and count < 2:
             deaths.write_text("x" * (count + 1))
+            if os.environ.get("RAISES") == "twice":
+                raise RuntimeError("the device is broken")
             os.kill(os.getpid(), signal.SIGKILL)
         while os.environ.get("DIES") and self.mesh.world_size < 4 and self.step > 6:
             time.sleep(0.01)  # the attempt ends with the checkpoint of step 6
@@ -124,8 +128,8 @@ class Ran:
         }
 
 
-def launch(where: Path, name: str, *words: str, dies: bool = False) -> Ran:
-    done = call(where, "launch", *words, env={"DIES": "1" if dies else ""})
+def launch(where: Path, name: str, *words: str, dies: bool = False, raises: str = "") -> Ran:
+    done = call(where, "launch", *words, env={"DIES": "1" if dies else "", "RAISES": raises})
     [folder] = (where / "runs" / name).iterdir()
     return Ran(done, RunDir(folder))
 
@@ -159,6 +163,26 @@ def test_a_run_goes_on_without_a_worker_that_fails_again_and_grows_back(where: P
 
 @pytest.mark.slow
 @pytest.mark.slow_suite
+def test_a_run_goes_on_without_a_worker_that_raises_the_same_exception_twice(where: Path) -> None:
+    """Its device may be broken. Another worker that raises it in the same step ends the run: the sample or the code
+    is wrong."""
+    ran = launch(where, "raises", "recipe.yaml", "name=raises", dies=True, raises="twice")
+    assert ran.done.returncode == 0, ran.done.stderr
+    assert sizes(ran) == [4, 4, 3, 4]
+    causes = [event.value["cause"] for event in ran.events("restarted")]
+    assert causes[:2] == ["learn:2 failed in stage update, step 4: RuntimeError: the device is broken"] * 2
+    assert ran.seen() == {step: [*range(12 * step - 12, 12 * step)] for step in range(1, 10)}
+    ran = launch(where, "wrong", "recipe.yaml", "name=wrong", raises="always")
+    assert ran.done.returncode == 5 and sizes(ran) == [4, 4, 3], ran.done
+    assert (
+        "error: learn:2 failed in stage update, step 4: RuntimeError: the sample is wrong" in ran.done.stderr
+    )
+    [warning] = ran.events("warning")
+    assert "the same exception was raised in the same step before" in warning.value["text"]
+
+
+@pytest.mark.slow
+@pytest.mark.slow_suite
 @pytest.mark.parametrize(
     ("layout", "smaller", "by_hand"),
     [
@@ -186,6 +210,22 @@ def test_the_metrics_are_those_of_runs_on_each_size(
     assert call(where, "launch", folder, *back).returncode == 0
     assert ran.seen() == {step: [*range(12 * step - 12, 12 * step)] for step in range(1, 10)}
     for own, others in zip(ran.rows, hand.rows, strict=True):
+        assert own["update.loss"] == pytest.approx(others["update.loss"], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.slow_suite
+@pytest.mark.parametrize("layout", ["{dp_size: auto}", "{fsdp_size: auto}"], ids=["dp", "fsdp"])
+def test_a_group_over_two_nodes(where: Path, layout: str, request: pytest.FixtureRequest) -> None:
+    name, whole = f"nodes-{request.node.callspec.id}", f"whole-{request.node.callspec.id}"
+    words = ("recipe.yaml", f"components.learner.parallel={layout}")
+    nodes = ("--engine", "loopback", "+cluster.nodes=2", "+groups.read.nodes=0")
+    ran = launch(where, name, *words, f"name={name}", *nodes, dies=True)
+    assert ran.done.returncode == 0, ran.done.stderr
+    assert sizes(ran) == [4, 4, 3, 4]
+    assert ran.seen() == {step: [*range(12 * step - 12, 12 * step)] for step in range(1, 10)}
+    other = launch(where, whole, *words, f"name={whole}")
+    for own, others in zip(ran.rows, other.rows, strict=True):
         assert own["update.loss"] == pytest.approx(others["update.loss"], rel=1e-6)
 
 

@@ -6,23 +6,25 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.command_server import call
+from tests.command_server import Started, call
 from tests.engines.namespaces import Hosts
 from tests.engines.ray_cluster import ray_cluster
 from tests.engines.slurm_cluster import Cluster as Machines
 from tests.engines.slurm_cluster import wait_for
+from tests.engines.test_commands import ENGINE, agents_of, processes
 from tests.engines.test_elastic import PARTS
 from tests.engines.test_ray import Launch, needs_ray
 from tests.engines.test_slurm import Slurmed, needs_slurm, slurm
 from tests.engines.test_ssh import LEASE, LIMIT_S, hosts, is_empty, launches, needs_hosts, started, until
 
-__all__ = ["hosts", "launches", "slurm"]
+__all__ = ["hosts", "launches", "processes", "slurm"]
 
 RECIPE = """
 name: nodes
@@ -53,6 +55,24 @@ class Learner(parts.Learner):
 """
 
 
+def rows_of(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def compared(folder: Path, run: Path, *words: str) -> int:
+    """Compares a run with one on this machine that loses nothing. Returns its last step."""
+    rows = rows_of(run)
+    assert [row["step"] for row in rows] == [*range(1, len(rows) + 1)]
+    words = ("cluster.nodes=1", "name=whole", f"run.steps={len(rows)}", *words)
+    fast = "components.learner._target_=parts.Learner"
+    done = call(folder, "launch", "recipe.yaml", "--engine", "local", "run.dir=here", fast, *words)
+    assert done.returncode == 0, done.stderr
+    [whole] = (folder / "here" / "whole").iterdir()
+    for own, other in zip(rows, rows_of(whole), strict=True):
+        assert own["update.loss"] == pytest.approx(other["update.loss"], rel=1e-6)
+    return len(rows)
+
+
 @pytest.mark.slow
 @pytest.mark.slow_suite
 @pytest.mark.namespaces
@@ -76,22 +96,47 @@ def test_a_host_that_is_lost_and_comes_back(hosts: Hosts, tmp_path: Path) -> Non
     assert launch.returncode == 130, output
     [grown] = re.findall(r"^restarted after step (\d+), learn with 3", back, re.M)
     [folder] = (tmp_path / "runs" / "nodes").iterdir()
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    last = len(rows)
-    assert [row["step"] for row in rows] == [*range(1, last + 1)] and last > int(grown)
-    words = (
-        "cluster.nodes=1",
-        "name=whole",
-        f"run.steps={last}",
-        "components.learner._target_=parts.Learner",
-    )
-    done = call(tmp_path, "launch", "recipe.yaml", *words)
-    assert done.returncode == 0, done.stderr
-    [folder] = (tmp_path / "runs" / "whole").iterdir()
-    others = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for own, other in zip(rows, others, strict=True):
-        assert own["update.loss"] == pytest.approx(other["update.loss"], rel=1e-6)
+    assert compared(tmp_path, folder) > int(grown)
     assert is_empty(hosts, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.slow_suite
+def test_a_node_that_comes_back_and_fails_its_examination_is_refused(
+    tmp_path: Path, processes: list[Started]
+) -> None:
+    """Nodes are commands that the test starts. The layout is dp, and a program runs beside the elastic group."""
+    program = "  watch: {ranks: 1, device_type: cpu, nodes: 0, program: watch.py}\n"
+    recipe = RECIPE.replace("groups:\n", f"groups:\n{program}").replace("fsdp_size", "dp_size")
+    watch = "import time\nwhile True:\n    time.sleep(0.05)\n"
+    for name, text in (("parts.py", PARTS), ("slow.py", SLOW), ("watch.py", watch), ("recipe.yaml", recipe)):
+        (tmp_path / name).write_text(text)
+    launch = Started(tmp_path, "launch", "recipe.yaml", *ENGINE, "engine.commands.join_limit=20")
+    processes.append(launch)
+    found = launch.until(r"--plan (\S+)/plan.json --node 2 --head (\S+)")
+    run, head = Path(found[1]), found[2]
+    launch.until("set MESHCTL_TOKEN")
+    agents = agents_of(run, tmp_path)
+    processes += agents
+    launch.until("^checkpoint of step 10")
+    agents[2].kill()
+    launch.until(r"^restarted after step \d+, learn with 2 of 3 workers: ")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("plan.json", "start.json", ".token"):
+        shutil.copy(run / name, elsewhere)
+    for folder, expected in (
+        (elsewhere, r"node 2 \(\S+\): run directory: .*another file system; the run goes on without it; "),
+        (run, r"^restarted after step \d+, learn with 3 workers again: lost workers are back"),
+    ):
+        words = ("--plan", str(folder / "plan.json"), "--node", "2", "--head", head)
+        processes.append(Started(tmp_path, "agent", *words))
+        launch.until(expected)
+    launch.until("^checkpoint of step")
+    os.kill(launch.pid, signal.SIGINT)
+    code, output = launch.end()
+    assert code == 130 and output.count("another file system") == 1, output
+    compared(tmp_path, run, "~groups.watch")
 
 
 @needs_slurm
@@ -118,7 +163,7 @@ def test_a_job_goes_on_without_a_node_whose_slurmd_is_gone(slurm: Machines, tmp_
         run.wait_for_step(len(run.rows()) + 5)
         assert run.meshctl("stop").returncode == 0
         run.ended()
-        assert [row["step"] for row in run.rows()] == list(range(1, len(run.rows()) + 1))
+        compared(tmp_path, run.path)
     finally:
         run.close()
 
@@ -147,5 +192,4 @@ def test_a_run_in_a_ray_cluster_that_loses_a_machine(tmp_path: Path) -> None:
         launch.send_signal(signal.SIGINT)
         assert launch.end() == 130, launch.output
     [folder] = (tmp_path / "runs" / "nodes").iterdir()
-    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [*range(1, len(steps) + 1)]
+    compared(tmp_path, folder)

@@ -40,16 +40,22 @@ class Prompts(Component):
         return Batch({"x": torch.rand(len(samples)) + torch.tensor(samples)})
 
 
+def parent_of(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        return int(stat.read().rpartition(")")[2].split()[1])
+
+
 def dies_once(component, place):  # "load": the first weights of a process, once it has restarted
-    """Kills this process if a file asks for it, at this place and step on this rank."""
+    """Kills this process if a file asks for it, at this place and step on this rank; or its node, or Ray's actor."""
     wanted = component.run_dir.parents[2] / f"die-{component.run_dir.parent.name}-{place}-{component.rank}"
     for file in wanted.parent.glob(wanted.name + "-*"):
         if (component.step or 0) >= int(file.name.rpartition("-")[2]) and file.exists():
             file.unlink(missing_ok=True)
+            node = os.getppid()
             if place == "agreement":  # a checkpoint is requested from the launcher, the parent of the node
-                with open(f"/proc/{os.getppid()}/stat") as stat:
-                    os.kill(int(stat.read().rpartition(")")[2].split()[1]), signal.SIGUSR1)
-            os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(parent_of(node), signal.SIGUSR1)
+            victims = {"node": node, "actor": parent_of(node)}
+            os.kill(victims.get(place, os.getpid()), signal.SIGKILL)
 
 
 class Sampler(Component):
@@ -71,7 +77,8 @@ class Sampler(Component):
     def sample(self, batch: Batch) -> Batch:
         self.called = True
         dies_once(self, "call")
-        dies_once(self, "agreement")
+        for place in ("agreement", "node", "actor"):
+            dies_once(self, place)
         self.log({"seen": float(batch["x"].sum())})
         noise = torch.rand(len(batch), dtype=torch.float64)
         many = batch.repeat(2)
@@ -200,6 +207,23 @@ def test_a_group_restarts_alone_after_a_death_in_a_call(folder: Path, whole: Run
     assert not any(map(alive, pids(run, "train")))
 
 
+EACH_ON_A_NODE = ["+cluster.nodes=3"]
+EACH_ON_A_NODE += [
+    f"+groups.{group}.nodes=[{node}]" for node, group in enumerate(("train", "rollout", "judge"))
+]
+
+
+def check_nodes(run: RunDir, whole: RunDir) -> None:
+    """Checks a run of three nodes, one for each group, in which a sampler has died, and later the node of the
+    samplers: they restart alone, and then with all others on nodes of which one was started again."""
+    alone, together = events(run, "restarted")
+    assert (alone.value["group"], alone.value["generation"]) == ("rollout", 1)
+    assert "group" not in together.value and len(events(run, "launched")) == 2
+    assert [len(pids(run, group)) for group in ("rollout", "judge", "train")] == [6, 2, 4]
+    assert results_of(run) == results_of(whole)
+    assert rows_of(run) == rows_of(whole)
+
+
 def compare(folder: Path, whole: RunDir, name: str, *deaths: str, words: Sequence[str] = ()) -> RunDir:
     """Runs the recipe with deaths, and compares it with the uninterrupted run."""
     run, done = launched(folder, name, *words, deaths=deaths)
@@ -288,9 +312,7 @@ def test_weights_of_earlier_steps_are_those_that_the_steps_had(folder: Path) -> 
 @pytest.mark.slow_suite
 def test_a_group_on_another_host_restarts_alone(folder: Path, whole: RunDir, hosts: Hosts) -> None:
     """The groups are on three hosts, with TCP between them."""
-    places = [f"+groups.{group}.nodes=[{node}]" for node, group in enumerate(("train", "rollout", "judge"))]
-    words = ["+cluster.nodes=3", *places, *hosts.options]
-    run = compare(folder, whole, "hosts", "call-1-5", "sync-0-8", words=words)
+    run = compare(folder, whole, "hosts", "call-1-5", "sync-0-8", words=[*EACH_ON_A_NODE, *hosts.options])
     assert events(run, "restarted")[0].value["group"] == "rollout"
     assert rows_of(run) == rows_of(whole)
 

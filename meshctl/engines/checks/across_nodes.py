@@ -49,8 +49,9 @@ class Problem:
 def judge(
     facts: Mapping[int, NodeFacts], clocks: Mapping[int, float], plan: Plan, is_shared: bool = True
 ) -> list[Problem]:
-    """Returns the problems of all nodes, failures first. `clocks` maps each node to the seconds by which its
-    clock is ahead of the head's. `is_shared` is whether the nodes must see the head's run directory."""
+    """Returns the problems of all nodes, failures first. Those of a group are compared with the first one in
+    `facts`. `clocks` maps each node to the seconds by which its clock is ahead of the head's. `is_shared` is
+    whether the nodes must see the head's run directory."""
     found: defaultdict[Check, list[int]] = defaultdict(list)
     for node, one in facts.items():
         for check in (*on_node.checks_of(one), *_of_node(one, clocks.get(node, 0.0), is_shared)):
@@ -91,7 +92,8 @@ def _of_node(facts: NodeFacts, clock_s: float, is_shared: bool) -> Iterator[Chec
 def _of_group(group: Group, plan: Plan, facts: Mapping[int, NodeFacts]) -> Iterator[tuple[Check, list[int]]]:
     """Yields the differences between the nodes of a group, each with the nodes that differ from the first
     one."""
-    nodes = [node for node in plan.nodes_of(group.name) if node in facts and not facts[node].error]
+    own = {*plan.nodes_of(group.name)}
+    nodes = [node for node in facts if node in own and not facts[node].error]
     has_own = bool(group.program.python if group.program else group.python)
     if not has_own:
         yield from _differing(group, nodes, facts, "torch", _release, "failure", SAME_TORCH)

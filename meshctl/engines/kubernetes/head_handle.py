@@ -14,6 +14,7 @@ class HeadHandle:
 
     running = False
     """True if a process that the engine has started runs."""
+    replaces_nodes = True
 
     def __init__(self, job: Job) -> None:
         self.address, self._job = job.head, job

@@ -11,7 +11,7 @@ controller of JobSet gives it a host name that all pods resolve, and announces i
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,6 +20,7 @@ from meshctl.network.authentication import TOKEN_VARIABLE
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import NodeSet, node_sets
 from meshctl.run.directory import RunDir
+from meshctl.run.job_signals import ENDED_BY_HEAD, ENDED_BY_SCHEDULER
 from meshctl.text.kubernetes_names import replicated_job, subdomain_of
 
 API_VERSION = "jobset.x-k8s.io/v1alpha2"
@@ -103,14 +104,7 @@ def _replicated_job(
         "completions": nodes.count,
         "parallelism": nodes.count,
         "backoffLimit": plan.run.restarts.times if plan.run.restarts else 0,
-        "podFailurePolicy": {
-            "rules": [
-                {
-                    "action": "FailJob",
-                    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(VERDICTS)},
-                }
-            ]
-        },
+        "podFailurePolicy": {"rules": list(_pod_failure_rules(options, plan))},
     }
     if options.time_limit:
         spec["activeDeadlineSeconds"] = round(options.time_limit)
@@ -125,6 +119,24 @@ def _replicated_job(
     if _scheduler(options) == VOLCANO:
         template["metadata"] = {"annotations": {**annotations, VOLCANO_MEMBERS: str(nodes.count)}}
     return {"name": replicated_job(index), "replicas": 1, "template": template}
+
+
+def _pod_failure_rules(options: JobSetOptions, plan: Plan) -> Iterator[Object]:
+    """Yields the rules by which a Job judges a pod that has failed; the first one that holds counts. With
+    `run.restarts` the Job replaces pods, but only with `max_restarts` that of the head. Those count for
+    `backoffLimit` that have failed by themselves: the head has counted the nodes that it has ended, and an
+    eviction is no failure."""
+
+    def codes(*values: int) -> Object:
+        return {"onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(values)}}
+
+    replaces_nodes = plan.run.restarts is not None
+    stops_with_head = replaces_nodes and not options.max_restarts
+    yield {"action": "FailJob", **codes(*VERDICTS, *([ENDED_BY_SCHEDULER] if stops_with_head else []))}
+    if replaces_nodes:
+        yield {"action": "Ignore", **codes(ENDED_BY_HEAD)}
+        disrupted = {"type": "DisruptionTarget", "status": "True"}
+        yield {"action": "Ignore", "onPodConditions": [disrupted]}
 
 
 def _scheduler(options: JobSetOptions) -> str:

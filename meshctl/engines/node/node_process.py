@@ -53,10 +53,10 @@ from meshctl.network.addresses import interface_of
 from meshctl.network.connection import Connection, Message, ProtocolError
 from meshctl.plan.model import Plan
 from meshctl.run.directory import Start, write_whole
-from meshctl.run.job_signals import is_in_job
+from meshctl.run.job_signals import ENDED_BY_HEAD, is_in_job
 
-OK, FAILED, REFUSED, LOST = 0, 1, 4, 75
-"""Exit codes; `LOST` where the head is lost inside a job, which may start again."""
+OK, FAILED, REFUSED = 0, 1, 4
+"""Exit codes, besides `ENDED_BY_HEAD` inside a job."""
 
 
 class NodeProcess:
@@ -130,7 +130,7 @@ class NodeProcess:
         self._logs.close()
         termination.kill_children()
         remove_scratch(self._job.token, self._job.node)  # where the process that writes logs was killed
-        return self._code if self._is_leaving else LOST if is_in_job() else FAILED
+        return self._code if self._is_leaving else ENDED_BY_HEAD if is_in_job() else FAILED
 
     def _files(self) -> tuple[list[Any], list[Any]]:
         """Returns the files for which this process waits: those that it reads, and those to which it
@@ -216,6 +216,8 @@ class NodeProcess:
                 self._checks.obey(message)
             case "leave":
                 self._is_leaving = True
+                if not message["is_final"] and is_in_job():
+                    self._code = ENDED_BY_HEAD
 
     # One attempt
 

@@ -39,7 +39,7 @@ class Present:
     """The lost nodes and devices that can be used again."""
 
     nodes: frozenset[int] = frozenset()
-    """The nodes that are connected."""
+    """The nodes that are connected and have passed their examination."""
     devices: frozenset[Device] = frozenset()
     """The lost devices that their nodes have again."""
 

@@ -4,13 +4,16 @@
                           -> "peers"   -> each node calls the others -> the attempt
 
 Nodes report a peer that they do not reach also later, while the attempt runs.
+
+A node that joins again is a newcomer until it has begun an attempt. Where the run may go on without it, it is
+refused for what it lacks, and a newcomer that joins while an attempt runs without it is examined meanwhile.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from types import MappingProxyType
@@ -33,6 +36,7 @@ PEERS_MAX = 64
 """The number of peers that each node calls."""
 APART_MAX = 3
 """The number of pairs of nodes that a message names."""
+LOG = "look at the log of the node process"
 FIREWALL = "look for a firewall or a wrong route between the two"
 
 
@@ -50,6 +54,18 @@ class Apart:
     reason: str
 
 
+@dataclass(frozen=True)
+class Refused:
+    """A newcomer cannot be used."""
+
+    node: int
+    reason: str
+    remedy: str = FIREWALL
+
+
+Finding = Examined | Apart | Refused
+
+
 class Examination:
     def __init__(
         self,
@@ -58,9 +74,11 @@ class Examination:
         needs: Needs,
         shares_files: bool,
         ports: Mapping[str, str] = MappingProxyType({}),
+        can_lose: bool = False,
     ) -> None:
-        """`ports` are the addresses at which the head listens, besides that of the nodes, by what it is."""
-        self._ports = dict(ports)
+        """`ports` are the addresses at which the head listens, besides that of the nodes, by what it is.
+        `can_lose` is whether the run may go on without a newcomer."""
+        self._ports, self._can_lose = dict(ports), can_lose
         self._plan, self._run, self._needs, self._shares_files = plan, run, needs, shares_files
         self._facts: dict[int, NodeFacts] = {}
         self._clocks: dict[int, float] = {}
@@ -71,6 +89,12 @@ class Examination:
         self._attempt = 0
         self._nodes: Collection[int] = ()
         self._is_judged = self._is_called = False
+        self._known: set[int] = set()
+        """The nodes that have begun an attempt."""
+        self._admitted: set[int] = set()
+        """The newcomers that call their peers while an attempt runs without them, or have reached them."""
+        self._fit: set[int] = set()
+        """The newcomers that have reached them."""
         self._reached: set[int] = set()
         self._apart: dict[tuple[int, int], str] = {}
         """Caller and peer -> why the peer is not reached."""
@@ -83,13 +107,28 @@ class Examination:
         """Begins the round of an attempt. Nodes that have examined themselves call their peers only."""
         self._attempt, self._nodes = attempt, nodes
         self._is_judged = self._is_called = self.is_over = False
-        self._reached.clear()
-        self._apart.clear()
+        for found in (self._admitted, self._reached, self._apart):
+            found.clear()
 
     def forget(self, node: int) -> None:
         """Forgets a node that was lost: its next process examines itself again."""
         for found in (self._facts, self._clocks, self._addresses, self._asked):
             found.pop(node, None)
+        for known in (self._known, self._admitted, self._fit):
+            known.discard(node)
+
+    def is_fit(self, node: int) -> bool:
+        """Returns whether a newcomer has passed while an attempt ran without it."""
+        return node in self._fit
+
+    @property
+    def _newcomers(self) -> set[int]:
+        """The newcomers of the round, without which the run may go on; none where all nodes are new."""
+        return (
+            {*self._nodes} - self._known
+            if self._can_lose and self._known.intersection(self._nodes)
+            else set()
+        )
 
     def on_message(self, node: int, message: Message, now: float) -> None:
         """Raises `LookupError`, `TypeError` and `ValueError` for a malformed message."""
@@ -107,43 +146,86 @@ class Examination:
     def _why(self, node: int, message: Message) -> str:
         us, them = name_of(node, self._facts), name_of(int(message["peer"]), self._facts)
         where = f"{them} at {message['address']}"
-        if self.is_over:
+        if self.is_over and node in self._nodes:
             return f"{us} has not heard {where} for {float(message['seconds']):.0f} s: {message['problem']}"
         return f"{us} does not reach {where}: {message['problem']}"
 
-    def poll(self, connections: Mapping[int, Connection | None], now: float) -> Iterator[Examined | Apart]:
+    def poll(
+        self,
+        connections: Mapping[int, Connection | None],
+        now: float,
+        idle: Mapping[int, Connection] = MappingProxyType({}),
+    ) -> Iterator[Finding]:
         """Sends what is due, and yields what has been found. `connections` are those of all nodes of the
-        attempt."""
+        attempt, and `idle` those of nodes that run no part of it."""
         joined = {node: one for node, one in connections.items() if one is not None}
+        if self.is_over:
+            yield from self._admit({node: one for node, one in idle.items() if node not in self._nodes}, now)
         if self._apart:
             if now - self._since > TOGETHER_S or self._have_all_answered:
-                yield Apart(self._apart_text())
+                yield from self._parted()
                 self._apart.clear()
         elif self._nodes and not self.is_over and joined.keys() >= {*self._nodes}:
             yield from self._advance(joined, now)
+
+    def _parted(self) -> Iterator[Apart | Refused]:
+        """Yields that nodes do not reach each other. Newcomers are refused if only they are concerned."""
+        newcomers = set[int]() if self.is_over else self._newcomers
+        if newcomers and all(newcomers & {*pair} for pair in self._apart):
+            apart = {node for pair in self._apart for node in pair}
+            yield from (Refused(node, self._apart_text()) for node in sorted(newcomers & apart))
+        else:
+            yield Apart(f"{self._apart_text()}; all of them reach the head: {FIREWALL}")
 
     @property
     def _have_all_answered(self) -> bool:
         """True if all nodes have reported whether they reach their peers."""
         return {*self._reached, *(caller for caller, _ in self._apart)} >= {*self._nodes}
 
-    def _advance(self, connections: Mapping[int, Connection], now: float) -> Iterator[Examined | Apart]:
+    def _advance(self, connections: Mapping[int, Connection], now: float) -> Iterator[Finding]:
         if missing := [node for node in connections if node not in self._facts]:
             self._ask({node: connections[node] for node in missing if node not in self._asked}, now)
             yield from self._silent(missing, "examined itself", now)
         elif not self._is_judged:
             self._is_judged = True
             self._remove_nonce()
-            yield Examined(tuple(self._judged()))
+            newcomers = self._newcomers
+            yield from self._judged([*sorted({*self._nodes} - newcomers), *sorted(newcomers)], newcomers)
         elif not self._is_called:
             self._is_called, self._since = True, now
             for node, connection in connections.items():
-                peers = {str(peer): self._addresses[peer] for peer in peers_of(node, sorted(connections))}
-                connection.send({"type": "peers", "attempt": self._attempt, "peers": peers})
+                self._call(node, connection, sorted(connections))
         elif waiting := [node for node in connections if node not in self._reached]:
             yield from self._silent(waiting, "called its peers", now)
         else:
             self.is_over = True
+            self._known.update(self._nodes)
+
+    def _admit(self, newcomers: Mapping[int, Connection], now: float) -> Iterator[Finding]:
+        """Examines newcomers while an attempt runs without them."""
+        self._ask({node: one for node, one in newcomers.items() if node not in self._asked}, now)
+        for node, connection in newcomers.items():
+            if node in self._admitted:
+                yield from self._admitted_or_apart(node)
+            elif node in self._facts:
+                found = list(self._judged([*sorted(self._nodes), node], {node}))
+                yield from found
+                if not any(isinstance(one, Refused) for one in found):
+                    self._admitted.add(node)
+                    self._call(node, connection, sorted({*self._nodes, node}))
+        if waiting := [node for node in newcomers if node not in self._facts]:
+            yield from self._silent(waiting, "examined itself", now)
+        else:
+            self._remove_nonce()
+
+    def _admitted_or_apart(self, node: int) -> Iterator[Refused]:
+        """Decides about a newcomer that has called its peers. Later its silent peers are no reason."""
+        own = [pair for pair in self._apart if pair[0] == node]
+        texts = [self._apart.pop(pair) for pair in own]
+        if node in self._reached:
+            self._fit.add(node)
+        elif texts and node not in self._fit:
+            yield Refused(node, "; ".join(texts[:APART_MAX]))
 
     def _ask(self, connections: Mapping[int, Connection], now: float) -> None:
         if not connections:
@@ -158,28 +240,46 @@ class Examination:
                 {"type": "examine", "nonce": self._nonce, "needs": asdict(self._needs), "ports": self._ports}
             )
 
+    def _call(self, node: int, connection: Connection, nodes: list[int]) -> None:
+        """Requests a node to call its peers among some nodes."""
+        peers = {str(peer): self._addresses[peer] for peer in peers_of(node, nodes)}
+        connection.send({"type": "peers", "attempt": self._attempt, "peers": peers})
+
     def _remove_nonce(self) -> None:
         if self._nonce:
             with suppress(OSError):
                 (self._run.path / self._nonce).unlink(missing_ok=True)
         self._nonce = ""
 
-    def _silent(self, nodes: Collection[int], what: str, now: float) -> Iterator[Apart]:
-        if now - self._since > EXAMINE_S:
-            names = across_nodes.names_of(sorted(nodes), self._facts)
-            yield Apart(
-                f"{names} has not {what} within {EXAMINE_S:.0f} s; look at the log of the node process"
-            )
+    def _silent(self, nodes: Collection[int], what: str, now: float) -> Iterator[Apart | Refused]:
+        if now - self._since <= EXAMINE_S:
+            return
+        within = f"has not {what} within {EXAMINE_S:.0f} s"
+        newcomers = {*nodes} if self.is_over else self._newcomers
+        if newcomers.issuperset(nodes):
+            yield from (Refused(node, f"{name_of(node, self._facts)} {within}", LOG) for node in nodes)
+        else:
+            yield Apart(f"{across_nodes.names_of(sorted(nodes), self._facts)} {within}; {LOG}")
 
-    def _judged(self) -> list[Problem]:
-        facts = {node: self._facts[node] for node in sorted(self._nodes)}
-        return across_nodes.judge(facts, self._clocks, self._plan, self._shares_files)
+    def _judged(self, nodes: Iterable[int], newcomers: Collection[int]) -> Iterator[Examined | Refused]:
+        """Yields the newcomers that have failed, each with its first failure, and the problems of others. The
+        nodes that come first are those with which others are compared."""
+        facts = {node: self._facts[node] for node in nodes if node in self._facts}
+        problems = across_nodes.judge(facts, self._clocks, self._plan, self._shares_files)
+        failures: dict[int, Problem] = {}
+        for one in problems:
+            for node in newcomers:
+                if one.is_failure and node in one.nodes:
+                    failures.setdefault(node, one)
+        others = [one for one in problems if not (one.is_failure and failures.keys() & {*one.nodes})]
+        yield from (Refused(node, one.text, one.remedy) for node, one in failures.items())
+        if not self.is_over:
+            yield Examined(tuple(others))
 
     def _apart_text(self) -> str:
         texts = [text for _, text in sorted(self._apart.items())]
         more = len(texts) - APART_MAX
-        listed = "; ".join([*texts[:APART_MAX], *([f"{counted(more, 'pair')} more"] if more > 0 else [])])
-        return f"{listed}; all of them reach the head: {FIREWALL}"
+        return "; ".join([*texts[:APART_MAX], *([f"{counted(more, 'pair')} more"] if more > 0 else [])])
 
 
 def peers_of(node: int, nodes: list[int]) -> list[int]:

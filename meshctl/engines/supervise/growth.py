@@ -43,8 +43,8 @@ class Growth:
     @property
     def present(self) -> Present:
         """The lost nodes and devices that can be used again."""
-        connected = frozenset(node for node in self._elastic.nodes if self._nodes.is_connected(node))
-        return Present(connected, frozenset(self._found))
+        fit = frozenset(node for node in self._elastic.nodes if self._nodes.is_fit(node))
+        return Present(fit, frozenset(self._found))
 
     def on_devices(self, own: Iterable[Device], missing: Iterable[Device]) -> None:
         """Notes the devices of a node in the plan of the whole recipe, and those of them that it lacks."""

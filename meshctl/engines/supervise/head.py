@@ -50,13 +50,13 @@ from meshctl.engines.supervise.cause import POLL_S, Cause, Causes, Priority, pos
 from meshctl.engines.supervise.checkpoints import Checkpoints
 from meshctl.engines.supervise.clocks import Clocks
 from meshctl.engines.supervise.collective_check import CollectiveCheck
-from meshctl.engines.supervise.elastic import Present, sizes_of
+from meshctl.engines.supervise.elastic import sizes_of
 from meshctl.engines.supervise.examination import Examined
 from meshctl.engines.supervise.forced_end import ForcedEnd
 from meshctl.engines.supervise.forwarded_events import ForwardedEvents
 from meshctl.engines.supervise.group_restart import GroupRestart
-from meshctl.engines.supervise.growth import Growth
 from meshctl.engines.supervise.judge import Judge
+from meshctl.engines.supervise.node_changes import NodeChanges
 from meshctl.engines.supervise.orderly_end import OrderlyEnd
 from meshctl.engines.supervise.progress_watch import ProgressWatch
 from meshctl.engines.supervise.reports import (
@@ -67,6 +67,7 @@ from meshctl.engines.supervise.reports import (
     ForwardedLines,
     LogProblem,
     NodeLost,
+    NodeRefused,
     NodeUnfit,
     Report,
     ServerExited,
@@ -75,7 +76,7 @@ from meshctl.engines.supervise.reports import (
     StopAsked,
     Stopped,
 )
-from meshctl.engines.supervise.session import Outcome, Session
+from meshctl.engines.supervise.session import FAILED, UNFIT, Outcome, Session
 from meshctl.plan.resizing import Device
 from meshctl.run.event_folding import EventFolding
 from meshctl.run.events import Event
@@ -83,7 +84,6 @@ from meshctl.run.row_file import rows_of
 from meshctl.run.shutdown import StopRequest
 from meshctl.text.english import in_units, in_words
 
-FAILED, UNFIT = 5, 4
 QUIET_POLL_S = 0.1
 """Seconds between two polls while no worker has failed and no step is being agreed. A signal, and a message
 of a node, such as that of a failed worker, begin a poll at once."""
@@ -123,10 +123,9 @@ class Head:
         self._has_failed = self._has_disagreed = self._is_timed_out = False
         """True if a metric that is not finite, different collectives of ranks, or the time limit end it."""
         self._forced = ForcedEnd(session.nodes, session.handle)
-        self._growth = Growth(session.elastic, session.nodes, session.handle, attempt.step)
+        self._changes = NodeChanges(session, attempt, self._ending, self._forced)
         self._own_nodes = frozenset(nodes_of(plan))
         self._missing = set[Device]()
-        self._back: Present | None = None
         self._groups = GroupRestart(
             attempt, session.nodes, store, session.journal, session.restarts, self._forget
         )
@@ -207,19 +206,7 @@ class Head:
         self._warn(self._judge.warnings())
         self._warn(self._session.strangers.first())
         self._checkpoints.publish(self._is_right)
-        self._grow(now)
-
-    def _grow(self, now: float) -> None:
-        """Ends the attempt for a larger one at a checkpoint, if what was lost is back."""
-        newest = self._checkpoints.newest
-        if self._forced.has_begun or self._ending.is_asked or self._ending.is_last(newest):
-            return
-        match self._growth.poll(newest, now):
-            case "save":
-                self._ending.save()
-            case "end":
-                self._back = self._growth.present
-                self._forced.begin_at(now)
+        self._changes.poll(self._checkpoints.newest, now)
 
     def _check_collectives(self) -> None:
         """Reports ranks that called different collectives, once, as the cause of the end."""
@@ -268,8 +255,10 @@ class Head:
             case NodeUnfit(_, reason):
                 self._is_unfit = self._is_unfit or not self._forced.has_begun
                 self._on_lost(reason)
-            case DevicesRead(_, has_begun=True, own=own, missing=missing):
-                self._growth.on_devices(own, missing)
+            case NodeRefused(_, reason, remedy):
+                self._warn([f"{reason}; the run goes on without it; {remedy}"])
+            case DevicesRead(has_begun=True):
+                self._changes.on_devices(report)
             case DevicesRead(node, missing=missing):
                 self._missing.update(missing)
                 self._on_lost(f"node {node} lacks {_named(missing)}")
@@ -290,8 +279,11 @@ class Head:
             case LogProblem(path, reason):
                 self._session.files.on_log_problem(path, reason)
             case StopAsked(node, number) if not self._signals.first:
-                self._warn([f"node {node} has received {number.name} from its scheduler: the run ends"])
-                self._signals.receive(number)
+                goes_on = self._changes.on_stop(node, time.monotonic())
+                what = "goes on without it" if goes_on else "ends"
+                self._warn([f"node {node} has received {number.name} from its scheduler: the run {what}"])
+                if not goes_on:
+                    self._signals.receive(number)
             case Stacks() | Stopped():
                 self._progress.receive(report)
 
@@ -436,15 +428,16 @@ class Head:
 
     def _outcome(self) -> Outcome:
         first = self._signals.first
-        if self._back and not first:
-            return Outcome(FAILED, None, "lost workers are back", has_begun=True, back=self._back)
+        if (changed := self._changes.outcome) and not first:
+            return changed
         explain = self._session.files.explain
         cause = self._cause or (None if self._forced.has_begun else explain(self._causes.best))
         if found := self._after_wrong_metric(cause):
             can_succeed = found is cause and not self._is_unfit and not self._has_disagreed
             has_begun = self._is_ready or not self._workers
             code, missing = UNFIT if self._is_unfit else FAILED, frozenset(self._missing)
-            return Outcome(code, found, found.line, has_begun, can_succeed, missing)
+            left = self._changes.leaving
+            return Outcome(code, found, found.line, has_begun, can_succeed, missing, left)
         if lost := self._checkpoints.lost_end or self._unsaved_end():
             return Outcome(FAILED, Cause(Priority.OWN, lost), lost)
         if first:

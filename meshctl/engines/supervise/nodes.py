@@ -6,7 +6,7 @@
         for report in nodes.poll(): ...        # agents that ended, nodes that were lost
 
 No method blocks, and `poll` reads only from connections on which something has arrived. The nodes receive the
-attempt once all of them have authenticated. A peer that does not authenticate in time is dropped.
+attempt once all of them have authenticated (`arrivals`).
 """
 
 from __future__ import annotations
@@ -19,29 +19,24 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
+from functools import partial
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.connection import BEAT_S, JOIN_S, Handshake, beat_s
-from meshctl.engines.supervise.examination import Apart, Examination
+from meshctl.engines.supervise.arrivals import Arrivals
+from meshctl.engines.supervise.examination import Apart, Examination, Refused
 from meshctl.engines.supervise.reports import (
     ClockRead,
     NodeLost,
+    NodeRefused,
     NodeUnfit,
     Report,
     StopAsked,
     report_of,
 )
 from meshctl.network.addresses import joined
-from meshctl.network.connection import (
-    STRANGER_S,
-    STRANGERS_MAX,
-    Connection,
-    Message,
-    ProtocolError,
-    encoded,
-)
+from meshctl.network.connection import Connection, Message, ProtocolError, encoded
 from meshctl.network.sockets import PLAIN, Sockets
-from meshctl.network.strangers import Strangers
 from meshctl.text.english import counted
 
 CLOSE_S = 2.0
@@ -92,27 +87,24 @@ class Nodes:
         """`join_limit_s` are the seconds after which a node is missing, and `digest` is that of the plan.
         With `reads_clocks`, `poll` also returns readings of the clocks of all nodes. With an `examination`,
         the nodes examine themselves before they get an attempt."""
-        listener.setblocking(False)
-        self._listener, self._token, self._lease_s = listener, token, lease_s
-        self._join_limit_s, self._digest = join_limit_s, digest
+        self._listener, self._lease_s, self._join_limit_s = listener, lease_s, join_limit_s
         self._reads_clocks, self._examination, self.sockets = reads_clocks, examination, sockets
-        self._strangers: dict[Handshake, None] = {}
         self._epoll = select.epoll()
-        self._epoll.register(listener, select.EPOLLIN)
-        self._is_accepting = True
-        self._owners: dict[int, Handshake | int] = {}
-        """File of a connection -> the number of its node, or the handshake of a peer that is not known yet.
-        `_epoll` forgets a file that is closed; its entry stays until another connection has the number."""
-        self.dropped = Strangers()
-        """The connections to the head that were dropped."""
+        handshake = partial(Handshake, token=token, lease_s=lease_s, digest=digest)
+        self._arrivals = Arrivals(listener, self._epoll, handshake, sockets)
+        self._owners: dict[int, int] = {}
+        """File of a connection -> the number of its node. `_epoll` forgets a file that is closed; its entry
+        stays until another connection has the number."""
         self._dropped_by: dict[int, Mapping[str, int]] = {}
         """Node -> the connections that it has dropped."""
         self._nodes: dict[int, _Node] = {}
         self._attempt: Message = {}
         self._groups_of: dict[str, list[int]] = {}
         """Group -> the nodes on which its agents run."""
-        self._is_cancelled = False
-        """True if nodes that join from now on do not begin the attempt."""
+        self._is_cancelled = self._is_over = False
+        """True if nodes that join from now on do not begin the attempt, and if the run has ended."""
+        self._refused: dict[int, str] = {}
+        """Node -> the reason for which it was refused last."""
         self._began = self._polled = self._beat = time.monotonic()
         self._looked = -math.inf
         """The time at which all nodes were polled last."""
@@ -139,7 +131,7 @@ class Nodes:
 
     def all_dropped(self) -> list[Mapping[str, int]]:
         """Returns the connections that the head and each node have dropped."""
-        return [self.dropped, *self._dropped_by.values()]
+        return [self._arrivals.dropped, *self._dropped_by.values()]
 
     def has_joined(self, number: int) -> bool:
         """Returns whether a node has connected, now or earlier."""
@@ -147,6 +139,10 @@ class Nodes:
 
     def is_connected(self, number: int) -> bool:
         return number in self._nodes and self._nodes[number].connection is not None
+
+    def is_fit(self, number: int) -> bool:
+        """Returns whether a node that has joined again can be used."""
+        return self.is_connected(number) and (self._examination is None or self._examination.is_fit(number))
 
     @property
     def absent(self) -> list[int]:
@@ -169,6 +165,7 @@ class Nodes:
             node = self._nodes.setdefault(number, _Node())
             node.groups, node.is_ended, node.is_lost, node.has_begun = set(names), False, False, False
             node.generations = {}
+            self._refused.pop(number, None)
         if self._examination:
             self._examination.begin(int(self._attempt["number"]), groups)
         self._send_attempt()
@@ -237,18 +234,25 @@ class Nodes:
             if node.connection:
                 node.connection.send(message)
 
-    def leave(self) -> None:
-        """Requests all node processes to end."""
+    def leave(self, is_final: bool = True) -> None:
+        """Requests all node processes to end. `is_final`: the run is over, and no scheduler that has ended it
+        starts it again."""
         for node in self._nodes.values():
             if node.connection:
-                node.connection.send({"type": "leave"})
-        self._is_cancelled = True
+                node.connection.send({"type": "leave", "is_final": is_final})
+        self._is_cancelled = self._is_over = True
+
+    def turn_away(self, number: int) -> None:
+        """Requests the process of a node to end, and regards the node as lost. Another process may join in
+        its place."""
+        node = self._nodes[number]
+        if node.connection:
+            node.connection.send({"type": "leave", "is_final": False})
+        self._lose(number, node)
 
     def close(self) -> None:
         """Waits a moment for the nodes to close their connections, so that none loses its last message."""
-        self._listener.close()
-        for stranger in self._strangers:
-            stranger.connection.close()
+        self._arrivals.close()
         connections = [node.connection for node in self._nodes.values() if node.connection]
         for connection in connections:
             connection.end()
@@ -262,8 +266,8 @@ class Nodes:
             connection.close()
         self._epoll.close()
 
-    def _connection_of(self, owner: Handshake | int | None) -> Connection | None:
-        node = self._nodes.get(owner) if isinstance(owner, int) else None
+    def _connection_of(self, number: int | None) -> Connection | None:
+        node = None if number is None else self._nodes.get(number)
         return node.connection if node else None
 
     def drop(self, number: int) -> None:
@@ -282,12 +286,13 @@ class Nodes:
                 node.last_seen = now
         reports: list[Report] = []
         for file, _ in self._epoll.poll(0):
-            owner = self._owners.get(file)
             if file == self._listener.fileno():
-                self._accept()
-            elif isinstance(owner, Handshake):
-                self._authenticate(owner, now)
-            elif owner is not None:
+                self._arrivals.accept()
+            elif file in self._arrivals:
+                for number, connection in self._arrivals.receive(file):
+                    self._owners[file] = number
+                    self._join(number, connection, now)
+            elif (owner := self._owners.get(file)) is not None and owner in self._nodes:
                 reports += self._receive(owner, self._nodes[owner], now)
         if is_due := now - self._looked >= LOOK_S:
             self._looked = now
@@ -299,8 +304,7 @@ class Nodes:
 
     def _look(self, now: float) -> list[Report]:
         """Looks at all connections, also those on which nothing has arrived."""
-        for stranger in [one for one in self._strangers if now - one.began > STRANGER_S]:
-            self._drop_stranger(stranger)
+        self._arrivals.expire(now)
         reports: list[Report] = []
         for number, node in self._nodes.items():
             reports += self._check(number, node, now)
@@ -313,16 +317,31 @@ class Nodes:
         if examination.is_over and self._is_one_silent(now):
             return []
         connections = {number: node.connection for number, node in self._nodes.items() if not node.is_ended}
+        idle = {
+            number: one.connection for number, one in self._nodes.items() if one.is_ended and one.connection
+        }
         was_over, reports = examination.is_over, list[Report]()
-        for found in examination.poll(connections, now):
+        for found in examination.poll(connections, now, idle):
             if isinstance(found, Apart):
                 is_first = not was_over and self._attempt["number"] == 0
                 reports.append((NodeUnfit if is_first else NodeLost)(-1, found.reason))
+            elif isinstance(found, Refused):
+                reports += self._refuse(found)
             else:
                 reports.append(found)
         if examination.is_over and not was_over:
             self._send_attempt()
         return reports
+
+    def _refuse(self, found: Refused) -> list[Report]:
+        """Turns a node away that cannot be used. Reports it once for each reason. The attempt loses the node
+        if it was to begin there."""
+        number, reason = found.node, found.reason
+        is_new, was_ended = self._refused.get(number) != reason, self._nodes[number].is_ended
+        self._refused[number] = reason
+        self.turn_away(number)
+        reports: list[Report] = [NodeRefused(number, reason, found.remedy)] if is_new else []
+        return [*reports, *([] if was_ended else [NodeLost(number, reason)])]
 
     def _is_one_silent(self, now: float) -> bool:
         """Returns whether the head has missed two beats of a node."""
@@ -333,52 +352,10 @@ class Nodes:
 
     # Joining
 
-    def _accept(self) -> None:
-        """Accepts peers until `STRANGERS_MAX` authenticate. Further ones wait in the listener's queue."""
-        while len(self._strangers) < STRANGERS_MAX:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            connection = Connection(self.sockets.server(sock))
-            stranger = Handshake(connection, self._token, self._lease_s, self._digest)
-            self._strangers[stranger] = None
-            self._owners[connection.fileno()] = stranger
-            self._epoll.register(connection.fileno(), select.EPOLLIN)
-        self._is_accepting = False
-        self._epoll.unregister(self._listener)
-
-    def _authenticate(self, stranger: Handshake, now: float) -> None:
-        try:
-            has_proved = any(stranger.accepts(message) for message in stranger.connection.receive())
-        except ProtocolError:
-            has_proved = False
-            stranger.connection.is_broken = True
-        if has_proved:
-            self._owners[stranger.connection.fileno()] = stranger.node
-            self._forget(stranger)
-            self._join(stranger.node, stranger.connection, now)
-        elif stranger.is_refused:
-            self._drop_stranger(stranger)
-        elif stranger.connection.is_closed:
-            self._forget(stranger)
-
-    def _drop_stranger(self, stranger: Handshake) -> None:
-        self.dropped.note(stranger.connection.peer_host)
-        stranger.connection.close()
-        self._forget(stranger)
-
-    def _forget(self, stranger: Handshake) -> None:
-        """Forgets a peer that has authenticated or has ended, so that another one can."""
-        self._strangers.pop(stranger, None)
-        if not self._is_accepting:
-            self._is_accepting = True
-            self._epoll.register(self._listener, select.EPOLLIN)
-
     def _join(self, number: int, connection: Connection, now: float) -> None:
         node = self._nodes.get(number)
-        if node is None or node.connection is not None or self._is_cancelled:
-            connection.send({"type": "leave"})
+        if node is None or node.connection is not None or self._is_over:
+            connection.send({"type": "leave", "is_final": self._is_over})
             connection.close()
             return
         node.connection, node.last_seen, node.is_lost, node.has_joined = connection, now, False, True

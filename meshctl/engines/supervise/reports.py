@@ -114,6 +114,15 @@ class NodeUnfit:
 
 
 @dataclass(frozen=True)
+class NodeRefused:
+    """A node that has joined again lacks something, and is not used."""
+
+    node: int
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True)
 class DevicesRead:
     """The devices that a node has for the workers of a plan. Each is a type and a number."""
 
@@ -151,6 +160,7 @@ Report = (
     | Stopped
     | Downloads
     | NodeUnfit
+    | NodeRefused
     | LogProblem
     | ClockRead
     | StopAsked

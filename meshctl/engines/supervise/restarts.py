@@ -6,7 +6,8 @@
 
 A death, a lost peer or node, and an exception start another attempt. Wrong numbers, ranks that called
 different collectives, and an environment that lacks something would only fail again, and so would a failure
-before step 1 of the first attempt, and the same exception in the same step.
+before step 1 of the first attempt, and the same exception in the same step: unless one worker has raised it
+twice in a row and the run goes on without this worker, whose device may be broken.
 """
 
 from __future__ import annotations
@@ -31,15 +32,18 @@ class Restarts:
         """True if the recipe asks for restarts."""
         return self._allowed is not None
 
-    def refusal(self, cause: Cause | None, has_begun: bool, now: float) -> str:
+    def refusal(
+        self, cause: Cause | None, has_begun: bool, now: float, is_without_worker: bool = False
+    ) -> str:
         """Returns why the run is not started again after an attempt; empty if it is. Counts the restart.
-        `has_begun`: a worker was ready for its first step."""
+        `has_begun`: a worker was ready for its first step. `is_without_worker`: the next attempt does without
+        the worker that has failed."""
         self._has_begun = self._has_begun or has_begun
         if self._allowed is None or cause is None:
             return "`run.restarts` is left out"
         if not self._has_begun:
             return "it failed before step 1"
-        if self._is_repeated(cause):
+        if self._is_repeated(cause) and not is_without_worker:
             return "the same exception was raised in the same step before"
         if not self.left(now):
             times = counted(self._allowed.times, "restart")

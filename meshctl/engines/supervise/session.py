@@ -19,6 +19,9 @@ from meshctl.network.control_store import StoreClient
 from meshctl.plan.resizing import Device
 from meshctl.run.events import Journal
 
+FAILED, UNFIT = 5, 4
+"""Exit codes of a run that has failed, and of one that the environment refuses."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -36,6 +39,8 @@ class Outcome:
     exception."""
     missing: frozenset[Device] = frozenset()
     """The devices that nodes lacked when the attempt was to begin."""
+    left: frozenset[int] = frozenset()
+    """The nodes that their scheduler ends."""
     back: Present | None = None
     """The nodes and devices that can be used again, if the attempt has ended for a larger one; else None."""
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import ClassVar
 
+from meshctl.run.job_signals import ENDED_BY_SCHEDULER
+
 DUPLICATE_S = 0.2
 """Two equal signals within this time count as one, because some senders signal both the process and its
 process group."""
@@ -23,7 +25,7 @@ class Signals:
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
     CODES: ClassVar[Mapping[int, int]] = {signal.SIGINT: 130, signal.SIGHUP: 129}
-    """Signal -> exit code, where it is not 143."""
+    """Signal -> exit code, where it is not `ENDED_BY_SCHEDULER`."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -70,7 +72,7 @@ class Signals:
     @property
     def code(self) -> int:
         """The exit code of an interrupted run."""
-        return self.CODES.get(self.first or 0, 143)
+        return self.CODES.get(self.first or 0, ENDED_BY_SCHEDULER)
 
     def receive(self, number: int, _: FrameType | None = None) -> None:
         if number == signal.SIGUSR1:

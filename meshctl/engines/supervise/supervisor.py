@@ -24,13 +24,13 @@ from meshctl.engines.supervise.attempt import Attempt, next_attempt
 from meshctl.engines.supervise.cause import Cause, Priority
 from meshctl.engines.supervise.elastic import Elastic, sizes_event
 from meshctl.engines.supervise.examination import Examination
-from meshctl.engines.supervise.head import FAILED, UNFIT, Head
+from meshctl.engines.supervise.head import Head
 from meshctl.engines.supervise.launcher_watch import LauncherWatch
 from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.restarts import Restarts
 from meshctl.engines.supervise.run_files import RunFiles
-from meshctl.engines.supervise.session import Outcome, Session
+from meshctl.engines.supervise.session import FAILED, UNFIT, Outcome, Session
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.stores import Stores, listen
 from meshctl.engines.supervise.stranger_watch import StrangerWatch
@@ -40,6 +40,7 @@ from meshctl.network.sockets import sockets_of
 from meshctl.plan.resizing import CannotResize
 from meshctl.run.checkpoints.saved import NoneWhole
 from meshctl.run.events import Event, Journal
+from meshctl.run.job_signals import ENDED_BY_SCHEDULER
 from meshctl.run.observer import Observer
 
 MakeObservers = Callable[[], Iterable[Observer]]
@@ -103,7 +104,7 @@ class Supervisor:
             journal.write("over", code=outcome.code, reason=outcome.reason)
         finally:
             views.on_end(outcome.code, outcome.reason)
-            nodes.leave()
+            nodes.leave(is_final=outcome.code != ENDED_BY_SCHEDULER)
             for one in (handle, nodes, stores, journal, watch):
                 one.close()
         return outcome
@@ -111,7 +112,10 @@ class Supervisor:
     def _nodes(self, job: Job, listener: socket.socket, stores: Stores, is_secure: bool) -> Nodes:
         engine, reads_clocks = self._engine, job.plan.run.trace is not None
         limits = engine.lease_s, engine.join_limit_s
-        examination = Examination(job.plan, job.run, job.needs, engine.shares_files, stores.addresses)
+        examination = Examination(
+            *(job.plan, job.run, job.needs, engine.shares_files, stores.addresses),
+            can_lose=job.resize is not None,
+        )
         return Nodes(
             listener,
             job.token,
@@ -129,7 +133,7 @@ class Supervisor:
             can_restart = outcome.is_restartable and restarts.are_allowed
             if self._signals.first or not (can_restart or outcome.back):
                 return outcome
-            reason = elastic.grow(outcome.back) if outcome.back else self._refusal(session, outcome, restarts)
+            reason = elastic.grow(outcome.back) if outcome.back else self._refusal(session, outcome)
             if reason:
                 session.journal.write("warning", text=f"the run does not start again: {reason}")
                 return outcome
@@ -151,21 +155,22 @@ class Supervisor:
                 **sizes_event(was, elastic.plan),
             )
 
-    def _refusal(self, session: Session, outcome: Outcome, restarts: Restarts) -> str:
+    def _refusal(self, session: Session, outcome: Outcome) -> str:
         """Returns why the run does not start again after a failure; empty if it does, with the plan that
         `session.elastic` then has. Starts lost nodes again. An attempt that lost nothing, because a node or a
-        device was absent, counts as no restart."""
-        elastic, nodes = session.elastic, session.nodes
+        device was absent or a scheduler ended a node, counts as no restart."""
+        elastic, nodes, was = session.elastic, session.nodes, session.elastic.plan
+        for node in outcome.left:
+            nodes.turn_away(node)
         absent = nodes.absent if elastic.is_allowed else []
         elastic.note(outcome.cause, absent, outcome.missing)
-        if (
-            not absent
-            and not outcome.missing
-            and (reason := restarts.refusal(outcome.cause, outcome.has_begun, self._clock()))
-        ):
-            return reason
         try:
             elastic.plan_without_lost()
+            if not (absent or outcome.missing) and (outcome.cause or not outcome.left):
+                is_smaller = elastic.plan.job_size < was.job_size
+                cause, has_begun = outcome.cause, outcome.has_begun
+                if reason := session.restarts.refusal(cause, has_begun, self._clock(), is_smaller):
+                    return reason
             lost = [node for node in nodes.lost if node in nodes_of(elastic.plan)]
             if lost and not session.handle.restart(lost):
                 if not elastic.is_allowed:

@@ -7,6 +7,7 @@ Each pod is a process with the command and the environment of its container. It 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -50,6 +51,8 @@ class Pod:
     paths: dict[str, str] = field(default_factory=dict)
     """A path in the pod -> the path of this machine."""
     is_gone: bool = False
+    is_replaced: bool = False
+    """Whether its Job has made another pod in its place."""
 
     @property
     def name(self) -> str:
@@ -73,6 +76,17 @@ class Pod:
         }
 
     @property
+    def exit_code(self) -> int:
+        """The exit code of its container; -1 without one."""
+        states = self.data["status"].get("containerStatuses", [{}])
+        return int(states[0].get("state", {}).get("terminated", {}).get("exitCode", -1))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended without success. One that was deleted and has exited with 0 has succeeded."""
+        return self.data["status"]["phase"] == "Failed" or (self.is_gone and not self.is_over)
+
+    @property
     def is_over(self) -> bool:
         return self.data["status"]["phase"] in ("Succeeded", "Failed")
 
@@ -84,6 +98,9 @@ class Cluster:
         self.lock = threading.RLock()
         self.restarts = dict[str, int]()
         """JobSet -> how often it has started again."""
+        self.failures = dict[tuple[str, str], int]()
+        """JobSet and replicated job -> the failed pods that count for `backoffLimit`."""
+        self._numbers = itertools.count()
         self.is_holding = False
         """Whether pods wait, as if no machine were free."""
         self._addresses = iter(
@@ -151,7 +168,8 @@ class Cluster:
             pod.is_gone = True
 
     def _reconcile(self, job_set: Object) -> None:
-        own = [pod for pod in self.pods if pod.job["set"] == job_set["metadata"]["name"]]
+        name = job_set["metadata"]["name"]
+        own = [pod for pod in self.pods if pod.job["set"] == name and not pod.is_replaced]
         status = job_set.setdefault("status", {"conditions": []})
         if status["conditions"]:
             return
@@ -161,30 +179,48 @@ class Cluster:
         for pod in own:
             if not pod.process and not self.is_holding and "deletionTimestamp" not in pod.data["metadata"]:
                 self._run(pod)
-        failed = [pod for pod in own if pod.is_gone or pod.data["status"]["phase"] == "Failed"]
-        if failed and not self._is_replaced(job_set, failed):
-            status["conditions"] = [{"type": "Failed", "status": "True", "reason": "FailedJobs"}]
-            for pod in own:
-                if not pod.is_over:
-                    self.delete_pod(pod)
+        why = [self._reconcile_job(job_set, job, own) for job in job_set["spec"]["replicatedJobs"]]
+        if reason := next(filter(None, why), ""):
+            self._fail(job_set, reason, own)
         elif all(pod.data["status"]["phase"] == "Succeeded" for pod in own):
             status["conditions"] = [{"type": "Completed", "status": "True", "reason": "AllJobsCompleted"}]
 
-    def _is_replaced(self, job_set: Object, failed: Sequence[Pod]) -> bool:
-        """Starts the JobSet again where its failure policy says so."""
+    def _reconcile_job(self, job_set: Object, job: Object, pods: Sequence[Pod]) -> str:
+        """Replaces the failed pods of a Job, once they have ended. Returns why the Job has failed; empty if it
+        has not."""
+        key, spec = (job_set["metadata"]["name"], job["name"]), job["template"]["spec"]
+        for pod in [pod for pod in pods if pod.job["name"] == job["name"] and pod.has_failed]:
+            action = _action(spec["podFailurePolicy"]["rules"], pod)
+            if action == "FailJob":
+                return "PodFailurePolicy"
+            if action != "Ignore":
+                self.failures[key] = self.failures.get(key, 0) + 1
+            if self.failures.get(key, 0) > spec["backoffLimit"]:
+                return "BackoffLimitExceeded"
+            pod.is_replaced = True
+            head = pod.data["metadata"]["annotations"][COORDINATOR]
+            # The name of the head is that of its pod's place, so another pod there has the same address.
+            address = head if pod.address == head else next(self._addresses)
+            another = self._made(key[0], job["name"], pod.job["index"], spec["template"], address)
+            another.data["metadata"]["annotations"][COORDINATOR] = head
+            self.pods.append(another)
+        return ""
+
+    def _fail(self, job_set: Object, reason: str, pods: Sequence[Pod]) -> None:
+        """Starts the JobSet again where its failure policy says so. Otherwise it has failed."""
         name, policy = job_set["metadata"]["name"], job_set["spec"]["failurePolicy"]
-        rules = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
-        verdicts = rules[0]["onExitCodes"]["values"]
-        if (
-            any(_code(pod) in verdicts for pod in failed)
-            or self.restarts.get(name, 0) >= policy["maxRestarts"]
-        ):
-            return False
+        is_final = any(reason in rule["onJobFailureReasons"] for rule in policy.get("rules", ()))
+        if is_final or self.restarts.get(name, 0) >= policy["maxRestarts"]:
+            job_set["status"]["conditions"] = [{"type": "Failed", "status": "True", "reason": "FailedJobs"}]
+            for pod in pods:
+                if not pod.is_over:
+                    self.delete_pod(pod)
+            return
         self.restarts[name] = self.restarts.get(name, 0) + 1
+        self.failures = {key: count for key, count in self.failures.items() if key[0] != name}
         for pod in [pod for pod in self.pods if pod.job["set"] == name]:
             self._kill(pod)
             self.pods.remove(pod)
-        return True
 
     def _start_pods(self, job_set: Object) -> None:
         name = job_set["metadata"]["name"]
@@ -195,12 +231,12 @@ class Cluster:
         for job in job_set["spec"]["replicatedJobs"]:
             spec = job["template"]["spec"]
             for index in range(spec["completions"]):
-                pod = self._made(name, job["name"], index, spec["template"])
+                pod = self._made(name, job["name"], index, spec["template"], next(self._addresses))
                 head = head or pod.address
                 pod.data["metadata"]["annotations"][COORDINATOR] = head
                 self.pods.append(pod)
 
-    def _made(self, job_set: str, job: str, index: int, template: Object) -> Pod:
+    def _made(self, job_set: str, job: str, index: int, template: Object, address: str) -> Pod:
         given = template["metadata"]
         labels = {
             **given.get("labels", {}),
@@ -208,8 +244,7 @@ class Cluster:
             "jobset.sigs.k8s.io/replicatedjob-name": job,
             INDEX: str(index),
         }
-        attempt = self.restarts.get(job_set, 0)
-        name = f"{job_set}-{job}-0-{index}-{'abcdefgh'[attempt]}bcde"
+        name = f"{job_set}-{job}-0-{index}-{next(self._numbers):05d}"
         metadata = {
             "name": name,
             "namespace": "lab",
@@ -225,7 +260,7 @@ class Cluster:
             "status": {"phase": "Pending"},
         }
         log = self.folder / f"{name}.log"
-        return Pod(data, {"set": job_set, "index": index}, next(self._addresses), log)
+        return Pod(data, {"set": job_set, "name": job, "index": index}, address, log)
 
     # The kubelet
 
@@ -294,7 +329,8 @@ class Cluster:
             pod.end({"exitCode": 137, "reason": reason})
 
     def delete_job_set(self, name: str) -> None:
-        for pod in self.pods:
+        """Asks all pods of a JobSet to end, that of the head last."""
+        for pod in reversed(self.pods):
             if pod.job["set"] == name:
                 self.delete_pod(pod)
         for kind in ("jobsets", "configmaps", "secrets"):
@@ -302,13 +338,20 @@ class Cluster:
 
     def pod(self, job: str, index: int) -> Pod:
         """Returns the pod of a replicated job."""
-        [found] = [pod for pod in self.pods if f"-{job}-0-{index}-" in pod.name]
+        [found] = [pod for pod in self.pods if f"-{job}-0-{index}-" in pod.name and not pod.is_replaced]
         return found
 
 
-def _code(pod: Pod) -> int:
-    states = pod.data["status"].get("containerStatuses", [{}])
-    return int(states[0].get("state", {}).get("terminated", {}).get("exitCode", -1))
+def _action(rules: Sequence[Object], pod: Pod) -> str:
+    """Returns the action of the first rule of a policy that holds for a failed pod; empty without one."""
+    conditions = pod.data["status"].get("conditions", ())
+    for rule in rules:
+        wanted = [one["type"] for one in rule.get("onPodConditions", ())]
+        if any(one["type"] in wanted for one in conditions) or (
+            pod.exit_code in rule.get("onExitCodes", {}).get("values", ())
+        ):
+            return str(rule["action"])
+    return ""
 
 
 class _Handler(BaseHTTPRequestHandler):

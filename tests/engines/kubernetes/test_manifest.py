@@ -5,6 +5,7 @@ fails once."""
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def rendered(folder: Path, name: str) -> tuple[str, Plan]:
+def rendered(folder: Path, name: str, *words: str) -> tuple[str, Plan]:
     recipe = folder / "two_sets.yaml" if name == "two_sets" else ROOT / "recipes" / f"{name}.yaml"
-    ready = plan_of(str(recipe), RECIPES[name] + (SMALL if name != "two_sets" else []))
+    ready = plan_of(str(recipe), [*RECIPES[name], *(SMALL if name != "two_sets" else []), *words])
     engine = JobSetEngine(**ready.start.engine.options)
     run = RunDir(Path("/home/me/runs") / ready.plan.name / "20261124-120000")
     start = Start(("/home/me",), engine=ready.start.engine)
@@ -105,6 +106,23 @@ def test_each_set_of_nodes_is_a_replicated_job_with_its_devices(folder: Path) ->
     assert heads == [True, False, False]
 
 
+def test_only_pods_that_fail_by_themselves_count_where_the_run_may_restart(folder: Path) -> None:
+    """The pod of the head is not replaced without `max_restarts`, which is 2 in the recipe."""
+    found = []
+    for words in ([], ["run.restarts=3"], ["run.restarts=3", "engine.jobset.max_restarts=0"]):
+        job_set = documents(rendered(folder, "two_sets", *words)[0])[0]
+        spec = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]
+        rules = spec["podFailurePolicy"]["rules"]
+        whens = [rule.get("onExitCodes", {}).get("values", "disrupted") for rule in rules]
+        found.append((spec["backoffLimit"], [rule["action"] for rule in rules], whens))
+    verdicts, actions = [1, 4, 5, 70, 130], ["FailJob", "Ignore", "Ignore"]
+    assert found == [
+        (0, ["FailJob"], [verdicts]),
+        (3, actions, [verdicts, [75], "disrupted"]),
+        (3, actions, [[*verdicts, 143], [75], "disrupted"]),
+    ]
+
+
 def test_no_value_of_a_secret_is_in_a_manifest(folder: Path) -> None:
     container = documents(rendered(folder, "two_sets")[0])[0]["spec"]["replicatedJobs"][0]["template"][
         "spec"
@@ -143,8 +161,8 @@ def test_the_official_models_read_and_write_the_same(folder: Path) -> None:
 
 def test_kubernetes_accepts_what_is_inside(folder: Path) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="needs the extra `kubernetes`")
-    for name in RECIPES:
-        job_set, config, secret = documents(rendered(folder, name)[0])
+    for name, words in product(RECIPES, ([], ["run.restarts=2"])):
+        job_set, config, secret = documents(rendered(folder, name, *words)[0])
         jobs = [
             {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, **job["template"]}
             for job in job_set["spec"]["replicatedJobs"]

@@ -12,7 +12,9 @@ from processes import plan_of
 from meshctl.engines.supervise.cause import Cause, Priority
 from meshctl.engines.supervise.elastic import Elastic, Present, sizes_event
 from meshctl.engines.supervise.growth import RETRY_S, Growth
+from meshctl.engines.supervise.restarts import Restarts
 from meshctl.plan.model import Plan
+from meshctl.plan.model import Restarts as Allowed
 from meshctl.plan.resizing import CannotResize, Lost
 from meshctl.run.settings import Elastic as Setting
 
@@ -103,6 +105,35 @@ def test_nodes_and_devices_are_used_again_when_they_are_back(tmp_path: Path) -> 
     assert elastic.can_grow(Present(devices=frozenset({("cuda", 1)})))
 
 
+def raised(rank: int, step: int = 7) -> Cause:
+    return Cause(Priority.OWN, "RuntimeError: boom", "one", rank, "update", step)
+
+
+@pytest.mark.parametrize(
+    ("causes", "ends_after"),
+    [
+        ([raised(1), raised(1), raised(2), raised(2)], 3),
+        ([raised(1), raised(2)], 2),
+        ([raised(1), raised(1, 8), raised(1, 9)], 0),
+        ([raised(1), raised(1), raised(2, 8), raised(2, 8)], 0),
+    ],
+    ids=["another worker, too", "two workers", "another step", "two workers, each its own step"],
+)
+def test_the_same_exception_of_one_worker_costs_this_worker_only(
+    causes: list[Cause], ends_after: int, tmp_path: Path
+) -> None:
+    """Attempts that end with these causes: the run ends after one of them, or goes on (0)."""
+    elastic, restarts = elastic_of(tmp_path), Restarts(Allowed(10))
+    refused = []
+    for cause in causes:
+        was = elastic.plan.job_size
+        elastic.note(cause, [])
+        elastic.plan_without_lost()
+        refused.append(restarts.refusal(cause, True, 0.0, elastic.plan.job_size < was))
+    first = next((number for number, reason in enumerate(refused, 1) if reason), 0)
+    assert first == ends_after, refused
+
+
 def test_without_a_layer_above_nothing_changes(tmp_path: Path) -> None:
     elastic = Elastic(whole(tmp_path), None)
     for _ in range(3):
@@ -124,6 +155,8 @@ class Machines:
 
     def is_connected(self, node: int) -> bool:
         return node in self.connected
+
+    is_fit = is_connected
 
     def ask_devices(self) -> None:
         self.asked += 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,8 @@ from meshctl.engines.supervise.examination import (
     Apart,
     Examination,
     Examined,
+    Finding,
+    Refused,
     peers_of,
 )
 from meshctl.network.connection import Connection
@@ -35,18 +38,30 @@ class Sent:
 class Nodes:
     """Three nodes, and the examination of them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, can_lose: bool = False) -> None:
         self.run = RunDir(folder)
-        self.examination = Examination(PLAN, self.run, Needs(), True)
+        self.examination = Examination(PLAN, self.run, Needs(), True, can_lose=can_lose)
         self.sent = {node: Sent() for node in range(3)}
         self.examination.begin(0, range(3))
 
-    def poll(self, now: float = 0.0) -> list[Examined | Apart]:
+    def poll(self, now: float = 0.0, idle: Collection[int] = ()) -> list[Finding]:
         connections = {node: cast(Connection, one) for node, one in self.sent.items()}
-        return list(self.examination.poll(connections, now))
+        apart = {node: connections.pop(node) for node in idle}
+        return list(self.examination.poll(connections, now, apart))
 
-    def report(self, node: int, kind: str, at: float = 0.0, **words: Any) -> None:
-        self.examination.on_message(node, {"type": kind, "attempt": 0, **words}, at)
+    def examine_all(self, attempt: int = 0) -> list[Finding]:
+        """Lets all nodes begin an attempt."""
+        self.examination.begin(attempt, range(3))
+        self.poll()
+        for node in range(3):
+            self.report_facts(node)
+        found = [*self.poll(), *self.poll()]
+        for node in range(3):
+            self.report(node, "reached", attempt=attempt)
+        return [*found, *self.poll()]
+
+    def report(self, node: int, kind: str, at: float = 0.0, attempt: int = 0, **words: Any) -> None:
+        self.examination.on_message(node, {"type": kind, "attempt": attempt, **words}, at)
 
     def report_facts(self, node: int, **facts: Any) -> None:
         now = self.examination._asked.get(node, 0.0)
@@ -131,6 +146,103 @@ def test_a_node_that_comes_again_is_examined_again_and_others_are_not(nodes: Nod
     nodes.examination.begin(1, range(3))
     nodes.poll()
     assert [nodes.kinds(node).count("examine") for node in range(3)] == [1, 2, 1]
+
+
+@pytest.fixture
+def elastic(tmp_path: Path) -> Nodes:
+    """Nodes that have begun an attempt, of a run that may lose one. Node 0 has left, and joins again."""
+    found = Nodes(tmp_path, can_lose=True)
+    assert found.examine_all() == [Examined(())] and found.examination.is_over
+    found.examination.forget(0)
+    return found
+
+
+WALL = {"address": "10.0.0.2:7", "seconds": 10.0, "problem": "it does not answer"}
+
+
+def test_a_newcomer_is_examined_while_an_attempt_runs_without_it(elastic: Nodes) -> None:
+    elastic.examination.begin(1, [1, 2])
+    elastic.examination.is_over = True
+    elastic.sent[0].messages.clear()
+    assert elastic.poll(idle=[0]) == [] and elastic.kinds(0) == ["examine"]
+    nonce = elastic.sent[0].messages[0]["nonce"]
+    assert (elastic.run.path / nonce).exists()
+    elastic.report_facts(0)
+    assert elastic.poll(idle=[0]) == [] and elastic.kinds(0) == ["examine", "peers"]
+    assert not (elastic.run.path / nonce).exists() and {*elastic.sent[0].messages[1]["peers"]} == {"1", "2"}
+    assert not elastic.examination.is_fit(0)
+    elastic.report(0, "reached", attempt=1)
+    assert elastic.poll(idle=[0]) == [] and elastic.examination.is_fit(0)
+    elastic.report(0, "unreachable", attempt=1, peer=2, **WALL)
+    assert elastic.poll(99.0, idle=[0]) == [], "the death of a node is no fault of the newcomer"
+
+
+def test_a_newcomer_that_lacks_something_is_refused(elastic: Nodes) -> None:
+    """It is compared with the others, also if it is the first node."""
+    elastic.examination.begin(1, [1, 2])
+    elastic.examination.is_over = True
+    elastic.examination._facts[1] = replace(elastic.examination._facts[1], torch="2.9.0")
+    elastic.examination._facts[2] = replace(elastic.examination._facts[2], torch="2.9.0")
+    elastic.poll(idle=[0])
+    elastic.report_facts(0, torch="2.8.0")
+    [found] = elastic.poll(idle=[0])
+    assert isinstance(found, Refused) and found.node == 0
+    assert found.reason.startswith("node 0 (h0): torch: 2.8.0, and node 1 (h1) has 2.9.0")
+    elastic.examination.forget(0)
+    elastic.poll(idle=[0])
+    elastic.report_facts(0, torch="2.9.0")
+    elastic.poll(idle=[0])
+    elastic.report(0, "unreachable", attempt=1, peer=2, **WALL)
+    [found] = elastic.poll(idle=[0])
+    assert isinstance(found, Refused) and not elastic.examination.is_fit(0)
+    assert found.reason == "node 0 (h0) does not reach node 2 (h2) at 10.0.0.2:7: it does not answer"
+
+
+def test_a_newcomer_that_does_not_answer_is_refused(elastic: Nodes) -> None:
+    elastic.examination.begin(1, [1, 2])
+    elastic.examination.is_over = True
+    assert elastic.poll(5.0, idle=[0]) == elastic.poll(4.0 + EXAMINE_S, idle=[0]) == []
+    [found] = elastic.poll(6.0 + EXAMINE_S, idle=[0])
+    assert isinstance(found, Refused) and found.reason == "node 0 has not examined itself within 60 s"
+
+
+def test_a_newcomer_of_the_next_attempt_is_refused_for_what_it_lacks(elastic: Nodes) -> None:
+    elastic.examination.begin(1, range(3))
+    elastic.poll()
+    elastic.report_facts(0, shares_files=False)
+    refused, others = elastic.poll()
+    assert isinstance(refused, Refused) and refused.node == 0 and "run directory" in refused.reason
+    assert others == Examined(())
+
+
+def test_a_wall_around_a_newcomer_refuses_it(elastic: Nodes) -> None:
+    elastic.examination.begin(1, range(3))
+    elastic.poll()
+    elastic.report_facts(0)
+    elastic.poll()
+    elastic.poll()
+    elastic.report(2, "unreachable", attempt=1, peer=0, **{**WALL, "address": "10.0.0.0:7"})
+    [found] = elastic.poll(TOGETHER_S + 1.0)
+    assert isinstance(found, Refused) and found.node == 0
+    elastic.report(2, "unreachable", attempt=1, peer=1, **{**WALL, "address": "10.0.0.1:7"})
+    [found] = elastic.poll(TOGETHER_S + 1.0)
+    assert isinstance(found, Apart), "both have begun an attempt before"
+
+
+def test_where_all_nodes_are_new_or_needed_none_is_refused(nodes: Nodes, tmp_path: Path) -> None:
+    for found in (Nodes(tmp_path, can_lose=True), nodes):
+        found.poll()
+        for node in range(3):
+            found.report_facts(node, shares_files=node != 1)
+        [problems] = found.poll()
+        assert isinstance(problems, Examined) and problems.problems[0].is_failure
+    nodes.examination._known.update(range(3))
+    nodes.examination.forget(1)
+    nodes.examination.begin(1, range(3))
+    nodes.poll()
+    nodes.report_facts(1, shares_files=False)
+    [problems] = nodes.poll()
+    assert isinstance(problems, Examined) and problems.problems[0].is_failure
 
 
 def test_a_message_of_an_earlier_attempt_is_ignored(nodes: Nodes) -> None:
