@@ -279,13 +279,16 @@ class Head:
             case LogProblem(path, reason):
                 self._session.files.on_log_problem(path, reason)
             case StopAsked(node, number) if not self._signals.first:
-                goes_on = self._changes.on_stop(node, time.monotonic())
-                what = "goes on without it" if goes_on else "ends"
-                self._warn([f"node {node} has received {number.name} from its scheduler: the run {what}"])
-                if not goes_on:
-                    self._signals.receive(number)
+                self._on_stop_asked(node, number)
             case Stacks() | Stopped():
                 self._progress.receive(report)
+
+    def _on_stop_asked(self, node: int, number: signal.Signals) -> None:
+        goes_on = self._changes.on_stop(node, time.monotonic())
+        what = "goes on without it" if goes_on else "ends"
+        self._warn([f"node {node} has received {number.name} from its scheduler: the run {what}"])
+        if not goes_on:
+            self._signals.receive(number)
 
     def _on_examined(self, problems: Sequence[Problem]) -> None:
         """Ends the attempt if a node cannot run it. Otherwise the problems are warnings."""

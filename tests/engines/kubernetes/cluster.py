@@ -20,19 +20,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from tests.cli.commands import MAIN
-from tests.engines.kubernetes import websocket
+from tests.engines.kubernetes.api_server import Handler
 
-KINDS = {"pods": "Pod", "configmaps": "ConfigMap", "secrets": "Secret"}
-JOBSET_API = "jobset.x-k8s.io/v1alpha2"
 COORDINATOR = "jobset.sigs.k8s.io/coordinator"
 INDEX = "batch.kubernetes.io/job-completion-index"
-VERBS = ["get", "list", "create", "patch", "delete"]
 MISSING = [] if shutil.which("kubectl") else ["kubectl"]
 """What this machine lacks for such a cluster."""
 Object = dict[str, Any]
@@ -107,7 +103,7 @@ class Cluster:
             f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}.{n}" for n in range(1, 250)
         )
         self._is_closing = threading.Event()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"cluster": self}))
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"cluster": self}))
         self.server.daemon_threads = True
         self._threads = [
             threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}),
@@ -352,147 +348,6 @@ def _action(rules: Sequence[Object], pod: Pod) -> str:
         ):
             return str(rule["action"])
     return ""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    cluster: Cluster
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        url = urlsplit(self.path)
-        if discovered := _discovered(url.path):
-            self._answer(discovered)
-        elif url.path == "/openapi/v2":
-            self._send(200, b"", "application/com.github.proto-openapi.spec.v2.v1.0+protobuf")
-        else:
-            self._get(url.path.split("/"), parse_qs(url.query))
-
-    def _get(self, parts: Sequence[str], query: dict[str, list[str]]) -> None:
-        kind, name, below = _object_at(parts)
-        with self.cluster.lock:
-            pods = {pod.name: pod for pod in self.cluster.pods if not pod.is_gone}
-            if kind == "pods" and name in pods and below == "log":
-                lines = pods[name].log.read_text().splitlines(keepends=True)
-                tail = int(query.get("tailLines", ["0"])[0])
-                self._send(200, "".join(lines[-tail:]).encode(), "text/plain")
-                return
-            if kind == "pods" and name in pods and below == "exec":
-                pod = pods[name]
-            elif kind == "pods" and not name:
-                wanted = dict(one.split("=") for one in query.get("labelSelector", [""])[0].split(",") if one)
-                items = [
-                    pod.data
-                    for pod in pods.values()
-                    if wanted.items() <= pod.data["metadata"]["labels"].items()
-                ]
-                self._answer({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})
-                return
-            else:
-                found = (
-                    pods[name].data
-                    if kind == "pods" and name in pods
-                    else self.cluster.objects.get((kind, name))
-                )
-                self._answer(found) if found else self._refuse(404, "NotFound", f"{kind} {name!r} not found")
-                return
-        self._exec(pod, query)
-
-    def _exec(self, pod: Pod, query: dict[str, list[str]]) -> None:
-        websocket.accept(self)
-        self.close_connection = True
-        if not pod.process or pod.process.poll() is not None:
-            websocket.send(self, websocket.STDERR, b"the container is not running")
-            websocket.finish(self, 1)
-            return
-        process = subprocess.Popen(
-            [pod.local(word) for word in query["command"]],
-            env=pod.environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert process.stdin and process.stdout
-        if "stdin" in query:
-            while (message := websocket.receive(self)) and message[0] == websocket.STDIN:
-                process.stdin.write(message[1])
-                if message[1].endswith(b"\n"):
-                    break
-        process.stdin.close()
-        while data := process.stdout.read(1 << 15):
-            websocket.send(self, websocket.STDOUT, data)
-        process.stdout.close()
-        websocket.finish(self, process.wait())
-
-    def do_POST(self) -> None:
-        self._store()
-
-    def do_PATCH(self) -> None:
-        self._store()
-
-    def _store(self) -> None:
-        kind, _, _ = _object_at(urlsplit(self.path).path.split("/"))
-        found = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        found["metadata"] = {"namespace": "lab", "uid": "11-22", **found["metadata"]}
-        with self.cluster.lock:
-            self.cluster.objects[kind, found["metadata"]["name"]] = found
-        self._answer(found)
-
-    def do_DELETE(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        kind, name, _ = _object_at(urlsplit(self.path).path.split("/"))
-        with self.cluster.lock:
-            pods = [pod for pod in self.cluster.pods if pod.name == name and not pod.is_gone]
-            if kind == "pods" and pods:
-                self.cluster.delete_pod(pods[0])
-            elif kind == "jobsets" and (kind, name) in self.cluster.objects:
-                self.cluster.delete_job_set(name)
-            elif self.cluster.objects.pop((kind, name), None) is None:
-                self._refuse(404, "NotFound", f"{kind} {name!r} not found")
-                return
-        self._answer({"kind": "Status", "apiVersion": "v1", "status": "Success", "details": {"uid": "11-22"}})
-
-    def _answer(self, data: Object) -> None:
-        self._send(200, json.dumps(data).encode(), "application/json")
-
-    def _refuse(self, code: int, reason: str, message: str) -> None:
-        status = {"status": "Failure", "reason": reason, "code": code, "message": message}
-        text = json.dumps({"kind": "Status", "apiVersion": "v1", **status})
-        self._send(code, text.encode(), "application/json")
-
-    def _send(self, code: int, body: bytes, kind: str) -> None:
-        self.send_response(code)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-def _object_at(parts: Sequence[str]) -> tuple[str, str, str]:
-    """Returns the kind, the name and what is below it of a path such as /api/v1/namespaces/lab/pods/NAME/log."""
-    found = list(parts[parts.index("namespaces") + 2 :]) if "namespaces" in parts else []
-    kind, name, below = (*found, "", "", "")[:3]
-    return kind, name, below
-
-
-def _discovered(path: str) -> Object | None:
-    """Returns the answer to a question about the kinds of objects that the server has."""
-    version = {"groupVersion": JOBSET_API, "version": "v1alpha2"}
-    group = {"name": "jobset.x-k8s.io", "versions": [version], "preferredVersion": version}
-    kinds = {"/api/v1": KINDS, f"/apis/{JOBSET_API}": {"jobsets": "JobSet"}}
-    if path in kinds:
-        resources = [
-            {"name": name, "singularName": kind.lower(), "namespaced": True, "kind": kind, "verbs": VERBS}
-            for name, kind in kinds[path].items()
-        ]
-        return {"kind": "APIResourceList", "groupVersion": path.split("/", 2)[2], "resources": resources}
-    return {
-        "/version": {"major": "1", "minor": "32", "gitVersion": "v1.32.4"},
-        "/api": {"kind": "APIVersions", "versions": ["v1"]},
-        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
-    }.get(path)
 
 
 @contextmanager
