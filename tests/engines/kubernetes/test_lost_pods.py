@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def write(world: World, **files: str) -> None:
         (world.folder / f"{name}.{'yaml' if name == 'recipe' else 'py'}").write_text(text)
 
 
-def launcher_events(world: World, name: str) -> list[dict[str, object]]:
+def launcher_events(world: World, name: str) -> list[dict[str, Any]]:
     """Returns the values of the events of the head that have a name."""
     files = list(world.folder.glob("volume/runs/*/*/events/launcher.jsonl"))
     events = [json.loads(line) for file in files for line in file.read_text().splitlines()]
@@ -61,7 +62,7 @@ def until_sizes(world: World, sizes: list[int]) -> None:
 def test_a_deleted_pod_is_done_without_until_another_one_has_room(world: World) -> None:
     """The workers save before their node leaves, so no step is lost, and no restart is counted."""
     write(world, parts=PARTS, slow=SLOW, recipe=RECIPE)
-    launch = world.launch("engine.jobset.join_limit=40")
+    launch = world.launch("engine.jobset.join_limit=60")
     world.until_step(12)
     world.cluster.is_holding = True
     delete(world, "pod", world.cluster.pod("nodes1", 1).name)

@@ -157,7 +157,7 @@ def elastic(tmp_path: Path) -> Nodes:
     return found
 
 
-WALL = {"address": "10.0.0.2:7", "seconds": 10.0, "problem": "it does not answer"}
+WALL: dict[str, Any] = {"address": "10.0.0.2:7", "seconds": 10.0, "problem": "it does not answer"}
 
 
 def test_a_newcomer_is_examined_while_an_attempt_runs_without_it(elastic: Nodes) -> None:
