@@ -379,7 +379,7 @@ def test_a_node_that_is_silent_for_longer_than_its_lease_is_lost(
 def test_nodes_that_come_at_once_wait_until_others_have_authenticated(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshctl.engines.supervise.nodes.STRANGERS_MAX", 2)
+    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGERS_MAX", 2)
     nodes = Nodes(listener, "token", 0.0)
     numbers = range(12)
     nodes.begin({"type": "attempt", "number": 0}, {number: ["one"] for number in numbers})
@@ -406,8 +406,8 @@ def test_nodes_that_come_at_once_wait_until_others_have_authenticated(
 def test_a_silent_stranger_makes_room_in_the_end(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshctl.engines.supervise.nodes.STRANGERS_MAX", 1)
-    monkeypatch.setattr("meshctl.engines.supervise.nodes.STRANGER_S", 0.2)
+    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGERS_MAX", 1)
+    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGER_S", 0.2)
     nodes = Nodes(listener, "token", 0.0)
     nodes.begin({"type": "attempt", "number": 0}, {0: ["one"]})
     with socket.create_connection(listener.getsockname()):

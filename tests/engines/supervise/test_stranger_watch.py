@@ -60,10 +60,10 @@ def test_the_head_drops_and_counts_a_stranger(words: bytes) -> None:
     with socket.create_connection(nodes._listener.getsockname(), timeout=10) as sock:
         sock.sendall(words)
         end = time.monotonic() + 10
-        while not nodes.dropped and time.monotonic() < end:
+        while not nodes.all_dropped()[0] and time.monotonic() < end:
             nodes.poll()
             time.sleep(0.01)
-    assert nodes.dropped == {"127.0.0.1": 1} and not nodes.has_joined(0)
+    assert nodes.all_dropped()[0] == {"127.0.0.1": 1} and not nodes.has_joined(0)
     nodes.close()
 
 
