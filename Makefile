@@ -115,9 +115,11 @@ fuzz: $(TOOLS)
 # all 15,000 modules the installation takes half of the time: Python compiles the modules in use, once.
 INSTALL = PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install -q --no-compile
 
+# The pip of Python 3.11.7 takes twice as long to resolve the packages as the one of constraints.txt.
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "meshctl needs Python 3.11 or newer; python3.11 and python3 are not" >&2; exit 1; }
 	@$(PYTHON) -m venv .venv
+	$(INSTALL) --upgrade pip
 
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[recipes]'
