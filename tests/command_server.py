@@ -122,7 +122,14 @@ class CommandServer:
         atexit.register(self.close)
 
     def close(self) -> None:
-        self._process.communicate()  # the end of its input ends the server
+        """Waits for the end of the server, which follows the end of its input."""
+        with self._process:
+            self._end_input()
+
+    def _end_input(self) -> None:
+        assert self._process.stdin
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
 
     def call(self, folder: Path, *words: str, env: Mapping[str, str], program: str = "") -> Done:
         """As `call`. `env` is the whole environment of the command."""
@@ -145,11 +152,18 @@ class CommandServer:
         return self._answer({"pid": pid})
 
     def _answer(self, request: Mapping[str, object]) -> int:
+        """Returns the answer to a request. If the time limit of a test interrupts it, the answer would be taken
+        for that of the next request, so a new server answers from then on."""
         assert self._process.stdin and self._process.stdout
         with self._lock:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            return int(self._process.stdout.readline())
+            try:
+                self._process.stdin.write(json.dumps(request) + "\n")
+                self._process.stdin.flush()
+                return int(self._process.stdout.readline())
+            except BaseException:
+                server.cache_clear()
+                self._end_input()
+                raise
 
 
 def serve(preload: str) -> None:
