@@ -71,7 +71,7 @@ class Progress:
         """`memory` is the shared memory of the record. Without it, the record is not read, and only the
         counts are used."""
         self.is_read = memory is not None
-        """Whether another process reads the record."""
+        """True if another process reads the record."""
         self._bytes = memory if memory is not None else memoryview(bytearray(RECORD_BYTES))
         self._words, self._seconds = self._bytes.cast("q"), self._bytes.cast("d")
         self._words[ATTEMPT] = attempt
