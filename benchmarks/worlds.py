@@ -23,8 +23,8 @@ from benchmarks import samples
 from meshctl.network.sockets import PLAIN, Sockets
 from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
+from meshctl.runtime.routes.published import channel_for
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.world import connect_all
 from meshctl.topology.mesh import DeviceMesh
@@ -82,7 +82,7 @@ class End:
     def context(self, transport: DataPlane) -> RouteContext:
         """Returns the context of the plan's only route."""
         sides = [
-            RouteSide(placed.mesh, self.plan.group(placed.group).first_job_rank)
+            RouteSide(placed.mesh, self.plan.group(placed.group).first_job_rank, group=placed.group)
             for placed in self.plan.components
         ]
         return RouteContext(self.plan.routes[0], *sides, transport)
@@ -136,7 +136,7 @@ def moving(end: End, next: Callable[[], Batch], use: Callable[[Batch], Any]) -> 
 
 
 def _step(end: End, transport: DataPlane, next: Callable[[], Batch], use: Callable[[Batch], Any]) -> Step:
-    channel = Channel(end.context(transport))
+    channel = channel_for(end.context(transport))
 
     def give() -> int:
         channel.bytes_sent, batch = 0, next()

@@ -70,7 +70,7 @@ class Channel:
     def __init__(self, context: RouteContext) -> None:
         self.route = context.route
         self.bytes_sent = 0
-        self._context, self._transport, self._tag = context, context.transport, context.first_tag
+        self.context, self._transport, self._tag = context, context.transport, context.first_tag
         self._producer, self._consumer = context.producer, context.consumer
         self._generation = 0
         self._consumer_rank = context.consumer_rank
@@ -89,25 +89,32 @@ class Channel:
 
     def _set_producers(self, ranks: tuple[int, ...]) -> None:
         """Sets the ranks that send. Everywhere else, the number of a producer is its index in `ranks`."""
-        self._producers, self._job_ranks = ranks, tuple(map(self._producer.job_rank, ranks))
+        self._producers = ranks
+        self.job_ranks = tuple(map(self._producer.job_rank, ranks))
+        """The job ranks of the producers."""
         self.consumers: ConsumerParts = consumer_parts(
             self._consumer.mesh, self._execute, self._dispatch, len(ranks)
         )
         """The ranks of the called component that receive each part."""
 
+    @property
+    def consumer_job_ranks(self) -> tuple[int, ...]:
+        """The job ranks that receive."""
+        return tuple(map(self._consumer.job_rank, self.consumers.part_of))
+
     @cached_property
-    def _paths(self) -> Paths:
-        return Paths(self._context, self._producers, self.consumers)
+    def paths(self) -> Paths:
+        return Paths(self.context, self._producers, self.consumers)
 
     @cached_property
     def _shared_write(self) -> SharedWrite:
-        return SharedWrite(self._context, self._job_ranks, self.consumers, self._paths)
+        return SharedWrite(self.context, self.job_ranks, self.consumers, self.paths)
 
     @cached_property
     def _gather(self) -> Exchange:
         """Exchanges a row with the other producers."""
         assert self._me is not None
-        return exchange(self._transport, self._job_ranks, self._me, self._tag + TABLES)
+        return exchange(self._transport, self.job_ranks, self._me, self._tag + TABLES)
 
     @cached_property
     def _led(self) -> tuple[int, ...]:
@@ -218,7 +225,7 @@ class Channel:
     ) -> None:
         """Sends this rank's rows of a part in a flat frame."""
         me = self._me or 0
-        packed, most = flat.held(me, PACKED), self._paths.inline_max(part, me)
+        packed, most = flat.held(me, PACKED), self.paths.inline_max(part, me)
         if packed.nbytes < most:
             head = flat_frame.head(self._generation, header.digest, table, PACKED)
             if len(head) + packed.nbytes <= most:
@@ -258,7 +265,7 @@ class Channel:
 
     def _destinations(self, part: int) -> list[list[int]]:
         """Returns the job ranks to which this rank sends a part; those of one list read the same memory."""
-        return self._paths.destinations(part, self._me or 0)
+        return self.paths.destinations(part, self._me or 0)
 
     def _send_to(self, job_ranks: Sequence[int], tag: int, content: list[Any]) -> None:
         frame = self._transport.frame(job_ranks, content, is_final=True)
@@ -306,6 +313,14 @@ class Channel:
                 self._check(sent[producer], header.digest, producer)
         if not sent:  # the leader itself has no samples any more
             return Received(header.empty_batch(), header)
+        return self._assembled(header, part, sent, message)
+
+    def _assembled(
+        self, header: StepHeader, part: int, sent: Mapping[int, Message], message: Message
+    ) -> Received:
+        """Returns the samples of a part from the frames of its producers. `message` is the frame of the
+        leader."""
+        partition, leader = header.partition, self.consumers.leaders[part]
         if flat := header.flat_part(part):
             return self._received_flat(header, part, flat, sent)
         if layout := self._shared_write.layout_of(header, part):
@@ -336,7 +351,7 @@ class Channel:
                 raise self._unexpected(producer, "no rows")
         if len(sent) == 1:
             [(producer, message)] = sent.items()
-            rows, alignment = message.batch
+            rows, alignment, _ = message.batch
             is_readable = alignment == ALIGNED and not rows.readonly and message.slot_of is None
             if is_whole or is_readable:
                 if len(rows) != flat.nbytes or not is_readable:
@@ -373,8 +388,8 @@ class Channel:
 
     def _receive_from(self, part: int, producer: int) -> Message | None:
         """Receives a frame from a producer, or from the rank of this node that forwards it."""
-        source = self._job_ranks[producer]
-        peers = self._paths.forwarding(self._consumer_rank, part, producer)
+        source = self.job_ranks[producer]
+        peers = self.paths.forwarding(self._consumer_rank, part, producer)
         if not peers:
             return self._message_in(self._transport.next(source, self._tag), source)
         if peers[0] != self._transport.job_rank:
@@ -403,7 +418,7 @@ class Channel:
             raise self._unexpected(producer, "another layout of the samples")
 
     def _unexpected(self, producer: int, what: str) -> PeerLost:
-        return self._transport.peer_lost(self._job_ranks[producer], f"sent {what} on `{self.route.name}`")
+        return self._transport.peer_lost(self.job_ranks[producer], f"sent {what} on `{self.route.name}`")
 
     def _buffers_held(self, held: BuffersHeld) -> RouteError:
         return RouteError(
@@ -424,7 +439,7 @@ class Channel:
             return self._realign(batch, received.header.digest, held, wanted)
 
         held = self.assignment(received)
-        rank = self._context.consumer_rank
+        rank = self.context.consumer_rank
         return aligned(received.value, held, wanted, rank, realign, may_have_more=may_have_more)
 
     def selected(self, received: Received, positions: Sequence[int]) -> Received:
@@ -441,7 +456,7 @@ class Channel:
             parts = parts_of_some(*modes, self._consumer.mesh, header.table, runs)
         some = StepHeader(header.headers, Partition(parts), header.digest)
         held, wanted = Assignment(self.consumers, header).ids, Assignment(self.consumers, some).ids
-        rank = self._context.consumer_rank
+        rank = self.context.consumer_rank
         if all(set(wanted[each]) <= set(held[each]) for each in wanted):
             rows = {id: row for row, id in enumerate(held[rank])}
             batch = received.value.take([rows[id] for id in wanted[rank]])
@@ -453,7 +468,7 @@ class Channel:
     def _realign(self, batch: Batch, digest: int, held: IdsByRank, wanted: IdsByRank) -> Batch:
         """Moves samples between the ranks of the called component, each to the rank that needs it."""
         self._check_realignable()
-        mode, mesh, rank = self._dispatch, self._consumer.mesh, self._context.consumer_rank
+        mode, mesh, rank = self._dispatch, self._consumer.mesh, self.context.consumer_rank
         peers = [mode.counterpart(mesh, rank, share) for share in range(mode.share_count(mesh))]
 
         def send(peer: int, some: Batch) -> None:

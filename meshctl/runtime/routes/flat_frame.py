@@ -54,6 +54,8 @@ class FlatRows(NamedTuple):
 
     rows: memoryview
     alignment: int
+    whole: int | None = None
+    """The number of samples where these are all rows of the producer's batch, not only those of the part."""
 
 
 class Message(NamedTuple):
@@ -114,7 +116,7 @@ class FlatPart:
         self._placed: list[_Placed] = []
         self._held: dict[tuple[int, int], FlatPart] = {}
         self._sources: dict[int, list[tuple[str, list[tuple[int, int, int]]]]] = {}
-        self._moves: dict[tuple[int, int], list[tuple[slice, slice]]] = {}
+        self._moves: dict[tuple[int, int, int | None], tuple[int, list[tuple[slice, slice]]]] = {}
         self.nbytes = 0
         """Bytes of all columns, each at a multiple of `alignment`."""
         for column in columns:
@@ -219,31 +221,49 @@ class FlatPart:
     def copy(self, buffer: memoryview, producer: int, sent: FlatRows) -> bool:
         """Copies the rows that one producer sent to their places in a buffer. Returns False if they have
         another size than those that it holds."""
-        rows, alignment = sent
-        moves = self._moves.get((producer, alignment))
-        if moves is None:
-            moves = self._moves[producer, alignment] = self._find_moves(producer, alignment)
-        if len(rows) != self._held[producer, alignment].nbytes:
+        rows, alignment, whole = sent
+        key = producer, alignment, whole
+        found = self._moves.get(key)
+        if found is None:
+            found = self._moves[key] = self._find_moves(*key)
+        nbytes, moves = found
+        if len(rows) != nbytes:
             return False
         for into, sent_rows in moves:
             buffer[into] = rows[sent_rows]
         return True
 
-    def _find_moves(self, producer: int, alignment: int) -> list[tuple[slice, slice]]:
-        """Returns where the rows of a producer go: the bytes in the buffer of all columns, and those in the
-        rows that the producer sends."""
-        source, numbers = self.held(producer, alignment), self._numbers(producer)
+    def _find_moves(
+        self, producer: int, alignment: int, whole: int | None
+    ) -> tuple[int, list[tuple[slice, slice]]]:
+        """Returns the bytes that a producer sends, and where its rows go: the bytes in the buffer of all
+        columns, and those in the rows that it sends."""
+        numbers = self._numbers(producer)
+        source = self.held(producer, alignment) if whole is None else whole_batch(self.columns, whole)
         found: list[tuple[int, int, int, int]] = []
         for (column, at, edges), given in zip(self._placed, source._placed, strict=True):
             row, start = column.row_bytes, given.at
             for number in numbers:
+                if whole is not None:
+                    start = given.at + self.runs[number].start * row
                 begin, stop = at + edges[number] * row, at + edges[number + 1] * row
                 end = start + stop - begin
                 if found and (found[-1][1], found[-1][3]) == (begin, start):
                     begin, _, start, _ = found.pop()  # one copy of what is neighbouring on both sides
                 found.append((begin, stop, start, end))
                 start = end
-        return [(slice(begin, stop), slice(start, end)) for begin, stop, start, end in found]
+        moves = [(slice(begin, stop), slice(start, end)) for begin, stop, start, end in found]
+        return source.nbytes, moves
+
+    @property
+    def places(self) -> list[tuple[str, int, int]]:
+        """Name, first byte and bytes of each column."""
+        return [(column.name, at, edges[-1] * column.row_bytes) for column, at, edges in self._placed]
+
+
+def whole_batch(columns: Sequence[PlainColumn], count: int) -> FlatPart:
+    """Returns the layout of all columns of a producer's batch of `count` samples. None of them is ragged."""
+    return FlatPart(columns, [Run(0, 0, count)], {None: [0, count]})
 
 
 def head(generation: int, digest: int, table: Sequence[bytes] | None, alignment: int) -> bytes:

@@ -251,7 +251,7 @@ class ReplayedChannel(Channel):
         self._set_producers(tuple(range(len(files))))  # another attempt may have had others
         headers = [self._describe(value, weight) for value, weight in self._values]
         partition = self._partitions.of(headers, ())
-        part = self.consumers.part_of[self._context.consumer_rank]
+        part = self.consumers.part_of[self.context.consumer_rank]
         if partition is None:
             parts = [self._values[number] for number in self.consumers.producers[part]]
             return Received(END if parts[0][0] is END else join(self._collect, parts, self.route))
@@ -270,4 +270,4 @@ class ReplayedChannel(Channel):
         self._check_realignable()
         whole = Batch.concat([batch for batch in self._batches() if len(batch)])
         held_ids = [tuple(id) for id in whole.ids.tolist()]
-        return ordered(whole, held_ids, wanted[self._context.consumer_rank])
+        return ordered(whole, held_ids, wanted[self.context.consumer_rank])

@@ -3,7 +3,7 @@ ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import msgpack
@@ -11,7 +11,7 @@ import msgpack
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
-from meshctl.runtime.transports.transport import Exchange, tensor_of
+from meshctl.runtime.transports.transport import Exchange, Transport, tensor_of
 
 MAX_DIRECT = 4
 """The largest number of ranks among which each rank sends its row directly to all others, in one round. More
@@ -25,11 +25,17 @@ MAX_EXCHANGE = 16
 def exchange(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int) -> Exchange:
     """Returns the all-gather of a tag, which all `job_ranks` call once in each step: without messages, where
     one transport reaches all of them and offers that."""
-    transports = {data_plane.transport_to(other) for other in job_ranks if other != job_ranks[me]}
+    transport = only_transport(data_plane, job_ranks)
     found = None
-    if len(transports) == 1 and len(job_ranks) <= MAX_EXCHANGE:
-        found = transports.pop().exchange(job_ranks, tag)
+    if transport and len(job_ranks) <= MAX_EXCHANGE:
+        found = transport.exchange(job_ranks, tag)
     return found or partial(allgather, data_plane, job_ranks, me, tag)
+
+
+def only_transport(data_plane: DataPlane, job_ranks: Iterable[int]) -> Transport | None:
+    """Returns the transport that reaches all of some other job ranks, if it is a single one."""
+    found = {data_plane.transport_to(other) for other in job_ranks if other != data_plane.job_rank}
+    return found.pop() if len(found) == 1 else None
 
 
 def allgather(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int, row: bytes) -> list[bytes]:

@@ -73,8 +73,35 @@ class Transfers(Protocol):
     def close(self) -> None: ...
 
 
+NO_ROWS = -1
+"""The bytes of the rows where a header is published alone."""
 Exchange = Callable[[bytes], list[bytes]]
 """Returns the rows of all job ranks, in their order, for one's own row. All of them call it."""
+
+
+class Publication(Protocol):
+    """Entries that some job ranks, the writers, publish to others, the readers. Each call has one entry of
+    every writer: a header, and mostly rows."""
+
+    def write(self, header: bytes, nbytes: int) -> int:
+        """Begins a writer's call, and returns the address for `nbytes` bytes of rows; `NO_ROWS` for a header
+        only. Waits where a reader is as many calls behind as the tag has slots."""
+
+    def publish(self) -> None:
+        """Shows the entry of the call to the readers and to the other writers."""
+
+    def gather(self) -> list[bytes] | None:
+        """Returns the headers of all writers, in their order, to a writer that has published its own."""
+
+    def receive(self) -> list[bytes]:
+        """Begins a reader's call: returns the headers of all writers, in their order."""
+
+    def rows_of(self, writer: int) -> memoryview | None:
+        """Returns the rows of another writer, until a reader calls `release`; None if it has published its
+        header only."""
+
+    def release(self) -> None:
+        """Ends a reader's call, and returns its slot to all writers."""
 
 
 class Transport:
@@ -155,6 +182,14 @@ class Transport:
     def exchange(self, job_ranks: Sequence[int], tag: int) -> Exchange | None:
         """Returns the exchange of rows of a tag among some job ranks, all of this transport, and this one. It
         is None for a transport that has only messages for them."""
+        return None
+
+    def publication(
+        self, writers: Sequence[int], readers: Sequence[int], tag: int, gather_tag: int
+    ) -> Publication | None:
+        """Returns what some job ranks publish to others under a tag, all of this transport: this process is
+        one of them. It is None for a transport that has only messages for them. Waits of writers for one
+        another are reported under `gather_tag`."""
         return None
 
     def reopen(self, job_ranks: Sequence[int]) -> None:

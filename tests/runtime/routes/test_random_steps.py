@@ -26,6 +26,7 @@ from meshctl.runtime.routes.end import (
     RouteContext,
     RouteSide,
 )
+from meshctl.runtime.routes.published import channel_for
 from meshctl.runtime.transports.buffers.frames import bytes_of
 from meshctl.runtime.transports.context import Context
 from meshctl.runtime.transports.data_plane import DataPlane
@@ -189,7 +190,10 @@ def run_on_sockets(
 ) -> dict[int, Any]:
     """Returns what each consumer receives over the transport of one node, with a thread for each rank."""
     job_size = producers.world_size + consumers.world_size
-    sides = RouteSide(producers, 0), RouteSide(consumers, producers.world_size, execute)
+    sides = (
+        RouteSide(producers, 0, group="a"),
+        RouteSide(consumers, producers.world_size, execute, group="b"),
+    )
     addresses: dict[int, Address] = {}
     found: dict[int, Any] = {}
     faults: list[Exception] = []
@@ -203,7 +207,7 @@ def run_on_sockets(
             addresses[job_rank] = transport.address
             meeting.wait()
             transport.connect(addresses)
-            channel = Channel(RouteContext(route, *sides, plane))
+            channel = channel_for(RouteContext(route, *sides, plane))
             rank = job_rank - producers.world_size
             if rank < 0:
                 send(channel, job_rank)
@@ -214,6 +218,7 @@ def run_on_sockets(
         except Exception as error:
             faults.append(error)
             meeting.abort()
+            plane.release()
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(job_size)]
     for thread in threads:

@@ -50,7 +50,7 @@ def test_a_peer_that_sends_in_unknown_tags_is_named() -> None:
         assert "no slot in tag 6" in error_after_polling(transport)
 
 
-whats = st.integers(0, 14) | st.just(255)
+whats = st.integers(0, 15) | st.just(255)
 sizes = st.sampled_from(
     [0, 1, -1, 64, INLINE_MAX, GRAIN - 1, GRAIN, GRAIN + 1, 2**31, 2**62, 2**63 - 1, -(2**63)]
 )

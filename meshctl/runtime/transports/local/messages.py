@@ -57,6 +57,9 @@ class Kind(IntEnum):
     COPIED = 14
     """A frame, which lies in a block, and which the receiver copies before it returns the slot. The block is
     never returned on its own."""
+    PUBLICATION = 15
+    """The sender's memory for what it publishes under a tag (`publication`), with its file. `size` is that of
+    the memory, and `nbytes` that of an entry. It holds the calls from number `block` on."""
 
 
 class Use(IntEnum):

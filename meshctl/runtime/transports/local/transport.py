@@ -41,16 +41,12 @@ from meshctl.runtime.transports.local.connection import (
     close_all,
 )
 from meshctl.runtime.transports.local.listener import Listener
-from meshctl.runtime.transports.local.messages import (
-    HEAD,
-    Kind,
-    Message,
-    Use,
-)
+from meshctl.runtime.transports.local.messages import HEAD, Kind, Message, Use
 from meshctl.runtime.transports.local.out_of_band import OutOfBand, introduce
 from meshctl.runtime.transports.local.processes import PeerProcesses
+from meshctl.runtime.transports.local.publication import Publications
 from meshctl.runtime.transports.local.row_exchange import ROWS_WORDS, RowExchange
-from meshctl.runtime.transports.transport import Delivery, Exchange, Lease, Transport
+from meshctl.runtime.transports.transport import Delivery, Exchange, Lease, Publication, Transport
 
 
 class LocalTransport(Transport):
@@ -85,6 +81,7 @@ class LocalTransport(Transport):
         self._is_leaving = self._is_closed = False
         data_plane.add_file(self._listener.fileno(), self._accept)
         self.boards = Boards(self._job_rank, data_plane.bell)
+        self._publications = Publications(data_plane, self.boards, self._announce)
 
     def connect(self, addresses: Mapping[int, Address]) -> None:
         """Registers where peers listen. A connection is opened when there is something to send."""
@@ -175,6 +172,16 @@ class LocalTransport(Transport):
             if other != self._job_rank:
                 self._send(self._to.get(other) or self._connection_to(other), Kind.ROWS, tag, place)
         return RowExchange(self._data_plane, self.boards, job_ranks, tag, place)
+
+    def publication(
+        self, writers: Sequence[int], readers: Sequence[int], tag: int, gather_tag: int
+    ) -> Publication | None:
+        found = self._publications.open(writers, readers, tag, gather_tag)
+        return found if HAS_ORDERED_STORES else None
+
+    def _announce(self, peer: int, tag: int, sizes: tuple[int, int, int], file: int) -> None:
+        connection = self._to.get(peer) or self._connection_to(peer)
+        self._send(connection, Kind.PUBLICATION, tag, *sizes, files=[file])
 
     def _send_board(self, connection: Connection) -> None:
         if HAS_ORDERED_STORES:
@@ -342,6 +349,9 @@ class LocalTransport(Transport):
     def _on_rows(self, connection: Connection, message: Message) -> None:
         self.boards.add_rows(connection.job_rank, message.tag, message.block, ROWS_WORDS)
 
+    def _on_publication(self, connection: Connection, message: Message) -> None:
+        self._publications.add(connection.job_rank, message)
+
     def _on_free(self, connection: Connection, message: Message) -> None:
         peer, device = connection.job_rank, self.pool.device
         if message.tag == Use.FRAME:
@@ -369,6 +379,7 @@ class LocalTransport(Transport):
         Kind.DEVICE: _on_device,
         Kind.BOARD: _on_board,
         Kind.ROWS: _on_rows,
+        Kind.PUBLICATION: _on_publication,
         Kind.DROP: _on_drop,
         Kind.GOODBYE: _on_goodbye,
         Kind.LOST: _on_lost,
@@ -440,6 +451,7 @@ class LocalTransport(Transport):
             self.mapped_concat.forget(mapped)
         self.pool.forget_peers(job_ranks)
         self.boards.forget(job_ranks)
+        self._publications.forget(job_ranks)
 
     def announce_loss(self, lost: int) -> None:
         if self._is_closed:

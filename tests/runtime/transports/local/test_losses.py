@@ -15,6 +15,7 @@ from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.routes import negotiation, sync_plan, weights
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
+from meshctl.runtime.routes.published import PublishedChannel, channel_for
 from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.transports.buffers.arena import GRAIN
 from meshctl.runtime.transports.context import Context
@@ -243,11 +244,38 @@ def ragged_batch(rank: int) -> Batch:
     )
 
 
-def channel_of(worker: Worker) -> Channel:
-    """Returns a channel from job ranks 0 and 1 to 2 and 3, balanced by tokens."""
+def small_batch(rank: int) -> Batch:
+    return Batch({"tokens": torch.full((16, 4), rank)}, ids=torch.arange(rank * 16, rank * 16 + 16))
+
+
+def channel_of(worker: Worker, dispatch: Dispatch) -> Channel:
+    """Returns a channel from job ranks 0 and 1 to 2 and 3."""
     mesh = DeviceMesh.from_sizes(dp_size=2)
-    route = Route("a -> b", "a", "b", dispatch=Dispatch(balance="tokens"))
-    return Channel(RouteContext(route, RouteSide(mesh, 0), RouteSide(mesh, 2), worker.transport))
+    sides = RouteSide(mesh, 0, group="a"), RouteSide(mesh, 2, group="b")
+    return channel_for(RouteContext(Route("a -> b", "a", "b", dispatch=dispatch), *sides, worker.transport))
+
+
+def publishing(job_rank: int, victim: int, steps: int) -> Callable[[Worker], int]:
+    """A worker of a route whose producers publish their batches. The victim dies after some steps, and workers
+    that lose a peer end too."""
+
+    def work(worker: Worker) -> int:
+        channel = channel_of(worker, Dispatch())
+        assert isinstance(channel, PublishedChannel)
+        try:
+            for step in range(10_000):
+                if job_rank == victim and step == steps:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if job_rank < 2:
+                    channel.send(small_batch(job_rank), step, 16)
+                else:
+                    assert bool((channel.receive(step).value["tokens"] == job_rank - 2).all())
+        except PeerLost as lost:
+            worker.report(["PeerLost", str(lost), time.monotonic()])
+            os._exit(1)
+        return 0
+
+    return work
 
 
 def at_work(job_rank: int, victim: int, messages: int) -> Callable[[Worker], int]:
@@ -266,7 +294,7 @@ def at_work(job_rank: int, victim: int, messages: int) -> Callable[[Worker], int
         if job_rank == victim:
             dies_after(worker, messages)
         try:
-            steps(channel_of(worker))
+            steps(channel_of(worker, Dispatch(balance="tokens")))
         except PeerLost as lost:
             worker.report(["PeerLost", str(lost), time.monotonic()])
             os._exit(1)
@@ -293,6 +321,17 @@ def test_a_death_between_any_two_messages_ends_all_who_wait(victim: int, seed: i
             named = int(text.split()[2])  # who does not wait for the victim itself hears of one that did
             assert ended[named] < when < died + LOSS_S and named != job_rank, (messages, ends)
         assert f"job rank {victim} is gone" in [text for _, text, _ in ends.values()]
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2, 3])
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_a_death_between_published_steps_ends_all_who_wait(victim: int, steps: int) -> None:
+    with World(*[publishing(job_rank, victim, steps) for job_rank in range(4)]) as world:
+        assert world.status(victim) == -signal.SIGKILL
+        died = time.monotonic()
+        for job_rank in set(range(4)) - {victim}:
+            kind, text, when = world.ends(job_rank)
+            assert kind == "PeerLost" and text.endswith(" is gone") and when < died + LOSS_S
 
 
 # Weights
