@@ -48,7 +48,7 @@ def check(verdicts: list[Verdict]) -> None:
 
 def test_a_mistake_is_reported_where_it_is_with_what_mends_it() -> None:
     assert len(KINDS) >= 40
-    check([judge(one) for one in mutations(500, seed=3)])
+    check([judge(one) for one in mutations(1_000, seed=3)])
 
 
 @pytest.mark.nightly
