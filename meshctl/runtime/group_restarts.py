@@ -34,6 +34,7 @@ from meshctl.dataclass import dataclass
 from meshctl.network.control_store import Store, StoreLost
 from meshctl.plan.model import Plan, Stage
 from meshctl.run.shutdown import StopAgreement
+from meshctl.runtime.devices.backend import own_stream
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.routes.resumable import NEVER, ResumableChannel, ResumableWeights
 from meshctl.runtime.schedule import Schedule, ScheduledStep
@@ -138,7 +139,7 @@ class GroupRestarts:
         plane.reopen(group, generation)
         try:
             self._connect(plane, self._store, ranks, generation)
-            with plane.forced():
+            with own_stream(plane.context.device), plane.forced():
                 for end in self._of(group):
                     self._resume(end, decision)
         except PeerLost:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field
 from importlib import import_module
 from itertools import accumulate
@@ -87,17 +88,22 @@ class DeviceMemory(Protocol):
 
 @dataclass(frozen=True)
 class DeviceBackend:
-    """The implementation for one type of device: two factories, each as `module:attribute`, imported on
-    use."""
+    """The implementation for one type of device: factories, each as `module:attribute`, imported on use."""
 
     memory: str
     """Names a factory (device) -> `DeviceMemory`."""
     transfers: str
     """Names a factory (job rank, device, store, on_broken) -> `nccl.PairTransfers`."""
+    streams: str
+    """Names a factory (device) -> `nccl.Streams`."""
 
 
 DEVICES: Mapping[str, DeviceBackend] = {
-    "cuda": DeviceBackend("meshctl.runtime.devices.cuda:Cuda", "meshctl.runtime.devices.nccl:transfers"),
+    "cuda": DeviceBackend(
+        "meshctl.runtime.devices.cuda:Cuda",
+        "meshctl.runtime.devices.nccl:transfers",
+        "meshctl.runtime.devices.nccl:CudaStreams",
+    ),
 }
 """torch's name of a device type -> its backend. Tensors on other types of devices travel through host
 memory."""
@@ -120,6 +126,21 @@ def transfers_of(
 ) -> Any:
     """Returns the `nccl.PairTransfers` of a device that has a `memory_of`."""
     return _imported(DEVICES[device.type].transfers)(job_rank, device, store, on_broken)
+
+
+def own_stream(device: torch.device | None) -> AbstractContextManager[Any]:
+    """Returns a context manager within which work on a device does not wait for what the program has
+    queued."""
+    if device is None or device.type not in DEVICES:
+        return nullcontext()
+    streams: AbstractContextManager[Any] = _imported(DEVICES[device.type].streams)(device).own()
+    return streams
+
+
+def finish(device: torch.device | None) -> None:
+    """Waits until what this thread has queued on a device is done."""
+    if device is not None and device.type in DEVICES:
+        torch.get_device_module(device).current_stream(device).synchronize()
 
 
 def _imported(path: str) -> Any:

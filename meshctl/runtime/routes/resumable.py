@@ -126,6 +126,7 @@ class ResumableChannel(Channel):
             )
         own = self._describe(value, weight)
         sent = _Sent(step, copied(value), self._gathered(own), own)
+        self._transport.turn.finish()  # another thread may send the copy
         while not self.other.note(lambda: self._keep(sent)):
             pass
         self._sending = step

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from torch import Tensor
 
+from meshctl.runtime.devices.backend import finish
 from meshctl.runtime.transports.context import SLOTS, Context
 from meshctl.runtime.transports.data_plane import NO_SLOT, DataPlane
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
@@ -28,7 +30,7 @@ class ReturningDataPlane(DataPlane):
         super().__init__(context)
         self._away: set[str] = set()
         """The groups of which a process has ended, until they are reopened."""
-        self.turn: Turn = Turn()
+        self.turn: Turn = Turn(partial(finish, context.device))
         self._is_forced = False
         self._extra: dict[int, int] = {}
 

@@ -6,6 +6,8 @@
     other thread    wanted()        gets it the next time, before the program has it again
 
 So another thread can use the data plane at any moment at which the program may depend on other processes.
+What a component has queued on a device may wait for them, too, so it is done before the program has its turn
+again.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ T = TypeVar("T")
 class NoTurn:
     """The turns of a data plane that only the program uses."""
 
+    def finish(self) -> None:
+        """Waits until the worker's device has done what this thread has queued."""
+
     def held(self) -> AbstractContextManager[None]:
         """Uses the data plane, with the exceptions above."""
         return nullcontext()
@@ -38,12 +43,17 @@ class NoTurn:
 
 
 class Turn(NoTurn):
-    def __init__(self) -> None:
+    def __init__(self, finish: Callable[[], None] = lambda: None) -> None:
+        """`finish` waits until the worker's device has done what this thread has queued."""
+        self._finish = finish
         self.lock = threading.RLock()
         """Held by the thread whose turn it is."""
         self.is_wanted = False
         """True if another thread waits for its turn."""
         self._was_taken = threading.Event()
+
+    def finish(self) -> None:
+        self._finish()
 
     def take(self) -> None:
         """Begins a turn, after that of a thread that wants one. The caller has none."""
@@ -77,7 +87,9 @@ class Turn(NoTurn):
         def called(*arguments: P.args, **named: P.kwargs) -> T:
             self.give()
             try:
-                return call(*arguments, **named)
+                result = call(*arguments, **named)
+                self._finish()
+                return result
             finally:
                 self.take()
 
@@ -86,6 +98,7 @@ class Turn(NoTurn):
     def read(self, stream: Iterable[T]) -> Iterator[T]:
         items, found = iter(stream), list[T]()
         while True:
+            self._finish()
             with self.held():
                 found += islice(items, 1)
             if not found:
