@@ -154,9 +154,10 @@ class Fold:
         worker = (event.group, event.rank if event.rank is not None else -1)
         step = event.step or 0
         if worker in self._away:
-            if event.name == "ready":
-                self._return(worker, step)
-            return []
+            if event.name != "ready":
+                return []
+            self._return(worker, step)
+            return list(self._complete())  # it had ended steps before, which the others have ended meanwhile
         if worker not in self._through or step <= self._known:
             return []
         if event.name == "metric":

@@ -284,3 +284,47 @@ def test_any_interleaving_of_the_workers_results_in_the_same_lines(
     assert lines == expected
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
     assert all(json.loads(as_json(line)) == line for line in lines)
+
+
+def ready(group: str, rank: int, step: int) -> Event:
+    return Event("ready", group, rank, step, time=100.0)
+
+
+def test_rows_go_on_after_the_restart_of_a_group_that_was_ahead() -> None:
+    lines = Fold({"judge": 1, "train": 1}, since=0.0)
+    for event in (step("judge", 0, 1), step("judge", 0, 2), step("train", 0, 1)):
+        lines.add(event)
+    lines.restart("judge")
+    assert lines.add(step("train", 0, 2)) == []
+    assert [row["step"] for row in lines.add(ready("judge", 0, 2))] == [2]
+    assert lines.add(step("judge", 0, 3)) == []
+    assert [row["step"] for row in lines.add(step("train", 0, 3))] == [3]
+
+
+@given(st.integers(0, 1 << 32), st.integers(1, 4))
+def test_restarts_of_a_group_result_in_the_same_lines(seed: int, restarts: int) -> None:
+    """The group runs again after any step from the last one with a row to the last one that it has ended."""
+    chosen = random.Random(seed)
+    last, lines, found = 8, Fold({"judge": 2, "train": 1}, since=0.0), list[Row]()
+    ended = {("judge", 0): 0, ("judge", 1): 0, ("train", 0): 0}
+
+    def run_some(*groups: str) -> None:
+        for _ in range(chosen.randint(0, 12)):
+            worker = chosen.choice([one for one in ended if one[0] in groups])
+            if ended[worker] < last:
+                ended[worker] += 1
+                found.extend(lines.add(metric(*worker, ended[worker], collect="sum", loss=1.0)))
+                found.extend(lines.add(step(*worker, ended[worker])))
+
+    for _ in range(restarts):
+        run_some("judge", "train")
+        through = min(ended["judge", rank] for rank in (0, 1))
+        lines.restart("judge")
+        run_some("train")
+        again = chosen.randint(max(0, lines.last), max(0, lines.last, through))
+        for rank in chosen.sample((0, 1), 2):
+            ended["judge", rank] = again
+            found += lines.add(ready("judge", rank, again))
+    while min(ended.values()) < last:
+        run_some("judge", "train")
+    assert [(row["step"], row["metrics.loss"]) for row in found] == [(n, 3.0) for n in range(1, last + 1)]
