@@ -1,4 +1,4 @@
-"""MC330 to MC333: the groups that restart alone after a failure."""
+"""MC330 to MC334: the groups that restart alone after a failure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from meshctl.recipe.code.classes import Class
 from meshctl.recipe.model import DeviceGroup, Stage
 from meshctl.recipe.rules.components import STATE_METHODS
 from meshctl.recipe.rules.facts import Facts
+from meshctl.run.bounds import bounding_sources
 
 
 def restartable_restarts(facts: Facts) -> Iterator[Diagnostic]:
@@ -40,19 +41,26 @@ def restartable_has_no_state(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def restartable_sources_have_lengths(facts: Facts) -> Iterator[Diagnostic]:
-    """A source in a restartable group has a length: its position follows from the step alone."""
-    groups = {group.name for group in _restartable(facts)}
-    for stage in facts.recipe.pipeline.values():
-        group = _group_of(facts, stage.component)
-        if not stage.is_source or group not in groups:
-            continue
-        found = facts.class_of(stage.component)
-        if isinstance(found, Class) and found.is_complete and "__len__" not in found.methods:
-            message = f"`{group}` cannot restart alone: the source `{stage.component}` has no `__len__`"
-            span = facts.value("groups", group, "restartable")
-            seconds = (facts.value("components", stage.component, "_target_"),)
-            help = "define `__len__`, the number of samples of an epoch, or put the source into another group"
-            yield Diagnostic("MC332", message, span, seconds, help)
+    """A source that may end the run, or a block of the group, has a length: the last step is known before."""
+    bounding = bounding_sources(facts.recipe.pipeline.values())
+    for group in _restartable(facts):
+        for stage in facts.recipe.pipeline.values():
+            is_own = _group_of(facts, stage.component) == group.name
+            if not stage.is_source or not (stage.name in bounding or (stage.block and is_own)):
+                continue
+            found = facts.class_of(stage.component)
+            if isinstance(found, Class) and found.is_complete and "__len__" not in found.methods:
+                code = "MC332" if is_own else "MC334"
+                message = (
+                    f"`{group.name}` cannot restart alone: the source `{stage.component}` has no `__len__`"
+                )
+                span = facts.value("groups", group.name, "restartable")
+                target = facts.value("components", stage.component, "_target_")
+                seconds = (target, facts.key("pipeline", stage.name).with_word("it may end the run"))
+                help = "define `__len__`, the number of samples of an epoch"
+                if not stage.block:
+                    help += f"; if it never ends, write `ends_run: false` in `{stage.name}`"
+                yield Diagnostic(code, message, span, seconds, help)
 
 
 def restartable_routes_reopen(facts: Facts) -> Iterator[Diagnostic]:
