@@ -142,6 +142,10 @@ class RunDir:
         """Returns the file of the plan of an attempt."""
         return self.path / start.plan if start.plan else self.plan
 
+    def smaller_plan(self, digest: str) -> Path:
+        """Returns the file of a plan with fewer workers than that of the recipe."""
+        return self.path / f"plan-{digest}.json"
+
     @property
     def start(self) -> Path:
         return self.path / "start.json"

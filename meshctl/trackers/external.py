@@ -7,6 +7,7 @@ passes each value and each file once.
         def log(self, step, values): ...      the metrics of a step
         def media(self, one): ...
         def checkpoint(self, step, path): ...
+        def note(self, step, kind, text): ...
         def end(self, code, reason): ...
 
 A library stores each value that it receives, so each value is passed once. The last row may arrive again with
@@ -20,6 +21,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import Event
 from meshctl.run.git_state import git_state
 from meshctl.run.media import Media, media_at
+from meshctl.run.restart_event import restart_line
 from meshctl.run.row_file import Row, rows_of
 from meshctl.text.redaction import HIDDEN, is_secret_at, redact
 
@@ -54,6 +57,10 @@ class ExternalTracker:
         self._lost: dict[int, Row] = {}
         """The rows of lost steps that were passed to the library."""
         self._has_begun = False
+        self._next = 1
+        """The first step of the attempt."""
+        self._sizes: dict[str, int] = {}
+        """Group -> the number of its workers that was passed last."""
 
     # Methods of a subclass
 
@@ -72,8 +79,8 @@ class ExternalTracker:
     def checkpoint(self, step: int, path: Path) -> None:
         """Passes the path of a published checkpoint."""
 
-    def note(self, step: int, text: str) -> None:
-        """Passes a warning of the run."""
+    def note(self, step: int, kind: str, text: str) -> None:
+        """Passes a line about the run. `kind` is `warning` or `restart`."""
 
     def end(self, code: int, reason: str) -> None:
         """Closes the run, and returns when the library has stored everything. `reason` is the first cause of
@@ -83,6 +90,7 @@ class ExternalTracker:
 
     def on_attempt(self, number: int, step: int | None) -> None:
         last = -1 if step is None else step
+        self._next = max(last, 0) + 1
         self._lost = {}
         if not self.forgets_lost_steps:
             lost = (row for row in rows_of(self.run.lost_metrics) if last < row["step"] <= self._through)
@@ -116,7 +124,22 @@ class ExternalTracker:
             if one is not None and one.path.exists():  # the file of a lost step is deleted
                 self.media(one)
         elif event.name == "warning":
-            self.note(event.step or max(self._through, 0), redact(str(event.value["text"])))
+            self.note(event.step or max(self._through, 0), "warning", redact(str(event.value["text"])))
+        elif event.name == "restarted":
+            self.note(event.step or 0, "restart", redact(restart_line(event)))
+        elif event.name == "launched":
+            self._log_sizes(event)
+
+    def _log_sizes(self, event: Event) -> None:
+        """Passes the numbers of workers of the groups whose size may change (`run.elastic`)."""
+        sizes = {name: event.value["workers"][name] for name in self._elastic}
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self.log(self._next, {f"workers/{name}": float(count) for name, count in sizes.items()})
+
+    @cached_property
+    def _elastic(self) -> list[str]:
+        return [str(one["group"]) for one in self.plan["run"].get("elastic", ())]
 
     def on_end(self, code: int, reason: str) -> None:
         self.end(code, redact(reason))

@@ -66,6 +66,9 @@ class MLflow(ExternalTracker):
         if self._checkpoints:
             self._client.log_artifacts(self.id, str(path), f"checkpoints/{path.name}")
 
+    def note(self, step: int, kind: str, text: str) -> None:
+        self._client.set_tag(self.id, f"{kind}.{step}", text[:MAX_VALUE])
+
     def end(self, code: int, reason: str) -> None:
         tags = [RunTag("exit_code", str(code)), RunTag("reason", reason)]
         self._client.log_batch(self.id, tags=tags)

@@ -68,8 +68,8 @@ class TensorBoard(ExternalTracker):
     def checkpoint(self, step: int, path: Path) -> None:
         self._text("checkpoints", step, f"`{path}`")
 
-    def note(self, step: int, text: str) -> None:
-        self._text("warnings", step, text)
+    def note(self, step: int, kind: str, text: str) -> None:
+        self._text(f"{kind}s", step, text)
 
     def end(self, code: int, reason: str) -> None:
         self._text("end", max(self._through, 0), reason or f"exit code {code}")

@@ -61,8 +61,8 @@ class Trackio(ExternalTracker):
         if self._checkpoints:
             trackio.log_artifact(path, name="checkpoint", type="model", aliases=[f"step-{step}"])
 
-    def note(self, step: int, text: str) -> None:
-        trackio.alert(title="warning", text=text, level=trackio.AlertLevel.WARN)
+    def note(self, step: int, kind: str, text: str) -> None:
+        trackio.alert(title=kind, text=text, level=trackio.AlertLevel.WARN)
 
     def end(self, code: int, reason: str) -> None:
         level = trackio.AlertLevel.INFO if code == 0 else trackio.AlertLevel.ERROR

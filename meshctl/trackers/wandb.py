@@ -98,6 +98,9 @@ class WeightsAndBiases(ExternalTracker):
             artifact.add_reference(path.as_uri(), checksum=False)
         self._run.log_artifact(artifact, aliases=[f"step-{step}", "latest"])
 
+    def note(self, step: int, kind: str, text: str) -> None:
+        self._run.alert(title=kind, text=text, level="WARN", wait_duration=0)
+
     def end(self, code: int, reason: str) -> None:
         self._run.summary["exit_code"] = code
         self._run.summary["reason"] = reason

@@ -20,7 +20,7 @@ from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import Event
 from meshctl.run.media import media_path, png, write_media
 from meshctl.run.row_file import as_json
-from meshctl.run.settings import Track
+from meshctl.run.settings import Elastic, Track
 from meshctl.trackers import TRACKERS
 from meshctl.trackers.feed import Feeds
 from tests.view.recorded import make_plan
@@ -31,6 +31,12 @@ BLOCK, FULL, LAST = 1 << 15, 1, 4
 """Of the log format of LevelDB."""
 LOSS = {1: 4.0, 2: math.nan, 3: 3.0, 4: 2.5, 5: 2.0, 6: 1.5, 7: 1.0}
 """Step -> the value that survives. Step 4 was 9 before the restart, and step 3 was the same."""
+
+RESTARTS = {
+    2: "restarted after step 2, train with 1 of 2 workers: the key <redacted>",
+    3: "rollout restarts alone: rollout:0 failed",
+}
+"""Step -> the line about a restart after it."""
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +49,7 @@ def tracked(folder: Path) -> RunDir:
     """A run of three attempts and two launches, given to all libraries that are installed."""
     run = RunDir(folder / "runs" / "grpo" / "20260102-030405")
     plan = make_plan()
+    plan = replace(plan, run=replace(plan.run, elastic=(Elastic("train", 1),)))
     actor = replace(plan.components[1], args={"lr": 0.1, "hub": {"api_key": SECRET}})
     write_whole(run.plan, replace(plan, components=(plan.components[0], actor)).to_json())
     write_whole(run.recipe, f"name: arithmetic\nvars: {{token: {SECRET}}}\n")
@@ -65,6 +72,7 @@ def tracked(folder: Path) -> RunDir:
 
     feeds = launched()
     feeds.on_attempt(0, None)
+    feeds.on_event(Event("launched", value={"attempt": 0, "workers": {"rollout": 1, "train": 2}}))
     for step, loss in ((1, 4.0), (2, None), (3, 3.0), (4, 9.0)):
         feeds.on_row(row(step, loss))
         if step == 2:
@@ -74,6 +82,10 @@ def tracked(folder: Path) -> RunDir:
         run.lost_metrics, "".join(as_json({**row(n, loss), "attempt": 0}) for n, loss in ((3, 3.0), (4, 9.0)))
     )
     feeds.on_attempt(1, 2)
+    sizes = {"train": [2, 1]}
+    feeds.on_event(Event("restarted", step=2, value={"cause": f"the key {SECRET}", "sizes": sizes}))
+    feeds.on_event(Event("launched", value={"attempt": 1, "workers": {"rollout": 1, "train": 1}}))
+    feeds.on_event(Event("restarted", step=3, value={"group": "rollout", "cause": "rollout:0 failed"}))
     for step in (3, 4, 5):
         feeds.on_row(row(step, LOSS[step]))
     feeds.on_end(5, f"train:1 failed: the key {SECRET}")
@@ -150,6 +162,8 @@ def test_tensorboard(tracked: RunDir) -> None:
     assert text("rollouts/samples").splitlines()[2:] == ["| 1 \\| 2<br>+ | 0.5 |", "| ü |  |"]
     assert "name: arithmetic" in text("recipe.yaml") and text("checkpoints").endswith("step-2`")
     assert text("end") == "exit code 0"
+    assert text("restarts") == RESTARTS[3]
+    assert [(one.step, one.value) for one in found.Scalars("workers/train")] == [(1, 2.0), (3, 1.0)]
 
 
 def wandb_records(folder: Path) -> Iterator[Any]:
@@ -205,6 +219,9 @@ def test_wandb(tracked: RunDir) -> None:
     }
     assert config["components"]["actor"]["args"] == {"lr": 0.1, "hub": {"api_key": "<redacted>"}}
     assert config["git"] == {"commit": "abc123", "branch": "main", "dirty": False}
+    assert [row["workers/train"] for row in rows if "workers/train" in row] == [2, 1]
+    alerts = [(one.alert.title, one.alert.text) for one in records if one.HasField("alert")]
+    assert alerts == [("restart", line) for line in RESTARTS.values()]
     assert [one.exit.exit_code for one in records if one.HasField("exit")] == [5, 0]
 
 
@@ -224,6 +241,8 @@ def test_mlflow(tracked: RunDir) -> None:
     assert found.data.params["components.actor.args.lr"] == "0.1"
     assert found.data.params["components.actor.args.hub.api_key"] == "<redacted>"
     assert found.data.tags["mlflow.source.git.commit"] == "abc123" and found.data.tags["exit_code"] == "0"
+    assert {step: found.data.tags[f"restart.{step}"] for step in RESTARTS} == RESTARTS
+    assert [one.value for one in client.get_metric_history(found.info.run_id, "workers/train")] == [2, 1]
     artifacts = Path(found.info.artifact_uri.removeprefix("file://"))
     names = {str(path.relative_to(artifacts)) for path in artifacts.rglob("*") if path.is_file()}
     assert names == {
@@ -240,12 +259,15 @@ def test_trackio(tracked: RunDir, folder: Path) -> None:
 
     [database] = (folder / "trackio").glob("*.db")
     with sqlite3.connect(database) as connection:
+        alerts = connection.execute("SELECT title, text FROM alerts WHERE title = 'restart'").fetchall()
         tables = connection.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
     rows = [(step, json.loads(values)) for _, step, values in tables]
     assert {name for name, _, _ in tables} == {"grpo/20260102-030405"}
     losses = [(step, values["metrics/loss"]) for step, values in rows if "metrics/loss" in values]
     assert [step for step, _ in losses] == [1, 2, 3, 4, 4, 5, 6, 7]
     assert equal({step: math.nan if loss in (None, "NaN") else loss for step, loss in losses})
+    assert [text for _, text in alerts] == list(RESTARTS.values())
+    assert [values["workers/train"] for _, values in rows if "workers/train" in values] == [2, 1]
     kinds = {
         name: value["_type"]
         for _, values in rows

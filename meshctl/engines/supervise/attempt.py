@@ -105,7 +105,7 @@ def next_attempt(attempt: Attempt, plan: Plan | None = None) -> Attempt:
     start = replace(found, only=old.only, replay=old.replay, after=old.after, engine=old.engine)
     plan = plan or attempt.plan
     if plan.digest != Plan.read(attempt.run.plan).digest:
-        start = replace(start, plan=f"plan-{plan.digest}.json")
+        start = replace(start, plan=attempt.run.smaller_plan(plan.digest).name)
         write_whole(attempt.run.plan_of(start), plan.to_json(), private=True)
     begun = _begun(plan, attempt.run, start, attempt.lock)
     begun.run.forget_recorded(begun.step or 0)

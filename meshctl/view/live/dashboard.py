@@ -39,6 +39,7 @@ from meshctl.run.events import Event
 from meshctl.view.formatting import bar, duration, milliseconds, number, rate, size, spark
 from meshctl.view.live.output import Output, OutputThread
 from meshctl.view.live.run_state import GroupState, RunState, State
+from meshctl.view.live.summary import workers_of
 from meshctl.view.times.lines import Interval, parts_of
 
 REFRESH_HZ = 8
@@ -252,7 +253,7 @@ def groups(state: RunState, stages: bool = True) -> Table:
         ]
         named = (
             placed.name,
-            f"{placed.workers} {placed.device_type}",
+            f"{workers_of(group, placed)} {placed.device_type}",
             Text(group.state, style=STYLES[group.state]),
         )
         phase = Text(group.phase, style="dim") if stages else ""

@@ -17,9 +17,10 @@ from typing import Any, TextIO
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
+from meshctl.run.restart_event import restart_line
 from meshctl.view.formatting import count, duration, number
 from meshctl.view.live.output import Output, OutputThread
-from meshctl.view.live.run_state import RunState, download_line, restart_line, saving_line
+from meshctl.view.live.run_state import RunState, download_line, saving_line
 from meshctl.view.times.lines import Interval, extended
 
 INTERVAL_S = 1.0

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
+from meshctl.run.restart_event import restart_line
 from meshctl.view.times.measures import time_use
 from meshctl.view.times.use import TimeUse
 from meshctl.view.times.worker_times import WorkerTimes
@@ -126,6 +127,7 @@ class History:
 @dataclass
 class GroupState:
     workers: int
+    """The number of workers of the running attempt."""
     states: dict[int, State] = field(default_factory=dict)
     stages: dict[str, Timing] = field(default_factory=dict)
     """Stage -> the seconds that a worker spends in it in a step, over all workers and steps."""
@@ -194,33 +196,6 @@ def download_line(value: Mapping[str, Any]) -> str:
 def saving_line(event: Event) -> str:
     """Returns the line about a checkpoint that is written beside training."""
     return f"checkpoint of step {event.step} is being written"
-
-
-def restart_line(event: Event) -> str:
-    """Returns the line about a restart, `restarted after step 40: train:1 failed: killed by SIGKILL`; with
-    `, train with 3 of 4 workers` after the step if groups change their size. `rollout restarts alone` is the
-    beginning where a single group restarts."""
-    if group := event.value.get("group"):
-        return f"{group} restarts alone: {event.value.get('cause', '')}"
-    where = f"after step {event.step}" if event.step else "from the beginning"
-    sizes = [f", {size_change(name, *pair)}" for name, pair in sizes_in(event.value.get("sizes"))]
-    return f"restarted {where}{''.join(sizes)}: {event.value.get('cause', '')}"
-
-
-def sizes_in(sizes: object) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yields (group, numbers of its workers before and after) of the field of an event."""
-    for name, pair in sizes.items() if isinstance(sizes, dict) else ():
-        if isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, int) for one in pair):
-            yield str(name), (pair[0], pair[1])
-
-
-def size_change(group: str, before: int, after: int) -> str:
-    """Returns `train with 3 of 4 workers`, or `train with 4 workers again`."""
-    return (
-        f"{group} with {after} of {before} workers"
-        if after < before
-        else f"{group} with {after} workers again"
-    )
 
 
 def notice_after(event: Event, notice: str) -> str:

@@ -26,7 +26,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from meshctl.plan.model import Plan
+from meshctl.plan.model import Group, Plan
 from meshctl.run.directory import RunDir
 from meshctl.view.formatting import count, duration, milliseconds, number, rate, size
 from meshctl.view.live.run_state import Condition, GroupState, RunState
@@ -34,6 +34,8 @@ from meshctl.view.live.state_file import OtherFormat, folded_state, saved_state
 from meshctl.view.times.lines import rows, sentences
 
 INDENT = "  "
+MAX_RESTARTS = 8
+"""Maximum number of restarts that are listed, the last ones."""
 
 
 def summary(plan: Plan, run: RunDir) -> str:
@@ -67,7 +69,7 @@ def text_of(state: RunState, run: RunDir, condition: Condition = "lost", now: fl
         table(list(rows(use) if use else stage_rows(state)), right=(2, 3)),
         [f"{INDENT}{line}" for line in (sentences(use) if use else ())],
         table(list(route_rows(state)), right=(1, 2)),
-        [f"{INDENT}{line}" for line in state.restarts],
+        [f"{INDENT}{line}" for line in restart_lines(state)],
         [f"{INDENT}warning: {text}" for text in state.warnings],
         list(best_lines(run)),
         [f"{INDENT}{what}: {where}" for what, where in paths(state, run, is_over)],
@@ -116,8 +118,21 @@ def notices(state: RunState, condition: Condition) -> Iterator[str]:
 
 def group_rows(state: RunState) -> Iterator[tuple[str, ...]]:
     yield "group", "workers", "state", ""
-    for name, group in state.groups.items():
-        yield name, str(group.workers), group.state, group.phase
+    for placed in state.plan.groups:
+        group = state.groups[placed.name]
+        yield placed.name, workers_of(group, placed), group.state, group.phase
+
+
+def workers_of(group: GroupState, placed: Group) -> str:
+    """Returns the number of workers of a group, `3 of 4` if the running attempt lacks some."""
+    return str(group.workers) if group.workers == placed.workers else f"{group.workers} of {placed.workers}"
+
+
+def restart_lines(state: RunState) -> Iterator[str]:
+    """Yields a line for each of the last restarts, after the number of earlier ones."""
+    if earlier := len(state.restarts[:-MAX_RESTARTS]):
+        yield count(earlier, "earlier restart")
+    yield from state.restarts[-MAX_RESTARTS:]
 
 
 def stage_rows(state: RunState) -> Iterator[tuple[str, ...]]:

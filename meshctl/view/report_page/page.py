@@ -13,6 +13,8 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.run import clock
+from meshctl.run.restart_event import restart_line
+from meshctl.text.redaction import redact
 from meshctl.view.formatting import count
 from meshctl.view.pictures.colors import HUES, tokens
 from meshctl.view.pictures.html import UNSAFE
@@ -139,13 +141,9 @@ def metric_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
 
 
 def restarts(record: RunRecord) -> list[tuple[float, str]]:
-    return [
-        (
-            float(event.step or 0),
-            f"{event.value.get('group', '')} restarted: {event.value.get('cause', '')}".strip(),
-        )
-        for event in record.events("restarted")
-    ][-50:]
+    return [(float(event.step or 0), redact(restart_line(event))) for event in record.events("restarted")][
+        -50:
+    ]
 
 
 class Plots:
@@ -193,7 +191,7 @@ def faults(record: RunRecord) -> Markup:
     found = list(sections.fault_list(record))
     logs, stalls = list(sections.log_list(record)), list(sections.stall_list(record))
     warnings = sections.warning_list(record)
-    parts: list[Child] = [sections.attempt_table(record), found]
+    parts: list[Child] = [sections.attempt_table(record), sections.group_restart_table(record), found]
     parts += [tag("h3", "Stalls"), stalls] if stalls else []
     parts += [tag("h3", "Logs"), logs] if logs else []
     parts += [tag("h3", "Warnings"), warnings] if warnings else []

@@ -38,9 +38,11 @@ class Attempt:
     step: int = 0
     """The step after which it began; 0 for the beginning."""
     cause: str = ""
-    """The reason that it failed; empty if it did not."""
+    """The reason why the run began again after it, or has failed; empty otherwise."""
     lost: int = 0
     """Number of its steps that ran again."""
+    workers: dict[str, int] = field(default_factory=dict)
+    """Group -> the number of its workers; empty in a run of an earlier version."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ class RunRecord:
             now = found[-1] if found else None
             match event.name:
                 case "launched":
-                    found.append(Attempt(int(event.value.get("attempt", 0)), event.time))
+                    number, workers = int(event.value.get("attempt", 0)), event.value.get("workers", {})
+                    found.append(Attempt(number, event.time, workers=dict(workers)))
                 case "resumed" if now:
                     now.step = event.step or 0
                 case "restarted" if now and "group" not in event.value:
@@ -127,6 +130,11 @@ class RunRecord:
                 case "over" if now and event.value.get("code"):
                     now.cause = str(event.value.get("reason", ""))
         return found
+
+    @property
+    def group_restarts(self) -> list[Event]:
+        """The restarts of single groups."""
+        return [event for event in self.events("restarted") if "group" in event.value]
 
     def _reached(self, begin: float, end: float) -> int:
         """Returns the last step that any worker has ended between two times."""

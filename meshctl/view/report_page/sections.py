@@ -15,7 +15,7 @@ from meshctl.view.report_page.markup import Child, Markup, inner, tag
 from meshctl.view.report_page.record import Attempt, RunRecord
 from meshctl.view.times.lines import conclusions, percent, rows
 
-MAX_FAULTS, MAX_WARNINGS = 12, 50
+MAX_FAULTS, MAX_WARNINGS, MAX_GROUP_RESTARTS = 12, 50, 50
 
 
 def table(heads: Sequence[Child], rows: Iterable[Sequence[Child]], numbers: Sequence[int] = ()) -> Markup:
@@ -62,7 +62,9 @@ def head_facts(record: RunRecord) -> Markup:
     found: list[tuple[str, Child]] = [("steps", steps), ("duration", duration(seen.seconds))]
     if state.steps_per_second:
         found.append(("speed", rate(state.steps_per_second)))
-    found.append(("workers", f"{seen.plan.job_size} in {count(len(seen.plan.groups), 'group')}"))
+    whole, now = seen.plan.job_size, sum(group.workers for group in state.groups.values())
+    workers = str(whole) if now == whole else f"{now} of {whole}"
+    found.append(("workers", f"{workers} in {count(len(seen.plan.groups), 'group')}"))
     if record.checkpoints:
         found.append(("newest checkpoint", f"step {record.checkpoints[-1]}"))
     if state.restarts:
@@ -136,22 +138,42 @@ def route_table(record: RunRecord) -> Markup:
 
 
 def attempt_table(record: RunRecord) -> Markup:
-    """Returns the attempts of a run with more than one."""
-    if len(record.attempts) < 2:
+    """Returns the attempts of a run with more than one, with their numbers of workers where these differ."""
+    attempts = record.attempts
+    if len(attempts) < 2:
+        return Markup()
+    sizes = [", ".join(f"{name} {count}" for name, count in each.workers.items()) for each in attempts]
+    rows = [
+        [str(each.number), when(each.time), _from(each), workers, str(each.lost or ""), redact(each.cause)]
+        for each, workers in zip(attempts, sizes, strict=True)
+    ]
+    heads = ["attempt", "began", "continued after", "workers", "steps that ran again", "why it ended"]
+    if len(set(sizes)) > 1:
+        return table(heads, rows, (0, 4))
+    for row in (heads, *rows):
+        del row[3]
+    return table(heads, rows, (0, 3))
+
+
+def group_restart_table(record: RunRecord) -> Markup:
+    """Returns the restarts of single groups, the last ones."""
+    found = record.group_restarts
+    if not found:
         return Markup()
     rows = [
         (
-            str(each.number),
-            when(each.time),
-            _from(each),
-            str(each.lost) if each.lost else "",
-            redact(each.cause),
+            str(event.value["group"]),
+            when(event.time),
+            str(event.value.get("attempt", 0)),
+            f"step {event.step}" if event.step else "the beginning",
+            redact(str(event.value.get("cause", ""))),
         )
-        for each in record.attempts
+        for event in found[-MAX_GROUP_RESTARTS:]
     ]
-    return table(
-        ("attempt", "began", "continued after", "steps that ran again", "why it failed"), rows, (0, 3)
-    )
+    heads = ("restarted alone", "at", "attempt", "after", "why")
+    earlier = len(found) - len(rows)
+    note = tag("p", f"{count(earlier, 'earlier restart')} not shown.", class_="note") if earlier else None
+    return inner(table(heads, rows, (2,)), note)
 
 
 def _from(attempt: Attempt) -> str:

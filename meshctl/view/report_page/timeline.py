@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshctl.plan.model import Plan
+from meshctl.run.restart_event import restart_line
+from meshctl.text.redaction import redact
 from meshctl.view.formatting import duration
 from meshctl.view.pictures.colors import HUES
 from meshctl.view.report_page.markup import Markup, inner, tag
@@ -178,9 +180,7 @@ def _marks(record: RunRecord, lanes: Lanes, scale: Scale) -> Iterator[Markup]:
         text = f"checkpoint of step {event.step}"
         yield _mark("checkpoint", scale.part(clock.at(event.time)), text, lanes)
     for event in record.events("restarted")[-MAX_MARKS:]:
-        who = f"{group} restarted alone" if (group := event.value.get("group")) else "restarted"
-        text = f"{who} after step {event.step}: {event.value.get('cause', '')}"
-        yield _mark("restart", scale.part(clock.at(event.time)), text, lanes)
+        yield _mark("restart", scale.part(clock.at(event.time)), redact(restart_line(event)), lanes)
     for seam in clock.seams:
         yield _mark("seam", scale.part(seam), f"continued by another launch, at {duration(seam)}", lanes)
     for event in record.faults[:MAX_MARKS]:

@@ -47,11 +47,19 @@ class _Sent(NamedTuple):
 
 
 class Merging:
-    def __init__(self, plan: Plan, run: RunDir, offsets: Mapping[int, Sequence[Offset]]) -> None:
-        """`offsets` are the measurements of each node's clock."""
+    def __init__(
+        self,
+        plan: Plan,
+        run: RunDir,
+        offsets: Mapping[int, Sequence[Offset]],
+        smaller: Mapping[int, Plan] | None = None,
+    ) -> None:
+        """`offsets` are the measurements of each node's clock, and `smaller` are the plans of the attempts in
+        which groups have fewer workers than in `plan`."""
         assert plan.run.trace is not None
         first, last = plan.run.trace.steps
         self._plan, self._run, self._steps = plan, run, range(first, last + 1)
+        self._smaller = smaller or {}
         self._places, self._flows = Places(plan), count(1)
         self._traces = dict(self._traces_of(plan, run))
         """Job rank -> its trace."""
@@ -73,7 +81,8 @@ class Merging:
 
     def _shift(self, job_rank: int, offsets: Mapping[int, Sequence[Offset]]) -> float:
         group, rank = self._plan.group_and_rank(job_rank)
-        found = offsets.get(self._plan.worker(group, rank).node, ())
+        last = self._smaller.get(max(self._traces[job_rank].attempts.values()), self._plan)
+        found = offsets.get(last.worker(group, rank).node, ())
         best = best_at(found, self._traces[job_rank].begin - found[0].value) if found else None
         return -best.corrected if best else 0.0
 
@@ -130,23 +139,34 @@ class Merging:
             self._note_sent(
                 job_rank, _Sent(place, begin, self._time(job_rank, facts["sent"])), facts, attempt
             )
-            name, facts = f"send {name}", {"to": self._named(facts["to"]), "bytes": facts["bytes"]}
+            names = self._named(facts["to"], attempt)
+            name, facts = f"send {name}", {"to": names, "bytes": facts["bytes"]}
         elif category == "frame":
-            name, facts = f"receive {name}", {"from": self._named([facts["from"]]), "bytes": facts["bytes"]}
+            names = self._named([facts["from"]], attempt)
+            name, facts = f"receive {name}", {"from": names, "bytes": facts["bytes"]}
         return slice_of(place, category, name, begin, end, facts)
 
-    def _named(self, frames: Sequence[tuple[int, int]]) -> str:
-        return ", ".join(":".join(map(str, self._plan.group_and_rank(rank))) for rank, _ in frames)
+    def _named(self, frames: Sequence[tuple[int, int]], attempt: int) -> str:
+        plan = self._smaller.get(attempt, self._plan)
+        return ", ".join(":".join(map(str, plan.group_and_rank(rank))) for rank, _ in frames)
+
+    def _whole_rank(self, job_rank: int, attempt: int) -> int:
+        """Returns the job rank, in the whole plan, of a worker of an attempt."""
+        if attempt not in self._smaller:
+            return job_rank
+        group, rank = self._smaller[attempt].group_and_rank(job_rank)
+        return self._plan.group(group).first_job_rank + rank
 
     def _note_sent(self, job_rank: int, sent: _Sent, facts: Mapping[str, Any], attempt: int) -> None:
         for receiver, number in facts["to"]:
-            self._sent[attempt, facts["of"], job_rank, receiver, facts["tag"], number] = sent
+            to = self._whole_rank(receiver, attempt)
+            self._sent[attempt, facts["of"], job_rank, to, facts["tag"], number] = sent
 
     def _arrow(self, job_rank: int, span: Span, attempt: int) -> Iterator[Event]:
         """Yields the arrow to a received frame, if its sending was recorded, and if it does not point back in
         time, as within the error of two clocks."""
         thread, _, name, begin, end, facts = span
-        sender, number = facts["from"]
+        sender, number = self._whole_rank(facts["from"][0], attempt), facts["from"][1]
         sent = self._sent.pop((attempt, facts["of"], sender, job_rank, facts["tag"], number), None)
         if sent is None:
             return

@@ -19,6 +19,7 @@ from meshctl.run import clock
 from meshctl.run.clock_offset import Offset
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
+from meshctl.run.restart_event import restart_line
 from meshctl.view.trace.merging import Instant, Merging
 from meshctl.view.trace.profile_times import move
 
@@ -35,6 +36,8 @@ class TraceWriter:
     def __init__(self, plan: Plan, run: RunDir) -> None:
         assert plan.run.trace is not None
         self._plan, self._run, self._last = plan, run, plan.run.trace.steps[1]
+        self._smaller: dict[int, Plan] = {}
+        """Attempt -> its plan, where groups have fewer workers."""
         self._offsets: dict[int, deque[Offset]] = {}
         self._instants: deque[Instant] = deque(maxlen=INSTANTS_MAX)
         self._thread: threading.Thread | None = None
@@ -49,8 +52,14 @@ class TraceWriter:
         if event.name == "clock":
             node, value, error, at = (event.value[key] for key in ("node", "offset", "error", "at"))
             self._offsets.setdefault(node, deque(maxlen=OFFSETS_MAX)).append(Offset(value, error, at))
+        elif event.name == "launched" and (plan := self._smaller_plan(str(event.value.get("digest", "")))):
+            self._smaller[int(event.value["attempt"])] = plan
         elif event.name in INSTANTS:
             self._instants.append(self._instant(event))
+
+    def _smaller_plan(self, digest: str) -> Plan | None:
+        path = self._run.smaller_plan(digest)
+        return Plan.read(path) if digest != self._plan.digest and path.exists() else None
 
     def on_row(self, row: Mapping[str, Any]) -> None:
         if row["step"] == self._last and self._thread is None:
@@ -68,8 +77,10 @@ class TraceWriter:
 
     def _instant(self, event: Event) -> Instant:
         value = event.value
-        text = value.get("error") or value.get("reason") or value.get("cause") or value.get("text") or ""
+        text = value.get("error") or value.get("reason") or value.get("text") or ""
         line = "; ".join(text) if isinstance(text, list) else str(text)
+        if event.name == "restarted":
+            line = restart_line(event)
         job_rank = -1
         if event.rank is not None and event.group:
             job_rank = self._plan.group(event.group).first_job_rank + event.rank
@@ -98,7 +109,7 @@ class TraceWriter:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                merging = Merging(self._plan, self._run, {**self._offsets})
+                merging = Merging(self._plan, self._run, {**self._offsets}, {**self._smaller})
                 separator = ""
                 file.write('{"displayTimeUnit":"ms","traceEvents":[')
                 for event in merging.events(list(self._instants)):

@@ -134,3 +134,18 @@ def failed(path: Path, **given: Any) -> MadeRun:
     log.parent.mkdir(parents=True)
     log.write_text("2026-01-01T00:00:00.000Z the last words\n")
     return made
+
+
+def resized(path: Path) -> MadeRun:
+    """A run that goes on with one of two workers of `train`, and in which `rollout` restarts alone."""
+    made = MadeRun(path)
+    whole = {"rollout": 2, "train": 2}
+    made.launcher("launched", 0.0, attempt=0, workers=whole)
+    made.steps(1, 6, {"update.loss": [1.0] * 6})
+    cause = "rollout:1 failed in stage rollouts, step 3: killed by SIGKILL"
+    made.launcher("restarted", 1.2, step=2, attempt=0, cause=cause, left=2, group="rollout", generation=1)
+    cause = "train:1 failed: killed by SIGKILL"
+    made.launcher("restarted", 3.2, step=4, attempt=1, cause=cause, left=1, sizes={"train": [2, 1]})
+    made.launcher("launched", 3.3, attempt=1, workers=whole | {"train": 1})
+    made.launcher("resumed", 3.3, step=4, path="checkpoints/step-4")
+    return made

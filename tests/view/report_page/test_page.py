@@ -17,7 +17,7 @@ from meshctl.run.row_file import as_json
 from meshctl.view.report_page.page import draw
 from meshctl.view.report_page.recipe_text import marked
 from meshctl.view.report_page.record import RunRecord
-from tests.view.report_page.made import BEGAN, MadeRun, done, failed, plan
+from tests.view.report_page.made import BEGAN, MadeRun, done, failed, plan, resized
 
 HARM = '</script></style><img src=x onerror="alert(1)"><!--'
 
@@ -44,6 +44,17 @@ def test_a_run_that_has_ended_well(tmp_path: Path) -> None:
     for part in ("Topology", "Timeline", "Metrics", "update.loss", "step 12", "Recipe", "name: arithmetic"):
         assert part in text
     assert 'class="state done"' in text and "checkpoint of step 12" in text and 'class="gap"' in text
+
+
+def test_a_run_with_restarts_and_other_sizes(tmp_path: Path) -> None:
+    text = drawn(resized(tmp_path / "run"))
+    assert "<td>rollout 2, train 2</td>" in text and "<td>rollout 2, train 1</td>" in text
+    assert "<dt>workers</dt><dd>3 of 4 in 2 groups</dd>" in text and "<dt>restarts</dt><dd>2</dd>" in text
+    assert "<title>restarted after step 4, train with 1 of 2 workers: train:1 failed" in text
+    assert "<title>rollout restarts alone: rollout:1 failed in stage rollouts, step 3" in text
+    table = text[text.index("restarted alone</th>") :]
+    assert re.search(r"<td>rollout</td>.*<td>step 2</td><td>rollout:1 failed in stage rollouts", table)
+    assert "workers</th>" not in drawn(failed(tmp_path / "failed"))
 
 
 def test_a_run_that_has_failed(tmp_path: Path) -> None:

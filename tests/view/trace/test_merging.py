@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -10,7 +11,7 @@ import pytest
 
 from meshctl.plan.model import Group, Plan, Run
 from meshctl.run import clock
-from meshctl.run.directory import RunDir
+from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import Event
 from meshctl.run.settings import Trace
 from meshctl.run.trace_file import TraceFile
@@ -141,6 +142,29 @@ def test_what_happened_is_where_it_belongs(run: RunDir) -> None:
         "text": "boom"
     }
     assert found["checkpoint"]["ts"] == pytest.approx(0.5e6, abs=1000) and found["checkpoint"]["s"] == "g"
+
+
+def test_an_attempt_with_fewer_workers_has_other_job_ranks(run: RunDir) -> None:
+    groups = Group("a", "cpu", 2, 0), Group("b", "cpu", 1, 2)
+    whole = Plan("whole", 0, Cluster(), groups, (), (), (), Run(trace=Trace((3, 4))))
+    smaller = replace(whole, groups=(replace(groups[0], workers=1), replace(groups[1], first_job_rank=1)))
+    write_whole(run.smaller_plan(smaller.digest), smaller.to_json())
+    for attempt, b in ((0, 2), (1, 1)):
+        at, step = BEGIN + 10 * attempt, 3 + attempt
+        write(run, "a", 0, attempt, {step: [sent(at, b, step), span("step", at, at + 1)]}, at)
+        write(run, "b", 0, attempt, {step: [received(at + 0.1, 0, step), span("step", at, at + 1)]}, at)
+    writer, epoch = TraceWriter(whole, run), clock.now() - perf_counter()
+    for attempt, plan in enumerate((whole, smaller)):
+        writer.on_event(Event("launched", value={"attempt": attempt, "digest": plan.digest}))
+    value = {"cause": "a:1 failed", "sizes": {"a": [2, 1]}}
+    writer.on_event(Event("restarted", step=3, value=value, time=epoch + BEGIN + 9))
+    writer.on_end(0, "")
+    trace = read_back.read_back(run.trace)
+    assert [(sender, receiver) for (sender, _, _), (receiver, _, _) in trace.arrows] == [("a:0", "b:0")] * 2
+    names = [one.args.get("to") or one.args.get("from") for _, one in trace.slices() if one.args]
+    assert names == ["b:0", "b:0", "a:0", "a:0"]
+    [restart] = trace.instants
+    assert restart["args"]["text"] == "restarted after step 3, a with 1 of 2 workers: a:1 failed"
 
 
 def test_nothing_is_written_where_nothing_was_recorded(run: RunDir) -> None:
