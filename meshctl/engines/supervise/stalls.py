@@ -120,7 +120,7 @@ class StallWatch:
         self._now = 0.0
         self._expired: list[Stall] = []
         self._is_over = False
-        """True if a stall has ended the run."""
+        """True if a stall has ended the run, or a group that restarts."""
 
     # Input
 
@@ -165,8 +165,10 @@ class StallWatch:
         self._longest[key] = max(seconds, self._longest.get(key, 0.0))
 
     def forget(self, group: str) -> None:
-        """Forgets the workers of a group, which restarts."""
+        """Forgets the workers of a group, which restarts, and a stall of theirs that has ended them."""
+        self._is_over = False
         workers = {worker for worker in workers_of(self._plan) if worker[0] == group}
+        self._reported = {key: at for key, at in self._reported.items() if key[0] not in workers}
         for known in (self._begun, self._done, self._exited):
             known -= workers
         for worker in workers:

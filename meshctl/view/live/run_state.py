@@ -331,7 +331,9 @@ class RunState:
                 self.warnings.append(str(event.value.get("text", "")))
             case "restarted":
                 self.restarts.append(restart_line(event))
-                if "group" not in event.value:
+                if alone := event.value.get("group"):
+                    self.stalled = [name for name in self.stalled if not name.startswith(f"{alone}:")]
+                else:
                     self.step, self.last = event.step or 0, None
             case "resumed" if event.step is not None:
                 self.step = self.checkpoint = event.step

@@ -150,6 +150,20 @@ def test_the_run_ends_after_its_patience_whatever_others_do() -> None:
     assert "parts.py:14 in helper" in cause.traceback
 
 
+def test_stalls_are_found_again_after_a_group_has_restarted_for_one() -> None:
+    run = Run()
+    run.stand("other", 0)
+    run.until(100.5)
+    stall = run.watch.take_expired()
+    assert stall is not None and stall.workers == (("other", 0),)
+    run.watch.forget("other")
+    assert run.watch.take_continued() == []
+    run.stand("train", 1)
+    run.until(run.now + 100.5)
+    stall = run.watch.take_expired()
+    assert stall is not None and stall.workers == (("train", 1),)
+
+
 @pytest.mark.parametrize(("own", "limit"), [(200.0, 200.0), (0.0, None), (None, 100.0)])
 def test_a_stage_has_its_own_patience(own: float | None, limit: float | None) -> None:
     batch, loss = PLAN.stages

@@ -172,3 +172,12 @@ def test_a_smaller_attempt_has_fewer_workers() -> None:
     )
     state.on_event(Event("launched", value={"attempt": 2, "workers": {"train": size}}, time=3.0))
     assert state.groups["train"].workers == size
+
+
+def test_a_group_that_restarts_no_longer_holds_up_the_run() -> None:
+    state = RunState(make_plan())
+    state.on_event(Event("stall", value={"workers": ["rollout:0", "train:1"], "text": ["stalled"]}, time=1.0))
+    value = {"group": "rollout", "cause": "rollout:0 failed: it is stopped", "generation": 1}
+    state.on_event(Event("restarted", step=4, value=value, time=2.0))
+    assert state.stalled == ["train:1"]
+    assert state.restarts == ["rollout restarts alone: rollout:0 failed: it is stopped"]
