@@ -62,8 +62,8 @@ def own_bytes(pid: int) -> int:
     """Returns the bytes of memory of a process that no file has."""
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1024
-    return 0
+        return sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1024
+    return 0  # the process has ended
 
 
 def size_of(path: Path) -> int:
