@@ -18,28 +18,15 @@ from meshctl.engines.engine import Command, Exited, Job
 from meshctl.run.directory import write_whole
 
 
-class Awaited:
-    """Node processes that are known by their connections only."""
+class ConnectedNodes:
+    """A handle of node processes that somebody else starts, and that are known by their connections only."""
 
     running = False
     """True if a process that the engine has started runs."""
     replaces_nodes = False
 
-    def __init__(self, job: Job, commands: Sequence[Command]) -> None:
-        """Publishes the address and the token, and prints the command lines. Raises `OSError`."""
-        self.address, self._job, self._commands = job.head, job, commands
-        lines = [shlex.join(command.argv) for command in commands]
-        publish(job)
-        write_whole(job.run.commands, "".join(f"{line}\n" for line in lines))
-        print(f"the head listens at {job.head}; start on each node:\n", flush=True)
-        self._print([command.node for command in commands])
-
-    def _print(self, nodes: Sequence[int]) -> None:
-        for command in self._commands:
-            if command.node in nodes:
-                print(f"  {shlex.join(command.argv)}", flush=True)
-        token = self._job.run.token
-        print(f"\nwhere a node does not see {token}, set MESHCTL_TOKEN to its content\n", flush=True)
+    def __init__(self, job: Job) -> None:
+        self.address, self._job = job.head, job
 
     def poll(self) -> list[Exited]:
         return []
@@ -53,13 +40,34 @@ class Awaited:
     def kill(self) -> None:
         """Does nothing: nodes end with their connections."""
 
+    def explain(self, received: signal.Signals) -> str:
+        return ""
+
+
+class Awaited(ConnectedNodes):
+    """Nodes whose command lines the head prints."""
+
+    def __init__(self, job: Job, commands: Sequence[Command]) -> None:
+        """Publishes the address and the token, and prints the command lines. Raises `OSError`."""
+        super().__init__(job)
+        self._commands = commands
+        lines = [shlex.join(command.argv) for command in commands]
+        publish(job)
+        write_whole(job.run.commands, "".join(f"{line}\n" for line in lines))
+        print(f"the head listens at {job.head}; start on each node:\n", flush=True)
+        self._print([command.node for command in commands])
+
+    def _print(self, nodes: Sequence[int]) -> None:
+        for command in self._commands:
+            if command.node in nodes:
+                print(f"  {shlex.join(command.argv)}", flush=True)
+        token = self._job.run.token
+        print(f"\nwhere a node does not see {token}, set MESHCTL_TOKEN to its content\n", flush=True)
+
     def restart(self, nodes: Sequence[int]) -> bool:
         print("these nodes are lost; start them again:\n", flush=True)
         self._print(nodes)
         return True
-
-    def explain(self, received: signal.Signals) -> str:
-        return ""
 
     def close(self) -> None:
         withdraw(self._job)

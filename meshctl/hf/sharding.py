@@ -5,7 +5,7 @@ A model is sharded elsewhere: `building.distribute` applies tensor parallelism a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import prod
 
 import torch
@@ -84,12 +84,6 @@ def whole_of(tensor: Tensor) -> Tensor:
     it."""
     detached = tensor.detach()
     return detached.full_tensor() if isinstance(detached, DTensor) else detached
-
-
-def whole_tensors(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name, whole tensor) in order. It gathers one tensor at a time. All ranks iterate together."""
-    for name, tensor in tensors:
-        yield name, whole_of(tensor)
 
 
 def check_rows(model: nn.Module, tp: int, shards: int) -> None:

@@ -6,6 +6,7 @@ The loop uses plain transformers, one text at a time and without padding, so tha
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from meshctl.hf import Model, peft_api, random_weights, transformers_api, weights
 from meshctl.hf.peft_api import Lora
-from meshctl.hf.sharding import whole_tensors
+from meshctl.hf.sharding import whole_of
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.topology.mesh import DeviceMesh
 from tests.examples import examples
@@ -173,6 +174,12 @@ class Trained:
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
+
+
+def whole_tensors(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yields (name, whole tensor) in order. It gathers one tensor at a time. All ranks iterate together."""
+    for name, tensor in tensors:
+        yield name, whole_of(tensor)
 
 
 def batch_of(step: int, packed: bool) -> Batch:

@@ -13,11 +13,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from meshctl.hf import Model, ModelError
-from meshctl.hf.sharding import whole_tensors
 from meshctl.hf.weights import merged_weights
 from meshctl.topology.mesh import DeviceMesh
 from tests.hf.memory import AllocatedPeak
-from tests.hf.parity import LORA, MODELS
+from tests.hf.parity import LORA, MODELS, whole_tensors
 from tests.runtime import worlds
 
 SHARED = Path()

@@ -14,13 +14,13 @@ from torch.distributed.tensor import DTensor
 
 from meshctl.hf import Model, random_weights, transformers_api
 from meshctl.hf.errors import ModelError
-from meshctl.hf.sharding import whole_of, whole_tensors
+from meshctl.hf.sharding import whole_of
 from meshctl.hf.texts import texts_of
 from meshctl.runtime import checkpoint
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.topology.mesh import DeviceMesh
 from tests.hf import parity
-from tests.hf.parity import LORA, Case
+from tests.hf.parity import LORA, Case, whole_tensors
 from tests.runtime import worlds
 
 SHARED = Path()

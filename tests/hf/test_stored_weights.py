@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from meshctl.hf import Model, ModelError, peft_api, random_weights, transformers_api
-from meshctl.hf.sharding import local_of, whole_tensors
+from meshctl.hf.sharding import local_of
 from meshctl.runtime.routes.sync_plan import Shard, layout_of
 from meshctl.topology.mesh import DeviceMesh
 from tests.hf import parity
@@ -102,7 +102,7 @@ def weights_of_shards_are_those_of_the_files(rank: int) -> None:
         for name in (*EXPERTS, "fused projections", "llama_tied"):
             one = model(name, sizes)
             found, expected = dict(one.weights()), files_of(name, FOLDER)
-            check_same(dict(whole_tensors(found.items())), expected)
+            check_same(dict(parity.whole_tensors(found.items())), expected)
             for key, shard in layout_of(found).items():
                 whole = Shard((0,) * expected[key].ndim, tuple(expected[key].shape))
                 own = local_of(found[key])
@@ -122,7 +122,7 @@ def shards_are_loaded_in_every_form(rank: int) -> None:
             for stream in (shards, expected.items(), *others):
                 one = model(name, sizes, seed=1)
                 one.load_weights(stream)
-                check_same(dict(whole_tensors(one.weights())), expected)
+                check_same(dict(parity.whole_tensors(one.weights())), expected)
 
 
 CHECKS: tuple[worlds.Check, ...] = (weights_of_shards_are_those_of_the_files, shards_are_loaded_in_every_form)

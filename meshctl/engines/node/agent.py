@@ -19,10 +19,9 @@ import select
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,8 +43,8 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from meshctl.dataclass import dataclass
 from meshctl.engines.checks.cgroup import kills_for_memory
 from meshctl.engines.engine import STOP_KEY, CannotStart
-from meshctl.engines.node import forkserver, process_setup, termination
-from meshctl.engines.node.forkserver import Client, Ended, ServerGone, SpawnRequest, Started, leave
+from meshctl.engines.node import child
+from meshctl.engines.node.forkserver import Client, Ended, ServerGone, SpawnRequest, Started
 from meshctl.engines.node.interpreter import server_python
 from meshctl.engines.node.progress import recorded_workers
 from meshctl.engines.node.rendezvous import Meeting, PlannedRendezvous, connect
@@ -291,20 +290,8 @@ def become_agent(
     job: AgentJob, client: Client, outputs: Outputs, parent: int, keep: Sequence[int]
 ) -> NoReturn:
     """Turns a forked copy of the node process into an agent. Never returns."""
-    code = 70
-    try:
-        os.setsid()
-        forkserver.default_signals()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        termination.die_with(parent, signal.SIGKILL)
-        process_setup.set_title(f"mesh {job.group}/{job.node}")
-        forkserver.redirect_to_file(str(job.log))
-        process_setup.close_files(keep)
-        code = run_agent(job, client, outputs)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        leave(code)
+    task = partial(run_agent, job, client, outputs)
+    child.become(f"mesh {job.group}/{job.node}", parent, str(job.log), keep, task)
 
 
 def run_agent(job: AgentJob, server: Client, outputs: Outputs) -> int:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from meshctl.engines.checks import on_node
 from meshctl.engines.checks.requirements import Needs
-from meshctl.engines.node import forkserver, process_setup, termination
+from meshctl.engines.node import child, forkserver
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
 
@@ -36,7 +35,8 @@ class Examination:
         forkserver.flush()
         with forkserver.blocked_signals():
             if not os.fork():
-                _become(partial(_facts, run, node, needs, nonce, ports), writer, parent, log)
+                measure = partial(_facts, run, node, needs, nonce, ports)
+                child.become(TITLE, parent, log, [writer], partial(_write_facts, measure, writer))
         os.close(writer)
 
     def fileno(self) -> int:
@@ -57,22 +57,10 @@ class Examination:
         return found
 
 
-def _become(measure: Callable[[], dict[str, Any]], writer: int, parent: int, log: str) -> NoReturn:
-    """Examines the node in a forked copy of the node process. Never returns."""
-    code = 1
-    try:
-        os.setsid()
-        forkserver.default_signals()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        termination.die_with(parent, signal.SIGKILL)
-        process_setup.set_title(TITLE)
-        forkserver.redirect_to_file(log)
-        process_setup.close_files([writer])
-        with open(writer, "wb", closefd=False) as pipe:
-            pipe.write(json.dumps(measure()).encode())
-        code = 0
-    finally:
-        forkserver.leave(code)
+def _write_facts(measure: Callable[[], dict[str, Any]], writer: int) -> int:
+    with open(writer, "wb", closefd=False) as pipe:
+        pipe.write(json.dumps(measure()).encode())
+    return 0
 
 
 def _facts(run: RunDir, node: int, needs: Needs, nonce: str, ports: Mapping[str, str]) -> dict[str, Any]:

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from meshctl.engines.checks.models import Download
-from meshctl.engines.node import forkserver, process_setup, termination
+from meshctl.engines.node import child, forkserver, process_setup
 from meshctl.engines.node.interpreter import environ_of
 from meshctl.hub_cache import missing_weights
 from meshctl.package import install_command
@@ -52,7 +52,8 @@ class Downloading:
         with forkserver.blocked_signals():
             self.pid = os.fork()
             if not self.pid:
-                _become(wanted, writer, parent, log)
+                task = partial(_download_here, wanted, sys.executable, writer)
+                child.become(TITLE, parent, log, [writer], task)
         os.close(writer)
         self.is_open = True
         """True if the child may still report."""
@@ -79,23 +80,6 @@ class Downloading:
         if self.is_open:
             self.is_open = False
             os.close(self._reader)
-
-
-def _become(wanted: Sequence[Download], writer: int, parent: int, log: str) -> NoReturn:
-    """Downloads in a forked copy of the node process. Never returns."""
-    code = 1
-    try:
-        os.setsid()
-        forkserver.default_signals()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        termination.die_with(parent, signal.SIGKILL)
-        process_setup.set_title(TITLE)
-        forkserver.redirect_to_file(log)
-        process_setup.close_files([writer])
-
-        code = _download_here(wanted, sys.executable, writer)
-    finally:
-        forkserver.leave(code)
 
 
 def _download_here(wanted: Sequence[Download], python: str, writer: int) -> int:

@@ -13,7 +13,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,26 +61,18 @@ def steps_of(
     options: SlurmOptions,
 ) -> tuple[Step, ...]:
     """Returns the steps that start all nodes of a plan."""
-    return tuple(_steps(plan, run, head, shares, setup, options))
-
-
-def _steps(
-    plan: Plan,
-    run: RunDir,
-    head: str,
-    shares: Sequence[Share],
-    setup: Sequence[str],
-    options: SlurmOptions,
-) -> Iterator[Step]:
+    steps = list[Step]()
     for index, (alike, share) in enumerate(zip(node_sets(plan), shares, strict=True)):
         nodes = tuple(alike.numbers())
         if not plan.run.restarts:
             script = script_of(run, f'"{index}.$SLURM_NODEID"', head, setup)
-            yield Step(nodes[0], nodes, share.hosts, (*srun_of(run, share, share.hosts, options), script))
+            argv = (*srun_of(run, share, share.hosts, options), script)
+            steps.append(Step(nodes[0], nodes, share.hosts, argv))
             continue
         for node, host in zip(nodes, share.hosts, strict=True):
             argv = (*srun_of(run, share, (host,), options), script_of(run, str(node), head, setup))
-            yield Step(node, (node,), (host,), argv)
+            steps.append(Step(node, (node,), (host,), argv))
+    return tuple(steps)
 
 
 def srun_of(run: RunDir, share: Share, hosts: Sequence[str], options: SlurmOptions) -> tuple[str, ...]:

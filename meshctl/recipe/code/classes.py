@@ -35,9 +35,9 @@ from meshctl.recipe.code.signatures import Signature, signature
 from meshctl.recipe.code.user_modes import mode_text
 
 WORDS = ("dispatch", "collect", "execute")
+"""The parameters of the `endpoint` decorator that name modes."""
 RETRY = "retry"
-"""An argument of the decorator of which a plan knows nothing."""
-"""The parameters of the `endpoint` decorator."""
+"""A parameter of the decorator that no plan contains."""
 OF_METHODS = ("ROLLOUT", "RETURNS")
 """The declarations that describe methods, and not only arguments."""
 PLACES = ("step", "rank", "world_size", "mesh", "torch_mesh", "device", "devices", "seed", "run_dir")

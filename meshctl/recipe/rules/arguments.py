@@ -24,7 +24,6 @@ from meshctl.text.english import listed, nearest
 
 YAML_1_1_BOOLEANS = ("yes", "no", "on", "off", "y", "n")
 """Words that YAML 1.1 may read as true and false."""
-"""Maximum number of characters of a value in a message."""
 
 
 def _constructors(facts: Facts) -> Iterator[tuple[str, Class, Signature]]:

@@ -10,6 +10,8 @@ from meshctl.view.formatting import number
 
 WIDTH, HEIGHT = 1000, 150
 """The units of a plot. Its width is stretched to the page; its height is in pixels."""
+MARGIN = 0.06
+"""The part of the span of all values that a scale adds below and above them."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,14 @@ def round_step(least: float) -> float:
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
 
 
-def scale_of(values: list[float], margin: float = 0.06) -> Scale:
+def scale_of(values: list[float]) -> Scale:
     """Returns a scale that shows all values, with a margin."""
     low, high = min(values), max(values)
     span = high - low
     if span <= 1e-12 * max(abs(low), abs(high)):
         span = abs(low) or 1.0
         return Scale(low - span / 2, high + span / 2)
-    return Scale(low - margin * span, high + margin * span)
+    return Scale(low - MARGIN * span, high + MARGIN * span)
 
 
 def duration_text(axis: float) -> Callable[[float], str]:
