@@ -23,7 +23,7 @@ from meshctl.hf import peft_api, random_weights, transformers_api
 from meshctl.hf.errors import ModelError
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.pipeline import stage_parts
-from meshctl.hf.pipeline.stages import Stages, cut
+from meshctl.hf.pipeline.stages import Stages, drop_other_stages
 from meshctl.hf.sharding import check_rows
 from meshctl.hf.sizes import Sizes
 from meshctl.hf.tied_shards import check_tied
@@ -160,7 +160,7 @@ def distribute(model: Any, wanted: Build) -> None:
     if wanted.lora:
         peft_api.inject(model, wanted.lora)
     if stages:
-        cut(model, stages)
+        drop_other_stages(model, stages)
     if sizes.averaged > 1 or wanted.compute_dtype is not None:
         assert wanted.mesh is not None
         check_tied(model, sizes)

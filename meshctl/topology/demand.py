@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Protocol
 
 from meshctl.dataclass import dataclass
+from meshctl.topology.bin_packing import MAX_GAPS, Item, distribute
 from meshctl.topology.cluster import Cluster, DevicesPerNode, NodeRanges, NodesPerDomain
 from meshctl.topology.device_ranges import (
     UNLIMITED,
@@ -21,7 +22,6 @@ from meshctl.topology.device_ranges import (
     whole_sets,
 )
 from meshctl.topology.domains import by_domain
-from meshctl.topology.packing import MAX_GAPS, Item, packed
 
 
 class Group(Protocol):
@@ -62,10 +62,10 @@ class Demand:
     kind: str
     nodes: DevicesPerNode
     on: Mapping[str, NodeRanges]
-    """Group -> the nodes that it names. Groups that name none are absent."""
+    """Group -> the nodes on which the recipe places it. Groups without such nodes are absent."""
     neighbours: Mapping[str, tuple[tuple[int, Cluster | None], ...]] = field(default_factory=dict)
-    """Group -> (devices, domains) for each of its sets of neighbours: so many devices are in one domain, or
-    on one node if the domains are None."""
+    """Group -> (devices, domains) for each of its sets of neighbours: this number of them is in one domain,
+    or on one node if `domains` is None."""
 
     @cached_property
     def own(self) -> list[Group]:
@@ -181,7 +181,7 @@ class Demand:
         gaps = self._free_gaps(ranges)
         if gaps is None:
             return None
-        found = packed([self._item(group, gaps) for group in self.counted], [size for *_, size in gaps])
+        found = distribute([self._item(group, gaps) for group in self.counted], [size for *_, size in gaps])
         if found is None:
             return None
         own: dict[str, list[tuple[int, int]]] = {group.name: [] for group in self.counted}

@@ -34,7 +34,7 @@ class StageParts:
 
 
 class Absent(nn.Module):
-    """Stands in place of a module that another rank holds."""
+    """Stands in place of a module that another rank or another stage holds, and returns its input."""
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return hidden
@@ -68,8 +68,9 @@ def costs_of(config: Any, head: str) -> tuple[list[float], float]:
     return costs, float(sum(one.numel() for one in getattr(model, parts.head).parameters()))
 
 
-def tie_across_stages(model: Any) -> None:
-    """Notes the tied parameters of a model, and unties them in place. Each stage holds a copy of its own."""
+def untie(model: Any) -> None:
+    """Unties the parameters of a model in place, and records which ones were tied (`first_names`). Each stage
+    then holds a copy of its own."""
     setattr(model, FIRST_NAMES, dict(getattr(model, "all_tied_weights_keys", None) or {}))
     model.all_tied_weights_keys = {}
 

@@ -65,7 +65,7 @@ class Stages:
         """The number of the last stage."""
         return len(self.layers) - 1
 
-    def held(self, layer: int) -> bool:
+    def holds(self, layer: int) -> bool:
         """Returns whether this rank holds a layer."""
         return any(layer in self.layers[stage] for stage in self.own)
 
@@ -75,19 +75,19 @@ class Stages:
         return self.last in self.own and 0 not in self.own
 
 
-def cut(model: Any, stages: Stages) -> None:
+def drop_other_stages(model: Any, stages: Stages) -> None:
     """Drops the modules of other stages from a model in place. Raises `ModelError` if transformers has no
     pipeline plan for the model."""
     parts = stage_parts.parts_of(model)
     for number in range(len(parts.layers)):
-        if not stages.held(number):
+        if not stages.holds(number):
             parts.layers[number] = stage_parts.Absent()
     if 0 not in stages.own:
         parts.base.embed_tokens = stage_parts.Absent()
     if stages.last not in stages.own:
         parts.base.norm = stage_parts.Absent()
         setattr(model, parts.head, stage_parts.Absent())
-    stage_parts.tie_across_stages(model)
+    stage_parts.untie(model)
     setattr(model, STAGES, stages)
 
 
@@ -95,7 +95,7 @@ class StagedModel:
     """Forward passes through single stages of a model that holds the stages of this rank."""
 
     def __init__(self, model: Any) -> None:
-        """`model` is a result of `cut`."""
+        """`model` has the modules of this rank only (`drop_other_stages`)."""
         self._model = model
         self.stages: Stages = getattr(model, STAGES)
         self._parts = stage_parts.parts_of(model)
@@ -107,9 +107,9 @@ class StagedModel:
         head = _Head()
         after: list[Tensor] = []
         with (
-            self._shown(stage, received, after),
-            _shadowed(self._parts.base, "norm", _same),
-            _shadowed(self._model, self._parts.head, head),
+            self._with_layers_of(stage, received, after),
+            _with_attribute(self._parts.base, "norm", stage_parts.Absent()),
+            _with_attribute(self._model, self._parts.head, head),
         ):
             forward()
         assert head.received is not None
@@ -122,16 +122,17 @@ class StagedModel:
     def last(self, received: Tensor) -> Iterator[None]:
         """Returns a context in which the model consists of its last stage. `received` are the hidden states
         with which it is called."""
-        with self._shown(self.stages.last, received, []):
+        with self._with_layers_of(self.stages.last, received, []):
             yield
         self._checked.add(self.stages.last)
 
     @contextmanager
-    def _shown(self, stage: int, received: Tensor | None, after: list[Tensor]) -> Iterator[None]:
+    def _with_layers_of(self, stage: int, received: Tensor | None, after: list[Tensor]) -> Iterator[None]:
         """Returns a context in which the model has the layers of `stage` only. The first pass checks that the
         model calls its first layer with `received`, and appends the result of its last layer to `after`."""
         own = self.stages.layers[stage]
-        every = [layer if number in own else _same for number, layer in enumerate(self._parts.layers)]
+        absent = stage_parts.Absent()
+        every = [layer if number in own else absent for number, layer in enumerate(self._parts.layers)]
         handles = []
         if stage not in self._checked:
 
@@ -146,14 +147,15 @@ class StagedModel:
             handles = [first.register_forward_pre_hook(before, with_kwargs=True)]
             handles.append(last.register_forward_hook(behind))
         try:
-            with _shadowed(self._parts.base, "layers", every):
+            with _with_attribute(self._parts.base, "layers", every):
                 yield
         finally:
             for handle in handles:
                 handle.remove()
 
     def _check_equal(self, one: Tensor, other: Tensor) -> None:
-        """Raises `ModelError` if the model computes something between two stages."""
+        """Raises `ModelError` if the model computes something between two stages: the hidden states of one
+        would be another tensor than those of the other."""
         if one.data_ptr() != other.data_ptr():
             raise ModelError(
                 f"`{type(self._model).__name__}` cannot be divided over pp, because it changes the hidden "
@@ -162,7 +164,7 @@ class StagedModel:
 
 
 class _Head(nn.Module):
-    """Stands in place of the head in a stage that has none, and keeps what it receives."""
+    """Stands in place of the head in a stage that has none, and keeps the hidden states that it receives."""
 
     received: Tensor | None = None
 
@@ -171,13 +173,8 @@ class _Head(nn.Module):
         return hidden
 
 
-def _same(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Stands in place of a module of another stage."""
-    return hidden
-
-
 @contextmanager
-def _shadowed(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+def _with_attribute(module: nn.Module, name: str, value: Any) -> Iterator[None]:
     """Returns a context in which an attribute of a module has another value. The submodule with this name
     stays registered, so that FSDP and the names of parameters do not change."""
     module.__dict__[name] = value

@@ -9,7 +9,7 @@ import torch
 
 from meshctl.hf import ModelError, random_weights, transformers_api
 from meshctl.hf.pipeline import stage_parts
-from meshctl.hf.pipeline.stages import StagedModel, Stages, cut
+from meshctl.hf.pipeline.stages import StagedModel, Stages, drop_other_stages
 from meshctl.hf.sizes import Sizes
 from meshctl.recipe.code.architectures import parameters_of
 from meshctl.topology.memory import costs_of
@@ -28,7 +28,7 @@ def test_a_rank_has_every_pp_th_stage() -> None:
     stages = stages_of("five layers", 1, pp=2, vpp=2)
     assert stages.own == (1, 3) and stages.last == 3
     assert [len(own) for own in stages.layers] == [2, 1, 1, 1]
-    assert [layer for layer in range(5) if stages.held(layer)] == [2, 4]
+    assert [layer for layer in range(5) if stages.holds(layer)] == [2, 4]
 
 
 @pytest.mark.parametrize("split", ["even", [1, 2], [5], [5, 0]])
@@ -50,7 +50,7 @@ def test_each_weight_is_on_one_stage_and_a_tied_embedding_on_two() -> None:
     for rank in range(2):
         model = transformers_api.outline(config_of("llama_tied"), "lm")
         transformers_api.untie(model)
-        cut(model, stages_of("llama_tied", rank, pp=2))
+        drop_other_stages(model, stages_of("llama_tied", rank, pp=2))
         own = [name for name, _ in model.named_parameters()]
         names.append({*stage_parts.listed_names(model, own).values()})
     assert names[0] | names[1] == {name for name, _ in whole.named_parameters()}
@@ -75,7 +75,7 @@ def test_an_architecture_without_a_plan_is_refused() -> None:
 
 def test_a_model_that_computes_between_its_layers_and_the_head_is_refused() -> None:
     model = random_weights.new_model(config_of("llama"), "lm", torch.float64, None, 0)
-    cut(model, stages_of("llama", 0, pp=2))
+    drop_other_stages(model, stages_of("llama", 0, pp=2))
     ids = torch.arange(6)[None]
     hidden = StagedModel(model).hidden(0, lambda: model(input_ids=ids, use_cache=False), None)
     assert hidden.shape == (1, 6, 32)

@@ -1,4 +1,5 @@
-"""Searches a distribution of equal blocks of devices over gaps, where taking the next free ones has failed.
+"""Bin packing: searches a distribution of the groups' blocks of devices over gaps, if the groups cannot take
+the next free devices in turn.
 
     item    the request of a group: `count` blocks of `size` consecutive devices, each inside one gap
     gap     consecutive free devices of one node
@@ -14,22 +15,28 @@ from collections.abc import Collection, Sequence
 from meshctl.dataclass import dataclass
 
 MAX_GAPS = 64
+"""The largest number of gaps for which callers search."""
 MAX_STEPS = 5000
+"""The number of tried distributions after which a search ends without a result."""
 
 
 @dataclass(frozen=True)
 class Item:
+    """The request of a group."""
+
     count: int
+    """The number of blocks."""
     size: int
+    """The devices of a block."""
     gaps: Collection[int]
     """The numbers of the gaps that it may use."""
 
 
-Packed = list[dict[int, int]]
-"""By item: gap -> the number of its blocks there."""
+Distribution = list[dict[int, int]]
+"""For each item: gap -> the number of the item's blocks in this gap."""
 
 
-def packed(items: Sequence[Item], sizes: Sequence[int]) -> Packed | None:
+def distribute(items: Sequence[Item], sizes: Sequence[int]) -> Distribution | None:
     """Returns a distribution of all items; None if none was found. `sizes` are the devices of the gaps."""
     return _Search(items, sizes).result()
 
@@ -37,40 +44,41 @@ def packed(items: Sequence[Item], sizes: Sequence[int]) -> Packed | None:
 class _Search:
     def __init__(self, items: Sequence[Item], sizes: Sequence[int]) -> None:
         self._items, self._free, self._steps = items, list(sizes), 0
-        self._found: Packed = [{} for _ in items]
+        self._found: Distribution = [{} for _ in items]
         places = range(len(items))
         self._order = sorted(places, key=lambda place: (-items[place].size, len(items[place].gaps)))
 
-    def result(self) -> Packed | None:
-        return self._found if self._is_placed(0) else None
+    def result(self) -> Distribution | None:
+        return self._found if self._place(0) else None
 
-    def _is_placed(self, begin: int) -> bool:
-        """Places the items from a position in the order on. Returns whether that is possible."""
-        if not all(self._room(place, self._items[place].gaps) for place in self._order[begin:]):
+    def _place(self, begin: int) -> bool:
+        """Places the items from the position `begin` of the order on. Returns whether that is possible."""
+        if not all(self._has_room(place, self._items[place].gaps) for place in self._order[begin:]):
             return False
         if begin == len(self._order):
             return True
         item = self._items[self._order[begin]]
         gaps = sorted(item.gaps, key=lambda gap: (self._free[gap] % item.size, gap))
-        return self._is_filled(begin, gaps, item.count)
+        return self._fill(begin, gaps, item.count)
 
-    def _room(self, place: int, gaps: Collection[int], count: int | None = None) -> bool:
-        """Returns whether the gaps hold so many blocks of an item, or all of them."""
+    def _has_room(self, place: int, gaps: Collection[int], count: int | None = None) -> bool:
+        """Returns whether the gaps hold `count` blocks of an item; all of its blocks if `count` is None."""
         item = self._items[place]
         return sum(self._free[gap] // item.size for gap in gaps) >= (item.count if count is None else count)
 
-    def _is_filled(self, begin: int, gaps: Sequence[int], count: int) -> bool:
-        """Places `count` blocks of an item in these gaps, and then the items after it."""
+    def _fill(self, begin: int, gaps: Sequence[int], count: int) -> bool:
+        """Places `count` blocks of an item in these gaps, then the items after it. Returns whether that is
+        possible; if not, it places nothing."""
         self._steps += 1
         if not count or self._steps > MAX_STEPS:
-            return not count and self._is_placed(begin + 1)
+            return not count and self._place(begin + 1)
         place, (gap, *others) = self._order[begin], gaps
         size = self._items[place].size
         for here in range(min(count, self._free[gap] // size), -1, -1):
-            if not self._room(place, others, count - here):
+            if not self._has_room(place, others, count - here):
                 return False
             self._free[gap] -= here * size
-            if self._is_filled(begin, others, count - here):
+            if self._fill(begin, others, count - here):
                 self._found[place][gap] = here
                 return True
             self._free[gap] += here * size
