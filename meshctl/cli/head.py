@@ -16,7 +16,7 @@ from meshctl.engines.engine import ENGINES, engine_named
 from meshctl.engines.supervise.attempt import RunHeld, taken_up
 from meshctl.network.addresses import address_of
 from meshctl.plan.model import Plan
-from meshctl.run.checkpoints.saved import NoneWhole
+from meshctl.run.checkpoints.saved import NoWholeCheckpoint
 from meshctl.run.directory import RunDir
 from meshctl.run.job_signals import IN_JOB
 from meshctl.view.live.state_file import StateFile
@@ -51,7 +51,7 @@ def head(path: Path, host: str, port: int, environ: Mapping[str, str] = os.envir
     except OSError as error:
         what = f"{host}: " if host else ""
         return refuse(f"the head cannot start: {what}{why(error)}", REFUSED)
-    except (RunHeld, NoneWhole) as error:
+    except (RunHeld, NoWholeCheckpoint) as error:
         return refuse(error, REFUSED)
     ready = Launchable(plan, composed, start.path, Report(), start=attempt.start)
     supervision = Supervision(engine, listens, port, environ)

@@ -35,7 +35,7 @@ from meshctl.engines.supervise.start_watch import watched
 from meshctl.network.addresses import joined
 from meshctl.network.authentication import new_token
 from meshctl.plan.model import Group, Plan
-from meshctl.run.checkpoints.saved import Whole
+from meshctl.run.checkpoints.saved import WholeCheckpoint
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.early_stopping import EarlyStopping
 from meshctl.run.engine_choice import EngineChoice
@@ -235,7 +235,8 @@ def serialize(code: int, ready: Launchable | None) -> tuple[int, str]:
 def deserialize(text: str) -> Launchable:
     plan, composed, path, run, (saved, step, warning), given_start, given_needs = json.loads(text)
     start, needs = Start.from_json(given_start), Needs.from_json(given_needs)
-    resume, whole = RunDir(Path(run)) if run else None, Whole(Path(saved) if saved else None, step, warning)
+    resume = RunDir(Path(run)) if run else None
+    whole = WholeCheckpoint(Path(saved) if saved else None, step, warning)
     made = Launchable(Plan.from_json(plan), composed, tuple(path), Report(), resume, whole, start=start)
     return replace(made, needs=needs)
 

@@ -15,7 +15,7 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, RecipeError, Report
 from meshctl.recipe.compose.folders import files, is_dir, is_file
 from meshctl.recipe.secrets import Secrets
-from meshctl.run.checkpoints.saved import Whole
+from meshctl.run.checkpoints.saved import WholeCheckpoint
 from meshctl.run.directory import RUNS, RunDir, Start
 from meshctl.text.english import listed
 
@@ -47,7 +47,7 @@ class Launchable:
     """Warnings and notes."""
     resume: RunDir | None = None
     """The run to continue."""
-    whole: Whole = Whole()
+    whole: WholeCheckpoint = WholeCheckpoint()
     """The checkpoint of that run from which it continues."""
     secrets: Secrets = Secrets()
     """The parts of the recipe that are redacted in output."""

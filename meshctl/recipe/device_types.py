@@ -19,7 +19,7 @@ from meshctl.recipe.editor_schema_parts import (
     whole,
     words,
 )
-from meshctl.recipe.field_types import NAME, Arguments, Text, Type, Whole, integer
+from meshctl.recipe.field_types import NAME, Arguments, Integer, Text, Type, integer
 from meshctl.recipe.scalars import is_whole, shown, text_of
 from meshctl.text.english import did_you_mean
 from meshctl.topology.cluster import ACCELERATORS, DEVICE_ALIASES, DEVICE_TYPES
@@ -63,7 +63,7 @@ class Ranks(Type):
             reader.expected("a positive integer or a list", node, path, hint)
             return None
         if not node.is_list:
-            return Whole(1).read(reader, node, path)
+            return Integer(1).read(reader, node, path)
         seen: dict[int, Span] = {}
         for item in node.value:
             number = integer(reader, item, path, "a device number, an integer of at least 0", 0, MAX_COUNT)
@@ -117,8 +117,8 @@ class DeviceCounts(Type):
     def counts(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         """Returns one number of devices for all nodes, or a tuple with the number of each node."""
         if not node.is_list:
-            return Whole(1).read(reader, node, path)
-        counts = [Whole().read(reader, item, (*path, str(index))) for index, item in enumerate(node.value)]
+            return Integer(1).read(reader, node, path)
+        counts = [Integer().read(reader, item, (*path, str(index))) for index, item in enumerate(node.value)]
         if not any(counts) and None not in counts:
             message, help = f"`{shown(path)}` is empty", "write one number for each node"
             reader.report(path, "MC102", message, node.span, help=help)
@@ -132,7 +132,7 @@ class DevicesOfPool(DeviceCounts):
     """A number for each node of a pool, or a mapping of device types to numbers."""
 
     def counts(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        return Whole().read(reader, node, path)
+        return Integer().read(reader, node, path)
 
     def schema(self) -> Schema:
         return _by_type(whole())
@@ -152,8 +152,8 @@ class DomainSizes(Type):
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if not node.is_list:
-            return Whole(1).read(reader, node, path)
-        sizes = [Whole(1).read(reader, item, (*path, str(index))) for index, item in enumerate(node.value)]
+            return Integer(1).read(reader, node, path)
+        sizes = [Integer(1).read(reader, item, (*path, str(index))) for index, item in enumerate(node.value)]
         if not sizes:
             help = "write one number for each domain"
             reader.report(path, "MC102", f"`{shown(path)}` is empty", node.span, help=help)

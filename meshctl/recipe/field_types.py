@@ -102,7 +102,7 @@ def integer(reader: FieldReader, node: Node, path: KeyPath, wanted: str, least: 
 
 
 @dataclass(frozen=True)
-class Whole(Type):
+class Integer(Type):
     """An integer."""
 
     min: int = 0
@@ -119,7 +119,7 @@ class Whole(Type):
         return whole(self.min, self.max)
 
 
-class OptionalWhole(Whole):
+class OptionalInteger(Integer):
     """An integer for which 0 and "left out" have different meanings."""
 
     empty: ClassVar[Any] = None

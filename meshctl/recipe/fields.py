@@ -19,15 +19,15 @@ from meshctl.recipe.field_types import (
     AbsolutePath,
     Boolean,
     Bytes,
+    Integer,
     Metric,
     OptionalBoolean,
+    OptionalInteger,
     OptionalSeconds,
-    OptionalWhole,
     Seconds,
     Size,
     Text,
     Texts,
-    Whole,
     Word,
     Words,
 )
@@ -173,29 +173,29 @@ MODEL = Section("model", "`model`", (
         doc="Path of a config.json, or of the folder that contains one, as Hugging Face writes it; "
             "or its values. Read as data.",
         related="config_path model_path"),
-    Field("num_heads", Whole(1, MAX_STEPS),
+    Field("num_heads", Integer(1, MAX_STEPS),
         doc="Number of attention heads, which tp and ulysses split.",
         aliases="num_attention_heads n_heads n_head",
         related="heads"),
-    Field("num_kv_heads", Whole(1, MAX_STEPS),
+    Field("num_kv_heads", Integer(1, MAX_STEPS),
         doc="Number of heads of keys and values, if there are fewer.",
         aliases="num_key_value_heads num_query_groups n_kv_heads kv_heads"),
-    Field("hidden_size", Whole(1, MAX_STEPS),
+    Field("hidden_size", Integer(1, MAX_STEPS),
         doc="Width of a layer, which tp splits.",
         aliases="n_embd d_model",
         related="dim"),
-    Field("vocab_size", Whole(1, MAX_STEPS),
+    Field("vocab_size", Integer(1, MAX_STEPS),
         doc="Number of rows of the embedding, which tp splits.",
         aliases="n_vocab padded_vocab_size"),
-    Field("num_layers", Whole(1, MAX_STEPS),
+    Field("num_layers", Integer(1, MAX_STEPS),
         doc="Number of layers, which pp and vpp split.",
         aliases="num_hidden_layers n_layers n_layer",
         related="layers"),
-    Field("num_experts", Whole(1, MAX_STEPS),
+    Field("num_experts", Integer(1, MAX_STEPS),
         doc="Number of experts of a layer, which ep splits.",
         aliases="num_local_experts n_routed_experts num_moe_experts",
         related="experts"),
-    Field("sequence_length", Whole(1, MAX_STEPS),
+    Field("sequence_length", Integer(1, MAX_STEPS),
         doc="Length of the longest sequence in tokens, which cp, ulysses and sequence_parallel split.",
         aliases="seq_len seq_length max_seq_len",
         related="max_length max_model_len max_position_embeddings"),
@@ -224,7 +224,7 @@ GROUP = Section("group", "a group", (
             'UUIDs.',
         aliases="cuda_visible_devices ascend_rt_visible_devices",
         related="device_ids gpu_ids devices"),
-    Field("gpus_per_worker", Whole(1), default=1,
+    Field("gpus_per_worker", Integer(1), default=1,
         doc="Number of neighbouring devices of one node that each process drives.",
         aliases="gpus_per_process gpus_per_rank num_gpus_per_worker"),
     Field("env", types.Environment(),
@@ -321,7 +321,7 @@ INPUT = Section("input", "an input", (
         doc="How this input reaches the workers, if it differs from the stage's `dispatch`."),
 ))
 
-EVERY = Field("every", Whole(1), default=1,
+EVERY = Field("every", Integer(1), default=1,
     doc="The stage runs in steps n, 2n, ...; steps count from 1.",
     aliases="interval freq frequency period every_n_steps every_n_train_steps",
     related="save_every save_interval save_period save_freq save_steps eval_every eval_interval eval_steps "
@@ -342,13 +342,13 @@ CALL = Section("call", "a stage with `call`", (
             "stage without data.",
         aliases="input inputs",
         related="from source"),
-    Field("samples", Whole(1),
+    Field("samples", Integer(1),
         doc="Number of samples of the stage's value in a step, over all workers, if known. Required "
             "for a source.",
         aliases="batch_size num_samples n_samples",
         related="global_batch_size train_batch_size train_global_batch_size rollout_batch_size "
             "num_prompts_per_step"),
-    Field("sample_bytes", Whole(1, MAX_BYTES),
+    Field("sample_bytes", Integer(1, MAX_BYTES),
         doc="Approximate size in bytes of one sample of the stage's value; used by `show-topology`."),
     Field("dispatch", DISPATCHED,
         doc="How the input reaches the workers: a mode, or {mode: MODE, balance: tokens, ...}. "
@@ -379,7 +379,7 @@ SYNC = Section("sync", "a sync", (
         required="sync `{name}` needs `to`, the component that loads the weights",
         related="target"),
     EVERY,
-    Field("max_staleness", OptionalWhole(),
+    Field("max_staleness", OptionalInteger(),
         doc="How many steps old the weights may be. Default: `every` - 1, which is strictly on-policy "
             "for `every: 1`.",
         aliases="staleness max_policy_age staleness_threshold"),
@@ -393,17 +393,17 @@ REPEAT = Section("repeat", "`repeat`", (
     Field("until", Text(),
         doc="The source among `stages` with whose data the block ends. It starts at its first sample each "
             "time, and its last batch may be short, or empty on a rank."),
-    Field("times", Whole(1), default=1,
+    Field("times", Integer(1), default=1,
         doc="Number of rounds over the value of `over`.",
         related="rounds epochs num_epochs n_epochs ppo_epochs num_ppo_epochs update_epochs"),
     Field("over", Text("pipeline"),
         doc="The stage outside of the block whose value is cut into minibatches.",
         related="dataset data stage"),
-    Field("size", Whole(1),
+    Field("size", Integer(1),
         doc="Number of samples of a minibatch, over all workers; samples of one `group_id` stay together, "
             "and the last minibatch may be short.",
         related="minibatch minibatch_size mini_batch_size ppo_mini_batch_size num_minibatches batch_size"),
-    Field("seed", Whole(0, MAX_SEED), default=0,
+    Field("seed", Integer(0, MAX_SEED), default=0,
         doc="Seed of the order of samples, together with step and round."),
 ))
 INNER = Section("inner", "a stage of a block", tuple(
@@ -448,7 +448,7 @@ BEST = Section("best", "`run.checkpoint.best`", (
         required_help="the metric, as STAGE.NAME",
         aliases="monitor metric_for_best_model",
         related="metric"),
-    Field("keep", Whole(1), default=1,
+    Field("keep", Integer(1), default=1,
         doc="Number of checkpoints that are kept for their value, beside the newest.",
         related="top_k"),
     MODE,
@@ -462,12 +462,12 @@ STOP = Section("stop", "`run.stop`", (
         aliases="monitor metric_for_best_model",
         related="metric"),
     MODE,
-    Field("patience", Whole(1), default=3,
+    Field("patience", Integer(1), default=3,
         doc="Number of values in a row (not of steps) without a new best one, after which the run ends."),
 ))
 
 RESTARTS = Section("restarts", "`run.restarts`", (
-    Field("times", Whole(0), default=3,
+    Field("times", Integer(0), default=3,
         doc="Number of restarts within `within`, after which a failure ends the run; 0: none.",
         aliases="max_restarts max_failures retries"),
     Field("within", Seconds(), default=3600.0,
@@ -475,7 +475,7 @@ RESTARTS = Section("restarts", "`run.restarts`", (
 ))
 
 ELASTIC = Section("elastic", "a group of `run.elastic`", (
-    Field("min_ranks", Whole(1), default=1,
+    Field("min_ranks", Integer(1), default=1,
         doc="Least number of devices of the group (on cpu: of processes) with which the run goes on.",
         aliases="min_size min_nodes min_workers min_replicas nproc_min"),
 ))
@@ -502,7 +502,7 @@ LOGS = Section("logs", "`run.logs`", (
 CHECKPOINT = Section("checkpoint", "`run.checkpoint`", (
     Field("every", StepsOrTime(),
         doc="Steps between two checkpoints, or a time such as 10m; 0: only at the end."),
-    Field("keep", Whole(1), default=3,
+    Field("keep", Integer(1), default=3,
         doc="Number of checkpoints to keep, the newest.",
         aliases="keep_last keep_top_k max_to_keep max_ckpt_to_keep max_actor_ckpt_to_keep "
             "save_total_limit save_top_k"),
@@ -521,11 +521,11 @@ CHECKPOINT = Section("checkpoint", "`run.checkpoint`", (
 ))
 
 RUN = Section("run", "`run`", (
-    Field("steps", Whole(0, MAX_STEPS),
+    Field("steps", Integer(0, MAX_STEPS),
         doc="Number of steps after which the run ends. Default: it ends with the data.",
         aliases="total_steps max_steps max_num_steps num_steps train_steps training_steps "
             "total_training_steps train_iters max_iters"),
-    Field("epochs", Whole(),
+    Field("epochs", Integer(),
         doc="Number of passes over the data.",
         aliases="num_epochs total_epochs max_epochs max_num_epochs num_train_epochs"),
     Field("dir", Text(), default="runs",
@@ -590,7 +590,7 @@ RUN = Section("run", "`run`", (
 ))
 
 POOL = Section("pool", "a node pool", (
-    Field("count", Whole(1), default=1,
+    Field("count", Integer(1), default=1,
         doc="Number of nodes.",
         aliases="replicas",
         related="nodes num_nodes nnodes"),
@@ -640,7 +640,7 @@ RECIPE = Section("recipe", "a recipe", (
     Field("name", types.RunName(),
         doc="Name of the folder of the recipe's runs. Default: the name of the file.",
         aliases="run_name experiment_name"),
-    Field("seed", Whole(0, MAX_SEED), default=0,
+    Field("seed", Integer(0, MAX_SEED), default=0,
         doc="Seed of every generator, together with component, data rank and step.",
         aliases="random_seed"),
     Field("cluster", Nested(CLUSTER),

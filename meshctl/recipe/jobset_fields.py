@@ -12,12 +12,12 @@ from meshctl.recipe.field_types import (
     AbsolutePath,
     Boolean,
     Bytes,
+    Integer,
     OptionalSeconds,
     Seconds,
     Text,
     Texts,
     Type,
-    Whole,
     Word,
 )
 from meshctl.recipe.scalars import is_scalar, text_of
@@ -208,7 +208,7 @@ OPTIONS = (
     Field("host_network", Boolean(),
         doc="Whether pods use the network of their machine, as RDMA may need.",
         aliases="hostNetwork"),
-    Field("port", Whole(1, MAX_PORT), default=HEAD_PORT,
+    Field("port", Integer(1, MAX_PORT), default=HEAD_PORT,
         doc="Port of the head in its pod.",
         aliases="head_port master_port rdzv_port"),
     Field("time_limit", Seconds(),
@@ -218,7 +218,7 @@ OPTIONS = (
     Field("grace", OptionalSeconds(),
         doc="Time from the request to end until the pods are killed. Default: `run.grace` and 30 s.",
         aliases="terminationGracePeriodSeconds termination_grace_period"),
-    Field("max_restarts", Whole(0, MAX_RESTARTS), default=0,
+    Field("max_restarts", Integer(0, MAX_RESTARTS), default=0,
         doc="How often the JobSet starts again when the pod of the head is lost. A run that has failed does "
             "not start again.",
         aliases="maxRestarts backoff_limit"),

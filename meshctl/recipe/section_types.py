@@ -19,7 +19,7 @@ from meshctl.recipe.editor_schema_parts import (
     whole,
     words,
 )
-from meshctl.recipe.field_types import CLASS_PATH, MAX_NAME, NAME, Text, Type, Whole, Word
+from meshctl.recipe.field_types import CLASS_PATH, MAX_NAME, NAME, Integer, Text, Type, Word
 from meshctl.recipe.scalars import is_whole
 from meshctl.text.english import abbreviated
 
@@ -307,7 +307,7 @@ class CountOrNamed(Named):
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         is_named = node.is_mapping and node.value
-        return super().read(reader, node, path) if is_named else Whole(1).read(reader, node, path)
+        return super().read(reader, node, path) if is_named else Integer(1).read(reader, node, path)
 
     def schema(self) -> Schema:
         by_name = super().schema()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
 from meshctl.recipe.editor_schema_parts import OPEN, Schema, text
-from meshctl.recipe.field_types import Boolean, Text, Texts, Type, Whole
+from meshctl.recipe.field_types import Boolean, Integer, Text, Texts, Type
 from meshctl.recipe.scalars import SECONDS_OF, seconds_in, text_of
 from meshctl.recipe.section_types import Field
 
@@ -127,7 +127,7 @@ FIELDS = (
         doc="Devices of a node: gpu:h100 adds the number that the plan needs there, gpu:h100:8 states it. "
             "Default: gpu, or npu.",
         aliases="gpus_per_node gpus"),
-    Field("cpus", Whole(1),
+    Field("cpus", Integer(1),
         doc="CPUs of a node. Default: those of the partition, often one; `sbatch: [--exclusive]` takes all.",
         aliases="cpus_per_task cpus_per_node"),
     Field("container_image", Text(),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.editor_schema_parts import OPEN, Schema, whole
-from meshctl.recipe.field_types import Whole, integer
+from meshctl.recipe.field_types import Integer, integer
 from meshctl.recipe.scalars import SECONDS_SCHEMA, seconds_hint, seconds_in, shown
 from meshctl.text.english import counted
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from meshctl.recipe.field_reader import FieldReader
 
 
-class StepsOrTime(Whole):
+class StepsOrTime(Integer):
     """A number of steps, an integer, or a time with units, 90s, 10m, 1h30m, which is read as a float."""
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
@@ -30,7 +30,7 @@ class StepsOrTime(Whole):
         return {"anyOf": [whole(self.min, self.max), time]}
 
 
-class Window(Whole):
+class Window(Integer):
     """A first and a last step, [FIRST, LAST], or one step."""
 
     empty: ClassVar[Any] = ()

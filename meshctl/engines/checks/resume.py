@@ -17,17 +17,17 @@ from meshctl.recipe.code.digests import code_digest
 from meshctl.recipe.rules.components import STATE_METHODS
 from meshctl.recipe.rules.facts import Facts
 from meshctl.run.checkpoints.manifest import FILE, Manifest
-from meshctl.run.checkpoints.saved import NoneWhole, Whole, newest_whole
+from meshctl.run.checkpoints.saved import NoWholeCheckpoint, WholeCheckpoint, newest_whole_checkpoint
 from meshctl.run.checkpoints.varying_state import VaryingState
 from meshctl.run.directory import RunDir
 
 
-def checkpoint_of(run: RunDir) -> Whole:
+def checkpoint_of(run: RunDir) -> WholeCheckpoint:
     """Returns the newest whole checkpoint of a run. Raises `CannotStart` if there are some and none is
     whole."""
     try:
-        return newest_whole(run)
-    except NoneWhole as error:
+        return newest_whole_checkpoint(run)
+    except NoWholeCheckpoint as error:
         help = f"to start from the beginning, remove {run.checkpoints}"
         raise CannotStart(f"{error}; {help}") from error
     except OSError as error:

@@ -20,7 +20,7 @@ from meshctl.engines.supervise.cause import ATTEMPT
 from meshctl.plan.model import Plan
 from meshctl.run import clock
 from meshctl.run.checkpoints.local import warning_of_uncopied
-from meshctl.run.checkpoints.saved import Whole, clear_later, newest_whole
+from meshctl.run.checkpoints.saved import WholeCheckpoint, clear_later, newest_whole_checkpoint
 from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.events import Follower, events_of
 from meshctl.run.media import forget_media
@@ -62,17 +62,21 @@ class Attempt:
 
 
 def begin(
-    plan: Plan, composed: str, path: Sequence[str], resume: RunDir | None, whole: Whole | None = None
+    plan: Plan,
+    composed: str,
+    path: Sequence[str],
+    resume: RunDir | None,
+    whole: WholeCheckpoint | None = None,
 ) -> Attempt:
     """Begins an attempt: writes its files into a new run directory, or into `resume`. `whole` is the
     checkpoint of `resume` to continue from; None for the newest whole one.
 
-    Raises `RunHeld` if another launcher runs the run, `OSError` if a file cannot be written, and `NoneWhole`
-    if no checkpoint of `resume` is whole.
+    Raises `RunHeld` if another launcher runs the run, `OSError` if a file cannot be written, and
+    `NoWholeCheckpoint` if no checkpoint of `resume` is whole.
     """
     run = resume or RunDir.create(Path(plan.run.dir), plan.name, time.strftime("%Y%m%d-%H%M%S"))
     descriptor = lock(run)
-    whole = (whole or newest_whole(run)) if resume else Whole()
+    whole = (whole or newest_whole_checkpoint(run)) if resume else WholeCheckpoint()
     start = following(run, tuple(path), whole) if resume else Start(tuple(path))
     private = holds_secret(plan, composed)
     write_whole(run.recipe, composed, private)
@@ -88,7 +92,7 @@ def attached(plan: Plan, run: RunDir) -> Attempt:
 
 def taken_up(plan: Plan, run: RunDir) -> Attempt:
     """Returns the attempt for a head that another process than `launch` starts: the one that was prepared, or
-    the next one if a head has launched that already. Raises `RunHeld`, `NoneWhole` and `OSError`."""
+    the next one if a head has launched that already. Raises `RunHeld`, `NoWholeCheckpoint` and `OSError`."""
     attempt = replace(attached(plan, run), lock=lock(run))
     events = events_of(run.journal("launcher")) if run.journal("launcher").exists() else ()
     number = attempt.start.attempt
@@ -98,9 +102,9 @@ def taken_up(plan: Plan, run: RunDir) -> Attempt:
 
 def next_attempt(attempt: Attempt, plan: Plan | None = None) -> Attempt:
     """Begins another attempt at the same run, in the same process and under the same lock. `plan` is its
-    plan, if it is another one. Raises `NoneWhole` if there are checkpoints and none is whole, and `OSError`
-    if a file cannot be written."""
-    whole = newest_whole(attempt.run)
+    plan, if it is another one. Raises `NoWholeCheckpoint` if there are checkpoints and none is whole, and
+    `OSError` if a file cannot be written."""
+    whole = newest_whole_checkpoint(attempt.run)
     found, old = following(attempt.run, attempt.start.path, whole), attempt.start
     start = replace(found, only=old.only, replay=old.replay, after=old.after, engine=old.engine)
     plan = plan or attempt.plan
@@ -113,7 +117,7 @@ def next_attempt(attempt: Attempt, plan: Plan | None = None) -> Attempt:
     return replace(begun, warnings=_warnings(begun.plan, begun.run, whole))
 
 
-def _warnings(plan: Plan, run: RunDir, whole: Whole) -> tuple[str, ...]:
+def _warnings(plan: Plan, run: RunDir, whole: WholeCheckpoint) -> tuple[str, ...]:
     local_dir = plan.run.checkpoint.local_dir if plan.run.checkpoint else ""
     return tuple(filter(None, [whole.warning, warning_of_uncopied(local_dir, run, whole.step)]))
 
@@ -202,7 +206,7 @@ def mark_logs(run: RunDir, attempt: int) -> None:
             file.write(f"{ATTEMPT}{attempt} ====\n")
 
 
-def following(run: RunDir, path: tuple[str, ...], whole: Whole) -> Start:
+def following(run: RunDir, path: tuple[str, ...], whole: WholeCheckpoint) -> Start:
     """Returns the start of the next attempt, which resumes the checkpoint `whole`. Makes room for the later
     ones."""
     clear_later(run, whole.step)

@@ -38,7 +38,7 @@ from meshctl.network.addresses import joined
 from meshctl.network.authentication import TOKEN_VARIABLE, new_token
 from meshctl.network.sockets import sockets_of
 from meshctl.plan.resizing import CannotResize
-from meshctl.run.checkpoints.saved import NoneWhole
+from meshctl.run.checkpoints.saved import NoWholeCheckpoint
 from meshctl.run.events import Event, Journal
 from meshctl.run.job_signals import ENDED_BY_SCHEDULER
 from meshctl.run.observer import Observer
@@ -139,7 +139,7 @@ class Supervisor:
                 return outcome
             try:
                 attempt = next_attempt(attempt, elastic.plan)
-            except NoneWhole as error:
+            except NoWholeCheckpoint as error:
                 cause = Cause(Priority.OWN, str(error))
                 return Outcome(FAILED, cause, cause.line)
             except OSError as error:

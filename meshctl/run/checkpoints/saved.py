@@ -1,6 +1,6 @@
 """Finds the checkpoint from which a run continues: the newest one whose files are as they were written.
 
-    found = newest_whole(run)           # at a launch, and before each further attempt
+    found = newest_whole_checkpoint(run)           # at a launch, and before each further attempt
     found.path, found.step, found.warning
 
 The link `latest` is never followed; only its text is read, which states which checkpoint was published last.
@@ -22,12 +22,12 @@ DAMAGED = "damaged-"
 """The prefix of the name under which a damaged checkpoint is kept when its step is run again."""
 
 
-class NoneWhole(Exception):
+class NoWholeCheckpoint(Exception):
     """There are checkpoints, and none is whole. The message names the damaged files."""
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeCheckpoint:
     """The newest whole checkpoint of a run; without a path if the run has no checkpoint."""
 
     path: Path | None = None
@@ -36,20 +36,20 @@ class Whole:
     """One line that names the damaged files and both steps, if a newer checkpoint is damaged."""
 
 
-def newest_whole(run: RunDir) -> Whole:
+def newest_whole_checkpoint(run: RunDir) -> WholeCheckpoint:
     """Returns the newest checkpoint that is whole, after reading all its files. A checkpoint that a run did
-    not finish to write is no checkpoint. Raises `NoneWhole` if there are others and none is whole."""
+    not finish to write is no checkpoint. Raises `NoWholeCheckpoint` if there are others and none is whole."""
     published, damaged = run.saved(), dict[int, str]()
     for step in sorted(steps_of(run), reverse=True):
         reason = damage(run, step, published)
         if reason == "":
-            return Whole(run.checkpoint(step), step, _warning(damaged, step))
+            return WholeCheckpoint(run.checkpoint(step), step, _warning(damaged, step))
         if reason is not None:
             damaged[step] = reason
     if damaged:
         what = "the checkpoint" if len(damaged) == 1 else "each checkpoint"
-        raise NoneWhole(f"{what} of {run.path} is damaged: {'; '.join(damaged.values())}")
-    return Whole()
+        raise NoWholeCheckpoint(f"{what} of {run.path} is damaged: {'; '.join(damaged.values())}")
+    return WholeCheckpoint()
 
 
 def damage(run: RunDir, step: int, published: int) -> str | None:

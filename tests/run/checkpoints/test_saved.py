@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshctl.run.checkpoints.manifest import FILE, Manifest, describe
-from meshctl.run.checkpoints.saved import NoneWhole, clear_later, newest_whole
+from meshctl.run.checkpoints.saved import NoWholeCheckpoint, clear_later, newest_whole_checkpoint
 from meshctl.run.directory import RunDir
 from tests.paths import ROOT
 
@@ -40,12 +40,12 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def test_the_newest_one_is_used(run: RunDir) -> None:
-    found = newest_whole(run)
+    found = newest_whole_checkpoint(run)
     assert (found.step, found.path, found.warning) == (20, run.checkpoint(20), "")
 
 
 def test_a_run_without_checkpoints_has_none(tmp_path: Path) -> None:
-    assert newest_whole(RunDir(tmp_path)).path is None
+    assert newest_whole_checkpoint(RunDir(tmp_path)).path is None
 
 
 def flip(path: Path) -> None:
@@ -77,7 +77,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
 def test_a_damaged_one_is_named_and_the_one_before_is_used(damage: str, run: RunDir) -> None:
     name, spoil, reason = DAMAGES[damage]
     spoil(run.checkpoint(20) / name)
-    found = newest_whole(run)
+    found = newest_whole_checkpoint(run)
     assert found.step == 10
     assert found.warning.startswith(
         "the checkpoint of step 20 is damaged, so the run continues from that of step 10: "
@@ -91,8 +91,8 @@ def test_where_none_is_whole_each_damaged_file_is_named(damage: str, run: RunDir
     name, spoil, reason = DAMAGES[damage]
     for step in (10, 20):
         spoil(run.checkpoint(step) / name)
-    with pytest.raises(NoneWhole) as raised:
-        newest_whole(run)
+    with pytest.raises(NoWholeCheckpoint) as raised:
+        newest_whole_checkpoint(run)
     assert all(str(run.checkpoint(step)) in str(raised.value) for step in (10, 20))
     assert str(raised.value).count(reason or "has no manifest") >= 2  # the error of a parser may repeat it
 
@@ -101,22 +101,22 @@ def test_several_damaged_ones_are_one_warning(run: RunDir) -> None:
     save(run, 30)
     for step in (20, 30):
         flip(run.checkpoint(step) / "actor" / "__0_0.distcp")
-    found = newest_whole(run)
+    found = newest_whole_checkpoint(run)
     assert found.step == 10
     assert "the checkpoints of steps 30 and 20 are damaged" in found.warning
 
 
 def test_a_copy_of_another_step_is_damaged(run: RunDir) -> None:
     shutil.copytree(run.checkpoint(10), run.checkpoint(30))
-    assert "is of step 10" in newest_whole(run).warning
+    assert "is of step 10" in newest_whole_checkpoint(run).warning
 
 
 def test_an_unfinished_one_is_none(run: RunDir, tmp_path: Path) -> None:
     save(run, 30, finished=False)
-    assert newest_whole(run).step == 20 and not newest_whole(run).warning
+    assert newest_whole_checkpoint(run).step == 20 and not newest_whole_checkpoint(run).warning
     alone = RunDir(tmp_path / "alone")
     save(alone, 5, finished=False)
-    assert newest_whole(alone).path is None
+    assert newest_whole_checkpoint(alone).path is None
 
 
 @pytest.mark.parametrize("target", ["step-99", "/etc", "..", "step-10", None])
@@ -124,19 +124,19 @@ def test_latest_is_not_followed(target: str | None, run: RunDir) -> None:
     run.latest.unlink()
     if target:
         run.latest.symlink_to(target)
-    assert newest_whole(run).path == run.checkpoint(20)
+    assert newest_whole_checkpoint(run).path == run.checkpoint(20)
 
 
 def test_steps_that_run_again_have_room(run: RunDir) -> None:
     save(run, 30)
     save(run, 40, finished=False)
     flip(run.checkpoint(30) / "actor" / "__0_0.distcp")
-    clear_later(run, newest_whole(run).step)
+    clear_later(run, newest_whole_checkpoint(run).step)
     names = {path.name for path in run.checkpoints.iterdir()}
     assert names == {"step-10", "step-20", "damaged-step-30", "latest"}
     assert run.saved() == 20
     save(run, 30, finished=False)  # the next attempt dies in the same step
-    found = newest_whole(run)
+    found = newest_whole_checkpoint(run)
     assert (found.step, found.warning) == (20, "")
 
 
@@ -150,7 +150,7 @@ def older(tmp_path: Path) -> RunDir:
 
 
 def test_a_complete_older_one_is_used(older: RunDir) -> None:
-    found = newest_whole(older)
+    found = newest_whole_checkpoint(older)
     assert (found.step, found.warning) == (3, "")
 
 
@@ -170,21 +170,21 @@ def test_an_incomplete_older_one_is_named(damage: str, older: RunDir) -> None:
     name, spoil, reason = OLDER_DAMAGES[damage]
     path = older.checkpoint(3) / name
     spoil(path)
-    with pytest.raises(NoneWhole) as raised:
-        newest_whole(older)
+    with pytest.raises(NoWholeCheckpoint) as raised:
+        newest_whole_checkpoint(older)
     assert str(path) in str(raised.value) and reason in str(raised.value)
 
 
 def test_an_older_one_that_was_not_published_is_none(older: RunDir) -> None:
     shutil.copytree(older.checkpoint(3), older.checkpoint(4))
-    assert newest_whole(older).step == 3
+    assert newest_whole_checkpoint(older).step == 3
 
 
 def test_metadata_runs_no_code(older: RunDir, tmp_path: Path) -> None:
     path = older.checkpoint(3) / "trainer" / ".metadata"
     path.write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
-    with pytest.raises(NoneWhole):
-        newest_whole(older)
+    with pytest.raises(NoWholeCheckpoint):
+        newest_whole_checkpoint(older)
     assert not (tmp_path / "ran").exists()
 
 
