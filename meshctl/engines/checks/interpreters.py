@@ -17,7 +17,6 @@ from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import interpreter_facts
 from meshctl.engines.checks.models import extras_of
 from meshctl.engines.checks.probe import Answer, Probe
-from meshctl.engines.checks.versions import is_in_range
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.interpreter import environ_of, groups_of, server_python
 from meshctl.package import (
@@ -25,6 +24,8 @@ from meshctl.package import (
     builds_of,
     install_command_in,
     installed_version,
+    is_in_range,
+    is_newer,
     required_ranges,
     requirements,
     version,
@@ -198,18 +199,22 @@ def _problem(facts: Facts, python: str, needed: Sequence[tuple[str, tuple[str, .
             return f"has meshctl {have or 'of an unknown version'}, and this is {ours}", install
         return f"has another meshctl {ours}, in {facts.folder}, than this one, in {PACKAGE_DIR}", install
     for extra, libraries in needed:
-        if missing := [name for name in libraries if not _has(facts, name)]:
+        if missing := [name for name in libraries if not _version(facts, name)]:
             return f"lacks {listed(missing)}", install_command_in(python, extra)
-    ranges = required_ranges(requirements())
-    for name in WORKER_LIBRARIES:
-        have, required = facts.versions[name], ranges.get(name, "")
-        if not is_in_range(have, required):
-            return f"has {name} {have}, and meshctl requires {required}", install
+        ranges = required_ranges(requirements(), extra)
+        for name in libraries:
+            have, required = _version(facts, name), ranges.get(name, "")
+            is_right = is_in_range(have, required) or (extra and is_newer(have, required))
+            if not is_right:
+                return f"has {name} {have}, and meshctl requires {required}", install_command_in(
+                    python, extra
+                )
     return "", ""
 
 
-def _has(facts: Facts, library: str) -> bool:
-    return any(facts.versions[build] for build in builds_of(library))
+def _version(facts: Facts, library: str) -> str:
+    """Returns the version of a library; empty if it is not installed."""
+    return next(filter(None, (facts.versions[build] for build in builds_of(library))), "")
 
 
 @cache

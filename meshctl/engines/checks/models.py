@@ -29,7 +29,7 @@ from meshctl.hub_cache import (
     missing_weights,
     offline_variable,
 )
-from meshctl.package import SHIPPED_TOKENIZERS, install_command, missing_libraries
+from meshctl.package import SHIPPED_TOKENIZERS, install_command, missing_libraries, outdated_libraries
 from meshctl.plan.model import Component, Plan
 from meshctl.recipe.code.classes import Class
 from meshctl.recipe.code.data_files import find
@@ -83,13 +83,16 @@ def extras_of(plan: Plan, path: Sequence[str], groups: Collection[str]) -> tuple
 
 
 def check_libraries(plan: Plan, path: Sequence[str]) -> None:
-    """Raises `CannotStart` if libraries of a component are not installed for the launcher's interpreter,
-    where its group uses it. `path` lists the folders of the recipe's code."""
+    """Raises `CannotStart` if libraries of a component are not installed for the launcher's interpreter, or
+    are too old, where its group uses it. `path` lists the folders of the recipe's code."""
     for component, declared in _declared(plan, path, groups_of(plan, path)):
         for extra in declared.extra:
             if missing := missing_libraries(extra):
                 lacking = f"{component.name} needs {', '.join(missing)}, which {_are(missing)} not installed"
                 raise CannotStart(f"{lacking}: {install_command(extra)}")
+            if outdated := outdated_libraries(extra):
+                needs = f"{component.name} needs {', '.join(outdated)}"
+                raise CannotStart(f"{needs}: {install_command(extra)}")
 
 
 def _are(names: Collection[str]) -> str:

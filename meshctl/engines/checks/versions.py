@@ -3,13 +3,11 @@ and files of the user that hide modules."""
 
 from __future__ import annotations
 
-import operator
 import os
 import platform
-import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.engines.checks import torch_build
 from meshctl.engines.checks.requirements import Finding, Requirements, failure, ok, warning
-from meshctl.package import PACKAGE_DIR, required_ranges
+from meshctl.package import PACKAGE_DIR, is_in_range, is_newer, required_ranges
 
 SECONDS = 90.0
 """Time limit of the topic. Torch may be imported from a slow disk."""
@@ -26,14 +24,6 @@ SLOW_IMPORT_S = 20.0
 DATA_FILES = ("conf/base.yaml", "conf/layout/fsdp.yaml", "components/starters/train.yaml")
 """Some of the files of the package that are not Python."""
 MAX_LISTED_FILES = 8
-COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
-}
 IMPORT_NAMES = {"hydra-core": "hydra", "pyyaml": "yaml"}
 """Distribution -> module, if the names differ."""
 
@@ -195,34 +185,3 @@ def _build(torch: Mapping[str, Any]) -> str:
     if torch.get("hip"):
         return f"for ROCm {torch['hip']}"
     return f"for CUDA {torch['cuda']}" if torch.get("cuda") else "for cpu"
-
-
-def is_in_range(version: str, required: str) -> bool:
-    """Returns whether a version satisfies the clauses `>=`, `>`, `<=`, `<`, `==`, `!=`. Other clauses are
-    ignored.
-
-    A pre-release such as `2.4.0rc1` counts as its release.
-    """
-    have = release_numbers(version)
-    for clause in required.split(","):
-        parts = re.fullmatch(r"\s*(>=|<=|==|!=|>|<)\s*(\d[\d.]*)\s*", clause)
-        if parts is None:
-            continue
-        bound = release_numbers(parts[2])
-        width = max(len(have), len(bound))
-        one, other = have + (0,) * (width - len(have)), bound + (0,) * (width - len(bound))
-        if not COMPARISONS[parts[1]](one, other):
-            return False
-    return True
-
-
-def is_newer(version: str, required: str) -> bool:
-    """Returns whether a version is outside of a range only because it is above it."""
-    lower = ",".join(clause for clause in required.split(",") if not clause.strip().startswith("<"))
-    return is_in_range(version, lower) and not is_in_range(version, required)
-
-
-def release_numbers(version: str) -> tuple[int, ...]:
-    """Returns the leading numbers: (2, 13, 0) for `2.13.0+cpu`."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else ()

@@ -1,4 +1,4 @@
-"""MC442: notes that the libraries of a component are not installed.
+"""MC442: notes that the libraries of a component are not installed, or too old.
 
 A class declares `EXTRA = "hf"`, the extra of meshctl that installs its libraries. The module of a function
 that an argument names may declare one, too.
@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.package import install_command, install_command_in, missing_libraries
+from meshctl.package import (
+    install_command,
+    install_command_in,
+    missing_libraries,
+    outdated_libraries,
+)
 from meshctl.recipe.code.extras import extras_of
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import listed
@@ -31,7 +36,8 @@ def extras_are_installed(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _missing(facts: Facts, extra: str, path: str, names: list[str]) -> Iterator[Diagnostic]:
-    """Reports the libraries of an extra that an interpreter lacks. `path` is empty for the launcher's."""
+    """Reports the libraries of an extra that an interpreter lacks, or that are too old. `path` is empty for
+    the launcher's."""
     folders = facts.code_of(names[0]).installed if path else None
     missing = missing_libraries(extra, folders)
     span = facts.value("components", names[0], "_target_")
@@ -39,9 +45,14 @@ def _missing(facts: Facts, extra: str, path: str, names: list[str]) -> Iterator[
     if missing is None:
         message = f"{needs} the extra `{extra}`, which this version of meshctl does not have"
         yield Diagnostic("MC442", message, span, severity="note")
-    elif missing:
-        message = f"{needs} {listed(missing)}, not installed {f'for {path}' if path else 'here'}"
-        help = install_command_in(path, extra) if path else install_command(extra)
+        return
+    where = f"for {path}" if path else "here"
+    help = install_command_in(path, extra) if path else install_command(extra)
+    if missing:
+        message = f"{needs} {listed(missing)}, not installed {where}"
+        yield Diagnostic("MC442", message, span, help=help, severity="note")
+    elif outdated := outdated_libraries(extra, folders):
+        message = f"{needs} {listed(outdated)}"
         yield Diagnostic("MC442", message, span, help=help, severity="note")
 
 

@@ -17,6 +17,7 @@ from meshctl.engines.checks import (
     versions,
 )
 from meshctl.engines.checks.requirements import GIB, MIB, Requirements
+from meshctl.package import is_in_range, required_ranges
 from tests.paths import ROOT
 
 # Versions
@@ -32,10 +33,10 @@ def test_ranges_are_those_of_packaging(parts: list[int], suffix: str) -> None:
     text = ".".join(map(str, parts))
     for range in (">=1.3.8,<1.4", ">=2.11", "<1.4,>=1.3.8", "", "!=1.2", "==2.0", ">1,<=3"):
         if suffix in ("", "+cpu"):
-            assert versions.is_in_range(text + suffix, range) == SpecifierSet(range).contains(
+            assert is_in_range(text + suffix, range) == SpecifierSet(range).contains(
                 text + suffix, prereleases=True
             )
-        assert versions.is_in_range(text + suffix, range) == versions.is_in_range(text, range)
+        assert is_in_range(text + suffix, range) == is_in_range(text, range)
 
 
 def test_requirements_are_read() -> None:
@@ -46,7 +47,7 @@ def test_requirements_are_read() -> None:
         "rich[jupyter] (>=13)",
         "ruff>=0.11; extra == 'dev'",
     ]
-    assert versions.required_ranges(lines) == {
+    assert required_ranges(lines) == {
         "torch": ">=2.11",
         "hydra-core": "<1.4,>=1.3.8",
         "numpy": "",

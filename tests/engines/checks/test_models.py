@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from meshctl import package
 from meshctl.engines.checks import models
 from meshctl.engines.checks.models import Download, check_libraries, downloads
 from meshctl.engines.engine import CannotStart
+from meshctl.package import installed_version
 from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
 from meshctl.recipe.load import load
@@ -172,6 +174,19 @@ def test_a_missing_extra_is_refused_with_the_command(tmp_path: Path, monkeypatch
     monkeypatch.setattr(models, "missing_libraries", lambda extra: ("transformers", "peft"))
     expected = r"^texts needs transformers, peft, which are not installed: pip install 'meshctl\[hf\]'$"
     with pytest.raises(CannotStart, match=expected):
+        check_libraries(plan, (str(tmp_path),))
+
+
+def test_an_extra_that_is_too_old_is_refused_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(tmp_path, actor("{model_type: llama}", "mine.Mine"))
+    older = {"transformers": "5.17.0", "peft": "99.0"}
+    monkeypatch.setattr(
+        package, "installed_version", lambda name, path=None: older.get(name) or installed_version(name, path)
+    )
+    needs = r"^texts needs transformers [<>=.,\d]+ \(version 5\.17\.0 is installed\): pip install 'meshctl\[hf\]'$"
+    with pytest.raises(CannotStart, match=needs):
         check_libraries(plan, (str(tmp_path),))
 
 
