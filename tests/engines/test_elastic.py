@@ -70,6 +70,8 @@ class Learner(Component):
             raise RuntimeError("the sample is wrong")
         if os.environ.get("DIES") and self.mesh.world_size == 4 and self.rank == 2 and self.step == 4 and count < 2:
             deaths.write_text("x" * (count + 1))
+            while not (self.run_dir / "checkpoints" / "latest").exists():  # that of step 3 is published by the launcher
+                time.sleep(0.01)
             if os.environ.get("RAISES") == "twice":
                 raise RuntimeError("the device is broken")
             os.kill(os.getpid(), signal.SIGKILL)

@@ -101,7 +101,7 @@ def test_steady_producers_publish_their_rows_once_for_all_consumers() -> None:
 
 @pytest.mark.parametrize("odd", range(PRODUCERS))
 @pytest.mark.parametrize("rows", [[0, 1, 2], [0, 2, 3, 5, 6], []])
-def test_a_producer_that_changes_sends_beside_those_that_publish(odd: int, rows: list[int]) -> None:
+def test_a_producer_that_changes_sends_while_others_publish(odd: int, rows: list[int]) -> None:
     """In steps 3 and 6 one producer has fewer rows, listed ids, or no rows."""
 
     def make(rank: int, step: int) -> Batch:
