@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Follower
 from tests.cli.commands import meshctl
 from tests.cli.small_launch import PARTS, RECIPE
 from tests.command_server import Started
@@ -93,6 +95,29 @@ def test_a_run_of_two_nodes_and_its_continuation_by_head(folder: Path, processes
     assert code == 5 and "the connection to node 1 is lost" in output, output
     assert again[0].end()[0] == 1
     assert losses(run)[: len(begun)] == begun
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("restarts", "codes"), [(1, [0, 0]), (0, [5, 1])])
+def test_a_node_has_failed_if_no_restart_follows_the_death_of_its_worker(
+    folder: Path, processes: list[Started], restarts: int, codes: list[int]
+) -> None:
+    """The exit codes are those of the launch and of the node of the worker."""
+    words = ["components.trainer.args.mood=slow", "run.steps=60", f"+run.restarts.times={restarts}"]
+    launch = Started(folder, "launch", "recipe.yaml", *ENGINE, *words)
+    processes.append(launch)
+    run = Path(launch.until(r"--plan (\S+)/plan.json --node 1")[1])
+    agents = agents_of(run, folder)
+    processes += agents
+    launch.until("^step [1-9]")
+    [pid] = [
+        event.value["pid"]
+        for event in Follower(RunDir(run).events).in_order()
+        if event.name == "started" and (event.group, event.rank) == ("two", 1)
+    ]
+    os.kill(int(pid), signal.SIGKILL)
+    code, output = launch.end()
+    assert [code, agents[1].end()[0]] == codes, output
 
 
 @pytest.mark.slow

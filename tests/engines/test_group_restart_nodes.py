@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from meshctl.run.directory import RunDir
+from tests.command_server import Started
 from tests.engines.ray_cluster import ray_cluster
 from tests.engines.slurm_cluster import Cluster as Machines
+from tests.engines.test_commands import ENGINE, agents_of, processes
 from tests.engines.test_group_restart import (
     EACH_ON_A_NODE,
     check_nodes,
@@ -23,7 +25,7 @@ from tests.engines.test_group_restart import (
 from tests.engines.test_ray import Launch, needs_ray
 from tests.engines.test_slurm import Slurmed, needs_slurm, slurm
 
-__all__ = ["folder", "slurm", "whole"]
+__all__ = ["folder", "processes", "slurm", "whole"]
 pytestmark = [pytest.mark.slow_suite, pytest.mark.timeout(900)]
 DEATHS = ("call-1-4", "node-0-8")
 
@@ -41,6 +43,20 @@ def test_the_death_of_a_node_is_the_cause_where_no_restart_is_left(folder: Path)
         done
     )
     assert [event.value["left"] for event in events(run, "restarted")] == [0]
+
+
+def test_a_node_whose_group_has_restarted_alone_has_not_failed(
+    folder: Path, processes: list[Started]
+) -> None:
+    (folder / "die-printed-call-1-4").touch()
+    launch = Started(folder, "launch", "recipe.yaml", "name=printed", *EACH_ON_A_NODE, *ENGINE)
+    processes.append(launch)
+    path = Path(launch.until(r"--plan (\S+)/plan.json --node 2")[1])
+    nodes = agents_of(path, folder)
+    processes += nodes
+    code, output = launch.end()
+    assert [code, *(node.end()[0] for node in nodes)] == [0, 0, 0, 0], output
+    assert [event.value["group"] for event in events(RunDir(path), "restarted")] == ["rollout"]
 
 
 @needs_slurm

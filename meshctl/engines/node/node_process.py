@@ -73,6 +73,8 @@ class NodeProcess:
         """The download that the agents of the attempt wait for."""
         watch = PeerWatch(job.node, connection.own_host, job.token, lease_s, job.sockets)
         self._checks = NodeChecks(job.run, job.node, str(fork_log(job.run, job.node)), watch)
+        self._failed: set[str] = set()
+        """The groups whose last agent here has failed. An attempt, or a restart of a group, forgets them."""
         self._code = OK
         self._is_leaving = False
         self._stopped: list[tuple[str, int]] = []
@@ -88,8 +90,8 @@ class NodeProcess:
         """The time of the last beat. The first one, which has the pid of this process, is due at once."""
 
     def run(self) -> int:
-        """Runs until the end of the run. Returns the exit code: 0 if all agents have exited with 0 and the
-        head has ended the run."""
+        """Runs until the end of the run. Returns the exit code: 0 if the last agent of each group has exited
+        with 0 and the head has ended the run."""
         while not (self._is_leaving or self._wakeup.is_ending or self._connection.is_closed):
             before = time.monotonic()
             ready, writable, _ = select.select(*self._files(), [], self._poll_s)
@@ -216,8 +218,8 @@ class NodeProcess:
                 self._checks.obey(message)
             case "leave":
                 self._is_leaving = True
-                if not message["is_final"] and is_in_job():
-                    self._code = ENDED_BY_HEAD
+                goes_on = not message["is_final"] and is_in_job()
+                self._code = ENDED_BY_HEAD if goes_on else FAILED if self._failed else OK
 
     # One attempt
 
@@ -231,6 +233,7 @@ class NodeProcess:
         self._attempt = NodeAttempt(
             int(message["number"]), [self._agent_job(message, plan, start, group) for group in groups]
         )
+        self._failed.clear()
         self._records.begin(plan, self._job.node)
         if not (file := self._job.run.plan_of(start)).exists():  # where the run directory is not shared
             write_whole(file, message["plan"], private=True)
@@ -325,6 +328,7 @@ class NodeProcess:
         outputs.close()
         assert self._attempt is not None
         self._attempt.agents[pid] = job.group
+        self._failed.discard(job.group)
         if job.python == sys.executable:
             self._server.add_agent(ours)
         else:
@@ -363,7 +367,8 @@ class NodeProcess:
     def _reap(self) -> None:
         for pid, code in self._server.reap():
             if self._attempt and (group := self._attempt.agents.pop(pid, "")):
-                self._code = FAILED if code else self._code
+                if code:
+                    self._failed.add(group)
                 self._report("exited", group=group, pid=pid, code=code)
             elif self._download and pid == self._download.pid:
                 self._end_download(self._download, code)

@@ -59,6 +59,13 @@ def until_sizes(world: World, sizes: list[int]) -> None:
     )
 
 
+def until_pods_succeed(world: World) -> None:
+    """Waits for the end of all pods. Each has exited with 0, or the Job has replaced it."""
+    pods = [pod for pod in world.cluster.pods if not pod.is_replaced]
+    world.until(lambda: all(pod.is_over for pod in pods))
+    assert [pod.exit_code for pod in pods] == [0] * len(pods)
+
+
 def test_a_deleted_pod_is_done_without_until_another_one_has_room(world: World) -> None:
     """The workers save before their node leaves, so no step is lost, and no restart is counted."""
     write(world, parts=PARTS, slow=SLOW, recipe=RECIPE)
@@ -90,6 +97,7 @@ def test_a_deleted_pod_is_replaced(world: World) -> None:
     assert (
         code == 0 and "node 1 has received SIGTERM from its scheduler: the run goes on without it" in output
     ), output
+    until_pods_succeed(world)
     assert old.exit_code == 75 and world.cluster.pod("nodes0", 1).name != old.name
     assert [event["left"] for event in launcher_events(world, "restarted")] == [1]
     rows = [json.loads(line) for line in (world.run_of_pods / "metrics.jsonl").read_text().splitlines()]
@@ -124,4 +132,5 @@ def test_a_group_in_pods_of_its_own_restarts_alone(world: World) -> None:
     launch = world.launch("name=pods", *EACH_ON_A_NODE)
     code, output = ended(world, launch)
     assert code == 0, output
+    until_pods_succeed(world)
     check_nodes(RunDir(world.run_of_pods), whole)
