@@ -349,7 +349,8 @@ def dry(ready: Launchable) -> str:
         work = _work(plan, group, ready.secrets.written)
         lines.append(f"  {group.name}: {group.workers} x {group.device_type}{_devices(group)}, {work}")
     start = replace(ready.start, path=ready.path)
-    rendered = engine.render(plan, run, joined(engine.host, "PORT") if engine.host else "", start)
+    head = joined(engine.host, "PORT") if engine.host else ""
+    rendered = engine.render(plan, run, head, start, ready.composed)
     lines.append("")
     if rendered.document:
         comments = "".join(f"# {line}".rstrip() + "\n" for line in lines)

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
-from meshctl.cli.load import Launchable, plan_of
+from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.diagnostics import RecipeError
 from meshctl.engines.checks.resume import changed_meshes
 from meshctl.plan.model import Plan
@@ -36,7 +36,12 @@ class Resizing:
         return plan_of(self._recipe, self._given, self._held)
 
     def __call__(self, lost: Lost) -> Plan:
-        return self.without(lost).plan
+        """Returns the plan of `without`. Raises `CannotResize`, also if the recipe can no longer be read."""
+        try:
+            return self.without(lost).plan
+        except (RecipeError, Unreadable) as error:
+            reason = error.report.errors[0].message
+            raise CannotResize(f"the recipe of the run cannot be resolved again: {reason}") from None
 
     def without(self, lost: Lost) -> Launchable:
         """Returns the recipe with the largest groups that use nothing of what is lost. Raises

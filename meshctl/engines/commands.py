@@ -20,7 +20,9 @@ class CommandsEngine(RemoteEngine):
         lines = " && ".join([*self.setup, f"exec {shlex.join(command.argv)}"])
         return Command(command.node, ("sh", "-c", lines))
 
-    def render(self, plan: Plan, run: RunDir, head: str, start: Start = NO_START) -> Rendered:
+    def render(
+        self, plan: Plan, run: RunDir, head: str, start: Start = NO_START, recipe: str = ""
+    ) -> Rendered:
         host = head.rpartition(":")[0].strip("[]")
         argv = ("meshctl", "head", "--plan", str(run.plan), "--host", host)
         return replace(super().render(plan, run, head), head=argv)

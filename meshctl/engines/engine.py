@@ -191,8 +191,11 @@ class Engine(Protocol):
         """Returns the failures and warnings about the machine of the launcher, within milliseconds; none if
         the job runs elsewhere."""
 
-    def render(self, plan: Plan, run: RunDir, head: str, start: Start = NO_START) -> Rendered:
-        """Returns the files and commands of a launch. Pure. `start` has the folders of the recipe's code."""
+    def render(
+        self, plan: Plan, run: RunDir, head: str, start: Start = NO_START, recipe: str = ""
+    ) -> Rendered:
+        """Returns the files and commands of a launch. Pure. `start` has the folders of the recipe's code, and
+        `recipe` is the text of the recipe as composed."""
 
     def start(self, job: Job) -> Handle:
         """Starts one process per node. May fork, because the caller has no other thread yet. Not called for

@@ -72,13 +72,19 @@ class JobSetEngine:
     def examine(self, requirements: Requirements) -> tuple[Check, ...]:
         return ()
 
-    def render(self, plan: Plan, run: RunDir, head: str, start: Start = NO_START) -> Rendered:
-        text = yaml_text(*self._objects(plan, run, start, TOKEN_PLACE))
+    def render(
+        self, plan: Plan, run: RunDir, head: str, start: Start = NO_START, recipe: str = ""
+    ) -> Rendered:
+        text = yaml_text(*self._objects(plan, run, start, recipe, TOKEN_PLACE))
         return Rendered((), files={run.submitted / MANIFEST: text}, document=text)
 
-    def _objects(self, plan: Plan, run: RunDir, start: Start, token: str) -> tuple[Object, Object, Object]:
+    def _objects(
+        self, plan: Plan, run: RunDir, start: Start, recipe: str, token: str
+    ) -> tuple[Object, Object, Object]:
         code = code_folders(self._options, start.path)
         files = {"plan.json": plan.to_json(), "start.json": replace(start, path=code).to_json()}
+        if plan.run.elastic:
+            files["recipe.yaml"] = recipe
         return objects_of(self._options, plan, run, files, token)
 
     # The launcher
@@ -93,13 +99,14 @@ class JobSetEngine:
             )
         start = run.read_start()
         try:
+            recipe = run.recipe.read_text(encoding="utf-8")
             run.submitted.mkdir(exist_ok=True)
-            for path, text in self.render(plan, run, "", start).files.items():
+            for path, text in self.render(plan, run, "", start, recipe).files.items():
                 write_whole(path, text, private=True)
         except OSError as error:
             reason = f"{error.strerror}: {error.filename}"
             raise CannotStart(f"the manifests cannot be written: {reason}") from None
-        job_set, config, secret = self._objects(plan, run, start, new_token())
+        job_set, config, secret = self._objects(plan, run, start, recipe, new_token())
         if sum(map(len, config["data"].values())) > MAX_CONFIG_BYTES:
             raise CannotStart("the plan is larger than a ConfigMap may be (1 MiB)")
         try:

@@ -66,7 +66,7 @@ class LocalEngine:
         return preflight(requirements)
 
     def render(
-        self, plan: Plan, run: RunDir, head: str = f"{HOST}:PORT", start: Start = NO_START
+        self, plan: Plan, run: RunDir, head: str = f"{HOST}:PORT", start: Start = NO_START, recipe: str = ""
     ) -> Rendered:
         return Rendered(agent_commands(plan, run, head))
 

@@ -88,7 +88,9 @@ class RayEngine(RemoteEngine):
     def prepared(self, command: Command) -> Command:
         return Command(command.node, ("sh", "-c", script_of(self.setup, command.argv, self.ships)))
 
-    def render(self, plan: Plan, run: RunDir, head: str, start: Start = NO_START) -> Rendered:
+    def render(
+        self, plan: Plan, run: RunDir, head: str, start: Start = NO_START, recipe: str = ""
+    ) -> Rendered:
         group = {"strategy": "STRICT_SPREAD", "bundles": self.bundles(plan)}
         files = {run.submitted / "placement_group.json": json.dumps(group, indent=2) + "\n"}
         return replace(super().render(plan, run, head), files=files)

@@ -64,7 +64,9 @@ class RemoteEngine:
     def examine(self, requirements: Requirements) -> tuple[Check, ...]:
         return ()
 
-    def render(self, plan: Plan, run: RunDir, head: str, start: Start = NO_START) -> Rendered:
+    def render(
+        self, plan: Plan, run: RunDir, head: str, start: Start = NO_START, recipe: str = ""
+    ) -> Rendered:
         there = RunDir(Path(self._ship_to, run.path.parent.name, run.path.name)) if self.ships else run
         return Rendered(tuple(self.prepared(command) for command in agent_commands(plan, there, head)))
 

@@ -73,7 +73,9 @@ class FakeEngine:
     def examine(self, requirements: Requirements) -> tuple[Check, ...]:
         return ()
 
-    def render(self, plan: Plan, run: RunDir, head: str, start: Start = NO_START) -> Rendered:
+    def render(
+        self, plan: Plan, run: RunDir, head: str, start: Start = NO_START, recipe: str = ""
+    ) -> Rendered:
         return Rendered(agent_commands(plan, run, head), {run.path / "fake.sh": "#!/bin/sh\n"})
 
     def start(self, job: Job) -> Handle:

@@ -1,7 +1,8 @@
 """The objects of a run in a Kubernetes cluster: a JobSet, and the ConfigMap and the Secret that its pods use.
 
     JobSet NAME        a replicated job for each set of nodes that host the same groups, a pod for each node
-    ConfigMap NAME     the plan and the start of the run, which pods copy to the run directory
+    ConfigMap NAME     the plan and the start of the run, which pods copy to the run directory, and the recipe
+                       of one that may change its size
     Secret NAME        the token of the run
 
 The first pod of the first replicated job is the head: it runs `meshctl head` beside the node process. The
@@ -187,7 +188,7 @@ def _container(
         "name": CONTAINER,
         "image": options.image,
         "imagePullPolicy": options.pull_policy,
-        "command": ["sh", "-c", script_of(options, options.folder(plan, run), index)],
+        "command": ["sh", "-c", script_of(options, plan, options.folder(plan, run), index)],
         "env": _environment(name) + options.secret_variables(),
         "ports": [{"name": "head", "containerPort": options.port, "protocol": "TCP"}] if index == 0 else [],
         "resources": {"requests": limits, "limits": limits} if limits else {},
@@ -217,11 +218,11 @@ def _environment(name: str) -> list[Object]:
     ]
 
 
-def script_of(options: JobSetOptions, folder: PurePosixPath, index: int) -> str:
+def script_of(options: JobSetOptions, plan: Plan, folder: PurePosixPath, index: int) -> str:
     """Returns the script of the pods of a replicated job.
 
-    `JOB_COMPLETION_INDEX` is the number of a pod in its job. The plan is that of the latest launch, and
-    `start.json` is the head's own once it has begun.
+    `JOB_COMPLETION_INDEX` is the number of a pod in its job. The plan is that of the latest launch, as is the
+    recipe, which the head resolves again for fewer nodes. `start.json` is the head's own once it has begun.
     """
     run, wait = shlex.quote(str(folder)), f"{options.join_limit:g}"
     agent = f'meshctl agent --plan "$run/plan.json" --node {index}.$JOB_COMPLETION_INDEX'
@@ -235,6 +236,7 @@ def script_of(options: JobSetOptions, folder: PurePosixPath, index: int) -> str:
         '    fail "$run/$1 cannot be written" 4',
         "}",
         "copy plan.json",
+        *(["copy recipe.yaml"] if plan.run.elastic else []),
         '[ -e "$run/start.json" ] || copy start.json',
     ]
     for line in options.setup:

@@ -99,7 +99,9 @@ class SlurmEngine(RemoteEngine):
                 f"sbatch cannot be started: {error}; launch where Slurm's commands are installed"
             ) from error
 
-    def render(self, plan: Plan, run: RunDir, head: str, start: Start = NO_START) -> Rendered:
+    def render(
+        self, plan: Plan, run: RunDir, head: str, start: Start = NO_START, recipe: str = ""
+    ) -> Rendered:
         if self.supervisor == "inside":
             file = script_file(run)
             text = script_of(plan, run, self.options, os.getcwd())

@@ -33,7 +33,8 @@ RECIPES = {
     "distill_on_policy": [*NODE8, "distill=node8"],
     "two_sets": [],
 }
-SMALL = ["engine=jobset", "engine.jobset.image=registry.example.com/train:1"]
+IMAGE = "engine.jobset.image=registry.example.com/train:1"
+SMALL = ["engine=jobset", IMAGE]
 FULL = """
 {jobset: {image: "registry.example.com/train:1", pull_policy: Always, namespace: lab, context: prod, queue: gpus,
   priority: high, volcano_queue: batch, labels: {team: a}, annotations: {example.com/note: "yes"},
@@ -51,6 +52,12 @@ TWO_SETS = (
         "two: {ranks: 2, device_type: cpu}",
         "two: {ranks: [8, 9, 10, 11, 12, 13, 14, 15, 16, 17], device_type: cuda}",
     )
+)
+ELASTIC = (
+    RECIPE.replace("{ranks: 2,", "{ranks: 3,")
+    .partition("run:")[0]
+    .replace('{mood: ""}}', '{mood: ""}, parallel: {fsdp_size: auto}}')
+    + "cluster: {nodes: 3}\nrun: {steps: 3, restarts: 3, elastic: {two: {}}}\n"
 )
 
 
@@ -121,6 +128,19 @@ def test_only_pods_that_fail_by_themselves_count_where_the_run_may_restart(folde
         (3, actions, [verdicts, [75], "disrupted"]),
         (3, actions, [[*verdicts, 143], [75], "disrupted"]),
     ]
+
+
+def test_pods_have_the_recipe_of_a_run_that_may_change_its_size(folder: Path) -> None:
+    (folder / "elastic.yaml").write_text(ELASTIC)
+    engine = ["--engine", "jobset", IMAGE, "engine.jobset.volumes={runs: {claim: runs, path: /runs}}"]
+    done = meshctl(folder, "launch", "elastic.yaml", *engine, "--dry-run", "run.steps=7")
+    assert done.returncode == 0, done.stderr
+    job_set, config, _ = documents(done.stdout)
+    recipe = yaml.safe_load(config["data"]["recipe.yaml"])
+    assert recipe["run"] == {"steps": 7, "restarts": 3, "elastic": {"two": {}}}
+    for job in job_set["spec"]["replicatedJobs"]:
+        [container] = job["template"]["spec"]["template"]["spec"]["containers"]
+        assert "copy recipe.yaml" in container["command"][2].splitlines()
 
 
 def test_no_value_of_a_secret_is_in_a_manifest(folder: Path) -> None:
