@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -19,7 +22,7 @@ from processes import plan_of, wait
 from meshctl.cli.launch import Supervision, outcome_of
 from meshctl.engines import connection, engine
 from meshctl.engines.connection import join
-from meshctl.engines.engine import CannotStart, Job, engine_named
+from meshctl.engines.engine import CannotStart, Exited, Job, engine_named
 from meshctl.engines.local import LocalEngine
 from meshctl.engines.supervise.attempt import begin
 from meshctl.engines.supervise.nodes import Nodes
@@ -33,7 +36,7 @@ from meshctl.plan.model import Cluster, Plan, Program, Restarts
 from meshctl.run.bounds import end_of_data
 from meshctl.run.events import Event
 from meshctl.run.shutdown import PREFIX
-from tests.engines.fake import FakeEngine, FakeHandle, FakeWorker
+from tests.engines.fake import FakeEngine, FakeHandle, FakeMain, FakeNode, FakeWorker
 
 
 class Recording:
@@ -210,6 +213,50 @@ def test_a_lost_node_is_the_cause_and_is_started_again(two_nodes: Plan, tmp_path
     [cause] = [event.value["cause"] for event in seen.events if event.name == "restarted"]
     assert "node 1" in cause
     assert outcome.code == 0 and seen.attempts == [(0, None), (1, None)]
+
+
+class Late(FakeHandle):
+    """The exit of a node process can be read some time after its connection has ended, as on a busy machine."""
+
+    def __init__(self, job: Job, worker: FakeMain) -> None:
+        self._reader, self._writer = os.pipe()
+        super().__init__(job, worker)
+        self._exit = threading.Thread(target=self._exits, args=[self.node(0)])
+        self._exit.start()
+
+    def _exits(self, node: FakeNode) -> None:
+        node.join()
+        time.sleep(0.3)
+        os.write(self._writer, b"x")
+
+    def files(self) -> list[int]:
+        return [self._reader] if self._nodes else []
+
+    def poll(self) -> list[Exited]:
+        return super().poll() if select.select([self._reader], [], [], 0)[0] else []
+
+    def close(self) -> None:
+        super().close()
+        self._exit.join()
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+class LosingLate(Losing):
+    def start(self, job: Job) -> FakeHandle:
+        self.handle = Late(job, self._worker)
+        return self.handle
+
+
+def test_the_exit_of_a_node_process_is_the_cause_although_its_connection_ends_first(tmp_path: Path) -> None:
+    def worker(job: FakeWorker) -> int:
+        losing.handle.node(0).end(-signal.SIGKILL)
+        job.journal().write("fault", error="the fork server is gone", traceback="", lost=True)
+        return until_stopped(job)
+
+    losing = LosingLate(worker)
+    outcome, _ = run(losing, plan_of(tmp_path, ("one", 1)), tmp_path)
+    assert (outcome.code, outcome.reason) == (5, "the node process of node 0: killed by SIGKILL")
 
 
 # Services

@@ -89,6 +89,8 @@ QUIET_POLL_S = 0.1
 of a node, such as that of a failed worker, begin a poll at once."""
 FREQUENT = (Standing, ClockRead)
 """Reports that do not begin a poll."""
+EXIT_S = 1.0
+"""Seconds from the end of the connection of a killed node process to its exit, at most, on a busy machine."""
 RECORDS_S = 2.5
 """Seconds in which the progress records of workers that stand have certainly arrived."""
 
@@ -150,6 +152,7 @@ class Head:
             is_quiet = not (self._causes.has_fault or self._ending.is_deciding or self._forced.has_begun)
             self._wait(QUIET_POLL_S if is_quiet else POLL_S)
         self._poll()
+        self._await_exit()
         self._poll()  # classifies exits that the last poll has read
         outcome = self._outcome()
         self._warn(self._judge.warnings_at_end() if outcome.code == 0 else ())
@@ -167,6 +170,12 @@ class Head:
             if left_s <= 0 or self._signals.wait(files, left_s) - of_nodes:
                 return
             self._reports += self._nodes.poll()
+
+    def _await_exit(self) -> None:
+        """Waits for the exit of a node process whose connection has ended: the exit is the cause."""
+        files = self._session.handle.files()
+        if files and self._nodes.lost and self._causes.has_fault and not self._forced.has_begun:
+            self._signals.wait(files, EXIT_S)
 
     def _message(self) -> dict[str, Any]:
         return {
