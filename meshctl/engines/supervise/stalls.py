@@ -219,7 +219,10 @@ class StallWatch:
 
     def take_continued(self) -> list[tuple[Worker, float]]:
         """Returns the workers that were reported and have advanced since, with the seconds for which they had
-        not. Each one is returned once."""
+        not. Each one is returned once, and none after a stall has ended the run or a group: its workers no
+        longer stand because they were killed."""
+        if self._is_over:
+            return []
         found = []
         for (worker, since), _ in list(self._reported.items()):
             position = self._positions.get(worker)

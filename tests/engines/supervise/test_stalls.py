@@ -156,6 +156,8 @@ def test_stalls_are_found_again_after_a_group_has_restarted_for_one() -> None:
     run.until(100.5)
     stall = run.watch.take_expired()
     assert stall is not None and stall.workers == (("other", 0),)
+    run.watch.move("other", 0)  # it was killed, and its exit is not known yet
+    assert run.watch.take_continued() == []
     run.watch.forget("other")
     assert run.watch.take_continued() == []
     run.stand("train", 1)
