@@ -65,11 +65,12 @@ def json_lines(path: Path) -> list[dict[str, Json]]:
 
 
 def runs_of(folder: Path) -> dict[str, Run]:
-    """Launches the recipe of the contract: interrupted, with a failure, replayed, and resumed."""
+    """Launches the recipe of the contract: interrupted, with a failure, restarted, replayed, and resumed."""
     calls: dict[str, Callable[[], Run]] = {
         "SIGINT": partial(interrupted, prepared(folder / "interrupted"), signal.SIGINT, workers=3),
         "failed": partial(failed, prepared(folder / "failed")),
         "checks": partial(checked, prepared(folder / "checks")),
+        "restarted": partial(restarted, prepared(folder / "restarted")),
         "replayed": partial(replayed, prepared(folder / "replayed")),
     }
     calls |= {
@@ -107,6 +108,12 @@ def failed(folder: Path) -> Run:
     """
     (folder / "fail").write_text("ConnectionResetError")
     done = launch(folder, "run.yaml", MESHCTL_TRANSPORT="tcp", MESHCTL_DEVICES="cpu")
+    return ended(run_directory_of(folder), done)
+
+
+def restarted(folder: Path) -> Run:
+    """Runs a recipe in which a group restarts alone, and the run restarts with fewer workers."""
+    done = launch(folder, "restarts.yaml")
     return ended(run_directory_of(folder), done)
 
 
