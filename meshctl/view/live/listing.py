@@ -3,6 +3,8 @@
 run                   state      step  age   duration     cause
 grpo/20260102-030405  running  57/200  12 s  12.4 s
 grpo/20260101-120000  failed   13/200  1 d   2 min 3 s    train:1 failed in stage metrics, step 14
+
+If any of the runs has restarted, a column has the number of restarts of each one.
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ class Row:
     code: int | None = None
     cause: str = ""
     """The reason that the run has ended or does not advance, or the host on which it runs."""
+    restarts: int = 0
+    """The number of its restarts after failures: whole ones, and those of single groups."""
 
     def to_data(self) -> dict[str, Any]:
         return {
@@ -63,6 +67,7 @@ class Row:
             "seconds": round(self.seconds, 3),
             "code": self.code,
             "cause": self.cause,
+            "restarts": self.restarts,
         }
 
 
@@ -91,7 +96,8 @@ def row_of(run: RunDir, now: float, ask: AskJob = unasked) -> Row:
         launched = times.launched or launched_at(run)
         last = data["last"][1] if data["last"] else 0.0
         seconds = max(times.seconds(now if state in LIVE else 0.0), last)
-        return Row(run, state, data["step"], data["steps"], launched, seconds, code, reason)
+        restarts = len(data.get("restarts", ()))  # earlier versions wrote it into the second line
+        return Row(run, state, data["step"], data["steps"], launched, seconds, code, reason, restarts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, NoRun, OtherFormat) as error:
         text = str(error) if isinstance(error, NoRun | OtherFormat) else f"{run.state} is damaged"
         return Row(run, UNREADABLE, launched=launched_at(run), cause=text)
@@ -109,8 +115,8 @@ def _row_of_job(run: RunDir, ask: AskJob) -> Row | None:
         return None
     state = seen.state
     launched = state.times.launched or launched_at(run)
-    where = seen.where
-    return Row(run, seen.condition, state.step, state.steps, launched, seen.state.seconds(), None, where)
+    where, restarts = seen.where, len(state.restarts)
+    return Row(run, seen.condition, state.step, state.steps, launched, state.seconds(), None, where, restarts)
 
 
 def _data_of(run: RunDir) -> dict[str, Any]:
@@ -129,12 +135,14 @@ def rows_of_runs(runs: Sequence[RunDir], now: float, ask: AskJob = unasked) -> l
 def listing(rows: Sequence[Row], now: float, width: int = 0) -> str:
     """Returns the table. `width` is that of the terminal; 0 for no limit. Where the terminal has no room
     beside the other columns, a cause has a line of its own."""
-    cells = [("run", "state", "step", "age", "duration")]
+    has_restarts = any(row.restarts for row in rows)
+    cells = [("run", "state", "step", *(["restarts"] if has_restarts else []), "age", "duration")]
     for row in rows:
         step = f"{row.step}/{row.steps}" if row.steps else str(row.step)
         spent = duration(row.seconds) if row.launched else ""
-        cells.append((name_of(row.run), row.state, step, age(row.launched, now), spent))
-    lines = [line.removeprefix("  ") for line in table(cells, right=(2,))]
+        restarts = [str(row.restarts or "")] if has_restarts else []
+        cells.append((name_of(row.run), row.state, step, *restarts, age(row.launched, now), spent))
+    lines = [line.removeprefix("  ") for line in table(cells, right=(2, 3) if has_restarts else (2,))]
     others = max(map(len, lines)) + 2
     has_room = not width or width - others >= MIN_CAUSE_LETTERS
     indent = others if has_room else INDENT_LETTERS

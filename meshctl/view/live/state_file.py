@@ -52,7 +52,7 @@ HEAD: tuple[str, ...] = (
     "code",
     "reason",
 )
-HEAD += ("stall", "last")
+HEAD += ("stall", "restarts", "last")
 """The keys of the first line of the file, which a list of runs needs."""
 DAMAGED = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError)
 """The errors of an event whose values have other types than meshctl writes."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +48,11 @@ def test_the_table(width: int, pinned: Pinned) -> None:
     pinned(f"runs_{width}.txt", listing(rows(), NOW, width))
 
 
+def test_the_table_with_restarts(pinned: Pinned) -> None:
+    first, *others = rows()
+    pinned("runs_restarts.txt", listing([replace(first, restarts=12), *others], NOW))
+
+
 def test_causes_are_cut_to_the_width() -> None:
     short = [row for row in rows() if len(row.run.path.parent.name) < 6]
     assert max(map(len, listing(short, NOW, 80).splitlines())) <= 80
@@ -77,6 +83,19 @@ def test_whether_the_launcher_lives_decides(recorded: Recorded, run: RunDir) -> 
     stall = Event("stall", value={"workers": ["train:1"], "text": ["stalled for 10 s: train:1"]})
     begun(recorded, run, me, stall)
     assert (row_of(run, BEGAN + 9).state, row_of(run, 0).cause) == ("stalled", "stalled for 10 s: train:1")
+
+
+def test_restarts_are_counted(recorded: Recorded, run: RunDir) -> None:
+    whole = {"attempt": 1, "cause": "a node is lost", "left": 2}
+    alone = {**whole, "group": "train", "generation": 1}
+    failed = [Event("restarted", step=3, value=value) for value in (whole, alone)]
+    begun(recorded, run, Launcher.present(), *failed)
+    assert row_of(run, BEGAN + 9).to_data()["restarts"] == 2
+    head, _, rest = run.state.read_text().partition("\n")
+    data = json.loads(head[:-1] + "}")
+    del data["restarts"]  # as earlier versions wrote it
+    run.state.write_text(f"{json.dumps(data)[:-1]},\n{rest}")
+    assert (row_of(run, BEGAN + 9).state, row_of(run, BEGAN + 9).restarts) == ("running", 0)
 
 
 def test_runs_of_all_kinds_are_listed(recorded: Recorded, run: RunDir) -> None:
