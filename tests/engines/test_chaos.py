@@ -77,6 +77,8 @@ class Chaotic:
     folder: Path
     launcher: subprocess.Popen[bytes]
     chosen: random.Random
+    kinds: list[str] = field(default_factory=list)
+    """The kinds that are still to be killed before the first one is again."""
     killed: Counter[str] = field(default_factory=Counter)
     progress: list[int] = field(default_factory=list)
     """The greatest step with metrics, before each kill."""
@@ -109,9 +111,10 @@ class Chaotic:
         return self.launcher.poll() is not None or self.last_step > max(self.progress, default=0)
 
     def kill(self) -> None:
-        """Kills a process of a kind that is chosen by chance, or stops it."""
+        """Kills a process of a kind that is chosen by chance, or stops it. All kinds are killed equally often."""
         self.progress.append(self.last_step)
-        kind = self.chosen.choice(KINDS)
+        self.kinds = self.kinds or self.chosen.sample(KINDS, len(KINDS))
+        kind = self.kinds.pop()
         if pids := list(self._pids(kind)):
             is_stopped = kind == "stopped worker"
             with suppress(ProcessLookupError):
@@ -135,7 +138,8 @@ class Chaotic:
 
 def launched(folder: Path, name: str, *words: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "meshctl", "launch", "chaos.yaml", f"name={name}", *words]
-    environ = {**os.environ, "TMPDIR": str(folder / "tmp")}
+    cache = str(folder / "cache")  # of torch, which keeps it by design
+    environ = {**os.environ, "TMPDIR": str(folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": cache}
     with (folder / f"{name}.txt").open("wb") as output:
         return subprocess.Popen(
             command, cwd=folder, env=environ, stdout=output, stderr=output, start_new_session=True

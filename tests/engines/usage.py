@@ -40,7 +40,7 @@ def usage(launcher: int, folder: Path) -> Usage:
         len(list(files_of(node))),
         own_bytes(node),
         sum(sizes.values()),
-        sum(size_of(path) for path in folder.rglob("*")),
+        disk_bytes_below(folder),
     )
 
 
@@ -66,10 +66,15 @@ def own_bytes(pid: int) -> int:
     return 0  # the process has ended
 
 
+def disk_bytes_below(folder: Path) -> int:
+    """Returns the bytes of all files below a folder. Files and folders may vanish meanwhile."""
+    return sum(size_of(Path(path, name)) for path, _, names in os.walk(folder) for name in names)
+
+
 def size_of(path: Path) -> int:
     with suppress(OSError):
         return path.lstat().st_size
-    return 0
+    return 0  # it has been deleted
 
 
 class Recorder:
