@@ -43,7 +43,7 @@ class Learner(Component):
             parallelize_module(self.model, self.torch_mesh["tp"], plan)
         if self.mesh.size("fsdp") > 1:
             fully_shard(self.model, mesh=self.torch_mesh["fsdp"])
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
 
     @endpoint(collect="sum")
     def update(self, batch: Batch) -> dict[str, float]:
