@@ -33,6 +33,7 @@ from meshctl.run.directory import NO_START, RunDir, Start, write_whole
 from meshctl.run.mirror import Mirror
 from meshctl.run.observer import Observer
 from meshctl.run.submission import JobState, Phase
+from meshctl.text.english import listed
 from meshctl.text.kubernetes_names import replicated_job, too_long
 from meshctl.text.yaml_text import yaml_text
 
@@ -108,7 +109,7 @@ class JobSetEngine:
             raise CannotStart(f"the manifests cannot be written: {reason}") from None
         job_set, config, secret = self._objects(plan, run, start, recipe, new_token())
         if sum(map(len, config["data"].values())) > MAX_CONFIG_BYTES:
-            raise CannotStart("the plan is larger than a ConfigMap may be (1 MiB)")
+            raise CannotStart(f"{listed(config['data'])} together are larger than a ConfigMap may be (1 MiB)")
         try:
             kinds = f"{JOB_SETS},configmaps,secrets"
             self._kubectl.call("delete", kinds, name, "--ignore-not-found")

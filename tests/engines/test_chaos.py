@@ -206,8 +206,8 @@ def check_rows(chaotic: Chaotic) -> None:
 
 
 def check_leaks(recorder: Recorder) -> None:
-    """What the processes use at the end is not more than what they use in the second quarter of the run, but for
-    what the run directory collects."""
+    """Compares the resources in use at the end of the run with those in its second quarter. Each may have grown
+    by the number beside its name; the run directory collects events and logs."""
     for name, more in (
         ("processes", 3),
         ("launcher_files", 8),
