@@ -29,9 +29,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.hang import HANG_S
 from tests.paths import ROOT
 
-TIMEOUT_S = 240
+TIMEOUT_S = HANG_S
 """The longest time of a command. It is killed afterwards."""
 LOADED_LATE = (
     "meshctl.runtime.checkpoint",
@@ -200,7 +201,7 @@ def submodules(package: str) -> Iterator[str]:
 def exit_code(pid: int) -> int:
     """Waits for the end of a command. One that takes too long is killed, and its workers end with it."""
     signal.signal(signal.SIGALRM, lambda *_: os.kill(pid, signal.SIGKILL))
-    signal.alarm(TIMEOUT_S)
+    signal.alarm(int(TIMEOUT_S))
     _, status = os.waitpid(pid, 0)
     signal.alarm(0)
     return os.waitstatus_to_exitcode(status)

@@ -13,8 +13,9 @@ from typing import Any
 from meshctl.plan.model import Checkpoint, Cluster, Group, Plan, Program, Run
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, Follower
+from tests.hang import HANG_S
 
-TIMEOUT = 60.0
+TIMEOUT = HANG_S
 
 
 def plan_of(

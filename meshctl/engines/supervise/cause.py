@@ -4,9 +4,10 @@ When one worker dies, its peers fail a moment later, and often report more. Faul
 in this order:
 
 1. a worker's own fault: an exception, or a death by a signal
-2. an exit code without a report, or an abort, by which NCCL ends its process when it loses a peer
-3. the reported loss of a peer
-4. the exit of an agent
+2. the loss of a node, which takes its workers and agents with it
+3. an exit code without a report, or an abort, by which NCCL ends its process when it loses a peer
+4. the reported loss of a peer
+5. the exit of an agent
 
 Among faults of equal priority, the first that was received is the cause; the loss of a peer that has itself
 lost a peer comes after the other losses. If only faults of low priority are
@@ -43,9 +44,10 @@ TAIL_BYTES = 64 * 1024
 
 class Priority(IntEnum):
     OWN = 0
-    CODE = 1
-    LOST = 2
-    ECHO = 3
+    NODE = 1
+    CODE = 2
+    LOST = 3
+    ECHO = 4
     """The exit of an agent, which follows from the exit of one of its workers."""
 
 
@@ -55,6 +57,7 @@ one."""
 
 WAIT_POLLS: Mapping[Priority, int] = {
     Priority.OWN: 3,
+    Priority.NODE: 66,
     Priority.CODE: 10,
     Priority.LOST: 66,
     Priority.ECHO: 66,

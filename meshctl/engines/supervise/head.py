@@ -314,7 +314,8 @@ class Head:
         was_released = self._is_released and exited.group in self._services
         if self._forced.has_begun or was_released or (exited.code == 0 and exited.group):
             return
-        priority = Priority.OWN if exited.code < 0 else Priority.ECHO
+        without_signal = Priority.ECHO if exited.group else Priority.CODE
+        priority = Priority.OWN if exited.code < 0 else without_signal
         error = exited.reason or f"{exited.what}: {name_of(exited.code)}"
         self._session.journal.write("fault", error=error, traceback="", lost=priority is Priority.ECHO)
         self._causes.record(error, priority, exited.log, exited.group)
@@ -322,7 +323,7 @@ class Head:
     def _on_lost(self, reason: str) -> None:
         if not self._forced.has_begun:
             self._session.journal.write("fault", error=reason, traceback="", lost=True)
-            self._causes.record(reason, Priority.LOST)
+            self._causes.record(reason, Priority.NODE)
 
     def _forget(self, group: str) -> None:
         """Forgets the processes of a group, which restarts."""

@@ -121,6 +121,26 @@ def test_the_first_cause(tmp_path: Path, arrivals: list[tuple[int, Event]], line
     assert cause.line == line
 
 
+AGENT = Event("fault", "train", value={"error": "the fork server is gone", "lost": True})
+
+
+@pytest.mark.parametrize(
+    "victims", [(LOST,), (AGENT,), (exited(0, -6),), (lost("rollout", 0, "train", 1), AGENT)]
+)
+def test_the_loss_of_a_node_comes_before_what_follows_from_it(
+    tmp_path: Path, victims: tuple[Event, ...]
+) -> None:
+    """Its connection ends before its processes, but the head may read what they and their peers report first."""
+    causes = head(tmp_path / "log")
+    for number in range(100):
+        for event in victims if number == 1 else ():
+            causes.add(event)
+        if number == 5:
+            causes.record("the connection to node 1 is lost", Priority.NODE)
+        causes.end_poll(float(number))
+    assert causes.settled is not None and causes.settled.line == "the connection to node 1 is lost"
+
+
 UPDATE = Position("update", 8, has_batch=True)
 
 
