@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from meshctl.run.log_files import without_stamps
+
+
+def without_warnings_of_torch(text: str) -> str:
+    """Returns the output of a process without the lines that the C++ part of torch prints, e.g. about a host name
+    that takes long to be resolved: `[W1128 16:07:36.123456789 socket.cpp:767] [c10d] ...`."""
+    return re.sub(r"^\[[IWE]\d{4} [\d:.]+ [\w./]+:\d+\].*\n", "", text, flags=re.MULTILINE)
 
 
 def output_of(log: Path) -> str:

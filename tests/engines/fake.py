@@ -26,6 +26,7 @@ from meshctl.plan.model import Plan
 from meshctl.run.directory import NO_START, RunDir, Start
 from meshctl.run.events import Journal
 from meshctl.run.observer import Observer
+from tests.hang import HANG_S
 
 POLL_S = 0.01
 
@@ -55,7 +56,7 @@ FakeMain = Callable[[FakeWorker], int]
 
 class FakeEngine:
     host = "127.0.0.1"
-    join_limit_s = 60.0
+    join_limit_s = HANG_S
     examines_nodes, shares_files = False, True
 
     def __init__(

@@ -14,6 +14,7 @@ from meshctl.plan.model import Checkpoint, Cluster, Group, Plan, Program, Run
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, Follower
 from tests.hang import HANG_S
+from tests.log_text import without_warnings_of_torch
 
 TIMEOUT = HANG_S
 
@@ -21,7 +22,7 @@ TIMEOUT = HANG_S
 def plan_of(
     folder: Path,
     *groups: tuple[str, int | Program],
-    grace: float = 20.0,
+    grace: float = HANG_S,
     env: tuple[tuple[str, str | None], ...] = (),
     **run_keys: Any,
 ) -> Plan:
@@ -89,7 +90,7 @@ class Launched:
 
     def output(self) -> str:
         path = self.folder / "out"
-        return path.read_text() if path.exists() else ""
+        return without_warnings_of_torch(path.read_text()) if path.exists() else ""
 
 
 Launch = Callable[..., Launched]

@@ -26,10 +26,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.hang import HANG_S
+
 NODES = ("n1", "n2", "n3")
 TOOLS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel")
 PATHS = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-START_S = 60.0
+START_S = HANG_S
 FOR_A_PERSON = Path(tempfile.gettempdir()) / f"meshctl-slurm-{os.geteuid()}"
 
 
@@ -128,7 +130,7 @@ class Cluster:
 
     def run(self, *words: str) -> str:
         """Runs a command of Slurm, and returns its output."""
-        done = subprocess.run(words, env=self.environ, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(words, env=self.environ, capture_output=True, text=True)
         return done.stdout + done.stderr
 
     def idle(self) -> int:
@@ -145,11 +147,12 @@ class Cluster:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Returns ports below those that the kernel gives to clients, so that no connection of another process takes
+    one before its daemon does."""
+    first = 20_000 + os.getpid() % 1000 * 10
+    for port in range(first, first + count):
+        socket.create_server(("127.0.0.1", port)).close()
+    return [*range(first, first + count)]
 
 
 def wait_for(condition: object, what: str, limit_s: float = START_S, strict: bool = True) -> None:

@@ -188,8 +188,9 @@ def refused(plan: Path, *words: str, **environ: str) -> tuple[int, str]:
 
 
 def test_an_agent_names_what_keeps_it_from_its_head(prepared: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        free = f"127.0.0.1:{taken.getsockname()[1]}"
+    silent = socket.socket()
+    silent.bind(("127.0.0.1", 0))  # nobody listens at the port, and nobody else can take it
+    free = f"127.0.0.1:{silent.getsockname()[1]}"
     token = {"MESHCTL_TOKEN": "token"}
     code, output = refused(prepared, "--head", free, **token)
     assert (

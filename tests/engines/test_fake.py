@@ -78,7 +78,7 @@ def steps(worker: FakeWorker) -> int:
 
 def until_stopped(worker: FakeWorker) -> int:
     worker.journal().write("ready")
-    worker.stop.wait(60)
+    worker.stop.wait()
     return 143
 
 
@@ -150,7 +150,7 @@ def test_a_signal_ends_it(two_nodes: Plan, tmp_path: Path, where: Any) -> None:
         return until_stopped(job)
 
     def interrupt() -> None:
-        began.wait(60)
+        began.wait()
         signals.receive(signal.SIGINT)
         signals.receive(signal.SIGTERM)
 

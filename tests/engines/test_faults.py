@@ -13,12 +13,9 @@ from processes import Launch, Launched, alive, family, litter, plan_of, wait
 from meshctl.engines.node.forkserver import TITLE
 from meshctl.plan.model import Program
 
-GONE = 10.0
-"""Time limit in seconds for the end of all processes; it takes three on an idle machine."""
-
 
 def gone(pids: list[int]) -> None:
-    wait(lambda: not any(map(alive, pids)), f"the end of {[pid for pid in pids if alive(pid)]}", GONE)
+    wait(lambda: not any(map(alive, pids)), f"the end of {[pid for pid in pids if alive(pid)]}")
 
 
 def going(launch: Launch, folder: Path, mode: str = "forever") -> tuple[Launched, list[int]]:

@@ -28,12 +28,13 @@ from tests.cli.small_launch import PARTS, RECIPE
 from tests.engines.processes import name_of
 from tests.engines.ray_cluster import RayCluster, parent_of, ray_cluster
 from tests.engines.test_ssh import rows
+from tests.hang import HANG_S
 from tests.paths import ROOT
 
 THREE = RECIPE.replace("ranks: 1,", "ranks: 3,").replace("ranks: 2,", "ranks: 3,")
 THREE = THREE.replace("run:", "cluster: {nodes: 3}\nrun:").replace("samples: 4", "samples: 6")
 LONG = ["components.trainer.args.mood=slow", "run.steps=100000"]
-LIMIT_S = 250
+LIMIT_S = HANG_S
 pytestmark = pytest.mark.timeout(900)
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray: make test-all installs it")
 

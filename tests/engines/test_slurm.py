@@ -21,6 +21,7 @@ from tests.engines import slurm_cluster
 from tests.engines.processes import name_of
 from tests.engines.slurm_cluster import Cluster as Machines
 from tests.engines.slurm_cluster import wait_for
+from tests.hang import HANG_S
 from tests.paths import ROOT
 
 needs_slurm = pytest.mark.skipif(
@@ -33,7 +34,7 @@ ONE_SET = TWO_SETS.replace("{ranks: 1,", "{ranks: 3,")
 """Both groups are on all three nodes."""
 ENGINE = ["--engine", "slurm", "engine.slurm.lease=6"]
 LONG = ["components.trainer.args.mood=slow", "run.steps=100000"]
-LIMIT_S = 240
+LIMIT_S = HANG_S
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,7 @@ class Slurmed:
     def ended(self) -> dict[str, object]:
         """Waits until the job has ended. Returns the state of the run, of which no process is left."""
         wait_for(lambda: not self.cluster.run("squeue", "-h").strip(), "the end of the job", LIMIT_S)
-        wait_for(lambda: not self.processes(), "the end of all processes", 20)
+        wait_for(lambda: not self.processes(), "the end of all processes")
         return self.state()
 
     def processes(self, node: str = "") -> list[int]:
@@ -150,7 +151,7 @@ class Slurmed:
                 os.killpg(launch.pid, signal.SIGKILL)
             launch.communicate()
         self.cluster.run("scancel", "--user=root")
-        wait_for(lambda: not self.cluster.run("squeue", "-h").strip(), "the end of all jobs", 60)
+        wait_for(lambda: not self.cluster.run("squeue", "-h").strip(), "the end of all jobs")
 
 
 def environ_of(entry: Path) -> list[str]:
@@ -163,7 +164,7 @@ def environ_of(entry: Path) -> list[str]:
 @needs_slurm
 @pytest.mark.slow
 def test_a_heterogeneous_job_from_submission_to_end(run: Slurmed) -> None:
-    launch = run.launched("run.steps=4", "engine.slurm.time=10m")
+    launch = run.launched("run.steps=4", "engine.slurm.time=10m", "engine.slurm.lease=600")
     output, _ = launch.communicate(timeout=LIMIT_S)
     assert launch.returncode == 0, output
     assert re.search(r"^\S+ is Slurm job \d+$", output, re.M) and "small: done after 4 steps" in output
@@ -171,7 +172,7 @@ def test_a_heterogeneous_job_from_submission_to_end(run: Slurmed) -> None:
     assert script.count("#SBATCH hetjob") == 1 and "#SBATCH --time=0-00:10:00" in script
     assert [row["step"] for row in run.rows()] == [1, 2, 3, 4]
     assert run.ended()["state"] == "done"
-    again = run.meshctl("launch", str(run.path), *ENGINE, "run.steps=6")
+    again = run.meshctl("launch", str(run.path), *ENGINE, "engine.slurm.lease=600", "run.steps=6")
     assert again.returncode == 0, again.stderr + again.stdout
     assert [row["step"] for row in run.rows()] == [1, 2, 3, 4, 5, 6]
 

@@ -26,13 +26,14 @@ from tests.cli.small_launch import PARTS, RECIPE
 from tests.engines import namespaces
 from tests.engines.namespaces import Hosts
 from tests.engines.processes import name_of
+from tests.hang import HANG_S
 from tests.paths import ROOT
 
 THREE = RECIPE.replace("ranks: 1,", "ranks: 3,").replace("ranks: 2,", "ranks: 3,")
 THREE = THREE.replace("run:", "cluster: {nodes: 3}\nrun:").replace("samples: 4", "samples: 6")
 LONG = ["components.trainer.args.mood=slow", "run.steps=100000"]
 LEASE = "engine.ssh.lease=6"
-LIMIT_S = 200
+LIMIT_S = HANG_S
 LAUNCHES: list[subprocess.Popen[str]] = []
 """The launches of the present test."""
 needs_hosts = pytest.mark.skipif(bool(namespaces.MISSING), reason=f"needs {', '.join(namespaces.MISSING)}")

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from meshctl.engines.checks.probe import Answer, Probe
+from tests.hang import HANG_S
 
 HERE = "tests.engines.checks.test_children"
 
@@ -47,24 +48,24 @@ def chatter() -> str:
 
 
 def test_a_child_answers() -> None:
-    assert Probe(f"{HERE}:echo", ["word"], 60).answer() == Answer("word")
-    assert Probe(f"{HERE}:chatter", [], 60).answer() == Answer("y" * 300_000)
-    assert Probe(f"{HERE}:fail", [], 60).answer() == Answer(None, "ValueError: two lines")
-    assert Probe(f"{HERE}:none", [], 60).answer().error.startswith("AttributeError: ")
+    assert Probe(f"{HERE}:echo", ["word"], HANG_S).answer() == Answer("word")
+    assert Probe(f"{HERE}:chatter", [], HANG_S).answer() == Answer("y" * 300_000)
+    assert Probe(f"{HERE}:fail", [], HANG_S).answer() == Answer(None, "ValueError: two lines")
+    assert Probe(f"{HERE}:none", [], HANG_S).answer().error.startswith("AttributeError: ")
 
 
 def test_a_child_that_dies_is_reported_with_its_cause() -> None:
-    assert Probe(f"{HERE}:crash", [], 60).answer() == Answer(None, "killed by SIGSEGV")
-    assert Probe(f"{HERE}:leave", [], 60).answer() == Answer(None, "exit code 3: RuntimeError: the last line")
+    assert Probe(f"{HERE}:crash", [], HANG_S).answer() == Answer(None, "killed by SIGSEGV")
+    assert Probe(f"{HERE}:leave", [], HANG_S).answer() == Answer(
+        None, "exit code 3: RuntimeError: the last line"
+    )
 
 
 def test_a_child_that_hangs_goes_with_all_that_it_started() -> None:
     hanging = Probe(f"{HERE}:hang", [], 4)
     group = hanging.pid
     assert hanging.answer() == Answer(None, "no answer within 4 s")
-    end = time.monotonic() + 20
     while processes_in(group):
-        assert time.monotonic() < end
         time.sleep(0.05)
     hanging.close()
     assert hanging.answer().error == "no answer within 4 s"

@@ -12,10 +12,11 @@ import pytest
 from meshctl.engines.checks import runner
 from meshctl.engines.checks.fork import in_fork
 from meshctl.engines.checks.requirements import Requirements
+from tests.hang import HANG_S
 
 
 def test_the_value_comes_from_another_process() -> None:
-    pid, text = in_fork(lambda: [os.getpid(), "x" * 300_000], 60.0)
+    pid, text = in_fork(lambda: [os.getpid(), "x" * 300_000], HANG_S)
     assert pid != os.getpid() and len(text) == 300_000
 
 
@@ -24,7 +25,7 @@ def test_an_error_is_that_of_the_function() -> None:
         raise LookupError("odd")
 
     with pytest.raises(LookupError, match="odd"):
-        in_fork(fail, 60.0)
+        in_fork(fail, HANG_S)
 
 
 def test_a_disk_that_does_not_answer_is_a_failure_of_launch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,11 +21,12 @@ from tests.cli.commands import MAIN
 from tests.cli.small_launch import PARTS, RECIPE
 from tests.engines.kubernetes.cluster import MISSING, Cluster, cluster
 from tests.engines.test_secure import speaks_tls
+from tests.hang import HANG_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")]
 TWO = RECIPE.replace("{ranks: 1,", "{ranks: 2,").replace("run:", "cluster: {nodes: 2}\nrun:")
 SLOW = ["components.trainer.args.mood=slow", "run.steps=100000"]
-LIMIT_S = 240
+LIMIT_S = HANG_S
 
 
 class World:

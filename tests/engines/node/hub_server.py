@@ -76,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
         if body is None:
             return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
         if self.command == "GET":
-            self.server.may_send.wait(60)
+            self.server.may_send.wait()
         return self._send(200, body, {"ETag": f'"{digest(body)}"', "X-Repo-Commit": COMMIT})
 
     def _json(self, value: Any) -> None:

@@ -35,8 +35,8 @@ def test_a_head_that_does_not_answer_is_named_within_the_limit(silent: str) -> N
 
 
 def test_a_node_without_tls_and_a_secure_head_do_not_understand_each_other() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        head = joined(*listener.getsockname())
-        listener.close()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody listens at the port, and nobody else can take it
+        head = joined(*silent.getsockname())
         with pytest.raises(CannotStart, match="connection refused"):
             join(head, 3, "token", sockets=sockets_of("token", True))

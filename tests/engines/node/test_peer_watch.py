@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import socket
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -29,11 +28,12 @@ def watch() -> Iterator[Watch]:
         one.close()
 
 
-def exchange(*watches: PeerWatch, now: float = 0.0, seconds: float = 3.0) -> list[list[Unreachable | None]]:
-    """Polls watches at one time of theirs, until all of them have reported something."""
+def exchange(*watches: PeerWatch, now: float = 0.0, rounds: int = 10**9) -> list[list[Unreachable | None]]:
+    """Polls watches at one time of theirs, until all of them have reported something, or for some rounds: one
+    passes what is sent on, since the kernel delivers it on loopback before the call that sends it returns."""
     found: list[list[Unreachable | None]] = [[] for _ in watches]
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and not all(found):
+    while rounds and not all(found):
+        rounds -= 1
         for number, one in enumerate(watches):
             found[number] += one.poll(now)
         reading = [file for one in watches for file in one.reading]
@@ -60,10 +60,10 @@ def test_a_peer_that_refuses_or_does_not_answer_is_named(watch: Watch) -> None:
     one, two = watch(1), watch(2)
     one.begin(0, {2: two.address}, 0.0)
     two.close()
-    assert exchange(one, seconds=0.2) == [[]]
+    assert exchange(one, rounds=20) == [[]]
     [[found]] = exchange(one, now=REACH_S + 1)
     assert found == Unreachable(2, two.address, REACH_S + 1, "connection refused")
-    assert exchange(one, now=REACH_S + 9, seconds=0.1) == [[]]  # it is reported once
+    assert exchange(one, now=REACH_S + 9, rounds=20) == [[]]  # it is reported once
 
 
 def test_silence_in_a_run_is_named_after_the_lease_and_a_late_process_blames_nobody(watch: Watch) -> None:
@@ -81,25 +81,25 @@ def test_a_call_is_made_anew_before_the_limit(watch: Watch) -> None:
     """A connection whose packets were lost waits for its kernel; a new one goes through at once."""
     one, two = watch(1), watch(2)
     one.begin(0, {2: two.address}, 0.0)
-    exchange(one, two, seconds=0.3)
+    exchange(one, two, rounds=20)
     first = one.reading[1]
     late = CALL_S + 4.0
     assert [*one.poll(late)] == []
     assert first not in one.reading
-    assert exchange(one, two, now=late, seconds=0.3)[0] == []
+    assert exchange(one, two, now=late, rounds=20)[0] == []
     assert [*one.poll(late + LEASE_S - 1)] == []  # it was seen at `late`
 
 
 def test_another_token_and_another_node_are_refused_and_counted(watch: Watch) -> None:
     one, two = watch(1, "right"), watch(2, "wrong")
     one.begin(0, {2: two.address}, 0.0)
-    exchange(one, two, seconds=0.3)
-    [[found], _] = exchange(one, two, now=REACH_S + 1)
+    exchange(one, two, rounds=20)
+    [[found], _] = exchange(one, two, now=REACH_S + 1, rounds=20)
     assert found and found.problem == "something else answers there, without the token of the run"
     assert two.strangers
     three = watch(3, "right")
     three.begin(0, {4: one.address}, 0.0)
-    exchange(one, three, seconds=0.3)
+    exchange(one, three, rounds=20)
     assert one.strangers
 
 
@@ -109,11 +109,10 @@ def test_another_token_and_another_node_are_refused_and_counted(watch: Watch) ->
 )
 def test_a_stranger_is_dropped_and_counted(watch: Watch, words: bytes) -> None:
     one = watch(1)
-    with socket.create_connection(split(one.address), timeout=10) as stranger:
+    with socket.create_connection(split(one.address)) as stranger:
         stranger.sendall(words)
-        exchange(one, seconds=0.2)
+        exchange(one, rounds=20)
         assert one.strangers == {"127.0.0.1": 1}
-        stranger.settimeout(5)
         try:
             while stranger.recv(4096):
                 pass
@@ -124,4 +123,4 @@ def test_a_stranger_is_dropped_and_counted(watch: Watch, words: bytes) -> None:
 def test_it_listens_on_the_given_address_only(watch: Watch) -> None:
     _, port = split(watch(1).address)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", port), timeout=5)
+        socket.create_connection(("127.0.0.2", port))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 
 import pytest
 
@@ -38,7 +37,7 @@ def test_the_number_of_hosts_is_bounded() -> None:
 
 def stranger(listener: socket.socket, words: bytes) -> bytes:
     """Sends bytes as a stranger does, and returns the answer."""
-    with socket.create_connection(listener.getsockname(), timeout=10) as sock:
+    with socket.create_connection(listener.getsockname()) as sock:
         sock.sendall(words)
         answer = b""
         try:
@@ -57,12 +56,10 @@ WORDS = [b"GET / HTTP/1.1\r\n\r\n", b"\x80\x04\x95.\n", b'{"node": 0}\n', b"." *
 def test_the_head_drops_and_counts_a_stranger(words: bytes) -> None:
     nodes = Nodes(socket.create_server(("127.0.0.1", 0)), "token", 0.0)
     nodes.begin({"type": "attempt", "number": 0}, {0: ["one"]})
-    with socket.create_connection(nodes._listener.getsockname(), timeout=10) as sock:
+    with socket.create_connection(nodes._listener.getsockname()) as sock:
         sock.sendall(words)
-        end = time.monotonic() + 10
-        while not nodes.all_dropped()[0] and time.monotonic() < end:
+        while not nodes.all_dropped()[0]:
             nodes.poll()
-            time.sleep(0.01)
     assert nodes.all_dropped()[0] == {"127.0.0.1": 1} and not nodes.has_joined(0)
     nodes.close()
 
