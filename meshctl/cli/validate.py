@@ -16,11 +16,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
+from meshctl import __version__
 from meshctl.cli.color import WHEN, has_color
 from meshctl.cli.load import CheckResult, Launchable, Unreadable, check
 from meshctl.cli.output import refuse, write
@@ -173,7 +173,7 @@ def facts(launchable: Launchable | None) -> dict[str, str | int]:
 def report(found: tuple[Checked, ...], options: Options, out: TextIO) -> int:
     """Prints the findings in the format of the options and returns the exit code."""
     format, color = options.report_format, has_color(out, options.color)
-    findings = Findings(found, version() if format in ("json", "sarif") else "", color, folder(), explained)
+    findings = Findings(found, __version__ if format in ("json", "sarif") else "", color, folder(), explained)
     draw: Callable[[Findings], str] = import_module(f"meshctl.view.reports.{format}").draw
     write(draw(findings), out)
     return findings.code
@@ -185,13 +185,6 @@ def folder(environ: Mapping[str, str] = os.environ) -> str:
         return ""
     here = os.path.relpath(Path.cwd(), environ["GITHUB_WORKSPACE"])
     return "" if here.startswith(".") else here
-
-
-@cache
-def version() -> str:
-    from importlib.metadata import version
-
-    return version("meshctl")
 
 
 def explained(code: str) -> str:

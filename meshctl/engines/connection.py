@@ -1,6 +1,6 @@
 """The connection between a node process and the head: JSON objects, one per line, both ways.
 
-    node -> head    {"node": 1, "version": "0.1.0", "plan": DIGEST, "nonce": HEX}
+    node -> head    {"node": 1, "version": "0.1.0", "package": DIGEST, "plan": DIGEST, "nonce": HEX}
     head -> node    {"nonce": HEX, "proof": HEX, "lease_s": 15.0}      or {"refused": "why"}
     node -> head    {"proof": HEX}
 
@@ -33,11 +33,13 @@ import select
 import socket
 import time
 
+from meshctl import __version__
 from meshctl.engines.engine import CannotStart
 from meshctl.network.addresses import split
 from meshctl.network.authentication import TOKEN_VARIABLE, is_proof, new_nonce, proof_of
 from meshctl.network.connection import Connection, Message, ProtocolError
 from meshctl.network.sockets import PLAIN, Sockets
+from meshctl.package import namesake, our_digest, reinstall_command
 
 BEAT_S = 3.0
 """Seconds between two beats, if the lease is not much shorter."""
@@ -48,16 +50,6 @@ CONNECT_S = 10.0
 RETRY_S = 0.5
 """Seconds between two attempts to connect."""
 MESSAGE_BYTES_MAX = 1 << 28
-
-
-def version() -> str:
-    """Returns the version of meshctl, which must be the same on all nodes."""
-    import importlib.metadata  # imported on use, because the import is slow
-
-    try:
-        return importlib.metadata.version("meshctl")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def beat_s(lease_s: float) -> float:
@@ -91,9 +83,8 @@ class Handshake:
         node, nonce = message.get("node"), message.get("nonce")
         if not isinstance(node, int) or not isinstance(nonce, str):
             raise ProtocolError("this is not a node process")
-        if message.get("version") != version():
-            theirs = str(message.get("version"))[:40]
-            self.connection.send({"refused": f"meshctl {version()} runs the head, {theirs} runs this node"})
+        if refusal := _difference(str(message.get("version"))[:40], message.get("package")):
+            self.connection.send({"refused": refusal})
             raise ProtocolError("the versions differ")
         theirs = str(message.get("plan", ""))[:40]
         if theirs and self._digest and theirs != self._digest:
@@ -106,6 +97,16 @@ class Handshake:
         ours = proof_of(self._token, "head", str(node), nonce, self._nonce)
         self.connection.send({"nonce": self._nonce, "proof": ours, "lease_s": self._lease_s})
         return False
+
+
+def _difference(version: str, package: object) -> str:
+    """Returns why a node with this version and digest of the package cannot join; empty if it can. A process
+    of the head sends no digest."""
+    if version != __version__:
+        return f"meshctl {__version__} runs the head, {version} runs this node"
+    if package and package != our_digest():
+        return f"the files of this node's meshctl {version} differ from those of the head's"
+    return ""
 
 
 def join(
@@ -167,13 +168,17 @@ def _introduce(connection: Connection, head: str, node: int, token: str, digest:
     """Authenticates this node process and the head to each other. Returns the lease in seconds. Raises
     `CannotStart`."""
     nonce = new_nonce()
-    connection.send({"node": node, "version": version(), "plan": digest, "nonce": nonce})
+    package = our_digest() if digest else ""
+    connection.send(
+        {"node": node, "version": __version__, "package": package, "plan": digest, "nonce": nonce}
+    )
     try:
         answer = _answer(connection)
     except ProtocolError as error:
         raise CannotStart(f"node {node} cannot join the head at {head}: {error}") from error
     if "refused" in answer:
-        raise CannotStart(f"the head at {head} refuses node {node}: {str(answer['refused'])[:200]}")
+        found = f"; {other} is installed here: {reinstall_command()}" if (other := namesake()) else ""
+        raise CannotStart(f"the head at {head} refuses node {node}: {str(answer['refused'])[:200]}{found}")
     nonces = nonce, str(answer.get("nonce"))
     if not is_proof(answer.get("proof"), proof_of(token, "head", str(node), *nonces)):
         raise CannotStart(

@@ -1,5 +1,5 @@
 """Models and samplers of transformers, as components. They need the extra `hf`:
-`pip install 'meshctl[hf]'`."""
+`pip install '.[hf]'` in a checkout."""
 
 from meshctl.runtime.extras import extra
 

@@ -14,15 +14,16 @@ import re
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from meshctl import __version__
+from meshctl.package import installed_version
 from meshctl.run import clock
 from meshctl.run.directory import RunDir
 from meshctl.text.redaction import redact
 
-PACKAGES = ("meshctl", "torch", "transformers", "vllm", "numpy")
+LIBRARIES = ("torch", "transformers", "vllm", "numpy")
 GPUS = "/proc/driver/nvidia/gpus"
 MAX_BYTES = 1 << 20
 """Bytes at the end of the file that are read."""
@@ -63,11 +64,8 @@ def launches(run: RunDir) -> list[dict[str, Any]]:
 
 
 def _versions() -> list[tuple[str, str]]:
-    found = list[tuple[str, str]]()
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found.append((name, version(name)))
-    return found
+    libraries = [(name, version) for name in LIBRARIES if (version := installed_version(name))]
+    return [("meshctl", __version__), *libraries]
 
 
 def _memory() -> int | None:

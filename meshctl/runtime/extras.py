@@ -11,17 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from meshctl.package import install_command
 from meshctl.runtime.component import ComponentError
 
 
 class MissingExtra(ComponentError):
-    """A library of an extra is not installed. The message contains the pip command."""
+    """A library of an extra is not installed. The message says how it is installed."""
 
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Turns a failed import in its body into a `MissingExtra` that names the pip command."""
+    """Turns a failed import in its body into a `MissingExtra` that says how it is installed."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise MissingExtra(f"{error.name} is not installed: pip install 'meshctl[{name}]'") from None
+        raise MissingExtra(f"{error.name} is not installed: {install_command(name)}") from None

@@ -1,4 +1,4 @@
-"""Samplers on the engine vLLM. They need the extra `vllm`: `pip install 'meshctl[vllm]'`. This is an
+"""Samplers on the engine vLLM. They need the extra `vllm`, installed in an
 interpreter of its own, because vLLM and the extra `hf` need different versions of transformers."""
 
 from meshctl.vllm.errors import SamplerError as SamplerError

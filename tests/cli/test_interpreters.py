@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.commands import meshctl
 from tests.cli.small_launch import run_of, started, steps
-from tests.environments import OURS, environment, site_packages
+from tests.environments import OURS, distribution, environment, site_packages
 from tests.paths import ROOT
 
 OTHER_TORCH = ROOT / ".venv-torch" / "bin" / "python"
@@ -282,14 +282,14 @@ def test_another_version_of_meshctl_is_refused(folder: Path) -> None:
     site = site_packages(folder / "envs" / "other")
     (site / "packages.pth").write_text(f"{OURS[0]}\n")
     (site / "meshctl").mkdir()
-    (site / "meshctl" / "__init__.py").touch()
-    (site / "meshctl-9.0.dist-info").mkdir()
-    (site / "meshctl-9.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: meshctl\nVersion: 9.0\n"
-    )
+    (site / "meshctl" / "__init__.py").write_text('__version__ = "9.0"\n')
     assert refused(folder, "envs/other/bin/python").startswith("has meshctl 9.0, and this is ")
     noted = meshctl(folder, "validate", "recipe.yaml")
     assert "of group `rollout` has meshctl 9.0, and this is " in noted.stdout
+    distribution(site, "meshctl", "9.0")
+    noted = meshctl(folder, "validate", "recipe.yaml")
+    assert "of group `rollout` has the distribution `meshctl` 9.0 (another tool)" in noted.stdout
+    assert " -m pip uninstall -y meshctl meshctl-torch, then " in noted.stdout
 
 
 def test_pictures_and_the_dry_run_show_the_interpreter(folder: Path) -> None:

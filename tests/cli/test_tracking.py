@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import meshctl
+from meshctl.package import install_command
 from tests.cli.small_launch import RECIPE
 from tests.command_server import call
 
@@ -127,6 +128,6 @@ def test_a_tracker_that_fails_does_not_change_the_run(folder: Path) -> None:
 def test_a_library_that_is_not_installed(folder: Path) -> None:
     done = call(folder, "launch", "recipe.yaml", "run.track=wandb", program=WITHOUT)
     assert done.returncode == 4 and not (folder / "runs").exists()
-    assert "tracker `wandb` needs wandb, which is not installed: pip install 'meshctl[track]'" in done.stderr
+    assert f"tracker `wandb` needs wandb, which is not installed: {install_command('track')}" in done.stderr
     done = call(folder, "validate", "recipe.yaml", "run.track=[tensorboard]", program=WITHOUT)
     assert done.returncode == 0 and "note[MC442]" in done.stdout + done.stderr

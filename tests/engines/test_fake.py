@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from processes import plan_of, wait
 
+from meshctl import __version__
 from meshctl.cli.launch import Supervision, outcome_of
 from meshctl.engines import connection, engine
 from meshctl.engines.connection import join
@@ -30,8 +31,9 @@ from meshctl.engines.supervise.reports import NodeLost
 from meshctl.engines.supervise.session import Outcome
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.supervisor import Supervisor
-from meshctl.network.connection import Connection
+from meshctl.network.connection import Connection, Message
 from meshctl.network.control_store import GET, StoreClient
+from meshctl.package import our_digest, reinstall_command
 from meshctl.plan.model import Cluster, Plan, Program, Restarts
 from meshctl.run.bounds import end_of_data
 from meshctl.run.events import Event
@@ -328,13 +330,13 @@ def address_of(listener: socket.socket) -> str:
     return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def refused(address: str, token: str) -> list[str]:
+def refused(address: str, token: str, plan: str = "") -> list[str]:
     """Joins in a thread; returns the list in which the reason of a refusal appears."""
     reasons: list[str] = []
 
     def joining() -> None:
         try:
-            join(address, 0, token)[0].close()
+            join(address, 0, token, plan)[0].close()
             reasons.append("")
         except CannotStart as error:
             reasons.append(str(error))
@@ -367,15 +369,41 @@ def test_a_node_with_another_token_is_turned_away(listener: socket.socket) -> No
     nodes.close()
 
 
-def test_another_version_is_named(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("theirs", "package", "why"),
+    [
+        ("0.0.9", "", f"meshctl {__version__} runs the head, 0.0.9 runs this node"),
+        (
+            __version__,
+            "other files",
+            f"the files of this node's meshctl {__version__} differ from those of the head's",
+        ),
+        (__version__, our_digest(), ""),
+        (__version__, "", ""),
+    ],
+)
+def test_another_meshctl_is_named(listener: socket.socket, theirs: str, package: str, why: str) -> None:
     nodes = Nodes(listener, "token", 0.0)
-    versions = iter(["0.2", "0.1", "0.1", "0.1"])
-    monkeypatch.setattr(connection, "version", lambda: next(versions))
-    reasons = refused(address_of(listener), "token")
+    node = Connection(socket.create_connection(listener.getsockname()))
+    node.send({"node": 0, "version": theirs, "package": package, "nonce": "00"})
+    answers: list[Message] = []
+    polled(nodes, lambda: answers.extend(node.receive()) or answers)
+    assert answers[0].get("refused", "") == why
+    node.close()
+    nodes.close()
+
+
+def test_a_refused_node_names_the_other_distribution(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Nodes(listener, "token", 0.0)
+    monkeypatch.setattr(connection, "our_digest", iter(["theirs", "ours"]).__next__)
+    monkeypatch.setattr(connection, "namesake", lambda: "the distribution `meshctl` 9.0 (another tool)")
+    reasons = refused(address_of(listener), "token", "plan")
     polled(nodes, lambda: reasons)
-    assert reasons == [
-        f"the head at {address_of(listener)} refuses node 0: meshctl 0.1 runs the head, 0.2 runs this node"
-    ]
+    assert reasons[0].endswith(
+        f"differ from those of the head's; the distribution `meshctl` 9.0 (another tool) is installed here: {reinstall_command()}"
+    )
     nodes.close()
 
 

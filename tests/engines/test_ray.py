@@ -19,6 +19,7 @@ import pytest
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.ray import RayEngine
 from meshctl.engines.ray_driver import Machine, is_feasible, why_dead, why_not
+from meshctl.package import install_command
 from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
 from meshctl.recipe.load import load
@@ -288,7 +289,9 @@ def test_the_reason_of_a_death_is_one_sentence() -> None:
 
 def test_without_ray_the_extra_is_named(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshctl.engines.ray.installed_version", lambda name: "")
-    with pytest.raises(CannotStart, match=r"needs ray, which is not installed: pip install 'meshctl\[ray\]'"):
+    with pytest.raises(
+        CannotStart, match=f"needs ray, which is not installed: {re.escape(install_command('ray'))}"
+    ):
         RayEngine().preflight(plan, Start(()))
     monkeypatch.setattr("meshctl.engines.ray.installed_version", lambda name: "2.60.0")
     with pytest.raises(CannotStart, match="passes NO_SUCH_NAME through, which is not set here"):

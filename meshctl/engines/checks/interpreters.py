@@ -9,12 +9,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import field
-from functools import cache
 from pathlib import Path
 
+from meshctl import __version__, package
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics.health import Check
-from meshctl.engines.checks import interpreter_facts
 from meshctl.engines.checks.models import extras_of
 from meshctl.engines.checks.probe import Answer, Probe
 from meshctl.engines.engine import CannotStart
@@ -22,13 +21,14 @@ from meshctl.engines.node.interpreter import environ_of, groups_of, server_pytho
 from meshctl.package import (
     PACKAGE_DIR,
     builds_of,
-    install_command_in,
+    install_command,
     installed_version,
     is_in_range,
     is_newer,
+    our_digest,
+    reinstall_command,
     required_ranges,
     requirements,
-    version,
 )
 from meshctl.plan.model import Plan
 from meshctl.recipe.code.interpreters import VERSION_MIN, problem_of, too_old
@@ -64,6 +64,10 @@ class Facts:
     """The folder of its meshctl; empty if it has none."""
     digest: str = ""
     """The digest of the source of its meshctl."""
+    version: str = ""
+    """The version of its meshctl; empty if it is unknown."""
+    namesake: str = ""
+    """The distribution `meshctl` in words; empty without one."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Library -> version; empty if it is not installed."""
 
@@ -125,7 +129,7 @@ def examine(plan: Plan, path: Sequence[str]) -> tuple[Examined, ...]:
                     "facts",
                     [[*_builds(needed), *NCCL_LIBRARIES]],
                     SECONDS,
-                    (python, "-c", CHILD, interpreter_facts.__file__),
+                    (python, "-c", CHILD, package.__file__),
                     environ_of(python, os.environ),
                 )
                 stack.callback(probes[python].close)
@@ -158,7 +162,7 @@ def _examined(plan: Plan, path: Sequence[str], python: str, probe: Probe | None)
     facts = Facts(**answer.value)
     problem, remedy = _problem(facts, python, tuple(_needed(plan, path, python)))
     number, versions = ".".join(map(str, facts.python)), facts.versions
-    found = f"Python {number}, meshctl {versions.get('meshctl')}, torch {versions.get('torch')}, {python}"
+    found = f"Python {number}, meshctl {facts.version}, torch {versions.get('torch')}, {python}"
     has_devices = any(plan.group(group).device_type in DIRECT for group in groups)
     return Examined(python, groups, problem, remedy, found, _warning(facts) if has_devices else "")
 
@@ -171,7 +175,8 @@ def _environment_command(plan: Plan, path: Sequence[str], python: str) -> str:
         return ""
     extras = ",".join(extras_of(plan, path, groups_of(plan, path, python)))
     environment = shlex.join(["python3", "-m", "venv", str(place.parent.parent)])
-    return f"{environment} && {install_command_in(str(place), extras)}"
+    install = install_command(extras, str(place))
+    return f"{environment}{' && ' if ' -m pip ' in install else ', then '}{install}"
 
 
 def _warning(facts: Facts) -> str:
@@ -190,34 +195,32 @@ def _problem(facts: Facts, python: str, needed: Sequence[tuple[str, tuple[str, .
     """Returns the problem of an interpreter, as the end of a sentence, and its remedy; empty without one."""
     if tuple(facts.python) < VERSION_MIN:
         return too_old(facts.python), ""
-    install = install_command_in(python)
     if not facts.folder:
-        return "has no meshctl", install
+        return "has no meshctl", install_command(python=python)
     if facts.digest != our_digest():
-        have, ours = facts.versions["meshctl"], version()
-        if have != ours:
-            return f"has meshctl {have or 'of an unknown version'}, and this is {ours}", install
-        return f"has another meshctl {ours}, in {facts.folder}, than this one, in {PACKAGE_DIR}", install
+        return _difference(facts), reinstall_command(python)
     for extra, libraries in needed:
         if missing := [name for name in libraries if not _version(facts, name)]:
-            return f"lacks {listed(missing)}", install_command_in(python, extra)
+            return f"lacks {listed(missing)}", install_command(extra, python)
         ranges = required_ranges(requirements(), extra)
         for name in libraries:
             have, required = _version(facts, name), ranges.get(name, "")
             is_right = is_in_range(have, required) or (extra and is_newer(have, required))
             if not is_right:
-                return f"has {name} {have}, and meshctl requires {required}", install_command_in(
-                    python, extra
-                )
+                wanted = f"has {name} {have}, and meshctl requires {required}"
+                return wanted, install_command(extra, python)
     return "", ""
+
+
+def _difference(facts: Facts) -> str:
+    """Returns the difference between the meshctl of an interpreter and this one, as the end of a sentence."""
+    if facts.namesake:
+        return f"has {facts.namesake}"
+    if facts.version != __version__:
+        return f"has meshctl {facts.version or 'of an unknown version'}, and this is {__version__}"
+    return f"has another meshctl {__version__}, in {facts.folder}, than this one, in {PACKAGE_DIR}"
 
 
 def _version(facts: Facts, library: str) -> str:
     """Returns the version of a library; empty if it is not installed."""
     return next(filter(None, (facts.versions[build] for build in builds_of(library))), "")
-
-
-@cache
-def our_digest() -> str:
-    """Returns the digest of the source of this meshctl."""
-    return interpreter_facts.digest(str(PACKAGE_DIR))

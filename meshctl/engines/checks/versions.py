@@ -9,14 +9,25 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from meshctl import __version__
 from meshctl.dataclass import dataclass
 from meshctl.engines.checks import torch_build
 from meshctl.engines.checks.requirements import Finding, Requirements, failure, ok, warning
-from meshctl.package import PACKAGE_DIR, is_in_range, is_newer, required_ranges
+from meshctl.package import (
+    PACKAGE_DIR,
+    install_command,
+    installed_version,
+    is_in_range,
+    is_newer,
+    namesake,
+    reinstall_command,
+    required_python,
+    required_ranges,
+    requirements,
+)
 
 SECONDS = 90.0
 """Time limit of the topic. Torch may be imported from a slow disk."""
@@ -48,6 +59,8 @@ class Facts:
     """The facts of `torch_build.build`."""
     hiding: Sequence[str] = ()
     """Files on the import path that have the name of a required module."""
+    namesake: str = ""
+    """The distribution `meshctl` in words; empty without one."""
 
 
 def measure(requirements: dict[str, Any]) -> dict[str, Any]:
@@ -66,31 +79,21 @@ def measure_quickly(requirements: Requirements) -> dict[str, Any]:
 
 def installation() -> dict[str, Any]:
     """Returns the versions of meshctl and of its requirements, and its folders."""
-    try:
-        distribution = metadata.metadata("meshctl")
-        version = distribution["Version"]
-        ranges = {"python": str(distribution.json.get("requires_python", ""))}
-        ranges |= required_ranges(metadata.requires("meshctl") or [])
-    except metadata.PackageNotFoundError:
-        version, ranges = "", {}
-    homes = (PACKAGE_DIR, PACKAGE_DIR.parent)
+    lines, homes = requirements(), (PACKAGE_DIR, PACKAGE_DIR.parent)
+    ranges = {"python": required_python(), **required_ranges(lines)} if lines else {}
     return {
-        "version": version,
+        "version": __version__ if lines else "",
+        "namesake": namesake(),
         "ranges": ranges,
-        "installed": {name: installed_version(name) for name in ranges},
+        "installed": {name: _installed(name) for name in ranges},
         "prefix": sys.prefix,
         "folder": str(PACKAGE_DIR),
         "lost": [file for file in DATA_FILES if not any((home / file).is_file() for home in homes)],
     }
 
 
-def installed_version(name: str) -> str:
-    if name == "python":
-        return platform.python_version()
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
+def _installed(name: str) -> str:
+    return platform.python_version() if name == "python" else installed_version(name)
 
 
 def hiding_files(folders: Sequence[str], libraries: set[str]) -> list[str]:
@@ -117,6 +120,9 @@ def hiding_files(folders: Sequence[str], libraries: set[str]) -> list[str]:
 
 def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     yield _meshctl(facts)
+    if facts.namesake:
+        found = f"{facts.namesake} is installed, too, and to remove one of the two deletes files of both"
+        yield warning("other meshctl", found, reinstall_command()).of_recipe()
     yield _command(facts)
     for name, required in facts.ranges.items():
         library = _library(name, facts.installed.get(name, ""), required)
@@ -130,11 +136,10 @@ def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
 
 def _meshctl(facts: Facts) -> Finding:
     if facts.lost:
-        remedy = "install it again: pip install --force-reinstall meshctl"
-        return failure("meshctl", f"{facts.folder} lacks {', '.join(facts.lost)}", remedy)
+        return failure("meshctl", f"{facts.folder} lacks {', '.join(facts.lost)}", reinstall_command())
     if not facts.version:
         found = f"not installed, run from {facts.folder}: its requirements are not known"
-        return warning("meshctl", found, "pip install . in its checkout")
+        return warning("meshctl", found, install_command())
     return ok("meshctl", f"{facts.version}, in {facts.folder}")
 
 
@@ -167,8 +172,8 @@ def _torch(facts: Facts, library: Finding) -> Finding:
     torch, installed = facts.torch, library.found
     if error := torch.get("error"):
         remedy = (
-            "try `python -c 'import torch'`, and install it again if that fails too: "
-            "pip install --force-reinstall torch"
+            "try `python -c 'import torch'`, and if that fails too: "
+            "pip uninstall -y torch, then install it as it was installed"
         )
         return failure("torch", f"{installed} is installed, but its import fails: {error}", remedy)
     imported = str(torch.get("version", installed))

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from meshctl.diagnostics import Diagnostic
 from meshctl.package import (
     install_command,
-    install_command_in,
     missing_libraries,
     outdated_libraries,
 )
@@ -47,7 +46,7 @@ def _missing(facts: Facts, extra: str, path: str, names: list[str]) -> Iterator[
         yield Diagnostic("MC442", message, span, severity="note")
         return
     where = f"for {path}" if path else "here"
-    help = install_command_in(path, extra) if path else install_command(extra)
+    help = install_command(extra, path)
     if missing:
         message = f"{needs} {listed(missing)}, not installed {where}"
         yield Diagnostic("MC442", message, span, help=help, severity="note")

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshctl import __version__
 from meshctl.diagnostics import Diagnostic
-from meshctl.package import install_command_in, installed_version, version
+from meshctl.package import install_command, namesake, reinstall_command, version_in
 from meshctl.recipe.compose.folders import is_file
 from meshctl.recipe.rules.facts import Facts
 
@@ -37,12 +38,16 @@ def _problem(interpreter: Interpreter, has_components: bool) -> tuple[str, str]:
         return interpreter.problem, READ_HERE if has_components else ""
     if not interpreter.folders:
         return "has no folder of packages beside it", READ_HERE
-    have, ours = installed_version("meshctl", interpreter.folders), version()
-    is_importable = any(is_file(Path(folder, "meshctl", "__init__.py")) for folder in interpreter.folders)
-    if have == ours or (not have and is_importable):
+    packages = (Path(folder, "meshctl") for folder in interpreter.folders)
+    package = next((one for one in packages if is_file(one / "__init__.py")), None)
+    if package is None:
+        return "has no meshctl", install_command(python=interpreter.path)
+    if (have := version_in(package)) == __version__:
         return "", ""
-    found = f"meshctl {have}, and this is {ours}" if have else "no meshctl"
-    return f"has {found}", install_command_in(interpreter.path)
+    if other := namesake(interpreter.folders):
+        return f"has {other}", reinstall_command(interpreter.path)
+    found = f"meshctl {have or 'of an unknown version'}"
+    return f"has {found}, and this is {__version__}", install_command(python=interpreter.path)
 
 
 RULES = (interpreters_exist,)

@@ -20,8 +20,8 @@ from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from meshctl import __version__
 from meshctl.dataclass import dataclass
-from meshctl.package import version
 from meshctl.run.directory import write_whole
 
 FILE = "checkpoint.manifest.json"
@@ -43,7 +43,7 @@ class Manifest:
     files: Described
     plan: Mapping[str, Any] = field(default_factory=dict)
     """Facts of the plan whose run wrote the checkpoint, as plain data."""
-    version: str = field(default_factory=version)
+    version: str = __version__
     """The version of meshctl that wrote it."""
 
     def write(self, folder: Path, private: bool = False) -> None:

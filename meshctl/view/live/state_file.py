@@ -16,10 +16,9 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
-from importlib.metadata import version
 from typing import Any
 
+from meshctl import __version__
 from meshctl.plan.model import Plan
 from meshctl.run import clock
 from meshctl.run.directory import RunDir, write_whole
@@ -71,7 +70,7 @@ def data_of(state: RunState, launcher: Launcher | None) -> dict[str, Any]:
     shown = dict(state.shown())
     return {
         "format": FORMAT,
-        "meshctl": _version(),
+        "meshctl": __version__,
         "name": state.plan.name,
         "state": state.condition,
         "launcher": launcher.to_data() if launcher else None,
@@ -84,11 +83,6 @@ def data_of(state: RunState, launcher: Launcher | None) -> dict[str, Any]:
             for name, history in state.histories.items()
         },
     }
-
-
-@cache
-def _version() -> str:
-    return version("meshctl")
 
 
 def _group_data(group: GroupState) -> dict[str, Any]:

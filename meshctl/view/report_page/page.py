@@ -7,10 +7,10 @@ import hashlib
 import json
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
+from meshctl import __version__
 from meshctl.dataclass import dataclass
 from meshctl.run import clock
 from meshctl.run.restart_event import restart_line
@@ -221,7 +221,7 @@ def document(title: str, head: Markup, found: Sequence[Section], plots: Sequence
         "main",
         [tag("section", tag("h2", each.title), each.content, id=each.anchor) for each in shown],
     )
-    footer = tag("footer", f"Written by meshctl {version('meshctl')} at {sections.when(clock.now())}.")
+    footer = tag("footer", f"Written by meshctl {__version__} at {sections.when(clock.now())}.")
     numbers = _json([plot.data() for plot in plots])
     return "".join(
         [

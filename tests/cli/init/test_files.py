@@ -11,6 +11,7 @@ import pytest
 from meshctl.cli import init as command
 from meshctl.cli.init import Options, init
 from meshctl.cli.load import plan_of
+from meshctl.package import install_command
 from meshctl.recipe.editor_schema import schema
 from tests.cli.init.initialized import names, validated
 from tests.paths import RECIPES
@@ -95,7 +96,7 @@ def test_missing_libraries_are_reported_in_one_line(
     monkeypatch.setattr(command, "missing_libraries", lambda extra: ("peft", "datasets"))
     assert init("first", Options("sft")) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "It needs `peft` and `datasets`, not installed here: pip install 'meshctl[hf]'"
+    assert last == f"It needs `peft` and `datasets`, not installed here: {install_command('hf')}"
     assert names(here) == {"first.yaml", "rot13/chats.jsonl"}
 
 

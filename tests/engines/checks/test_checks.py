@@ -34,6 +34,7 @@ from meshctl.engines.checks.probe import Answer, Probe
 from meshctl.engines.checks.requirements import GIB, MIB, Finding, Requirements, amount
 from meshctl.view.reports.health import table
 from tests.engines.checks.facts import row
+from tests.paths import ROOT
 
 GOLDEN = Path(__file__).parent / "golden" / "doctor.txt"
 
@@ -121,6 +122,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "all is well": (VERSIONS,),
     "run from a checkout": (versions.Facts(folder="/home/me/meshctl", torch=TORCH),),
     "parts are lost": (replace(VERSIONS, lost=("conf/base.yaml",)),),
+    "a namesake": (replace(VERSIONS, namesake="the distribution `meshctl` 9.0 (another tool)"),),
     "no command": (replace(VERSIONS, command=""),),
     "another's command": (replace(VERSIONS, command="/usr/bin/meshctl"),),
     "old and missing": (
@@ -283,7 +285,12 @@ def pinned() -> str:
     shown = {
         name: [check for check in checks if check.state != "ok"] or checks for name, checks in FOUND.items()
     }
-    return "\n".join(f"== {name}\n{table(checks)}" for name, checks in shown.items())
+    return "\n".join(f"== {name}\n{table([*map(anywhere, checks)])}" for name, checks in shown.items())
+
+
+def anywhere(check: Check) -> Check:
+    """Replaces the folder of the checkout."""
+    return replace(check, remedy=check.remedy.replace(str(ROOT), "/checkout"))
 
 
 def test_golden() -> None:

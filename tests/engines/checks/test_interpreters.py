@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from meshctl import __version__
 from meshctl.engines.checks import interpreters
-from meshctl.engines.checks.interpreters import examine, interpreter_checks, our_digest
-from meshctl.package import version
+from meshctl.engines.checks.interpreters import examine, interpreter_checks
+from meshctl.package import our_digest
 from meshctl.plan.model import Cluster, Component, Group, Plan, Run
 from meshctl.topology.mesh import DeviceMesh
-from tests.environments import OURS, environment, site_packages
+from tests.environments import OURS, distribution, environment, site_packages
 
 
 def plan(*groups: Group) -> Plan:
@@ -26,8 +27,9 @@ def plan(*groups: Group) -> Plan:
 
 def answering(folder: Path, **changed: str) -> str:
     """An interpreter that reports the facts of a right one, except for some versions."""
-    versions = {"meshctl": version(), "torch": "99.0", "numpy": "99.0", "msgpack": "99.0", **changed}
-    facts = {"python": [3, 12], "folder": "/env/meshctl", "digest": our_digest(), "versions": versions}
+    versions = {"torch": "99.0", "numpy": "99.0", "msgpack": "99.0", **changed}
+    facts = {"python": [3, 12], "folder": "/env/meshctl", "version": __version__, "digest": our_digest()}
+    facts |= {"namesake": "", "versions": versions}
     script = folder / "python"
     script.write_text(f"#!/bin/sh\necho '{json.dumps([facts, ''])}' > /proc/self/fd/$6\n")
     script.chmod(0o755)
@@ -44,7 +46,7 @@ def test_groups_share_the_check_of_their_interpreter(tmp_path: Path) -> None:
     groups = (Group("one", "cpu", 1, 0, python=python), Group("two", "cpu", 1, 1, python="./python"))
     (found,) = interpreter_checks(plan(*groups), (str(tmp_path),))
     assert (found.name, found.state) == ("`one` and `two`", "ok")
-    assert found.found == f"Python 3.12, meshctl {version()}, torch 99.0, {python}"
+    assert found.found == f"Python 3.12, meshctl {__version__}, torch 99.0, {python}"
 
 
 def test_a_torch_that_is_too_old_is_refused(tmp_path: Path) -> None:
@@ -101,9 +103,11 @@ def test_the_same_version_with_other_source_is_refused(tmp_path: Path) -> None:
     python = environment(tmp_path / "mine", OURS[0])
     package = site_packages(tmp_path / "mine") / "meshctl"
     package.mkdir()
-    (package / "__init__.py").write_text("changed = True\n")
+    (package / "__init__.py").write_text(f'__version__ = "{__version__}"\n')
     problem = problem_of(python, tmp_path)
     assert problem.startswith("has another meshctl") and f"in {package}, than this one" in problem
+    distribution(site_packages(tmp_path / "mine"), "meshctl", "9.0")
+    assert problem_of(python, tmp_path) == "has the distribution `meshctl` 9.0 (another tool)"
 
 
 def test_the_launchers_packages_are_not_on_the_path_of_another(

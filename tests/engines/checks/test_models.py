@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -172,7 +173,7 @@ def test_a_missing_extra_is_refused_with_the_command(tmp_path: Path, monkeypatch
     plan = plan_of(tmp_path, actor("{model_type: llama}", "mine.Mine"))
     check_libraries(plan, (str(tmp_path),))
     monkeypatch.setattr(models, "missing_libraries", lambda extra: ("transformers", "peft"))
-    expected = r"^texts needs transformers, peft, which are not installed: pip install 'meshctl\[hf\]'$"
+    expected = f"^texts needs transformers, peft, which are not installed: {re.escape(package.install_command('hf'))}$"
     with pytest.raises(CannotStart, match=expected):
         check_libraries(plan, (str(tmp_path),))
 
@@ -185,7 +186,8 @@ def test_an_extra_that_is_too_old_is_refused_with_the_command(
     monkeypatch.setattr(
         package, "installed_version", lambda name, path=None: older.get(name) or installed_version(name, path)
     )
-    needs = r"^texts needs transformers [<>=.,\d]+ \(version 5\.17\.0 is installed\): pip install 'meshctl\[hf\]'$"
+    install = re.escape(package.install_command("hf"))
+    needs = rf"^texts needs transformers [<>=.,\d]+ \(version 5\.17\.0 is installed\): {install}$"
     with pytest.raises(CannotStart, match=needs):
         check_libraries(plan, (str(tmp_path),))
 
@@ -196,6 +198,8 @@ def test_a_function_that_an_argument_names_needs_its_libraries(
     target = "{_target_: meshctl.rewards.Function, group: other, args: {function: %s}}"
     monkeypatch.setattr(models, "missing_libraries", lambda extra: ("math-verify",) * (extra == "rewards"))
     check_libraries(plan_of(tmp_path, target % "format"), (str(tmp_path),))
-    needs = r"^actor needs math-verify, which is not installed: pip install 'meshctl\[rewards\]'$"
+    needs = (
+        f"^actor needs math-verify, which is not installed: {re.escape(package.install_command('rewards'))}$"
+    )
     with pytest.raises(CannotStart, match=needs):
         check_libraries(plan_of(tmp_path, target % "math"), (str(tmp_path),))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshctl.diagnostics import Diagnostic
+from meshctl.package import install_command
 from meshctl.recipe.load import load
 from meshctl.recipe.rules import extras
 
@@ -200,7 +201,7 @@ def test_the_module_of_a_function_declares_its_extra(tmp_path: Path) -> None:
 def test_a_ready_function_needs_the_extra_of_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "missing_libraries", lambda extra, path: ("math-verify",))
     (one,) = judged(tmp_path, "function: math")
-    assert (one.code, one.severity, one.help) == ("MC442", "note", "pip install 'meshctl[rewards]'")
+    assert (one.code, one.severity, one.help) == ("MC442", "note", install_command("rewards"))
 
 
 @pytest.mark.parametrize("recipe", ["grpo.yaml", "ppo.yaml", "distill_on_policy.yaml", "reward_model.yaml"])

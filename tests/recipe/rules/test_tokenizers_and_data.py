@@ -11,6 +11,7 @@ from meshctl.data.rows import READERS
 from meshctl.data.source import Source
 from meshctl.data.streams import Stream
 from meshctl.diagnostics import Diagnostic
+from meshctl.package import install_command
 from meshctl.recipe.load import load
 from meshctl.recipe.rules import extras
 
@@ -199,5 +200,5 @@ def test_missing_libraries_are_a_note(tmp_path: Path, monkeypatch: pytest.Monkey
     rows(tmp_path, CHAT)
     monkeypatch.setattr(extras, "missing_libraries", lambda extra, path: ("transformers",))
     (one,) = reported(tmp_path, "path: rows.jsonl, tokenizer: byte")
-    assert (one.code, one.severity, one.help) == ("MC442", "note", "pip install 'meshctl[hf]'")
+    assert (one.code, one.severity, one.help) == ("MC442", "note", install_command("hf"))
     assert one.message == "`one` and `other` need `transformers`, not installed here"
