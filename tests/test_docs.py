@@ -41,6 +41,19 @@ def test_a_mesh_answers_as_documented() -> None:
         assert eval(question, names) == eval(re.split(r"[;:,] (?=[a-z])", answer.strip())[0]), question
 
 
+def test_engines_begin_with_a_recipe_of_two_nodes(tmp_path: Path) -> None:
+    from meshctl.recipe.load import load
+
+    block = re.search(
+        r"```yaml\n# two_nodes.yaml\n(.*?)```", TEXTS["engines.md"].partition("\n## ")[0], re.DOTALL
+    )
+    assert block
+    (tmp_path / "two_nodes.yaml").write_text(block[1])
+    loaded = load("two_nodes.yaml", [], tmp_path, environ={}, detect=lambda: "cpu")
+    assert {one.severity for one in loaded.report.diagnostics} <= {"note"}
+    assert (loaded.recipe.cluster.nodes, loaded.recipe.engine.name) == (2, "ssh")
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_python_blocks_compile(name: str) -> None:
     for block in _python(name):
@@ -189,3 +202,58 @@ def test_the_tests_of_faults_exist() -> None:
     for file, name in tests:
         text = (ROOT / "tests" / "engines" / file).read_text(encoding="utf-8")
         assert not name or f"def {name}(" in text, (file, name)
+
+
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (
+        *DOCS,
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(PACKAGE / "diagnostics" / "codes").glob("*.md"),
+    )
+    if path.name != "limits.md"
+}
+ABSENT = r"not supported|is missing|Missing here|does not have|cannot yet|no support for".replace(" ", r"\s+")
+OF_A_RECIPE = "what a recipe lacks"
+PRESENT = {
+    "docs/architecture.md": ("where the file is missing", "a file of a run"),
+    "docs/engines.md": ("`meshctl` is missing there", "an installation on a host"),
+    "docs/faults.md": ("a rank's file is missing", "a fault that is caused"),
+    "docs/runs.md": ("a library is missing", "what `doctor` finds"),
+    "docs/samplers.md": ("the sampler does not have", "weights of another model"),
+    "MC103": ("a required value is missing", OF_A_RECIPE),
+    "MC104": ("the key is not supported yet", "the title of a retired code, which never changes"),
+    "MC324": ("that the cluster does not have", OF_A_RECIPE),
+    "MC442": ("lists what is missing", "what `doctor` finds"),
+    "MC465": ("does not have an option", OF_A_RECIPE),
+    "MC506": ("of the constructor is missing", OF_A_RECIPE),
+    "MC511": ("does not have the form", OF_A_RECIPE),
+    "MC536": ("that is missing in one of them", OF_A_RECIPE),
+    "MC539": ("an `in` is missing", OF_A_RECIPE),
+    "MC540": ("`in` is missing", OF_A_RECIPE),
+    "MC560": ("after the dot is missing", OF_A_RECIPE),
+    "MC602": ("needs an option that is missing", OF_A_RECIPE),
+}
+"""Page or code -> the line that may stand there, and the reason."""
+
+
+def test_what_is_not_there_stands_on_one_page() -> None:
+    found = []
+    for name, text in PAGES.items():
+        allowed, _ = PRESENT.get(name) or PRESENT.get(Path(name).stem) or ("", "")
+        assert allowed in text, f"{name} has lost `{allowed}`: remove its row"
+        left = text.replace(allowed, "", 1) if allowed else text
+        found += [f"{name}: {match[0]}" for match in re.finditer(f".*(?:{ABSENT}).*", left)]
+    assert not found, "write it to docs/limits.md, with what to do instead, and link to it"
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if not name.startswith("meshctl/")])
+def test_each_page_links_to_the_limits(name: str) -> None:
+    assert "limits.md" in PAGES[name]
+
+
+def test_each_limit_says_what_to_do_instead() -> None:
+    lines = [line for line in TEXTS["limits.md"].splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    assert len(rows) > 30 and all(len(row) == 2 and all(row) for row in rows)

@@ -54,7 +54,7 @@ SENTENCE = "install it as you installed meshctl"
         ("a folder", "hf", "", "pip install -e '{here}/a folder[hf]'"),
         ("folder", "", "", "pip install -e {here}/folder"),
         ("folder", "hf,rewards", "/env/bin/python", "/env/bin/python -m pip install -e '{here}/folder[hf,rewards]'"),
-        ("meshctl_torch-1-py3-none-any.whl", "hf", "", "pip install '{here}/meshctl_torch-1-py3-none-any.whl[hf]'"),
+        ("ours-1-py3-none-any.whl", "hf", "", "pip install '{here}/ours-1-py3-none-any.whl[hf]'"),
         ("lost.whl", "hf", "", f"{SENTENCE}, with the extra `hf`"),
         ("lost folder", "", "/env/bin/python", "install it for /env/bin/python as you installed meshctl"),
         ("https://example.org/meshctl_torch.whl", "hf,track", "", f"{SENTENCE}, with the extra `hf` and `track`"),
@@ -67,7 +67,7 @@ def test_how_an_extra_is_installed(
     for folder in ("a folder", "folder"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "pyproject.toml").touch()
-    (tmp_path / "meshctl_torch-1-py3-none-any.whl").touch()
+    (tmp_path / "ours-1-py3-none-any.whl").touch()
     url = source if "://" in source else (tmp_path / source).as_uri()
     distribution(site, OURS, "1", **({"direct_url": json.dumps({"url": url})} if source else {}))
     assert package.install_command(extra, python) == command.format(here=tmp_path)

@@ -141,10 +141,10 @@ def test_another_tool_of_the_same_name_is_named(
         install(home, one)
     command = [home / "bin" / "meshctl"] if is_first else [home / "bin" / "python", "-m", "meshctl"]
     done = subprocess.run([*command, "doctor"], cwd=tmp_path, capture_output=True, text=True)
-    said = " ".join((done.stdout + done.stderr).split())
+    printed = " ".join((done.stdout + done.stderr).split())
     other = "the distribution `meshctl` 2.7 (another tool)"
-    assert said.count(other) == 1 and "Traceback" not in said
-    assert f"pip uninstall -y meshctl meshctl-torch, then pip install {wheel}" in said
+    assert printed.count(other) == 1 and "Traceback" not in printed
+    assert f"pip uninstall -y meshctl meshctl-torch, then pip install {wheel}" in printed
     # The remedy, followed:
     pip(home, "uninstall", "-q", "-y", "meshctl", "meshctl-torch")
     assert not (home / "bin" / "meshctl").exists() and not (packages_of(home) / "meshctl").exists()

@@ -1,1 +1,0 @@
-print("somebody's own script")
