@@ -85,7 +85,7 @@ def test_the_index_is_named_once_the_name_is_ours(site: Path, monkeypatch: pytes
     assert package.install_command("hf") == f"pip install '{OURS}[hf]=={meshctl.__version__}'"
 
 
-def test_the_namesake_is_told_from_our_former_name(site: Path) -> None:
+def test_the_namesake_is_not_our_former_name(site: Path) -> None:
     distribution(site, OURS, "1", "hydra-core>=1.3")
     assert package.namesake() == "" == package.namesake([])
     distribution(site, "meshctl", "2.7", "rich", "hydra-core-plugins")

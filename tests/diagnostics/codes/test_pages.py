@@ -156,11 +156,11 @@ def test_the_fixes_of_the_wrong_example_lead_to_one_without_the_code(code: str, 
 @pytest.mark.parametrize("code", [code for code, read in PAGES.items() if read.right.blocks])
 def test_the_right_example_is_right(code: str, tmp_path: Path) -> None:
     """It stands as it is: in an empty folder, and beside the modules of the recipes."""
-    beside = tmp_path / "recipes"
-    beside.mkdir()
+    other = tmp_path / "recipes"
+    other.mkdir()
     for module in RECIPES.glob("*.py"):
-        shutil.copy(module, beside)
-    for folder in (tmp_path, beside):
+        shutil.copy(module, other)
+    for folder in (tmp_path, other):
         found = report_of(PAGES[code].right, PAGES[code].why, folder).diagnostics
         assert [(one.code, one.message) for one in found if one.code != NOTED.get(code)] == []
 
