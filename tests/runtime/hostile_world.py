@@ -18,6 +18,7 @@ import signal
 import socket
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.local.connection import Address
 from meshctl.runtime.transports.local.messages import HEAD
 from meshctl.runtime.transports.local.transport import LocalTransport
+from tests.hang import HANG_S
 
 TAG, BACK = 5, 6
 SIZES = [
@@ -51,8 +53,6 @@ SIZES = [
     GRAIN,
 ]
 """Sizes of frames in bytes."""
-PATIENCE = 30
-"""Time limit in seconds for all waits of a test."""
 
 
 @dataclass
@@ -76,11 +76,10 @@ class Worker:
         """Receives a value from the test."""
         return json.loads(self.line.recv(1 << 16) or os._exit(1))
 
-    def poll(self, seconds: float = 0.05) -> None:
+    def poll(self) -> None:
         """Reads the messages that have arrived, without waiting."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            self.transport.poll(left)
+        while self.transport.poll():
+            pass
 
 
 Work = Callable[[Worker], Any]
@@ -103,7 +102,7 @@ class World:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             if pid := os.fork():
                 theirs.close()
-                ours.settimeout(PATIENCE)
+                ours.settimeout(HANG_S)
                 self._lines.append(ours)
                 self.pids.append(pid)
                 continue
@@ -150,7 +149,7 @@ class World:
         """Returns the exit code of a process, or the negative number of a signal."""
         file = os.pidfd_open(self.pids[job_rank])
         try:
-            assert select.select([file], [], [], PATIENCE)[0], f"job rank {job_rank} does not end"
+            assert select.select([file], [], [], HANG_S)[0], f"job rank {job_rank} does not end"
         finally:
             os.close(file)
         _, status = os.waitpid(self.pids[job_rank], 0)
@@ -167,7 +166,7 @@ class World:
         found: dict[int, Any] = {}
         wanted = job_ranks or range(len(self.pids))
         while left := [job_rank for job_rank in wanted if job_rank not in found]:
-            ready, _, _ = select.select([self._lines[job_rank] for job_rank in left], [], [], PATIENCE)
+            ready, _, _ = select.select([self._lines[job_rank] for job_rank in left], [], [], HANG_S)
             assert ready, f"{left} do not end; {found}"
             for job_rank in [job_rank for job_rank in left if self._lines[job_rank] in ready]:
                 kind, found[job_rank], _ = self.ends(job_rank)
@@ -205,7 +204,7 @@ class Impostor:
     def __init__(self, address: Address, job_rank: int = 1, token: str = "token") -> None:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.connect(address.name)
-        self._sock.settimeout(PATIENCE)
+        self._sock.settimeout(HANG_S)
         self.send_message(self.HELLO, job_rank, more=token.encode())
 
     def send_message(
@@ -235,18 +234,18 @@ class Impostor:
         self._sock.close()
 
 
-def files_open() -> list[str]:
-    """Returns the open files of this process: memory, sockets, processes. Without the event files of its
+def files_open() -> Counter[str]:
+    """Counts the open files of this process: memory, sockets, processes. Without the event files of its
     transport."""
-    found = []
+    found = Counter[str]()
     for name in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:  # that of the listing itself
             continue
         if "eventfd" not in target:
-            found.append(target.split(":[")[0])
-    return sorted(found)
+            found[target.split(":[")[0]] += 1
+    return found
 
 
 @contextmanager

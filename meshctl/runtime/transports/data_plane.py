@@ -357,10 +357,10 @@ class DataPlane:
         if self._poller:
             self._poller.remove(file)
 
-    def poll(self, seconds: float = 0.0) -> None:
-        """Handles the messages that have arrived; where there are none, waits up to `seconds` for some."""
-        if self._poller:
-            self._poller.poll(seconds)
+    def poll(self, seconds: float = 0.0) -> bool:
+        """Handles a message of each peer; where there is none, waits up to `seconds`. Returns whether there
+        was one."""
+        return self._poller is not None and self._poller.poll(seconds)
 
     def notify(self) -> None:
         """Wakes every wait, to check its condition again. From any thread."""

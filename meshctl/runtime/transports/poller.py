@@ -34,11 +34,13 @@ class Poller:
         if self._actions.pop(file, None):
             self._epoll.unregister(file)
 
-    def poll(self, seconds: float | None = None) -> None:
-        """Waits until a file is readable, and acts on all that are."""
-        for file, _ in self._epoll.poll(seconds, MAX_EVENTS):
+    def poll(self, seconds: float | None = None) -> bool:
+        """Waits until a file is readable, and acts on all that are. Returns whether there was one."""
+        ready = self._epoll.poll(seconds, MAX_EVENTS)
+        for file, _ in ready:
             if act := self._actions.get(file):
                 act()
+        return bool(ready)
 
     def wait(self) -> None:
         """Waits until a file is readable, and does not act on it."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from queue import SimpleQueue
 
 import msgpack
 import pytest
@@ -47,6 +49,8 @@ def test_frames_of_a_tag_arrive_in_order_and_tags_do_not_mix() -> None:
 def test_a_send_waits_only_while_all_slots_are_full() -> None:
     one, two = pair(slots=2)
     sent: list[int] = []
+    waits: SimpleQueue[tuple[int, int]] = SimpleQueue()
+    one.context = replace(one.context, on_wait=lambda *wait: waits.put(wait))
 
     def send() -> None:
         for number in range(4):
@@ -54,13 +58,11 @@ def test_a_send_waits_only_while_all_slots_are_full() -> None:
             sent.append(number)
 
     sender = in_thread(threading.Thread(target=send))
-    sender.join(0.2)
-    assert sent == [0, 1]
+    assert waits.get() == (1, 7) and sent == [0, 1]
     assert number_in(two.receive(0, 7).frame) == 0
-    sender.join(0.2)
-    assert sent == [0, 1, 2]
+    assert [waits.get(), waits.get()] == [(-1, -1), (1, 7)] and sent == [0, 1, 2]
     two.receive(0, 7)
-    sender.join(5)
+    sender.join()
     assert sent == [0, 1, 2, 3]
 
 
@@ -92,7 +94,7 @@ def test_who_waits_is_notified_of_a_lost_peer() -> None:
     waiter.join(0.05)
     assert not raised
     one.fail(PeerLost("connection reset"))
-    waiter.join(5)
+    waiter.join()
     assert [type(error) for error in raised] == [PeerLost]
 
 
@@ -108,7 +110,7 @@ def test_an_allgather_returns_every_row_in_order_on_every_rank(count: int) -> No
 
     workers = [in_thread(threading.Thread(target=work, args=(index,))) for index in range(count)]
     for worker in workers:
-        worker.join(5)
+        worker.join()
     assert rows == {index: [b"row" * number for number in range(count)] for index in range(count)}
 
 
@@ -139,6 +141,6 @@ def test_who_is_waited_for_is_reported_while_a_wait_lasts() -> None:
         receiver.join(0.001)
     assert waits == [(3, 7)]
     plane.on_message(3, 7, b"late")
-    receiver.join(5)
+    receiver.join()
     assert waits == [(3, 7), (-1, -1)]
     plane.release()

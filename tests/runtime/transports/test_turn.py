@@ -9,8 +9,7 @@ from functools import partial
 import pytest
 
 from meshctl.runtime.transports.turn import NoTurn, Turn
-
-LIMIT_S = 30
+from tests.hang import HANG_S
 
 
 @contextmanager
@@ -19,7 +18,7 @@ def other(act: Callable[[], object]) -> Iterator[threading.Thread]:
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     yield thread
-    thread.join(LIMIT_S)
+    thread.join(HANG_S)
     assert not thread.is_alive()
 
 
@@ -40,7 +39,7 @@ def test_another_thread_has_its_turn_while_a_component_runs() -> None:
     """The component waits for what the other thread does."""
     turn, done = Turn(), threading.Event()
     with other(wanting(turn, done.set)), turn.held():
-        assert turn.during(done.wait)(LIMIT_S)
+        assert turn.during(done.wait)(HANG_S)
 
 
 def test_another_thread_comes_before_the_program_has_its_turn_again() -> None:
@@ -67,7 +66,7 @@ def test_the_program_has_its_turn_again_after_an_exception() -> None:
             until_wanted(turn)
             assert not done.wait(0.05)
             turn.give()
-            assert done.wait(LIMIT_S)
+            assert done.wait(HANG_S)
             turn.take()
 
 

@@ -246,12 +246,11 @@ class BufferPool:
         count = arena.count(use)
         are_enough = count > self._data_plane.slots(tag)
         until = time.monotonic() + (RETURN_WAIT_S if are_enough else 0.0)
-        while True:
-            self._poll(to, tag, until)
+        is_over = False
+        while not is_over:
+            is_over = not self._poll(to, tag, until)
             if arena.has(use, 0 if are_enough else nbytes):  # one that is too small is replaced
                 return
-            if time.monotonic() >= until:
-                break
         if count >= self._max_frames(tag):
             raise self._held(to, count)
 
@@ -261,17 +260,19 @@ class BufferPool:
         allowed = self._max_frames(tag) * self._max_out_of_band[tag]
         until = time.monotonic() + RETURN_WAIT_S
         for receiver in to:
+            is_over = False
             while (held := self.arena.held([*self.registered.values()], (receiver, tag))) >= allowed:
-                if time.monotonic() >= until:
+                if is_over:
                     raise self._held([receiver], held)
-                self._poll(to, tag, until)
+                is_over = not self._poll(to, tag, until)
 
-    def _poll(self, to: Sequence[int], tag: int, until: float) -> None:
-        """Handles messages until the time `until` of `time.monotonic` at most. Raises `PeerLost` for a lost
-        receiver."""
-        self._data_plane.poll(max(0.0, until - time.monotonic()))
+    def _poll(self, to: Sequence[int], tag: int, until: float) -> bool:
+        """Handles messages. Returns False if there is none at the time `until` of `time.monotonic`: a message
+        that has arrived counts, however late this process reads it. Raises `PeerLost` for a lost receiver."""
+        has_come = self._data_plane.poll(max(0.0, until - time.monotonic()))
         for receiver in to:
             self._data_plane.check(receiver, tag)
+        return has_come or time.monotonic() < until
 
     def _max_frames(self, tag: int) -> int:
         """Returns how many frames of a tag a receiver may hold before it gets another one."""

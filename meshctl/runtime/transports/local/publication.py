@@ -184,9 +184,10 @@ class MappedPublication:
                 os.eventfd_write(bell, 1)
 
     def _found_boards(self) -> Sequence[tuple[Words, int]]:
-        """Returns the boards of those peers that have sent them. A peer that sends its board after this poll
-        sees the number of the call before it waits."""
-        self._data_plane.poll()
+        """Returns the boards of those peers that have sent them. A peer that sends its board later sees
+        the number of the call before it waits."""
+        while self._data_plane.poll():  # a board may lie behind other messages
+            pass
         peers = self._boards.peers
         found = [(peers[peer].words, peers[peer].bell) for peer in self._memories if peer in peers]
         if len(found) == len(self._memories):

@@ -303,23 +303,18 @@ def at_work(job_rank: int, victim: int, messages: int) -> Callable[[Worker], int
     return work
 
 
-LOSS_S = 20.0
-"""Far below every limit that would end a wait by itself, and enough for a loaded machine."""
-
-
 @pytest.mark.parametrize("victim", [0, 1, 2, 3], ids=["leader", "writer", "consumer", "other consumer"])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_death_between_any_two_messages_ends_all_who_wait(victim: int, seed: int) -> None:
     messages = random.Random(100 * victim + seed).randrange(seed * 8, seed * 8 + 8)
     with World(*[at_work(job_rank, victim, messages) for job_rank in range(4)]) as world:
         assert world.status(victim) == -signal.SIGKILL
-        died = time.monotonic()
         ends = {job_rank: world.ends(job_rank) for job_rank in range(4) if job_rank != victim}
         ended = {victim: 0.0, **{job_rank: when for job_rank, (_, _, when) in ends.items()}}
         for job_rank, (kind, text, when) in ends.items():
             assert kind == "PeerLost" and text.endswith(" is gone"), (messages, ends)
             named = int(text.split()[2])  # who does not wait for the victim itself hears of one that did
-            assert ended[named] < when < died + LOSS_S and named != job_rank, (messages, ends)
+            assert ended[named] < when and named != job_rank, (messages, ends)
         assert f"job rank {victim} is gone" in [text for _, text, _ in ends.values()]
 
 
@@ -328,10 +323,9 @@ def test_a_death_between_any_two_messages_ends_all_who_wait(victim: int, seed: i
 def test_a_death_between_published_steps_ends_all_who_wait(victim: int, steps: int) -> None:
     with World(*[publishing(job_rank, victim, steps) for job_rank in range(4)]) as world:
         assert world.status(victim) == -signal.SIGKILL
-        died = time.monotonic()
         for job_rank in set(range(4)) - {victim}:
-            kind, text, when = world.ends(job_rank)
-            assert kind == "PeerLost" and text.endswith(" is gone") and when < died + LOSS_S
+            kind, text, _ = world.ends(job_rank)
+            assert kind == "PeerLost" and text.endswith(" is gone")
 
 
 # Weights

@@ -10,6 +10,7 @@ import torch
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.runtime.transports.tcp.transport import TcpTransport
+from tests.hang import HANG_S
 
 TOKEN = "0123456789abcdef"
 
@@ -29,8 +30,7 @@ def close_all(transports: Sequence[DataPlane]) -> None:
     for thread in closing:
         thread.start()
     for thread in closing:
-        thread.join(20)
-        assert not thread.is_alive()
+        thread.join()
 
 
 def in_thread(work: Callable[[], None]) -> threading.Thread:
@@ -39,7 +39,7 @@ def in_thread(work: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def error_of(waits: Callable[[], object], seconds: float = 20) -> str:
+def error_of(waits: Callable[[], object]) -> str:
     """Returns the error message of a waiting call."""
     answers: list[str] = []
 
@@ -49,6 +49,6 @@ def error_of(waits: Callable[[], object], seconds: float = 20) -> str:
         except PeerLost as error:
             answers.append(str(error))
 
-    in_thread(work).join(seconds)
+    in_thread(work).join(HANG_S)
     assert answers, "nobody told it anything"
     return answers[0]

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import permutations
@@ -48,7 +49,7 @@ def test_frames_of_every_size_come_in_order_and_whole(worlds: Worlds) -> None:
             got, value = transport.receive(0, 4).value()
             assert got == number and torch.equal(value, tensor)
         assert transports[1].receive(0, 5).value() == number
-    sender.join(20)
+    sender.join()
     close_all(transports)
 
 
@@ -56,9 +57,7 @@ def test_frames_come_while_the_program_does_something_else(worlds: Worlds) -> No
     (one, _), (two, _) = worlds(2)
     for number in range(2):
         one.send(1, 4, Frame([number, LARGE]))
-    end = time.monotonic() + 20
     while len(two.queued(0, 4)) < 2:
-        assert time.monotonic() < end
         time.sleep(0.01)
     for number in range(2):
         got, value = two.receive(0, 4).value()
@@ -100,31 +99,32 @@ def test_a_job_rank_may_send_its_first_message_while_the_other_leaves(worlds: Wo
     leaving.join(0.2)
     two.send(0, 4, Frame("dropped"))
     two.close()
-    leaving.join(20)
-    assert not leaving.is_alive()
+    leaving.join()
 
 
 def test_nothing_is_left_of_what_was_closed(worlds: Worlds) -> None:
-    def left() -> tuple[int, list[str]]:
-        names = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("tcp-"))
-        return len(os.listdir("/proc/self/fd")), names
+    def left() -> Counter[str]:
+        found = Counter(thread.name for thread in threading.enumerate() if thread.name.startswith("tcp-"))
+        for file in os.listdir("/proc/self/fd"):
+            with suppress(FileNotFoundError):  # that of the listing itself
+                found[os.readlink(f"/proc/self/fd/{file}")] += 1
+        return found
 
     before = left()
     transports = [transport for transport, _ in worlds(3)]
     for one, other in permutations(transports, 2):
         one.send(other.job_rank, 4, Frame(one.job_rank))
         assert other.receive(one.job_rank, 4).value() == one.job_rank
-    assert left()[0] > before[0]
+    assert left() - before
     close_all(transports)
-    assert left() == before
+    assert not left() - before
 
 
 def test_only_one_address_is_listened_on(worlds: Worlds) -> None:
     [(_, way)] = worlds(1)
     assert way.address.host == "127.0.0.1" and way.address.is_loopback
     assert Address.parse(str(way.address)) == way.address
-    with pytest.raises(OSError):
-        socket.create_connection(("127.0.0.2", way.address.port), 1)
+    assert way._listener.getsockname() == ("127.0.0.1", way.address.port)
 
 
 def test_the_own_address_is_that_of_the_way_to_the_head() -> None:
@@ -136,11 +136,13 @@ def test_the_own_address_is_that_of_the_way_to_the_head() -> None:
 
 def test_who_cannot_be_reached_is_named(listen: Listen) -> None:
     transport = DataPlane(Context(0, name_of="group:{}".format))
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        address = Address(*closed.getsockname())
-    listen(transport).connect({1: address})
-    with pytest.raises(PeerLost, match=f"group:1 cannot be reached at 127.0.0.1:{address.port}: .*refused"):
-        transport.send(1, 4, Frame(0))
+    with socket.socket() as deaf:  # it is bound, so that nobody else takes the port
+        deaf.bind(("127.0.0.1", 0))
+        address = Address(*deaf.getsockname())
+        listen(transport).connect({1: address})
+        how = f"group:1 cannot be reached at 127.0.0.1:{address.port}: .*refused"
+        with pytest.raises(PeerLost, match=how):
+            transport.send(1, 4, Frame(0))
 
 
 # Large frames
@@ -160,7 +162,7 @@ def test_small_frames_do_not_overtake_a_large_one(worlds: Worlds) -> None:
         assert got == number and torch.equal(value, LARGE + number)
         got, value = two.receive(0, 4).value()
         assert got == number and len(value) == number
-    sender.join(20)
+    sender.join()
     close_all([one, two])
 
 

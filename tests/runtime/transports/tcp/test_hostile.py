@@ -19,6 +19,7 @@ from meshctl.runtime.transports.tcp import transport as tcp
 from meshctl.runtime.transports.tcp.messages import HEAD, Address
 from meshctl.runtime.transports.tcp.stream import STREAMS, STRIPED_MIN, sizes_of_shares
 from meshctl.runtime.transports.tcp.transport import TcpTransport
+from tests.hang import HANG_S
 from tests.runtime.transports.tcp.connected import TOKEN, Listen, Worlds, close_all, error_of
 
 HELLO, FRAME, CREDIT, GOODBYE = range(4)
@@ -29,7 +30,7 @@ STRIPED, STREAM = 7, 8
 
 
 def connected(way: TcpTransport, message: bytes = b"") -> socket.socket:
-    sock = socket.create_connection((way.address.host, way.address.port), 20)
+    sock = socket.create_connection((way.address.host, way.address.port), HANG_S)
     sock.sendall(message)
     return sock
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -28,6 +27,7 @@ from meshctl.runtime.transports.tcp.messages import Address
 from meshctl.runtime.transports.tcp.transport import TcpTransport
 from meshctl.runtime.world import connect_all
 from meshctl.topology.cluster import Cluster
+from tests.hang import HANG_S
 from tests.runtime.plans import call, plan
 from tests.runtime.transports.tcp.connected import LARGE, TOKEN, Listen, error_of, in_thread
 
@@ -41,15 +41,12 @@ CLONE_NEWNET = 0x40000000
 def producer(way: TcpTransport, size: int) -> Iterator[int]:
     """Starts a process that is job rank 1 and sends frames of `size` numbers to job rank 0 as fast as
     possible. Returns its pid."""
-    port = socket.create_server(("127.0.0.1", 0))
-    address = Address(*port.getsockname())
-    port.close()
     pid = os.fork()
     if not pid:
         with suppress(BaseException):
             transport = DataPlane(Context(1))
             mine = TcpTransport(transport, TOKEN)
-            mine.connect({0: way.address, 1: address})
+            mine.connect({0: way.address, 1: mine.address})
             for number in count():
                 transport.send(0, 4, Frame([number, LARGE[:size]]))
         os._exit(0)
@@ -64,17 +61,17 @@ def producer(way: TcpTransport, size: int) -> Iterator[int]:
 def test_a_peer_that_has_left_without_a_goodbye_is_not_lost(listen: Listen, is_connected: bool) -> None:
     """A rank that knows the end of a stream leaves while another one begins to tell it."""
     transport = DataPlane(Context(0, has_left=lambda job_rank: True))
-    way, peer = listen(transport), socket.create_server(("127.0.0.1", 0))
-    way.connect({1: Address(*peer.getsockname())})
-    if is_connected:
-        transport.send(1, 4, Frame(1))
-        accepted, _ = peer.accept()
-        accepted.close()
-    peer.close()
-    transport.send(1, 4, Frame(2))
-    closing = in_thread(transport.close)
-    closing.join(20)
-    assert not closing.is_alive()
+    way = listen(transport)
+    with socket.socket() as peer:  # it is bound until the end, so that nobody else takes the port
+        peer.bind(("127.0.0.1", 0))
+        way.connect({1: Address(*peer.getsockname())})
+        if is_connected:
+            peer.listen()
+            transport.send(1, 4, Frame(1))
+            accepted, _ = peer.accept()
+            accepted.close()
+        transport.send(1, 4, Frame(2))
+        transport.close()
 
 
 @pytest.mark.parametrize("size", [1, len(LARGE)], ids=["small", "large"])
@@ -111,7 +108,7 @@ def forked_peer(
             way = TcpTransport(transport, TOKEN)
             way.connect({0: address})
             work(transport, way, theirs)
-            time.sleep(60)
+            signal.pause()
         os._exit(0)
     theirs.close()
     return pid, ours
@@ -121,6 +118,7 @@ def test_a_worker_that_is_killed_is_named_though_its_data_loader_lives_on(listen
     def work(other: DataPlane, _: TcpTransport, line: socket.socket) -> None:
         other.send(0, 4, Frame(0))
         if not os.fork():
+            line.send(b"!")
             line.recv(1)  # until the test has ended
             os._exit(0)
 
@@ -130,7 +128,7 @@ def test_a_worker_that_is_killed_is_named_though_its_data_loader_lives_on(listen
     try:
         way.connect({1: way.address})
         assert transport.receive(1, 4).value() == 0
-        time.sleep(0.2)
+        assert line.recv(1) == b"!"
         os.kill(pid, signal.SIGKILL)
         assert error_of(lambda: transport.receive(1, 4)) == "producer:1 is gone"
     finally:
@@ -196,16 +194,29 @@ def nodes() -> Iterator[tuple[str, str]]:
     if os.getuid() or not shutil.which("ip"):
         pytest.skip("network namespaces need root and iproute2")
     try:
-        ip("netns", "add", names[0])
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
-    try:
-        ip("netns", "add", names[1])
-        ip("-n", names[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", names[1])
-        for number, name in enumerate(names, 1):
-            ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "cable")
-            ip("-n", name, "link", "set", "cable", "up")
-            ip("-n", name, "link", "set", "lo", "up")
+        try:
+            ip("netns", "add", names[0])
+            ip("netns", "add", names[1])
+            ip(
+                "-n",
+                names[0],
+                "link",
+                "add",
+                "cable",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "cable",
+                "netns",
+                names[1],
+            )
+            for number, name in enumerate(names, 1):
+                ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "cable")
+                ip("-n", name, "link", "set", "cable", "up")
+                ip("-n", name, "link", "set", "lo", "up")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
         yield names
     finally:
         for name in names:
@@ -230,7 +241,7 @@ def forked(node: str, work: Callable[[], str]) -> tuple[int, socket.socket]:
             theirs.send(repr(error).encode())
         os._exit(0)
     theirs.close()
-    ours.settimeout(30)
+    ours.settimeout(HANG_S)
     return pid, ours
 
 
@@ -263,7 +274,7 @@ def reached(job_rank: int) -> DataPlane:
             "10.77.0.1", 29777, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
     else:
-        store = TCPStore("10.77.0.1", 29777, is_master=False, timeout=timedelta(seconds=20))
+        store = TCPStore("10.77.0.1", 29777, is_master=False, timeout=timedelta(seconds=HANG_S))
     KEPT.append(store)
     return connect_all(TWO_NODES, job_rank, PrefixStore("run/0", store))
 
@@ -297,7 +308,7 @@ def test_two_nodes_meet_on_the_network_of_the_head_and_notice_when_one_vanishes(
         *(forked(node, work) for node, work in zip(nodes, (gives, takes), strict=True)), strict=True
     )
     try:
-        ready.settimeout(30)
+        ready.settimeout(HANG_S)
         ready.recv(1)
         ip("-n", nodes[1], "link", "set", "cable", "down")
         ready.send(b"!")
