@@ -12,6 +12,7 @@ from torch.distributed import FileStore
 from meshctl.runtime.devices.backend import PeerAccess
 from meshctl.runtime.devices.nccl import PairTransfers
 from meshctl.runtime.transports.context import OnBroken
+from tests.hang import HANG_S
 from tests.runtime.devices.host_pairs import HostStreams, by_gloo
 from tests.runtime.devices.standin import Standin
 
@@ -45,7 +46,7 @@ class Device:
         self.memory, self.access = Standin(f"device {job_rank}"), access
         self._place, self._piece, self._at = job_rank, self.memory.make(64 << 20), 0
         self._store = FileStore(str(store), -1)
-        self._store.set_timeout(timedelta(seconds=60))
+        self._store.set_timeout(timedelta(seconds=HANG_S))
 
     def make_transfers(self, on_broken: OnBroken) -> PairTransfers:
         return PairTransfers(self._place, HostStreams(), by_gloo(self._store), on_broken)

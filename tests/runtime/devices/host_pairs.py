@@ -18,9 +18,7 @@ from torch.distributed import ProcessGroupGloo, Store
 
 from meshctl.runtime.devices.from_address import tensor_at
 from meshctl.runtime.devices.nccl import Connect, Pair, pair_store
-
-LIMIT = 60
-"""Seconds after which processes that have not ended count as deadlocked."""
+from tests.hang import HANG_S
 
 
 class HostStreams:
@@ -48,7 +46,7 @@ def address_of(memory: bytearray) -> int:
 
 
 def ended(pid: int) -> int:
-    end = time.monotonic() + LIMIT
+    end = time.monotonic() + HANG_S
     while time.monotonic() < end:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
@@ -66,7 +64,7 @@ def reported(folder: Path) -> list[str]:
 def by_gloo(store: Store) -> Connect:
     def join(producer: int, consumer: int, rank: int) -> Pair:
         return cast(
-            Pair, ProcessGroupGloo(pair_store(store, producer, consumer), rank, 2, timedelta(seconds=LIMIT))
+            Pair, ProcessGroupGloo(pair_store(store, producer, consumer), rank, 2, timedelta(seconds=HANG_S))
         )
 
     return join

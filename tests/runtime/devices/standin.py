@@ -7,6 +7,7 @@ import mmap
 import os
 import random
 import struct
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -74,6 +75,12 @@ class Standin:
 
     def after(self, act: Callable[[], None]) -> None:
         self._later.put(self.finish, act)
+
+    def settle(self) -> None:
+        """Waits until all that is queued, and the acts after it, are done."""
+        done = threading.Event()
+        self._later.put(lambda: None, done.set)
+        done.wait()
 
     def close(self) -> None:
         self._later.close()

@@ -34,6 +34,7 @@ from meshctl.runtime.devices.backend import (
 )
 from meshctl.runtime.devices.cuda import Later, Runtime, _Handle, library
 from meshctl.runtime.transports.buffers.arena import Arena, ArenaError, Block
+from tests.hang import HANG_S
 from tests.runtime.devices.standin import Standin
 
 
@@ -201,7 +202,7 @@ def test_libraries_are_exchanged_in_the_handshake(tmp_path: Path) -> None:
 
 
 def await_all(store: FileStore, keys: Mapping[int, str]) -> None:
-    store.wait([*keys.values()], timedelta(seconds=30))
+    store.wait([*keys.values()], timedelta(seconds=HANG_S))
 
 
 def handshaken(folder: Path, devices: list[Callable[[], DeviceMemory | None]]) -> list[PeerAccess]:

@@ -7,7 +7,6 @@ import os
 import random
 import struct
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -83,6 +82,8 @@ def test_tensors_of_a_device_come_whole_by_every_way(tmp_path: Path, kind: str, 
         rng, device = random.Random(worker.job_rank), worker.device
         kept: list[tuple[int, list[Tensor]]] = []
         for step in range(steps):
+            if step % 2:
+                device.memory.settle()  # or a late thread would hold more frames than a receiver may
             kept.append((step, worker.transport.receive_value(0, TAG)))
             while kept and (len(kept) > 3 or rng.random() < 0.5):
                 of, came = kept.pop(0)
@@ -111,12 +112,14 @@ def test_a_job_rank_receives_what_it_sends_to_itself_and_others(tmp_path: Path) 
             for tensor in given[1::2]:
                 tensor.fill_(255)
             assert all(map(torch.equal, worker.transport.receive_value(0, TAG), value(step)))
+            device.memory.settle()
         worker.transport.close()
         return True
 
     def consumer(worker: Worker) -> bool:
         for step in range(20):
             assert all(map(torch.equal, worker.transport.receive_value(0, TAG), value(step)))
+            worker.device.memory.settle()
         worker.transport.close()
         return True
 
@@ -126,17 +129,18 @@ def test_a_job_rank_receives_what_it_sends_to_itself_and_others(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_piece_that_is_too_small_is_closed_by_all_before_it_is_freed(tmp_path: Path) -> None:
-    """The stand-in fills freed memory with 255."""
+    """The stand-in fills freed memory with 255. A frame is sent once the last but one has come back."""
+    steps = 24
 
     def producer(worker: Worker) -> list[int]:
         device = worker.device
-        for step in range(24):
-            frame = worker.transport.frame((1, 2), placed(device, value(step, (1, 2000 << step // 2))))
-            worker.transport.send((1, 2), TAG, frame)
-            worker.poll(0.01)
-        for job_rank in (1, 2):
-            worker.transport.receive_value(job_rank, BACK)
-        worker.poll(0.2)
+        for step in range(steps + 1):
+            if step < steps:
+                frame = worker.transport.frame((1, 2), placed(device, value(step, (1, 2000 << step // 2))))
+                worker.transport.send((1, 2), TAG, frame)
+            if step:
+                assert [worker.transport.receive_value(other, BACK) for other in (1, 2)] == [step - 1] * 2
+                worker.poll()
         assert worker.local.pool.device
         arena = worker.local.pool.device.arena
         arena.has("nothing", 0)
@@ -146,19 +150,19 @@ def test_a_piece_that_is_too_small_is_closed_by_all_before_it_is_freed(tmp_path:
 
     def consumer(worker: Worker) -> int:
         device = worker.device
-        for step in range(24):
+        for step in range(steps):
             assert all(
                 map(torch.equal, worker.transport.receive_value(0, TAG), value(step, (1, 2000 << step // 2)))
             ), step
-        worker.transport.send(0, BACK, worker.transport.frame((0,), "all"))
-        worker.poll(0.2)
+            device.memory.settle()
+            worker.transport.send(0, BACK, worker.transport.frame((0,), step))
         left = len(device.memory.pieces) - 1
         worker.transport.close()
         return left
 
     with World(producer, consumer, consumer, device=partial(Device, READ, tmp_path / "store")) as world:
         [dropped, blocks, pieces], *opened = world.results()
-    assert dropped == 0 and pieces == blocks <= SLOTS + 2 and opened == [blocks] * 2
+    assert dropped == 0 and pieces == blocks <= 2 and opened == [blocks] * 2
 
 
 @pytest.mark.slow
@@ -223,17 +227,14 @@ def test_who_waits_for_tensors_of_a_dead_peer_is_notified(tmp_path: Path, kind: 
     def consumer(worker: Worker) -> None:
         for step in range(10_000):
             assert all(map(torch.equal, worker.transport.receive_value(0, TAG), value(step)))
+            worker.device.memory.settle()
 
     with World(producer, consumer, device=partial(Device, KINDS[kind], tmp_path / "store")) as world:
         assert world.receive(0) == "begun"
-        killed = time.monotonic()
         world.kill(victim)
-        problem, text, when = world.ends(1 - victim)
-        assert (
-            problem == "PeerLost"
-            and text.startswith((f"job rank {victim} is gone", f"job rank {victim} broke off"))
-            and when - killed < 1
-        )
+        problem, text, _ = world.ends(1 - victim)
+        assert problem == "PeerLost"
+        assert text.startswith((f"job rank {victim} is gone", f"job rank {victim} broke off"))
 
 
 # Between nodes
@@ -281,12 +282,12 @@ def test_tensors_of_a_device_go_to_another_node_by_transfers(tmp_path: Path) -> 
             and batch["near"].tolist() == [step] * 10
         )
         assert transports[1].receive_value(0, TAG) == step
-    thread.join(20)
+    thread.join()
     closing = [threading.Thread(target=transport.close) for transport in transports]
     for one in closing:
         one.start()
     for one in closing:
-        one.join(20)
+        one.join()
     memory.close()
 
 
