@@ -15,9 +15,9 @@ from meshctl.run.events import Follower, Journal
 from meshctl.runtime.checkpoint import CheckpointError, load
 from meshctl.runtime.checkpoint_writer import CheckpointWriter
 from meshctl.topology.mesh import DeviceMesh
+from tests.hang import HANG_S
 
 ALONE = DeviceMesh.from_sizes().at(0)
-TIMEOUT_S = 60.0
 
 
 def writer_of(
@@ -40,7 +40,7 @@ def test_a_wait_advances_while_files_grow(
     advanced, fsync = threading.Event(), os.fsync
 
     def wait_and_sync(descriptor: int) -> None:
-        assert advanced.wait(TIMEOUT_S), "the wait has not advanced"
+        assert advanced.wait(HANG_S), "the wait has not advanced"
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", wait_and_sync)

@@ -206,7 +206,6 @@ def test_alone_without_a_launcher() -> None:
         [sys.executable, "-W", "error::UserWarning:__main__", "-c", ALONE],
         capture_output=True,
         text=True,
-        timeout=120,
     )
     assert done.returncode == 0, done.stderr
 

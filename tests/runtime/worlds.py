@@ -24,12 +24,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
+from tests.hang import HANG_S
+
 Check = Callable[[int], None]
 PASSED = "passed"
 LOADED_LATE = ("torch._dynamo", "torch.distributed.fsdp", "torch.testing")
 """The modules that torch imports in the first operations of a mesh. They are imported once, before the fork."""
-LIMIT = 120
-"""Seconds for one check of a world, after which the world counts as hanging."""
 
 
 def run(size: int, checks: Sequence[Check], folder: Path) -> dict[str, str]:
@@ -55,12 +55,12 @@ def run(size: int, checks: Sequence[Check], folder: Path) -> dict[str, str]:
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-    begun, end = 0, time.monotonic() + LIMIT
+    begun, end = 0, time.monotonic() + HANG_S
     try:
         while children and time.monotonic() < end and not list(folder.glob("*.failed")):
             children = {rank: pid for rank, pid in children.items() if _is_running(rank, pid, folder)}
             if (number := len(list(folder.iterdir()))) > begun:
-                begun, end = number, time.monotonic() + LIMIT
+                begun, end = number, time.monotonic() + HANG_S
             time.sleep(0.01)
     finally:
         for pid in children.values():
@@ -81,9 +81,9 @@ def _is_running(rank: int, pid: int, folder: Path) -> bool:
 def _work(rank: int, size: int, port: int, checks: Sequence[Check], folder: Path) -> None:
     try:
         torch.set_num_threads(1)
-        store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+        store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=HANG_S))
         dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=LIMIT)
+            "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=HANG_S)
         )
         for check in checks:
             doing = folder / f"{check.__name__}-{rank}"

@@ -44,7 +44,7 @@ class QueueEnd:
 
     def receive(self, step: int) -> Received:
         while True:
-            generation, sent, value = self._queue.get(timeout=10)
+            generation, sent, value = self._queue.get()
             if generation >= self._generation and sent <= self._last:
                 return Received(value, sent_step=sent)
 
@@ -101,7 +101,7 @@ def opened(kind: str) -> tuple[Pair, Callable[[Tensor], Any]]:
     producer, consumer = make()
     thread = background(lambda: producer.open(0))
     consumer.open(0)
-    thread.join(10)
+    thread.join()
     return (producer, consumer), value
 
 
@@ -125,7 +125,7 @@ def test_an_end_carries_what_is_sent_in_each_step(kind: str) -> None:
         thread = background(partial(producer.send, value(torch.full((3,), float(step))), step))
         announce(consumer, kind, step)
         assert torch.equal(column(consumer.receive(step)), torch.full((3,), float(step)))
-        thread.join(10)
+        thread.join()
     assert producer.bytes_sent > 0 and not consumer.due(2)
     producer.close(2)
     consumer.close(2)
@@ -136,14 +136,13 @@ def test_what_an_older_generation_sent_is_dropped(kind: str) -> None:
     (producer, consumer), value = opened(kind)
     first = background(lambda: producer.send(value(torch.zeros(3)), 1))
     announce(consumer, kind, 1)
-    first.join(10)
+    first.join()
     producer.reopen(1)
     consumer.reopen(1)
     second = background(lambda: producer.send(value(torch.ones(3)), 1))
     announce(consumer, kind, 1)
     assert torch.equal(column(consumer.receive(1)), torch.ones(3))
-    second.join(10)
-    assert not second.is_alive()
+    second.join()
 
 
 def test_a_generation_that_nobody_announced_is_refused() -> None:

@@ -82,7 +82,7 @@ def moved(rows: dict[Channel, range], consumer: Channel) -> Batch:
         thread.start()
     found: Batch = consumer.receive(1).value
     for thread in threads:
-        thread.join(10)
+        thread.join()
     return found
 
 
@@ -252,7 +252,7 @@ def test_ragged_rows_of_several_producers_arrive_in_flat_frames(
             thread.start()
         found: Batch = consumer.receive(1).value
         for thread in threads:
-            thread.join(10)
+            thread.join()
     each = [rows_of(batch) for batch in batches]
     assert rows_of(found) == {name: [row for rows in each for row in rows[name]] for name in each[0]}
     assert found.ids[:, 0].tolist() == [*range(sum(map(len, lengths)))]
@@ -297,7 +297,7 @@ def test_a_large_ragged_part_is_written_by_all_of_its_producers() -> None:
         thread.start()
     found = consumer.receive(1).value
     for thread in threads:
-        thread.join(10)
+        thread.join()
     for name in ("x", "wide", "more"):
         values = torch.cat([batch[name].values for batch in batches])
         assert torch.equal(found[name].values, values) and found[name].lengths.tolist() == lengths * 2

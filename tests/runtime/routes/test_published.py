@@ -21,6 +21,7 @@ from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 from meshctl.topology.samples import RouteError
+from tests.hang import HANG_S
 from tests.runtime.routes.test_random_steps import run_on_sockets
 
 PRODUCERS, CONSUMERS, SLOTS = 3, 2, 2
@@ -31,7 +32,7 @@ Make = Callable[[int, int], Any]
 
 def received(make: Make, steps: int, route: Route = Route("a -> b", "a", "b")) -> dict[int, list[Any]]:
     """Returns the values of each consumer, copied. Consumers take each step when it comes."""
-    done = threading.Barrier(PRODUCERS + CONSUMERS, timeout=30)
+    done = threading.Barrier(PRODUCERS + CONSUMERS, timeout=HANG_S)
 
     def send(channel: Channel, rank: int) -> None:
         assert isinstance(channel, PublishedChannel)
@@ -161,7 +162,7 @@ def test_a_stream_ends_when_the_last_producer_has_ended() -> None:
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_a_producer_runs_ahead_of_the_others_as_far_as_there_are_slots(slots: int) -> None:
     """While producer 2 does nothing, the others send as many further steps as there are slots."""
-    ahead = threading.Barrier(PRODUCERS, timeout=30)
+    ahead = threading.Barrier(PRODUCERS, timeout=HANG_S)
 
     def send(channel: Channel, rank: int) -> None:
         for step in range(8):
@@ -195,7 +196,7 @@ def test_a_producer_waits_where_a_consumer_has_taken_none_of_its_slots() -> None
     def take(channel: Channel, rank: int) -> list[Any]:
         found = [channel.receive(step).value.clone() for step in range(3)]
         if rank:
-            assert may_take.wait(30)
+            assert may_take.wait(HANG_S)
         else:
             while min(sent) < 3 + SLOTS:
                 time.sleep(0.001)

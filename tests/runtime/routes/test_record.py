@@ -136,7 +136,9 @@ def test_a_header_that_is_none_names_the_file(head: Any, tmp_path: Path) -> None
 
 
 @settings(
-    max_examples=examples(40, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40, 150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_a_damaged_file_is_an_error_or_a_value(data: st.DataObject, tmp_path: Path) -> None:
@@ -275,7 +277,11 @@ def of_group(job: Plan, group: str, seen: Seen) -> Iterator[Any]:
         yield [(at, *values) for at, who, *values in seen if who == rank]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(job=pipelines())
 def test_a_group_alone_gets_what_it_got_among_all(
     job: Plan, tmp_path_factory: pytest.TempPathFactory
