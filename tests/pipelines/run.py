@@ -21,14 +21,13 @@ from meshctl.run.metrics import Fold
 from meshctl.run.shutdown import StopRequest
 from meshctl.runtime.component import Component
 from meshctl.runtime.instantiate import make
+from meshctl.runtime.transports.errors import PeerLost
 from tests.paths import ROOT
 from tests.pipelines.calls import Called, Worker
 from tests.pipelines.judged import Best, Rows
 from tests.pipelines.model import Saved
 from tests.pipelines.parts import Trainer
 from tests.runtime import in_process
-
-TIMEOUT_S = 30.0
 
 
 @dataclass
@@ -98,8 +97,9 @@ def in_memory(plan: Plan, start: Saved | None = None, before: Rows = MappingProx
     """The components of a worker, in its thread."""
     records: list[Any] = []
     saved: dict[int, Saved] = {}
-    together: dict[tuple[str, int], threading.Barrier] = {}
-    """Group and step -> where its workers meet, as in the collective call that saves."""
+    together: Counter[tuple[str, int]] = Counter()
+    """Group and step -> how many of its workers have come to the collective call that saves."""
+    meeting, has_fault = threading.Condition(), threading.Event()
     workers: Counter[int] = Counter()
     """Step -> how many workers have saved it."""
 
@@ -110,9 +110,21 @@ def in_memory(plan: Plan, start: Saved | None = None, before: Rows = MappingProx
         own.__dict__.setdefault("components", {})[name] = component
         return component
 
+    def meet(group: str, step: int) -> None:
+        with meeting:
+            together[group, step] += 1
+            meeting.notify_all()
+            meeting.wait_for(lambda: has_fault.is_set() or together[group, step] == plan.group(group).workers)
+        if has_fault.is_set():
+            raise PeerLost("a worker has a fault")
+
+    def on_fault() -> None:
+        has_fault.set()
+        with meeting:
+            meeting.notify_all()
+
     def save(step: int, given: Mapping[str, int]) -> None:
-        group = plan.component(next(iter(own.components))).group
-        together.setdefault((group, step), threading.Barrier(plan.group(group).workers)).wait(TIMEOUT_S / 2)
+        meet(plan.component(next(iter(own.components))).group, step)
         checkpoint = saved.setdefault(step, Saved(step))
         workers[step] += 1
         for name, component in own.components.items():
@@ -137,7 +149,7 @@ def in_memory(plan: Plan, start: Saved | None = None, before: Rows = MappingProx
         given=position[1],
         on_setup=resume,
         ask=supervisor.ask,
-        timeout=TIMEOUT_S,
+        on_fault=on_fault,
     )
     supervisor.ask(outcome)
     faults = [*filter(None, [supervisor.judge.fault]), *map(repr, outcome.faults.values())]

@@ -202,7 +202,7 @@ def runs(plan: Plan) -> in_process.Outcome:
         methods = [method for method in called[name] if method != "weights"]
         return make(plan.component(name), methods, [str(HERE)])
 
-    return in_process.run(plan, made, timeout=60)
+    return in_process.run(plan, made)
 
 
 RECORDED: list[str] = []

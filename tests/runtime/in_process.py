@@ -30,20 +30,15 @@ from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.routes.record import Recorder
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.runtime.world import ranks_by_node
+from tests.hang import HANG_S
 from tests.runtime.memory import MemoryDataPlane
 
 Make = Callable[[str, int], Component]
 """Component name and rank -> the component; `setup()` is called on it."""
 
-FAULT_S = 0.5
-"""How long the other workers may take to end after a fault, in seconds."""
 YIELD_S = 0.0005
 """How long a worker leaves the interpreter to others after a step, in seconds. One that waits for nobody would
 keep it."""
-JOIN_S = 0.05
-"""How long each of them may then take to end its step, in seconds."""
-LISTENER_S = 5.0
-"""How long a listener may take to end once the launcher has, in seconds."""
 POLL_S = 0.005
 """Seconds between two reads of the requests of workers."""
 
@@ -71,6 +66,22 @@ class Outcome:
             self.reason = request.reason
 
 
+class StoreOfWorkers:
+    """A connection to the store whose waits end once a worker has a fault."""
+
+    def __init__(self, store: HashStore, outcome: Outcome) -> None:
+        self._store, self._outcome = store, outcome
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        while not self._store.check(keys):
+            if self._outcome.faults:
+                raise PeerLost("a worker has a fault")
+            time.sleep(YIELD_S)
+
+
 class KeptEvents(EventLog):
     """Keeps a worker's events in memory."""
 
@@ -96,16 +107,17 @@ def run(
     start: int = 0,
     given: Mapping[str, int] = MappingProxyType({}),
     on_setup: Callable[[Mapping[str, Component]], None] = lambda components: None,
-    timeout: float = 60.0,
+    on_fault: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Runs the plan to its end, or until one worker has a fault. `ask` may request a last step, by what
     has happened so far. The run continues after the step `start`, by which the sources had produced `given` samples; `on_setup` is called
     with the components of each worker.
 
-    `timeout` is in seconds. Raises `TimeoutError` if the run does not end in time, which is a deadlock: a
-    bug of the plan or of the runtime.
+    A fault ends all waits of the other workers; `on_fault` ends those of the caller's functions. Raises
+    `TimeoutError` if the run does not end, which is a deadlock: a bug of the plan or of the runtime.
     """
     outcome, store = Outcome(), HashStore()
+    waiting: Any = StoreOfWorkers(store, outcome)
     hub: dict[int, MemoryDataPlane] = {}
     store.set_timeout(timedelta(days=1))
     job_ranks = [group.first_job_rank + rank for group in plan.groups for rank in range(group.workers)]
@@ -124,7 +136,7 @@ def run(
                 )
                 component.setup()
             on_setup(components)
-            agreement = StopAgreement(store, store, job_rank)
+            agreement = StopAgreement(waiting, store, job_rank)
             for component in components.values():
                 context_of(component).stop = agreement.ask
             context = LoopContext(
@@ -144,6 +156,7 @@ def run(
             outcome.faults[job_rank] = error
             for data_plane in data_planes.values():
                 data_plane.fail(PeerLost(str(error)))
+            on_fault()
 
     earlier = set(threading.enumerate())
     threads = [threading.Thread(target=work, args=(job_rank,), daemon=True) for job_rank in job_ranks]
@@ -151,7 +164,7 @@ def run(
         thread.start()
     proposer = Proposer(store, job_ranks)
     try:
-        _attend(proposer, threads, outcome, ask, timeout)
+        _attend(proposer, threads, outcome, ask)
     finally:
         proposer.close()
         _join_listeners(earlier)
@@ -163,7 +176,7 @@ def _join_listeners(earlier: Set[threading.Thread]) -> None:
     the interpreter ends would abort the process."""
     for thread in threading.enumerate():
         if thread not in earlier and thread.name == "ending":
-            thread.join(LISTENER_S)
+            thread.join(HANG_S)
 
 
 def _attend(
@@ -171,22 +184,15 @@ def _attend(
     threads: list[threading.Thread],
     outcome: Outcome,
     ask: Callable[[Outcome], StopRequest | None],
-    timeout: float,
 ) -> None:
     """Acts as the launcher until all threads end: receives requests for a stop and announces the last
     step."""
-    waited_s = faulty_s = 0.0
+    waited_s = 0.0
     while any(thread.is_alive() for thread in threads):
-        if outcome.faults and waited_s > faulty_s + FAULT_S:
-            proposer.propose(StopRequest("a fault", has_failed=True))
-            proposer.poll()  # nobody begins a further step
-            for thread in threads:
-                thread.join(JOIN_S)
-            return  # who has not reached the data plane yet waits for workers that are gone
-        if not outcome.faults:
-            faulty_s = waited_s
-        if waited_s > timeout:
-            raise TimeoutError(f"the run did not end within {timeout:.0f} s")
+        if outcome.faults:
+            proposer.propose(StopRequest("a fault", has_failed=True))  # nobody begins a further step
+        if waited_s > HANG_S:
+            raise TimeoutError("the run did not end")
         for request in (ask(outcome), proposer.asked()):
             if request is not None:
                 outcome.note(request)

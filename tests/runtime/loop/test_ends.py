@@ -320,19 +320,19 @@ def test_a_stop_is_a_last_step_that_all_agree_on() -> None:
 
     job = plan(
         {"a": 1, "b": 2}, {"source": ("a", {}), "echo": ("b", {})},
-        [call("batch", "source.next", samples=4), call("taken", "echo.take", "batch")], steps=100_000,
+        [call("batch", "source.next", samples=4), call("taken", "echo.take", "batch")], steps=0,
     )  # fmt: skip
     outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Stopper([]))
     assert not outcome.faults
     [last] = set(outcome.last.values())
-    assert 4 <= last < 100_000
+    assert last >= 4
 
 
 def test_a_stop_from_outside() -> None:
-    stop = threading.Event()
     job = plan({"a": 1}, {"source": ("a", {})}, [call("batch", "source.next", samples=4)], steps=0)
-    threading.Timer(0.2, stop.set).start()
-    outcome = in_process.run(
-        job, lambda name, rank: Source(), ask=lambda _: StopRequest("stop") if stop.is_set() else None
-    )
+
+    def ask(so_far: in_process.Outcome) -> StopRequest | None:
+        return StopRequest("stop") if any(event.name == "step" for event in so_far.events) else None
+
+    outcome = in_process.run(job, lambda name, rank: Source(), ask=ask)
     assert not outcome.faults and outcome.last[0] > 0
