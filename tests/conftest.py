@@ -1,7 +1,8 @@
 """For all tests.
 
-Nothing is timed in a test, so hypothesis has no deadline. The examples of a test depend on its source alone, so a
-commit passes or fails on every machine; the profile `nightly` draws new examples in every run.
+Nothing is timed in a test, so hypothesis has no deadline, and no limit for how long it draws. The examples of a test
+depend on its source alone, so a commit passes or fails on every machine; the profile `nightly` draws new examples in
+every run.
 
 Ctrl-C interrupts the tests: a shell that starts something in the background ignores it for all descendants.
 A forked process does not collect what other tests left behind as garbage: the threads of their process groups do not
@@ -16,10 +17,11 @@ import signal
 from collections import Counter
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=40)
-settings.register_profile("nightly", deadline=None, max_examples=500)
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", UNTIMED, derandomize=True, database=None, max_examples=40)
+settings.register_profile("nightly", UNTIMED, max_examples=500)
 settings.load_profile("repeatable")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
