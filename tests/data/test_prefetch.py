@@ -15,6 +15,7 @@ import pytest
 
 from meshctl.data.errors import DataError
 from meshctl.data.prefetch import Prefetch, results
+from tests.hang import HANG_S
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -81,5 +82,7 @@ def test_no_process_outlives_its_parent() -> None:
         ends = [os.pidfd_open(int(pid)) for pid in parent.stdout.readline().split()]
         parent.kill()
         for end in ends:
-            assert select.select([end], [], [], 60)[0], "the end of a process makes its descriptor readable"
+            assert select.select([end], [], [], HANG_S)[0], (
+                "the end of a process makes its descriptor readable"
+            )
             os.close(end)

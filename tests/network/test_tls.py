@@ -12,6 +12,7 @@ import pytest
 from meshctl.network.certificate import public_key_of, signature_of
 from meshctl.network.connection import Connection
 from meshctl.network.sockets import PLAIN, sockets_of
+from tests.hang import HANG_S
 
 VECTORS = {
     "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60": (
@@ -40,9 +41,9 @@ def test_the_signature_is_that_of_the_standard(secret: str) -> None:
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = socket.create_connection(listener.getsockname(), timeout=10)
+        client = socket.create_connection(listener.getsockname(), timeout=HANG_S)
         server, _ = listener.accept()
-        server.settimeout(10)
+        server.settimeout(HANG_S)
         with client, server:
             yield client, server
 

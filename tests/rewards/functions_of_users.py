@@ -43,6 +43,7 @@ def files(response: str) -> float:
 def obedient(response: str, folder: str) -> float:
     """Does what the response asks for."""
     if response == "hang":
+        Path(folder, f"hangs-{os.getpid()}").touch()
         Path(folder, "pid").write_text(str(os.getpid()))
         while True:
             time.sleep(60)

@@ -8,20 +8,35 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from meshctl import Batch, Ragged
-from meshctl.rewards import Function, RewardError
+from meshctl.rewards import Function, RewardError, component, processes
+from tests.hang import HANG_S
 from tests.paths import ROOT
 
 MODULE = "tests.rewards.functions_of_users"
 WORKERS = (0, 1)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample has so much time that only the tests of the time limit come to it."""
+    monkeypatch.setattr(component, "TIMEOUT_S", HANG_S)
+
+
+def stand_until(is_over: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the clock of the time limits stand still until a condition is met, and go on by 10 s then."""
+    clock = SimpleNamespace(monotonic=lambda: 10.0 * is_over(), sleep=time.sleep)
+    monkeypatch.setattr(processes, "time", clock)
 
 
 class Logged(Function):
@@ -226,8 +241,13 @@ def test_processes_share_the_samples_and_have_no_file_of_the_parent() -> None:
     [("hang", "took longer than 2 s"), ("die", "ended its process, which was killed by SIGSEGV")],
 )
 def test_a_sample_that_hangs_or_kills_its_process_fails_alone(
-    response: str, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    response: str,
+    reason: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    stand_until(lambda: len([*tmp_path.glob("hangs-*")]) == 2, monkeypatch)
     given = batch_of("a", response, *"bcdef", response, folder=[str(tmp_path)] * 8)
     with judge(function=f"{MODULE}.obedient", workers=2, timeout_s=2) as one:
         scored = one.score(given)
@@ -239,19 +259,23 @@ def test_a_sample_that_hangs_or_kills_its_process_fails_alone(
     ]
 
 
-def test_what_a_function_started_ends_with_its_process(tmp_path: Path) -> None:
+def test_what_a_function_started_ends_with_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "child"
+    stand_until(lambda: file.exists() and bool(file.read_text()), monkeypatch)
     given = batch_of("start", "a", folder=[str(tmp_path)] * 2)
     with judge(function=f"{MODULE}.obedient", timeout_s=3) as one:
         one.score(given)
         with pytest.raises(ProcessLookupError):
-            wait_for(int((tmp_path / "child").read_text()))
+            wait_for(int(file.read_text()))
 
 
 def wait_for(pid: int) -> None:
     """Waits for the end of a process. Raises `ProcessLookupError` if it has ended."""
     end = os.pidfd_open(pid)
     try:
-        assert select.select([end], [], [], 60)[0], "the end of a process makes its descriptor readable"
+        assert select.select([end], [], [], HANG_S)[0], "the end of a process makes its descriptor readable"
     finally:
         os.close(end)
     raise ProcessLookupError(pid)
@@ -260,7 +284,7 @@ def wait_for(pid: int) -> None:
 PARENT = f"""
 import sys, threading
 from tests.rewards.test_function import batch_of, judge
-with judge(function="{MODULE}.obedient", timeout_s=100) as one:
+with judge(function="{MODULE}.obedient", timeout_s={HANG_S}) as one:
     one.score(batch_of("hang", folder=[sys.argv[1]]))
 """
 
@@ -272,5 +296,5 @@ def test_a_hanging_process_dies_with_its_parent(tmp_path: Path) -> None:
         child = int((tmp_path / "pid").read_text())
         end = os.pidfd_open(child)
         parent.send_signal(signal.SIGKILL)
-        assert select.select([end], [], [], 60)[0], "the end of a process makes its descriptor readable"
+        assert select.select([end], [], [], HANG_S)[0], "the end of a process makes its descriptor readable"
         os.close(end)

@@ -13,7 +13,7 @@ from tests.cli.commands import meshctl
 pytestmark = pytest.mark.slow
 
 MINE = """
-import time
+import os
 import torch
 from meshctl import Batch, Component, endpoint
 
@@ -36,7 +36,7 @@ class Sink(Component):
 
 def reward(response):
     if response == "3":
-        time.sleep(600)
+        os._exit(9)
     if response == "5":
         raise ValueError("five")
     return int(response)
@@ -52,7 +52,7 @@ groups:
 components:
   answers: {_target_: mine.Answers, group: rollout}
   pairs: {_target_: mine.Pairs, group: rollout}
-  judge: {_target_: meshctl.rewards.Function, group: judge, args: {function: mine.reward, timeout_s: 2}}
+  judge: {_target_: meshctl.rewards.Function, group: judge, args: {function: mine.reward, timeout_s: 600}}
   sink: {_target_: mine.Sink, group: rollout}
 pipeline:
   batch: {call: answers.next, samples: 8}
@@ -81,7 +81,7 @@ def test_samples_without_a_reward_are_dropped_and_reported(folder: Path) -> None
     log = (run / "logs" / "rollout" / "0.log").read_text()
     assert "seen [2, 1] 2.0" in log and "seen [3, " not in log and "seen [8, 0] 8.0" in log
     logs = "".join((run / "logs" / "judge" / f"{rank}.log").read_text() for rank in range(2))
-    assert "step 1, sample 3.1: took longer than 2 s" in logs
+    assert "step 1, sample 3.1: ended its process, which ended with exit code 9" in logs
     assert "step 1, sample 5.0: `mine.reward` raised ValueError: five (mine.py:27)" in logs
 
 
