@@ -7,14 +7,13 @@ import sys
 from dataclasses import replace
 
 from meshctl.run.launcher import Launcher
-
-OTHER = "import signal, time; print(flush=True); time.sleep(60)"
+from tests.hang import HANG_S
 
 
 def test_a_process_lives_until_it_ends() -> None:
     source = (
-        "import json; from meshctl.run.launcher import Launcher; import time\n"
-        "print(json.dumps(Launcher.present().to_data()), flush=True); time.sleep(60)"
+        "import json; from meshctl.run.launcher import Launcher; import signal\n"
+        "print(json.dumps(Launcher.present().to_data()), flush=True); signal.pause()"
     )
     with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) as process:
         import json
@@ -23,7 +22,7 @@ def test_a_process_lives_until_it_ends() -> None:
         launcher = Launcher.of_data(json.loads(process.stdout.readline()))
         assert launcher.pid == process.pid and launcher.is_alive() and not launcher.wait(0.0)
         assert not launcher.ignores(signal.SIGUSR1)
-        assert launcher.send(signal.SIGKILL) and launcher.wait(20.0)
+        assert launcher.send(signal.SIGKILL) and launcher.wait(HANG_S)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert launcher.is_alive() is False, "a process that nobody has waited for has ended"
     assert launcher.is_alive() is False and not launcher.send(signal.SIGKILL) and launcher.wait(0.0)
