@@ -141,7 +141,7 @@ class ReturningDataPlane(DataPlane):
         if poller:
             self._unlocked(self.poll)  # only now, as another thread may have closed files
 
-    def _unlocked(self, act: Callable[[], None]) -> None:
+    def _unlocked(self, act: Callable[[], object]) -> None:
         self._lock.release()
         try:
             act()
