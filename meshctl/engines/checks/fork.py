@@ -1,5 +1,6 @@
 """A call in a fork of this process, with a time limit: for file operations, which never return while a disk
-does not answer. A process that waits for a disk does not even end when it is killed, so it is left behind.
+does not answer. A process that waits for a disk does not even end when it is killed, so it is left behind. The limit
+is for one that waits, and not for one that a busy machine does not let run.
 
     facts = in_fork(lambda: measure(folder), seconds=5)     # plain data; raises TimeoutError
 """
@@ -11,6 +12,8 @@ import os
 import select
 import signal
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 
@@ -22,16 +25,24 @@ def in_fork(function: Callable[[], Any], seconds: float) -> Any:
     if not child:
         _answer(function, writer)
     os.close(writer)
+    os.set_blocking(reader, False)
     text = b""
     with open(reader, "rb", buffering=0) as pipe:
-        while select.select([pipe], [], [], seconds)[0]:
+        while select.select([pipe], [], [], seconds)[0] or _can_run(child):
             part = pipe.read(1 << 16)
-            text += part
-            if not part:
+            text += part or b""
+            if part == b"":
                 os.waitpid(child, 0)
                 return json.loads(text) if text else function()
     os.kill(child, signal.SIGKILL)
     raise TimeoutError(f"no answer within {seconds:.0f} s")
+
+
+def _can_run(pid: int) -> bool:
+    """Returns whether a process waits for nothing but a processor."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"
+    return False
 
 
 def _answer(function: Callable[[], Any], writer: int) -> NoReturn:

@@ -28,6 +28,15 @@ def test_an_error_is_that_of_the_function() -> None:
         in_fork(fail, HANG_S)
 
 
+def test_a_busy_machine_is_no_disk_that_does_not_answer() -> None:
+    def compute() -> float:
+        while (used := time.process_time()) < 0.3:
+            pass
+        return used
+
+    assert in_fork(compute, 0.05) >= 0.3
+
+
 def test_a_disk_that_does_not_answer_is_a_failure_of_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(_: Requirements) -> dict[str, Any]:
         time.sleep(1000)
