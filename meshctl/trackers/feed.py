@@ -161,7 +161,7 @@ class Feed:
                 self._unsent = self._unsent[self._connection.send(self._unsent) :]
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # its earlier answers can still be received
+            except (BrokenPipeError, ConnectionResetError):  # its earlier answers can still be received
                 self._unsent = b""
                 return
 

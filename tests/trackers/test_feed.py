@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from meshctl.run.events import Event
 from meshctl.run.settings import Track
 from meshctl.trackers import feed
 from meshctl.trackers.feed import Feeds
+from tests.hang import HANG_S
 
 OWN = """
 import json, os, signal, subprocess, sys, time
@@ -43,7 +45,9 @@ class HangsInRow(Keeping):
         forever()
 
 class HangsAtEnd(Keeping):
-    def on_end(self, code, reason): forever()
+    def on_end(self, code, reason):
+        self.write("hangs")
+        forever()
 
 class Fails(Keeping):
     def on_row(self, row):
@@ -59,6 +63,22 @@ class Ends(Keeping):
 KEY = "0123456789abcdef-my-key"
 
 
+class Clock:
+    """Seconds of `patience`, which pass only when a test sets them, however slow the machine is."""
+
+    def __init__(self) -> None:
+        self.monotonic: Callable[[], float] = lambda: 0.0
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(feed, "time", made)
+    for name in ("JUMP_S", "EXIT_S"):
+        monkeypatch.setattr(feed, name, HANG_S)
+    return made
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     (tmp_path / "own.py").write_text(OWN)
@@ -67,14 +87,14 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def lines(path: Path) -> list[list[object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def own(name: str, **options: object) -> Track:
     return Track(f"own:{name}", options)
 
 
-def test_a_tracker_that_fails_is_stopped_and_the_others_get_everything(run: RunDir) -> None:
+def test_a_tracker_that_fails_is_stopped_and_the_others_get_everything(run: RunDir, clock: Clock) -> None:
     """All trackers run at the same time, because each takes an interpreter."""
     tracks = [
         own("Keeping", file="kept.jsonl"),
@@ -91,6 +111,12 @@ def test_a_tracker_that_fails_is_stopped_and_the_others_get_everything(run: RunD
     feeds = Feeds(run, tracks, [str(run.path)], warnings.append, environ={**os.environ, "WANDB_API_KEY": KEY})
     feeds.start()
     processes = feeds.pids
+
+    def seconds() -> float:
+        names = {(file, line[0]) for file in ("hangs", "end") for line in lines(run.path / f"{file}.jsonl")}
+        return 10.0 if {("hangs", "child"), ("end", "hangs")} <= names else 0.0
+
+    clock.monotonic = seconds
     feeds.on_attempt(0, None)
     for step in (1, 2):
         feeds.on_row({"step": step, "time": 0.1, "m.loss": None})
@@ -99,7 +125,7 @@ def test_a_tracker_that_fails_is_stopped_and_the_others_get_everything(run: RunD
     feeds.on_end(5, "train:1 failed")
     kept = [["attempt", 0, None], *(["row", {"step": n, "time": 0.1, "m.loss": None}] for n in (1, 2))]
     assert lines(run.path / "kept.jsonl") == [*kept, ["event", "checkpoint", 2], ["end", 5, "train:1 failed"]]
-    assert len(lines(run.path / "end.jsonl")) == 4
+    assert len(lines(run.path / "end.jsonl")) == 5
     stopped = {
         one.split("`")[1]: one.partition(" is stopped: ")[2].partition("; log: ")[0] for one in warnings
     }
@@ -119,7 +145,7 @@ def test_a_tracker_that_fails_is_stopped_and_the_others_get_everything(run: RunD
     assert "hello from a library" in log and "by the server" in log and KEY not in log
     [[_, child]] = [one for one in lines(run.path / "hangs.jsonl") if one[0] == "child"]
     assert not [pid for pid in processes if is_running(pid)]
-    while is_running(int(str(child))):  # the server has killed it, and nobody waits for it
+    while is_running(int(str(child))):  # the launcher has killed it, and nobody waits for it
         time.sleep(0.01)
 
 
