@@ -2,7 +2,7 @@
 
 A saved run depends on this file, so it changes only by addition. Two files beside this module steer a run:
 while `hold` exists, the trainer waits in step 2; if `fail` exists, rank 0 of the trainer raises an exception
-in step 5. The file names the class of the exception.
+in step 5, in which rank 1 waits. The file names the class of the exception.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class Trainer(Component):
             time.sleep(0.02)
         if self.step == 5 and self.rank == 0 and (FOLDER / "fail").exists():
             raise getattr(builtins, (FOLDER / "fail").read_text().strip())("the batch is spoiled")
+        while self.step == 5 and (FOLDER / "fail").exists():
+            time.sleep(0.02)
         reward = self.collective("fsdp").all_reduce(batch["reward"].mean()) / 2
         self.momentum = 0.5 * self.momentum + reward
         self.updates += 1
