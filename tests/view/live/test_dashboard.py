@@ -12,6 +12,7 @@ from meshctl.view.live import for_terminal
 from meshctl.view.live.dashboard import Dashboard, Picture
 from meshctl.view.live.plain import PlainOutput
 from meshctl.view.live.run_state import RunState, notice_after
+from tests.hang import HANG_S
 from tests.view.conftest import Pinned
 from tests.view.recorded import Recorded, make_plan
 
@@ -112,7 +113,7 @@ def test_live_on_a_terminal_leaves_the_last_picture_and_the_cursor(
     assert "step 12/12" in output and "\x1b[?1049h" not in output
     assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")
     for thread in set(threading.enumerate()) - before:
-        thread.join(timeout=5)
+        thread.join(HANG_S)
         assert not thread.is_alive()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 
 import pytest
 
@@ -20,12 +19,21 @@ from meshctl.view.trace.profile_times import move
 from meshctl.view.trace.writer import TraceWriter
 from tests.view.trace import read_back
 
+EPOCH = 1_700_000_000.0
+"""The time at which the clocks of the nodes began, in seconds since 1970."""
 AHEAD = 5000.0
 """Seconds by which the clock of node 1 is ahead."""
 BEGIN, LATENCY = 100.0, 0.001
 """When the workers begin, by the clock of node 0, and the time from a sending to its receipt, in seconds."""
 GROUPS = Group("one", "cpu", 1, 0), Group("two", "cpu", 2, 1)
 PLAN = Plan("two", 0, Cluster(nodes=2), GROUPS, (), (), (), Run(trace=Trace((3, 4))))
+
+
+@pytest.fixture(autouse=True)
+def clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two clocks of the head stand still, so that they are read at the same time."""
+    monkeypatch.setattr(clock, "now", lambda: EPOCH)
+    monkeypatch.setattr("meshctl.view.trace.writer.perf_counter", lambda: 0.0)
 
 
 def span(name: str, begin: float, end: float, *, thread: str = "", category: str = "stage") -> list[object]:
@@ -131,10 +139,9 @@ def test_the_last_attempt_of_each_step_counts_on_all_workers(run: RunDir) -> Non
 
 def test_what_happened_is_where_it_belongs(run: RunDir) -> None:
     write_run(run)
-    epoch = clock.now() - perf_counter()
-    fault = Event("fault", "two", 1, 4, value={"error": "boom"}, time=epoch + BEGIN + 90)
-    inside = Event("checkpoint", step=3, value={"path": "x"}, time=epoch + BEGIN + 3.5)
-    before = Event("stall", value={"text": ["a", "b"]}, time=epoch + BEGIN)
+    fault = Event("fault", "two", 1, 4, value={"error": "boom"}, time=EPOCH + BEGIN + 90)
+    inside = Event("checkpoint", step=3, value={"path": "x"}, time=EPOCH + BEGIN + 3.5)
+    before = Event("stall", value={"text": ["a", "b"]}, time=EPOCH + BEGIN)
     trace = merged(run, fault, inside, before)
     found = {one["name"]: one for one in trace.instants}
     assert found.keys() == {"fault", "checkpoint"}
@@ -153,11 +160,11 @@ def test_an_attempt_with_fewer_workers_has_other_job_ranks(run: RunDir) -> None:
         at, step = BEGIN + 10 * attempt, 3 + attempt
         write(run, "a", 0, attempt, {step: [sent(at, b, step), span("step", at, at + 1)]}, at)
         write(run, "b", 0, attempt, {step: [received(at + 0.1, 0, step), span("step", at, at + 1)]}, at)
-    writer, epoch = TraceWriter(whole, run), clock.now() - perf_counter()
+    writer = TraceWriter(whole, run)
     for attempt, plan in enumerate((whole, smaller)):
         writer.on_event(Event("launched", value={"attempt": attempt, "digest": plan.digest}))
     value = {"cause": "a:1 failed", "sizes": {"a": [2, 1]}}
-    writer.on_event(Event("restarted", step=3, value=value, time=epoch + BEGIN + 9))
+    writer.on_event(Event("restarted", step=3, value=value, time=EPOCH + BEGIN + 9))
     writer.on_end(0, "")
     trace = read_back.read_back(run.trace)
     assert [(sender, receiver) for (sender, _, _), (receiver, _, _) in trace.arrows] == [("a:0", "b:0")] * 2

@@ -13,6 +13,7 @@ import pytest
 from meshctl.plan.views.selection import Selection
 from meshctl.plan.views.topology import Topology
 from meshctl.view.pictures import html
+from tests.hang import HANG_S
 from tests.view.pictures.browser.page import CHROMIUM, FLAGS, SIZE, Open, Pages
 
 
@@ -25,7 +26,9 @@ def browser() -> Iterator[Any]:
     )
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(
-            executable_path=CHROMIUM, args=[f"--{flag}" for flag in (*FLAGS, "no-first-run")]
+            executable_path=CHROMIUM,
+            args=[f"--{flag}" for flag in (*FLAGS, "no-first-run")],
+            timeout=HANG_S * 1000,
         )
         yield browser
         browser.close()

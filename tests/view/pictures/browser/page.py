@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.hang import HANG_S
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -54,7 +56,7 @@ class Pages:
 
     def _context(self, **look: Any) -> Any:
         context = self._browser.new_context(**{"viewport": SIZE, **look})
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(HANG_S * 1000)
         context.on("console", lambda message: self.noted.append(f"console: {message.text}"))
         context.on("weberror", lambda error: self.noted.append(f"error: {error.error}"))
         context.on(

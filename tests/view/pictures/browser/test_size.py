@@ -18,6 +18,11 @@ from tests.view.pictures.plans import (
     program,
 )
 
+DRAWN = (
+    "[...document.querySelectorAll('.component')].every((one) => one.querySelector('.body').children.length)"
+)
+"""Components are drawn after they are opened."""
+
 # Very much
 
 
@@ -71,6 +76,7 @@ def test_odd_names_are_text(opened: Open) -> None:
             page.evaluate("(name) => choose(topology.worker(name))", f"{group.name}:0")
             assert page.locator("#worker h2 .mono").text_content() == f"{group.name}:0"
     page.evaluate("document.querySelectorAll('.component').forEach((one) => { one.open = true; })")
+    page.wait_for_function(DRAWN)
     shown = page.locator("body").inner_text()
     assert sum(" ".join(name.split()) in " ".join(shown.split()) for name in ODD[2:9]) >= 6
 
