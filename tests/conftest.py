@@ -5,6 +5,7 @@ depend on its source alone, so a commit passes or fails on every machine; the pr
 every run.
 
 Ctrl-C interrupts the tests: a shell that starts something in the background ignores it for all descendants.
+The umask and the variables that change what commands print are the same for everybody.
 A forked process does not collect what other tests left behind as garbage: the threads of their process groups do not
 exist in it, and the collection would crash.
 """
@@ -23,6 +24,10 @@ UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", UNTIMED, derandomize=True, database=None, max_examples=40)
 settings.register_profile("nightly", UNTIMED, max_examples=500)
 settings.load_profile("repeatable")
+PRINTING = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES", "GITHUB_ACTIONS")
+for name in (*PRINTING, "GITHUB_WORKSPACE", "PYTHONBREAKPOINT", "PYTHONWARNINGS", "MESHCTL_DEBUG"):
+    os.environ.pop(name, None)
+os.umask(0o022)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.register_at_fork(after_in_child=gc.freeze)

@@ -63,7 +63,7 @@ def test_the_description_of_a_completion_has_no_invisible_characters(folder: Pat
 
 @settings(
     max_examples=examples(40, 2000),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     deadline=None,
 )
 @given(recipe=st.binary(max_size=400))
@@ -81,7 +81,7 @@ ARGUMENT = st.text(
 
 @settings(
     max_examples=examples(30, 2000),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     deadline=None,
 )
 @given(overrides=st.lists(ARGUMENT, max_size=3))
@@ -91,7 +91,7 @@ def test_any_overrides_end_in_a_report(folder: Path, overrides: list[str]) -> No
 
 @settings(
     max_examples=examples(30, 1000),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     deadline=None,
 )
 @given(

@@ -216,7 +216,10 @@ BASE = {
 }
 
 
-@settings(max_examples=examples(40, 150), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(40, 150),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     places=st.lists(st.tuples(PLACES, SECRETS), max_size=3),
     wrong=WRONG,

@@ -187,7 +187,6 @@ HOSTILE = {
 }
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["circle", "wide", "stars", "long", "elifs"])
 def test_source_that_goes_in_circles_ends(code: Code, tmp_path: Path, name: str) -> None:
     for file, text in HOSTILE.items():
@@ -410,7 +409,6 @@ def test_names_that_the_users_modules_export_again_are_followed(tmp_path: Path, 
     assert found.endpoints["go"].signature.hints["batch"] == Hint(frozenset({"batch"}))
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("module", ["loop_a", "starred_a"])
 def test_exports_that_go_in_circles_are_not_known(tmp_path: Path, module: str) -> None:
     text = f"from {module} import Component, endpoint\nclass X(Component):\n    @endpoint\n    def go(self): ...\n"

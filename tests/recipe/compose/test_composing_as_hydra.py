@@ -128,7 +128,10 @@ OVERRIDES = st.one_of(
 )
 
 
-@settings(max_examples=examples(30, 600), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(30, 600),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(files=recipes(), overrides=st.lists(OVERRIDES, max_size=4))
 def test_composing_is_hydras(
     files: dict[str, str], overrides: list[str], tmp_path_factory: pytest.TempPathFactory
@@ -208,7 +211,10 @@ CHOICES_OF_COMMAND = st.builds(
 )
 
 
-@settings(max_examples=examples(60, 3000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60, 3000),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(files=nested_lists(), overrides=st.lists(CHOICES_OF_COMMAND, max_size=2))
 def test_defaults_lists_are_followed_as_by_hydra(
     files: dict[str, str], overrides: list[str], tmp_path_factory: pytest.TempPathFactory

@@ -275,7 +275,10 @@ ENTRIES = st.one_of(
 )
 
 
-@settings(max_examples=examples(40, 150), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(40, 150),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(first=st.one_of(st.lists(ENTRIES, max_size=4), SCALARS), second=st.lists(ENTRIES, max_size=2))
 def test_no_defaults_list_raises(first: Any, second: Any, tmp_path: Path) -> None:
     files = {
