@@ -21,4 +21,4 @@ def meshctl(folder: Path, *words: str, code: str = "") -> subprocess.CompletedPr
         return call(folder, *words, env=state)
     command = [sys.executable, "-c", code, *words]
     environ = {**os.environ, **state}
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=180)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,8 @@ class Trainer(Component):
 
     @endpoint(collect="mean")
     def update(self, batch: Batch) -> dict[str, float]:
-        if self.mood == "raises" and self.rank == 1 and self.step == 2:
-            until = time.monotonic() + 10
-            while '"step":1,' not in self.rows() and time.monotonic() < until:
+        if self.mood in ("raises", "raises_late") and self.rank == 1 and self.step == 2:
+            while self.mood == "raises_late" and '"step":1,' not in self.rows():
                 time.sleep(0.02)  # the other rank may not have ended step 1
             raise ValueError("boom")
         if self.mood == "slow":
@@ -67,6 +68,10 @@ run: {steps: 3, dir: runs, checkpoint: {every: 2}}
 """
 
 
+PATIENT = "run.grace=600"
+"""A run has ended in order before that time, however busy the machine is."""
+
+
 class Launch(subprocess.Popen[str]):
     def __exit__(self, kind: type[BaseException] | None, *further: Any) -> None:
         """Waits for the end. A test that fails ends the launch, which could go on for hours."""
@@ -75,10 +80,10 @@ class Launch(subprocess.Popen[str]):
         super().__exit__(kind, *further)
 
 
-def started(folder: Path, *words: str) -> subprocess.Popen[str]:
+def started(folder: Path, *words: str, code: str = MAIN) -> subprocess.Popen[str]:
     """Starts a launch in a new process group, so that a test can signal the whole group as a terminal
-    does."""
-    command = [sys.executable, "-c", MAIN, "launch", *words]
+    does. `code` is executed."""
+    command = [sys.executable, "-c", code, "launch", *words]
     return Launch(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
     )
@@ -87,6 +92,21 @@ def started(folder: Path, *words: str) -> subprocess.Popen[str]:
 def run_of(folder: Path) -> Path:
     (run,) = folder.glob("runs/small/*")
     return run
+
+
+def wait_for_processes(folder: Path) -> None:
+    """Waits until no other process has this working directory. All processes of a launch have it, and so has git,
+    for which a launch does not wait: it writes into the run directory."""
+    while _is_working_directory(folder):
+        time.sleep(0.01)
+
+
+def _is_working_directory(folder: Path) -> bool:
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if process.name != str(os.getpid()) and (process / "cwd").readlink() == folder:
+                return True
+    return False
 
 
 def steps(run: Path) -> list[int]:

@@ -17,7 +17,8 @@ from meshctl.run.directory import RunDir
 from meshctl.run.launcher import Launcher
 from meshctl.view.live.state_file import folded_state, saved_state
 from tests.cli.commands import MAIN, meshctl
-from tests.cli.small_launch import PARTS, RECIPE, run_of, steps
+from tests.cli.small_launch import PARTS, PATIENT, RECIPE, run_of, steps
+from tests.hang import HANG_S
 from tests.view.live.folds import comparable
 
 SLOW = "components.trainer.args.mood=slow"
@@ -52,7 +53,7 @@ def test_what_is_refused_appears_on_the_terminal(background: Path) -> None:
 
 
 def test_a_run_in_the_background(background: Path) -> None:
-    begun = meshctl(background, "launch", "recipe.yaml", "--detach", SLOW, "run.steps=100000")
+    begun = meshctl(background, "launch", "recipe.yaml", "--detach", SLOW, PATIENT, "run.steps=100000")
     assert begun.returncode == 0, begun.stderr
     run = run_of(background)
     name = f"small/{run.name}"
@@ -80,7 +81,7 @@ def test_a_run_in_the_background(background: Path) -> None:
     ended = meshctl(background, "stop", "small", "-f", "json")
     assert ended.returncode == 0 and json.loads(ended.stdout)["state"] == "interrupted"
     assert launcher.is_alive() is False
-    out, _ = watching.communicate(timeout=60)
+    out, _ = watching.communicate()
     assert watching.returncode == 130
     assert "\nsmall: interrupted (SIGINT)" in out
     again = meshctl(background, "stop")
@@ -106,7 +107,7 @@ def assert_the_folds_are_equal(run: RunDir) -> None:
 def test_a_run_whose_launcher_was_killed_is_lost(background: Path) -> None:
     assert meshctl(background, "launch", "recipe.yaml", "--detach", SLOW, "run.steps=100000").returncode == 0
     launcher = launcher_of(run_of(background))
-    assert launcher.send(signal.SIGKILL) and launcher.wait(20.0)
+    assert launcher.send(signal.SIGKILL) and launcher.wait(HANG_S)
     (row,) = json.loads(meshctl(background, "runs", "-f", "json").stdout)["runs"]
     assert row["state"] == "lost"
     watched = meshctl(background, "watch")

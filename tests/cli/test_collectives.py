@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import meshctl
+from tests.cli.small_launch import wait_for_processes
 
 PARTS = """
 import time
@@ -133,20 +133,10 @@ def failed(folder: Path, mood: str, *words: str) -> str:
     done = meshctl(folder, "launch", "recipe.yaml", f"components.actor.args.mood={mood}", *words)
     assert done.returncode == 5, done.stderr
     assert [row["step"] for row in rows(folder)] == [1, 2]
-    assert not processes_in(folder), "the command has left processes behind"
+    wait_for_processes(folder)
     [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert error.startswith("error: train: ") and "differ in step 3: " in error
     return error
-
-
-def processes_in(folder: Path) -> list[str]:
-    """Returns the processes with this working directory, as every process of a run has it."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if (process / "cwd").readlink() == folder:
-                found.append((process / "comm").read_text())
-    return found
 
 
 def rows(folder: Path) -> list[Mapping[str, float]]:

@@ -183,7 +183,7 @@ def test_what_is_no_number_is_text_in_json(folder: Path, capsys: pytest.CaptureF
 
 def test_the_command_line(folder: Path) -> None:
     command = [sys.executable, "-m", "meshctl", "config", "recipe.yaml", "run.steps=7", "--origins"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert (
         done.returncode == 0
         and "run.steps = 7 " in done.stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import meshctl
-from tests.cli.small_launch import run_of, steps
+from tests.cli.small_launch import run_of, steps, wait_for_processes
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +34,7 @@ def refused(folder: Path, run: Path) -> None:
     """Damages every checkpoint, and asserts that no process is started."""
     for path in run.glob("checkpoints/step-*/trainer/__1_0.distcp"):
         path.unlink()
+    wait_for_processes(folder)
     before = {path: path.stat().st_size for path in run.rglob("*") if path.is_file()}
     done = meshctl(folder, "launch", str(run), "run.steps=7")
     assert done.returncode == 4

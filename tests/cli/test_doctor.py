@@ -21,6 +21,7 @@ from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import runner
 from meshctl.engines.checks.requirements import Requirements
 from tests.cli.commands import MAIN
+from tests.hang import HANG_S
 
 WELL = (Check("versions", "torch", "ok", "2.13.0"),)
 SUBJECTS = ["versions", "devices", "network", "memory", "limits", "disk", "clock"]
@@ -123,6 +124,20 @@ def test_the_table_and_the_json_of_one_examination_agree(
         assert check["found"] in " ".join(table.split())
 
 
+PATIENT = f"""
+from dataclasses import replace
+from meshctl.engines.checks import runner
+runner.TOPICS = {{name: replace(topic, seconds={HANG_S}) for name, topic in runner.TOPICS.items()}}
+"""
+"""Gives each topic as much time as it needs on a busy machine."""
+HANGING = f"""{PATIENT}
+from meshctl.engines.checks import probe
+start = probe.Probe.__init__
+probe.Probe.__init__ = lambda self, function, arguments, seconds: start(self, "time:sleep", [1000], seconds)
+"""
+"""Has each topic take a thousand seconds."""
+
+
 @pytest.mark.slow
 def test_this_machine(here: Path) -> None:
     """Examines this machine: every topic has findings, and no process or file is left."""
@@ -130,8 +145,8 @@ def test_this_machine(here: Path) -> None:
         "OMP_NUM_THREADS": "1"
     }
     before = sorted(here.iterdir())
-    run = [sys.executable, "-c", MAIN, "doctor", "fine.yaml", "--format", "json"]
-    done = subprocess.run(run, cwd=here, env=environ, capture_output=True, text=True, timeout=240)
+    run = [sys.executable, "-c", PATIENT + MAIN, "doctor", "fine.yaml", "--format", "json"]
+    done = subprocess.run(run, cwd=here, env=environ, capture_output=True, text=True)
     found = json.loads(done.stdout)
     assert done.returncode == (4 if found["counts"]["failure"] else 0) and done.stderr == ""
     assert list(dict.fromkeys(check["subject"] for check in found["checks"])) == [*SUBJECTS, "recipe"]
@@ -142,23 +157,20 @@ def test_this_machine(here: Path) -> None:
 def test_ctrl_c_leaves_nothing_behind(here: Path) -> None:
     before = sorted(here.iterdir())
     run = subprocess.Popen(
-        [sys.executable, "-c", MAIN, "doctor"],
+        [sys.executable, "-c", HANGING + MAIN, "doctor"],
         cwd=here,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         process_group=0,
     )
-    while not (started := children_of(run.pid)):
+    while len(started := children_of(run.pid)) < len(runner.TOPICS):
         time.sleep(0.01)
         assert run.poll() is None
-    time.sleep(0.3)
     os.killpg(run.pid, signal.SIGINT)
-    out, errors = run.communicate(timeout=60)
+    out, errors = run.communicate()
     assert (run.returncode, out) == (130, "") and "Traceback" not in errors
-    end = time.monotonic() + 20
     while any(Path(f"/proc/{pid}").exists() for pid in started):
-        assert time.monotonic() < end
         time.sleep(0.02)
     assert sorted(here.iterdir()) == before
 
@@ -179,7 +191,7 @@ def test_the_examination_never_raises(monkeypatch: pytest.MonkeyPatch, here: Pat
         def judge(*_: Any, error: type[Exception] = errors[number % 4]) -> Any:
             raise error("odd")
 
-        broken[subject] = replace(topic, judge=judge, seconds=60.0 if number % 2 else 0.0)
+        broken[subject] = replace(topic, judge=judge, seconds=HANG_S if number % 2 else 0.0)
     monkeypatch.setattr(runner, "TOPICS", broken)
     found = runner.examine(Requirements())
     assert [(check.subject, check.state) for check in found] == [(subject, "warning") for subject in broken]

@@ -158,7 +158,7 @@ def paths_of(output: str) -> dict[tuple[str, str], str]:
 @pytest.mark.slow_suite
 def test_all_paths_of_this_machine(tmp_path: Path) -> None:
     run = started(tmp_path, CUDA_VISIBLE_DEVICES="")
-    output, errors = run.communicate(timeout=280)
+    output, errors = run.communicate()
     found = paths_of(output)
     assert (run.returncode, errors) == (0, "") and set(found.values()) == {"ok"}
     subjects = {subject for subject, _ in found}
@@ -169,7 +169,7 @@ def test_all_paths_of_this_machine(tmp_path: Path) -> None:
 @gpus(1)
 def test_all_paths_of_devices(tmp_path: Path) -> None:
     run = started(tmp_path)
-    output, errors = run.communicate(timeout=280)
+    output, errors = run.communicate()
     found = paths_of(output)
     assert (run.returncode, errors) == (0, "") and set(found.values()) == {"ok"}
     assert ("cuda, between devices", "slice_dp") in found and ("cuda to cpu, values", "weights") in found
@@ -178,7 +178,7 @@ def test_all_paths_of_devices(tmp_path: Path) -> None:
 @pytest.mark.slow_suite
 def test_a_transport_that_changes_a_bit_is_found(tmp_path: Path) -> None:
     run = started(tmp_path, BROKEN_TCP, CUDA_VISIBLE_DEVICES="")
-    output, _ = run.communicate(timeout=280)
+    output, _ = run.communicate()
     found = paths_of(output)
     failed = {path for path, state in found.items() if state == "failure"}
     assert run.returncode == 4
@@ -193,11 +193,10 @@ def test_a_transport_that_changes_a_bit_is_found(tmp_path: Path) -> None:
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     run = started(tmp_path, CUDA_VISIBLE_DEVICES="")
     temporary = tmp_path / "temporary"
-    end = time.monotonic() + 120
     while not list(temporary.glob("meshctl-doctor-*/doctor/*/events/*-*.jsonl")):
-        assert run.poll() is None and time.monotonic() < end
+        assert run.poll() is None
         time.sleep(0.05)
     os.killpg(run.pid, signal.SIGINT)
-    output, _ = run.communicate(timeout=120)
+    output, _ = run.communicate()
     assert (run.returncode, output) == (130, "")
     assert not list(temporary.iterdir()) and not list((tmp_path / "empty").iterdir())

@@ -18,7 +18,7 @@ from meshctl.engines.local import LocalEngine
 from meshctl.plan.model import Plan
 from meshctl.run.directory import Start
 from tests.cli.commands import meshctl
-from tests.cli.small_launch import started, steps
+from tests.cli.small_launch import PATIENT, started, steps
 
 MOOD = "components.trainer.args.mood"
 
@@ -31,17 +31,17 @@ def rows(output: str) -> list[list[str]]:
 
 def test_every_combination_is_run_and_the_worst_code_counts(folder: Path) -> None:
     done = meshctl(
-        folder, "launch", "-m", "recipe.yaml", f"{MOOD}=glad,raises", "run.steps=2", "groups.two.ranks=2"
+        folder, "launch", "-m", "recipe.yaml", f"{MOOD}=glad,raises_late", "run.steps=2", "groups.two.ranks=2"
     )
     assert done.returncode == 5, done.stderr
     first, second = rows(done.stdout)
     assert first[:4] == ["1", f"{MOOD}=glad", "done", "4"]
-    assert second[:3] == ["2", f"{MOOD}=raises", "failed: exit code 5"]
+    assert second[:3] == ["2", f"{MOOD}=raises_late", "failed: exit code 5"]
     assert second[3] == "2"
     assert "two:1 failed in stage sum, step 2: ValueError: boom" in done.stderr
     runs = [folder / row[4] for row in (first, second)]
     assert runs[0] != runs[1] and {*folder.glob("runs/small/*")} == {*runs}
-    for run, mood in zip(runs, ("glad", "raises"), strict=True):
+    for run, mood in zip(runs, ("glad", "raises_late"), strict=True):
         plan = json.loads((run / "plan.json").read_text())
         assert [one["args"] for one in plan["components"] if one["name"] == "trainer"] == [{"mood": mood}]
     assert steps(runs[0]) == [1, 2]
@@ -57,14 +57,14 @@ def test_nothing_is_started_unless_every_combination_is_right(folder: Path) -> N
 
 
 def test_ctrl_c_ends_the_current_job_and_skips_the_rest(folder: Path) -> None:
-    running = started(folder, "recipe.yaml", "-m", "seed=1,2,3", f"{MOOD}=slow", "run.steps=100000")
+    running = started(folder, "recipe.yaml", "-m", "seed=1,2,3", f"{MOOD}=slow", PATIENT, "run.steps=100000")
     try:
         assert running.stdout is not None
         for line in running.stdout:
             if line.startswith("step "):
                 break
         os.killpg(running.pid, signal.SIGINT)
-        output, errors = running.communicate(timeout=60)
+        output, errors = running.communicate()
     finally:
         running.kill()
         running.communicate()

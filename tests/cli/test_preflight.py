@@ -109,7 +109,7 @@ def in_namespaces(set_up: str, *words: str) -> subprocess.CompletedProcess[str]:
     script = [*inside, f'{loopback} && {set_up} && exec "$@"', "sh"]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [*script, sys.executable, "-c", *words]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environ, capture_output=True, text=True)
 
 
 def launched(set_up: str, *words: str) -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.commands import meshctl
+from tests.cli.small_launch import wait_for_processes
 
 PARTS = """
 import torch
@@ -117,6 +118,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "recipe.yaml").write_text(RECIPE)
     found = meshctl(folder, "launch", "recipe.yaml")
     assert found.returncode == 0, found.stdout + found.stderr
+    wait_for_processes(folder)
     (run,) = folder.glob("runs/small/*")
     return run
 

@@ -40,9 +40,7 @@ def called(
 ) -> subprocess.CompletedProcess[str]:
     line = ["sh", "-c", around, "-", *CALL, *words]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        line, cwd=folder, env=environ, input=input, capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run(line, cwd=folder, env=environ, input=input, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("words", PRINTING, ids=" ".join)
@@ -65,9 +63,7 @@ def test_the_list_of_commands_shows_complete_sentences() -> None:
 def test_whoever_reads_may_have_gone(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        [*CALL, *words], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60
-    )
+    done = subprocess.run([*CALL, *words], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (int("seed=x" in words), "")
 

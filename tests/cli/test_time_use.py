@@ -2,7 +2,7 @@
 
 In each phase of the run one stage, the sync or two stages are slow, and in the phase after it they take no
 time. So what the run would gain without them is compared with what it has gained. These are measured times,
-which other tests beside this one change: `make test-all` runs it.
+which other tests beside this one change: `make nightly` runs it alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshctl.view.times.use import TimeUse
 from meshctl.view.times.worker_times import WorkerTimes
 from tests.command_server import Done, call
 
-pytestmark = [pytest.mark.slow, pytest.mark.slow_suite]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 STEPS, SETTLED = 7, 3
 """The steps of a phase, and those of them until it has no more effects of the phase before."""

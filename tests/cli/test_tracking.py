@@ -10,7 +10,7 @@ import pytest
 
 import meshctl
 from meshctl.package import install_command
-from tests.cli.small_launch import RECIPE
+from tests.cli.small_launch import RECIPE, wait_for_processes
 from tests.command_server import call
 
 pytestmark = pytest.mark.slow
@@ -81,7 +81,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "parts.py").write_text(PARTS)
     (tmp_path / "own.py").write_text(TRACKER)
     (tmp_path / "recipe.yaml").write_text(
-        RECIPE.replace("{every: 2}}", "{every: 2}, track: {'own:Lines': {}}}")
+        RECIPE.replace("{every: 2}}", "{every: 2}, track: {'own:Lines': {patience: 600}}}")
     )
     return tmp_path
 
@@ -108,13 +108,14 @@ def test_a_run_that_restarts_and_is_resumed(folder: Path) -> None:
     run = meshctl.open_run(path)
     assert [one.step for one in run.media("sum.samples")] == [1, 2, 3, 4, 5, 6] and run.media("x") == []
     assert run.media()[-1].read() == {"columns": ["step"], "rows": [[6]]}
+    wait_for_processes(folder)
     files = [one for one in path.rglob("*") if one.is_file() and one.name != "lines.jsonl"]
     assert not [one for one in files if KEY["WANDB_API_KEY"].encode() in one.read_bytes()]
 
 
 def test_a_tracker_that_fails_does_not_change_the_run(folder: Path) -> None:
     recipe = folder / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace(": {}}", ": {mood: fails}}"))
+    recipe.write_text(recipe.read_text().replace("{patience: 600}", "{patience: 600, mood: fails}"))
     done = call(folder, "launch", "recipe.yaml", env=KEY, program=HIDDEN)
     assert done.returncode == 0, done.stderr
     message = "tracker `own:Lines` is stopped: ConnectionError: the server is down; log: "

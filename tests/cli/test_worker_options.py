@@ -7,13 +7,16 @@ import pty
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from meshctl.run.directory import RunDir
+from meshctl.run.events import Follower
 from tests.cli.commands import MAIN, meshctl
 from tests.cli.small_launch import run_of
+from tests.hang import HANG_S
 from tests.log_text import output_of
 
 PARTS = """
@@ -40,8 +43,6 @@ class Trainer(Component):
             breakpoint()
         return {"seen": float(len(batch))}
 """
-TIMEOUT_S = 60
-AGAIN_S = 5
 STOPS = "components.trainer.args.mood=stops"
 
 
@@ -59,25 +60,21 @@ class Terminal:
     def wait_for(self, text: str) -> None:
         """Reads until a text appears, after the one of the previous call."""
         while not self._is_shown(text):
-            assert self._read(TIMEOUT_S), self.shown
+            self._read()
 
     def wait_until_shown(self, text: str) -> None:
         """Reads until a text has appeared, before or after the one of the previous call."""
         while text not in self.shown:
-            assert self._read(TIMEOUT_S), self.shown
+            self._read()
 
     def type(self, line: str) -> None:
         os.write(self._master, line.encode())
 
-    def interrupt_until(self, text: str) -> None:
-        """Presses Ctrl-C repeatedly until a text appears, because readline misses a signal that arrives
-        between its prompt and its wait for input."""
-        for _ in range(TIMEOUT_S // AGAIN_S):
-            self.type("\x03")
-            while self._read(AGAIN_S):
-                if self._is_shown(text):
-                    return
-        raise AssertionError(self.shown)
+    def interrupt(self, worker: int) -> None:
+        """Presses Ctrl-C once the worker waits for input: readline misses a signal between its prompt and that."""
+        while Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+            time.sleep(0.01)
+        self.type("\x03")
 
     def _is_shown(self, text: str) -> bool:
         found = self.shown.find(text, self._waited)
@@ -85,12 +82,9 @@ class Terminal:
             self._waited = found + len(text)
         return found >= 0
 
-    def _read(self, seconds: float) -> bool:
-        """Whether there was output within this time."""
-        if not select.select([self._master], [], [], seconds)[0]:
-            return False
+    def _read(self) -> None:
+        assert select.select([self._master], [], [], HANG_S)[0], self.shown
         self.shown += os.read(self._master, 4096).decode(errors="replace")
-        return True
 
     def end(self) -> int:
         try:
@@ -99,7 +93,7 @@ class Terminal:
         except OSError:  # the last process has closed it
             pass
         os.close(self._master)
-        return self.process.wait(TIMEOUT_S)
+        return self.process.wait()
 
 
 @pytest.fixture
@@ -116,11 +110,17 @@ def test_breakpoint_stops_the_worker_that_is_debugged(here: Path) -> None:
     terminal.wait_for("('the answer is', 42)")
     terminal.wait_for("(Pdb) ")
     terminal.wait_until_shown("step 1/3")  # the launcher has read the events, and knows the worker's process
-    terminal.interrupt_until("(Pdb) ")
+    run = RunDir(run_of(here))
+    [worker] = [
+        int(event.value["pid"])
+        for event in Follower(run.events).new()
+        if (event.name, event.group, event.rank) == ("started", "two", 1)
+    ]
+    terminal.interrupt(worker)
+    terminal.wait_for("(Pdb) ")
     terminal.type("c\n")
     assert terminal.end() == 0, terminal.shown
     assert "step 3/3" in terminal.shown and "two:0: in step 2" in terminal.shown
-    run = RunDir(run_of(here))
     assert "breakpoint() is skipped: it needs launch --debug two:0" in run.log("two", 0).read_text()
     assert output_of(run.log("two", 1)).startswith("meshctl: the output is on /dev/")
 

@@ -9,8 +9,7 @@ import select
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -79,52 +78,46 @@ def test_in_a_real_shell(shell: str, place: Path) -> None:
     program = shutil.which(shell) or pytest.skip(f"{shell} is not here")
     binary = place / "bin" / "meshctl"
     binary.parent.mkdir()
-    answers = f'case "$1" in complete|completion) exec {sys.executable} -m meshctl "$@";; esac'
+    answers = f'case "$1" in complete|completion) {sys.executable} -m meshctl "$@"; echo >> {place}/answers; exit;; esac'
     binary.write_text(f'#!{shutil.which("bash")}\n{answers}\necho "$@" >> {place}/calls\n')
     binary.chmod(0o755)
     lines, expected = zip(*TYPED, strict=True)
-    assert in_terminal([program, *ARGV[shell]], BEGIN[shell], lines, binary.parent, place / "calls") == list(
-        expected
-    )
+    assert in_terminal([program, *ARGV[shell]], BEGIN[shell], lines, place) == list(expected)
 
 
-def in_terminal(argv: list[str], begin: str, lines: Sequence[str], path: Path, calls: Path) -> list[str]:
-    """Returns the arguments of `meshctl` for each line. A line is typed after the command of the previous one
-    has run."""
-    env = {"PATH": f"{path}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
-    env |= {"TERM": "dumb", "HOME": str(path), "LANG": "C.UTF-8"}
+def in_terminal(argv: list[str], begin: str, lines: Sequence[str], place: Path) -> list[str]:
+    """Returns the arguments of `meshctl` for each line. What follows a Tab is typed after `meshctl` has answered it,
+    and a line after the command of the previous one has run. The shell reads all keys in their order."""
+    env = {"PATH": f"{place}/bin:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    env |= {"TERM": "dumb", "HOME": f"{place}/bin", "LANG": "C.UTF-8"}
     child, terminal = pty.fork()
     if not child:
         os.execve(argv[0], argv, env)
     try:
-        settle(terminal)
         os.write(terminal, f"{begin}; echo rea''dy\n".encode())
-        settle(terminal, until=b"ready")
+        shown = [b""]
+        read_until(terminal, shown, lambda: b"ready" in shown[0])
         for number, line in enumerate(lines, 1):
             for part in re.findall("[^\t]+\t?|\t", line):
+                answered = len(lines_of(place / "answers"))
                 os.write(terminal, part.encode())
-                settle(terminal)
+                if part.endswith("\t"):
+                    read_until(terminal, shown, lambda: len(lines_of(place / "answers")) > answered)  # noqa: B023
             os.write(terminal, b"\n")
-            end = time.monotonic() + 30
-            while (
-                len(calls.read_text().splitlines()) if calls.exists() else 0
-            ) < number and time.monotonic() < end:
-                settle(terminal)
-        return calls.read_text().splitlines() if calls.exists() else []
+            read_until(terminal, shown, lambda: len(lines_of(place / "calls")) >= number)  # noqa: B023
+        return lines_of(place / "calls")
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
         os.close(terminal)
 
 
-def settle(terminal: int, until: bytes = b"", quiet: float = 0.2) -> None:
-    """Reads until there has been output, followed by a pause."""
-    seen, end = b"", time.monotonic() + 30
-    while time.monotonic() < end:
-        if select.select([terminal], [], [], quiet)[0]:
-            try:
-                seen += os.read(terminal, 1 << 16)
-            except OSError:
-                return
-        elif until in seen:
-            return
+def read_until(terminal: int, shown: list[bytes], is_done: Callable[[], bool]) -> None:
+    """Reads what the shell shows, which else would block it. A shell that has ended raises `OSError`."""
+    while not is_done():
+        if select.select([terminal], [], [], 0.01)[0]:
+            shown[0] += os.read(terminal, 1 << 16)
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []

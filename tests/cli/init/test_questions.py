@@ -20,6 +20,7 @@ from meshctl.recipe.templates import (
 )
 from tests.cli.commands import MAIN
 from tests.cli.init.initialized import names
+from tests.hang import HANG_S
 
 # Questions
 
@@ -115,9 +116,8 @@ class Terminal:
         self.output = ""
 
     def until(self, text: str) -> Terminal:
-        end = time.monotonic() + 60
         while text not in self.output:
-            assert select.select([self._own], [], [], end - time.monotonic())[0], self.output
+            assert select.select([self._own], [], [], HANG_S)[0], self.output
             try:
                 self.output += os.read(self._own, 4096).decode()
             except OSError:  # the other end has closed
@@ -125,7 +125,10 @@ class Terminal:
         return self
 
     def type(self, text: str) -> None:
+        """Types once the command waits for input: a Ctrl-C between its question and that would end nothing."""
         self.output = ""
+        while Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+            time.sleep(0.001)
         os.write(self._own, text.encode())
 
     def end(self) -> int:
@@ -135,7 +138,7 @@ class Terminal:
         except OSError:
             pass
         os.close(self._own)
-        return self.process.wait(60)
+        return self.process.wait()
 
 
 def take_terminal() -> None:
@@ -185,6 +188,6 @@ def test_a_closed_standard_input_is_no_terminal(here: Path) -> None:
 
 def test_without_a_terminal_it_asks_nothing(here: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", MAIN, "init"], cwd=here, input="", capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", MAIN, "init"], cwd=here, input="", capture_output=True, text=True
     )
     assert done.returncode == 0 and done.stderr == "" and names(here) == {"train.yaml", "train.py"}

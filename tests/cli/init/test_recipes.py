@@ -103,7 +103,6 @@ def test_a_model_of_transformers_learns(kind: str, here: Path) -> None:
 
 
 @pytest.mark.slow_suite
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", REWARDS)
 def test_a_model_of_transformers_learns_from_rewards(kind: str, here: Path) -> None:
     pytest.importorskip("transformers")

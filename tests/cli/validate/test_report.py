@@ -127,7 +127,7 @@ def test_nothing_that_a_recipe_names_is_imported_or_run(tmp_path: Path, override
     (tmp_path / "evil.py").write_text(EVIL)
     (tmp_path / "conftest.py").write_text(EVIL)
     command = [sys.executable, "-B", "-c", WATCHED, "base_of_all.yaml", override]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     parsed = json.loads(result.stdout.splitlines()[-1])
     assert parsed["seen"] == [] and parsed["modules"] == []
     assert not (tmp_path / "ran").exists() and result.stderr == ""
