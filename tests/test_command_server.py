@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,20 +14,27 @@ from tests.command_server import call
 pytestmark = [pytest.mark.slow, pytest.mark.slow_suite]
 
 
+INTERRUPTS = """
+import os, signal, time
+os.kill({pid}, signal.SIGUSR1)
+while not os.path.exists("end"):
+    time.sleep(0.01)
+"""
+"""Interrupts the test, and does not end before it has called another command."""
+
+
 def interrupted(*_: object) -> NoReturn:
     raise TimeoutError
 
 
 def test_a_command_that_is_interrupted_takes_no_answer_of_the_next_one(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGUSR1, interrupted)
-    timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGUSR1))
     try:
         assert call(tmp_path, "--version").returncode == 0
-        timer.start()
         with pytest.raises(TimeoutError):
-            call(tmp_path, "--version", program="import time; time.sleep(4)")
+            call(tmp_path, "--version", program=INTERRUPTS.format(pid=os.getpid()))
     finally:
-        timer.cancel()
         signal.signal(signal.SIGUSR1, before)
     done = call(tmp_path, "--version")
+    (tmp_path / "end").touch()
     assert done.returncode == 0 and done.stdout.startswith("meshctl")

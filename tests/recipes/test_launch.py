@@ -173,6 +173,7 @@ def test_a_script_runs_under_meshctl_as_under_torchrun(tmp_path: Path) -> None:
         sys.executable,
         "-m",
         "torch.distributed.run",
+        "--standalone",
         "--nproc-per-node",
         "2",
         str(RECIPES / "ddp_digits.py"),
@@ -185,7 +186,6 @@ def test_a_script_runs_under_meshctl_as_under_torchrun(tmp_path: Path) -> None:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=180,
     )
     ours, theirs = (
         [line for line in text.splitlines() if line.startswith("epoch")] for text in (log, bare.stdout)

@@ -79,7 +79,6 @@ def test_the_rewards_of_grpo_rise(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow_suite
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("recipe", "least"), [("grpo.yaml", 0.6), ("ppo.yaml", 0.1), ("distill_on_policy.yaml", 0.6)]
 )
