@@ -1,6 +1,6 @@
 """A call in a fork of this process, with a time limit: for file operations, which never return while a disk
-does not answer. A process that waits for a disk does not even end when it is killed, so it is left behind. A process
-that a busy machine does not let run may take longer.
+does not answer. A process that waits for a disk does not even end when it is killed, so it is left behind.
+One that a busy machine does not let run may take longer.
 
     facts = in_fork(lambda: measure(folder), seconds=5)     # plain data; raises TimeoutError
 """
