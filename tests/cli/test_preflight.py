@@ -18,9 +18,10 @@ import pytest
 from meshctl.cli.launch import Options, deserialize, prepare, serialize
 from meshctl.cli.load import plan_of
 from meshctl.cli.requirements import requirements_of
-from meshctl.engines.checks import memory, runner, torch_build, versions
+from meshctl.engines.checks import devices, memory, runner, torch_build, versions
 from meshctl.engines.checks.requirements import GIB, MIB, Requirements
 from tests.cli.commands import MAIN
+from tests.hang import HANG_S
 
 COMPONENT = """\
 from meshctl import Component, endpoint
@@ -261,6 +262,7 @@ def two_gpus(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (here / "nvidia-smi").write_text(f"#!/bin/sh\n{rows}\n")
     (here / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+    monkeypatch.setattr(devices, "SMI_AT_LAUNCH_S", HANG_S)
     return here
 
 
