@@ -23,8 +23,8 @@ TOKENIZER = {"tokenizer.json": b"{}"}
 """The files of a tokenizer on the hub. No component loads them."""
 WAITS_FOR_VICTIMS = """
 from meshctl.engines.supervise.cause import Causes
-settled = Causes.settled.fget
-Causes.settled = property(lambda self: settled(self) if any(one.peer for one in self._found) else None)
+with_victim = lambda self, of=Causes.settled.fget: of(self) if any(one.peer for one in self._found) else None
+Causes.settled = property(with_victim)
 """
 """Lets a launcher end a failed run only when a peer of the worker that failed has reported that it lost it."""
 
