@@ -19,8 +19,10 @@ HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 MODEL_FILES = ("config.json",)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """A folder with one of these files contains a model, or a tokenizer."""
-DATASET_FILES = ("dataset_info.json", "dataset_dict.json", "state.json")
+DATASET_FILES = ("dataset_dict.json", "state.json")
 """Each folder of `datasets.save_to_disk` has one of these files."""
+DATASET_INFO = "dataset_info.json"
+"""The file of a dataset in the cache."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """The file of a model's weights. Weights in several files have an index, `FILE.index.json`."""
 TRUE = ("1", "on", "yes", "true")
@@ -94,7 +96,7 @@ def has_dataset(name: str, environ: Mapping[str, str]) -> bool:
     for pattern in WORD_STARTS:
         last = pattern.sub(r"\1_\2", last)
     folder = "___".join((*owner, last.lower()))
-    found = cache.glob(f"{folder}/*/*/*/{DATASET_FILES[0]}") if cache else ()
+    found = cache.glob(f"{folder}/*/*/*/{DATASET_INFO}") if cache else ()
     return any(not file.parent.name.endswith(".incomplete") for file in found)
 
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from meshctl.data import tables
 from meshctl.data.errors import DataError, RowError
 from meshctl.data.order import Permutation
+from meshctl.split_files import files_in, of_split
 
 Row = Mapping[str, Any]
 MAX_SHOWN = 40
@@ -132,8 +133,8 @@ def open_rows(path: str, split: str) -> Rows:
 
     `path` is a `.jsonl` or `.parquet` file, a pattern such as `data/*.jsonl`, a folder of such files, a
     folder of `datasets.save_to_disk`, or the name of a dataset of the hub. `split` selects the split of a
-    dataset. A relative path is searched for in the folders of `sys.path`, of which the recipe's folder is the
-    first. Raises `DataError` if nothing can be read at the path or if there are no rows.
+    dataset, or files by their names. A relative path is searched for in the folders of `sys.path`, of which
+    the recipe's folder is the first. Raises `DataError` if nothing can be read at the path or if there are no rows.
     """
     rows = _opened(path, split)
     if not len(rows):
@@ -144,7 +145,7 @@ def open_rows(path: str, split: str) -> Rows:
 def _opened(path: str, split: str) -> Rows:
     if folder := saved_folder(path):
         return tables.from_disk(folder, split)
-    if files := files_of(path):
+    if files := files_of(path, split):
         return Concatenated([_file(file) for file in files])
     check_hub_name(path)
     return tables.from_hub(path, split)
@@ -156,17 +157,19 @@ def saved_folder(path: str) -> Path | None:
     return place if place is not None and tables.is_saved_dataset(place) else None
 
 
-def files_of(path: str) -> list[Path]:
+def files_of(path: str, split: str) -> list[Path]:
     """Returns the file at `path`, the data files of the folder at `path`, or the files that match the pattern
-    `path`. The list is empty if there are none. Raises `DataError` for a folder without data files."""
+    `path`, as far as they belong to `split`. The list is empty if nothing is at `path`. Raises `DataError`
+    for a folder without data files, and if no file belongs to `split`."""
     place = next(_existing(path), None)
-    if place is None:
-        return next(_matching(path), [])
-    if place.is_file():
-        return [place]
-    if not (files := sorted(file for file in place.iterdir() if file.suffix in READERS)):
-        raise DataError(f"the folder {place} has no {' or '.join(READERS)} file, and no saved dataset")
-    return files
+    folder = place if place is not None and place.is_dir() else None
+    files = [place] if place is not None else next(_matching(path), [])
+    if folder is not None and not (files := files_in(folder, tuple(READERS))):
+        raise DataError(f"the folder {folder} has no {' or '.join(READERS)} file, and no saved dataset")
+    chosen, wrong = of_split(files, path, split, folder)
+    if files and wrong:
+        raise DataError(wrong)
+    return chosen
 
 
 def check_hub_name(path: str) -> None:

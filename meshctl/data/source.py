@@ -51,6 +51,7 @@ class Source(Component):
         "path": "args.path",
         "suffixes": (".jsonl", ".json", ".ndjson", ".parquet"),
         "renamed": "args.fields",
+        "split": "args.split",
         "hub": "datasets",
     }
     RANGES: ClassVar = {"args.max_length": ">= 2", "args.holdout": ">= 0", "args.workers": ">= 0"}

@@ -75,6 +75,7 @@ class Stream(Component):
         "path": "args.path",
         "suffixes": (".jsonl", ".json", ".ndjson", ".parquet"),
         "renamed": "args.fields",
+        "split": "args.split",
     }
     RANGES: ClassVar = {"args.max_length": ">= 2", "args.buffer": ">= 1", "args.workers": ">= 0"}
     CHOICES: ClassVar = {"args.over_length": "meshctl.data.lengths.OVER_LENGTH"}
@@ -245,7 +246,7 @@ def _open_stream(path: str, split: str, *, shuffle: bool, seed: int, buffer: int
     window = buffer if shuffle else 0
     if saved_folder(path):
         return Shuffled(open_rows(path, split), shuffle, seed)
-    files = files_of(path)
+    files = files_of(path, split)
     if files and all(file.suffix == ".parquet" for file in files):
         return tables.ParquetStream(files, seed, window)
     if files:

@@ -119,6 +119,8 @@ def from_disk(folder: Path, split: str) -> Table:
         if split not in found:
             raise DataError(f"{folder} has no split `{split}`; there are {', '.join(found)}")
         found = found[split]
+    elif split not in ("train", str(found.split)):
+        raise DataError(f"{folder} has no split `{split}`: it is one dataset, saved as `{found.split}`")
     return Table(str(folder), found, is_arrow=False)
 
 

@@ -66,6 +66,17 @@ def test_files_of_a_pattern_or_a_folder_follow_one_another(
         assert rows.place(5).endswith("part-2.jsonl:2")
 
 
+def test_a_split_of_files_is_read_alone(tmp_path: Path) -> None:
+    for number, split in enumerate(("train", "test")):
+        write(tmp_path / f"{split}.jsonl", [{"n": number}])
+    (tmp_path / "dataset_info.json").write_text("{}")
+    assert [numbers(open_rows(str(tmp_path), split)) for split in ("train", "test")] == [[0], [1]]
+    with pytest.raises(
+        DataError, match=r"`split: train\[:1\]` selects no file of .*: the names of its files name"
+    ):
+        open_rows(str(tmp_path), "train[:1]")
+
+
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
@@ -134,3 +145,5 @@ def test_a_dataset_on_disk_is_read_by_split(tmp_path: Path) -> None:
         open_rows(str(folder), "valid")
     made["train"].save_to_disk(str(tmp_path / "one"))
     assert numbers(open_rows(str(tmp_path / "one"), "train")) == [0, 1, 2]
+    with pytest.raises(DataError, match="has no split `test`: it is one dataset"):
+        open_rows(str(tmp_path / "one"), "test")

@@ -16,10 +16,12 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.hub_cache import DATASET_FILES, has_any, is_hub_name
 from meshctl.recipe.compose.folders import contents, files, is_dir, is_file
+from meshctl.split_files import files_in, of_split
 
 JSON_LINES = (".jsonl", ".json", ".ndjson")
 PARQUET, PARQUET_MARK = ".parquet", b"PAR1"
 """The suffix of a file, and the bytes with which it begins and ends."""
+SPLIT_HELP = "`split` selects files by names such as `test-1.jsonl`; `holdout` takes some of the rows"
 MAX_ROW_BYTES = 1 << 22
 """Maximum size of the beginning of a file in which the first row is searched."""
 
@@ -32,20 +34,23 @@ class Found:
     """The files, in order; empty if they are not known."""
     wrong: str = ""
     """The reason why there are no data; empty if there are some."""
+    help: str = ""
+    """The remedy, if there is a special one."""
     is_remote: bool = False
     """True if the path can only be the name of a dataset of the hub."""
 
 
-def find(path: str, folders: Sequence[str], suffixes: Sequence[str]) -> Found:
-    """Finds data by the path that a source accepts. Relative paths are searched for in `folders`."""
+def find(path: str, folders: Sequence[str], suffixes: Sequence[str], split: str = "") -> Found:
+    """Finds data by the path that a source accepts. Relative paths are searched for in `folders`. `split`
+    selects files; empty if it is unknown or if the source has no splits."""
     place = next((place for folder in folders if os.path.exists(place := Path(folder, path))), None)
     if place is not None and is_dir(place):
-        return _in_folder(place, path, suffixes)
+        return _in_folder(place, path, suffixes, split)
     found = [place] if place is not None else _matching(path, folders)
     if unknown := [file for file in found if suffixes and file.suffix not in suffixes]:
         return Found(wrong=f"`{unknown[0].name}` is not one of {', '.join(suffixes)}")
     if found:
-        return Found(tuple(found))
+        return _of_split(found, path, split, None)
     if is_hub_name(path) and Path(path).suffix not in suffixes:
         return Found(wrong=f"`{path}` is not on this machine", is_remote=True)
     return Found(wrong=f"file `{path}` does not exist")
@@ -58,13 +63,18 @@ def files_nearby(path: str, folders: Sequence[str], suffixes: Sequence[str]) -> 
     return [str(above / file.name) for place in places for file in files(place, *suffixes)]
 
 
-def _in_folder(folder: Path, path: str, suffixes: Sequence[str]) -> Found:
+def _in_folder(folder: Path, path: str, suffixes: Sequence[str], split: str) -> Found:
     if has_any(folder, DATASET_FILES):
         return Found()
-    found = files(folder, *suffixes)
+    found = files_in(folder, suffixes)
     if not found:
         return Found(wrong=f"the folder `{path}` has no {' or '.join(suffixes)} file, and no saved dataset")
-    return Found(tuple(found))
+    return _of_split(found, path, split, folder)
+
+
+def _of_split(files: Sequence[Path], path: str, split: str, folder: Path | None) -> Found:
+    chosen, wrong = of_split(files, path, split, folder) if split else (files, "")
+    return Found(tuple(chosen), wrong, SPLIT_HELP if wrong else "")
 
 
 def _matching(path: str, folders: Sequence[str]) -> list[Path]:

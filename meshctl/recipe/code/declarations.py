@@ -64,6 +64,7 @@ supports.
             "path": "args.path",
             "suffixes": (".jsonl", ".parquet"),    # the suffixes of files
             "renamed": "args.fields",              # the mapping of columns to other names
+            "split": "args.split",                 # the split, which selects files by their names
             "hub": "datasets",                     # a name of the hub is downloaded before workers start
         }
         COLUMNS = ("messages", "args.keep")        # the columns of a row, and an argument with further ones
@@ -154,6 +155,8 @@ class DataNames:
     suffixes: tuple[str, ...] = ()
     renamed: KeyPath = ()
     """The mapping from columns to their names in a row."""
+    split: KeyPath = ()
+    """The split, which selects files by their names; `train` where it is left out."""
     hub: str = ""
     """The library that downloads datasets of the hub to its cache; empty if they are not stored."""
 
@@ -294,13 +297,13 @@ def _tokenizer(value: Any) -> TokenizerNames:
 def _data(value: Any) -> DataNames:
     if not isinstance(value, dict):  # the name is common, and may mean something else
         return DataNames()
-    given = dict(_mapping(value, "path", "renamed", "suffixes", "hub"))
+    given = dict(_mapping(value, "path", "renamed", "split", "suffixes", "hub"))
     suffixes, hub = given.pop("suffixes", ()), given.pop("hub", "")
     if not _is_texts(suffixes):
         raise Wrong('"suffixes" is not a list of suffixes')
     if hub not in ("", *DATASET_LIBRARIES):
         raise Wrong(f'"hub" is not "{" or ".join(DATASET_LIBRARIES)}"')
-    return DataNames(suffixes=tuple(suffixes), hub=hub, **_arguments(given, "path", "renamed"))
+    return DataNames(suffixes=tuple(suffixes), hub=hub, **_arguments(given, "path", "renamed", "split"))
 
 
 def _rollout(value: Any) -> Rollout:

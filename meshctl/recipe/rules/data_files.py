@@ -27,9 +27,18 @@ def _of_component(facts: Facts, component: str) -> Diagnostic | None:
     node = named_by(facts, component, declared.path)
     if node is None:
         return None
-    found = find(node.value, facts.code.path, declared.suffixes)
+    found = find(node.value, facts.code.path, declared.suffixes, _split(facts, component))
     near = nearest(node.value, files_nearby(node.value, facts.code.path, declared.suffixes))
     return _of_path(facts, node, found, near) or _of_row(facts, component, node, found)
+
+
+def _split(facts: Facts, component: str) -> str:
+    """Returns the split that a source reads; empty if it is unknown or if the class declares none."""
+    path = facts.declares(component).data.split
+    if path and facts.node("components", component, *path) is None:
+        return "train"
+    node = named_by(facts, component, path)
+    return str(node.value) if node is not None else ""
 
 
 def _of_path(facts: Facts, node: Node, found: Found, near: str) -> Diagnostic | None:
@@ -43,7 +52,7 @@ def _of_path(facts: Facts, node: Node, found: Found, near: str) -> Diagnostic | 
         )
     if found.wrong:
         help = f"searched in {listed(facts.code.own)} and the installed packages"
-        return Diagnostic("MC446", found.wrong, node.span, help=meant or help)
+        return Diagnostic("MC446", found.wrong, node.span, help=found.help or meant or help)
     return None
 
 

@@ -130,6 +130,8 @@ def test_a_tokenizer_in_the_cache_of_the_hub_is_read(tmp_path: Path) -> None:
         ("latin.jsonl", "MC447", "latin.jsonl:1: byte 8 is not UTF-8"),
         ("text.parquet", "MC447", "`text.parquet` is not a parquet file"),
         ("other.jsonl", "MC448", "the first row of `other.jsonl` has no `messages`"),
+        ("broken.jsonl, split: test", "MC446", "`split: test` selects no file of `broken.jsonl`: no name of"),
+        ("splits, split: dev", "MC446", "`split: dev` selects no file of `splits`: the names of its files"),
         ("some/chats", "MC449", "`some/chats` is not on this machine, so its columns are not checked"),
     ],
 )
@@ -137,12 +139,15 @@ def test_data_that_cannot_be_used(tmp_path: Path, path: str, code: str, message:
     for name, text in (("rows.csv", b"a,b"), ("empty.jsonl", b""), ("blank.jsonl", b"\n \n")):
         (tmp_path / name).write_bytes(text)
     (tmp_path / "folder").mkdir()
+    (tmp_path / "splits").mkdir()
+    for split in ("train", "test"):
+        (tmp_path / "splits" / f"{split}.jsonl").touch()
     (tmp_path / "broken.jsonl").write_bytes(b'\n{"messages": \n')
     (tmp_path / "list.jsonl").write_bytes(b"[1]\n")
     (tmp_path / "latin.jsonl").write_bytes(b'{"a": "\xe9"}\n')
     (tmp_path / "text.parquet").write_bytes(b"messages\n")
     (tmp_path / "other.jsonl").write_bytes(b'{"chat": []}\n')
-    (one,) = reported(tmp_path, f"path: '{path}', tokenizer: byte")
+    (one,) = reported(tmp_path, f"path: {path}, tokenizer: byte")
     assert (one.code, one.message[: len(message)]) == (code, message)
     assert one.severity == ("note" if code == "MC449" else "error")
     assert one.primary and one.primary.line == 3
