@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -17,6 +18,7 @@ from meshctl.runtime.extras import extra
 GENERATION = re.compile(r"\{%-?\s*generation\b")
 """The start of the block in which a chat template marks the text that the assistant generates."""
 Message = Mapping[str, Any]
+log = logging.getLogger(__name__)
 
 
 class ChatError(DataError):
@@ -40,6 +42,10 @@ class Tokenizer:
         self._tokenizer = _loaded(name)
         if chat_template:
             self._tokenizer.chat_template = _file(chat_template).read_text(encoding="utf-8")
+        self._start = self._first_tokens()
+        added = self._tokenizer.added_tokens_decoder
+        self._special = {id for id in added if added[id].special} - {self._tokenizer.unk_token_id}
+        """The tokens of which a text is warned; empty after the warning."""
 
     def __len__(self) -> int:
         """The number of token ids, special tokens included."""
@@ -52,10 +58,27 @@ class Tokenizer:
         return found
 
     def text(self, text: str, *, is_start: bool = True) -> list[int]:
-        """Returns the token ids of a text. If `is_start` is true, they include the special tokens that the
-        tokenizer adds."""
-        ids: list[int] = self._tokenizer(text, add_special_tokens=is_start, verbose=False)["input_ids"]
-        return ids
+        """Returns the token ids of a text, without an end token. If `is_start` is true, they begin with the
+        special tokens that the tokenizer adds before a text. A text that contains these gets no others."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        if not is_start:
+            return ids
+        if found := self._special.intersection(ids):
+            log.warning(
+                "a text contains `%s`, which counts as a special token, as in a rendered chat: `%.40s`",
+                self.decode([min(found)]),
+                text,
+            )
+            self._special = set()
+        return ids if ids[: len(self._start)] == self._start else [*self._start, *ids]
+
+    def _first_tokens(self) -> list[int]:
+        """Returns the special tokens that the tokenizer adds before a text."""
+        whole, plain = (
+            self._tokenizer("a", add_special_tokens=one, verbose=False)["input_ids"] for one in (True, False)
+        )
+        starts = (n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
+        return list(whole[: next(starts, 0)])
 
     def ended_text(self, text: str, *, is_start: bool = True) -> list[int]:
         """Returns the token ids of a text, followed by the end token. `is_start` has the same meaning as in

@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 from meshctl.data.errors import DataError
 from meshctl.data.tokenizer import ChatError, Tokenizer
-from tests.data.byte_tokenizer import FOLDER, write
+from tests.data.byte_tokenizer import END, FOLDER, START, write
 
 CHAT = [
     {"role": "system", "content": "short"},
@@ -65,6 +65,29 @@ def test_bytes_are_tokens(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.text(text)) == text
     assert tokenizer.ended_text("a") == tokenizer.ended_text("a<|im_end|>") == [97, 258]
     assert len(tokenizer) == 259
+
+
+@pytest.mark.parametrize("adds", ["", "first", "last", "first last"])
+def test_one_first_token_and_no_end_token_in_a_prompt(
+    tmp_path: Path, adds: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tokenizers import processors
+
+    made = Tokenizer("byte")._tokenizer
+    single = [START] * ("first" in adds) + ["$A"] + [END] * ("last" in adds)
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, special_tokens=[(START, 257), (END, 258)]
+    )
+    made.save_pretrained(tmp_path)
+    tokenizer = Tokenizer(str(tmp_path))
+    first = [257] * ("first" in adds)
+    assert tokenizer.text("a") == [*first, 97] and tokenizer.text("a", is_start=False) == [97]
+    assert tokenizer.ended_text("a") == [*first, 97, 258]
+    assert not caplog.messages
+    for _ in range(2):
+        assert tokenizer.text("<|im_start|>a") == [257, 97]
+    [warning] = caplog.messages
+    assert warning.startswith("a text contains `<|im_start|>`, which counts as a special token")
 
 
 def test_what_the_template_marks_is_learned(tokenizer: Tokenizer) -> None:
