@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from meshctl.data.errors import DataError
 from meshctl.data.rows import Row
+from meshctl.data.tables import ArrowRow
 from meshctl.data.tokenizer import Tokenizer
 from meshctl.labels import IGNORED
 
@@ -52,7 +53,7 @@ class Encoder(ABC):
         if key not in row:
             shown = ", ".join(list(row)[:MAX_SHOWN]) or "none"
             raise DataError(f"the row has no `{key}`; its keys are {shown}")
-        return row[key]
+        return without_nulls(row[key]) if isinstance(row, ArrowRow) else row[key]
 
     def _has(self, row: Row, name: str) -> bool:
         return row.get(self._fields.get(name, name)) is not None
@@ -183,6 +184,13 @@ def labels(ids: Sequence[int], learned: Sequence[bool]) -> list[int]:
     The first label is always -100."""
     found = [id if is_learned else IGNORED for id, is_learned in zip(ids, learned, strict=True)]
     return [IGNORED, *found[1:]] if found else []
+
+
+def without_nulls(value: Any) -> Any:
+    """Returns a value without the keys at any depth whose value is null."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(one) for key, one in value.items() if one is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def string(value: Any, name: str) -> str:

@@ -134,7 +134,8 @@ def open_rows(path: str, split: str) -> Rows:
     `path` is a `.jsonl` or `.parquet` file, a pattern such as `data/*.jsonl`, a folder of such files, a
     folder of `datasets.save_to_disk`, or the name of a dataset of the hub. `split` selects the split of a
     dataset, or files by their names. A relative path is searched for in the folders of `sys.path`, of which
-    the recipe's folder is the first. Raises `DataError` if nothing can be read at the path or if there are no rows.
+    the recipe's folder is the first. Raises `DataError` if nothing can be read at the path or if there are no
+    rows.
     """
     rows = _opened(path, split)
     if not len(rows):

@@ -17,6 +17,11 @@ ROWS_AT_ONCE = 256
 """The number of rows of a parquet file that are in memory at the same time."""
 
 
+class ArrowRow(dict[str, Any]):
+    """A row of a table. Each struct in it has the keys of the structs of all rows; a key that it lacks itself
+    is null."""
+
+
 class Table:
     """The rows of an Arrow table or of a `datasets.Dataset`. Messages number the rows from 0."""
 
@@ -27,9 +32,9 @@ class Table:
         return len(self._table)
 
     def __getitem__(self, number: int) -> Mapping[str, Any]:
-        row: Mapping[str, Any]
-        row = self._table.slice(number, 1).to_pylist()[0] if self._is_arrow else self._table[number]
-        return row
+        return ArrowRow(
+            self._table.slice(number, 1).to_pylist()[0] if self._is_arrow else self._table[number]
+        )
 
     def place(self, number: int) -> str:
         return f"{self._name}, row {number}"
@@ -45,7 +50,7 @@ class HubStream:
         """Yields the place and the content of each row, in the order of this epoch."""
         self._dataset.set_epoch(number)
         for count, row in enumerate(self._dataset):
-            yield f"{self._name}, row {count} of epoch {number}", row
+            yield f"{self._name}, row {count} of epoch {number}", ArrowRow(row)
 
 
 class ParquetStream:
@@ -79,7 +84,7 @@ class ParquetStream:
         for path in self._files:
             try:
                 parts = parquet.ParquetFile(path).iter_batches(batch_size=ROWS_AT_ONCE)
-                rows = (row for part in parts for row in part.to_pylist())
+                rows = (ArrowRow(row) for part in parts for row in part.to_pylist())
                 yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows))
             except (OSError, pyarrow.ArrowException) as error:
                 raise DataError(f"{path} cannot be read: {_first_line(error)}") from None

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("transformers")
 
 from meshctl import Batch
-from meshctl.data import Chat, DataError, Pairs, RowError, Text
+from meshctl.data import Chat, ChatStream, DataError, Pairs, RowError, Text
 from meshctl.data.source import Source
 
 END = 258
@@ -121,6 +121,36 @@ def test_fields_may_have_other_names(tmp_path: Path) -> None:
     assert rows_of(batch, "input_ids") == [[97, 98, END]]
     with pytest.raises(DataError, match="`fields` has no `body`; this source reads text"):
         Text(path, "byte", fields={"body": "text"})
+
+
+TOOLS = """\
+{{- tools | tojson }}
+{%- for message in messages %}{% generation %}{{ message | tojson }}{% endgeneration %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("kind", [Chat, ChatStream])
+def test_keys_that_a_table_filled_with_null_are_not_rendered(tmp_path: Path, kind: Any) -> None:
+    datasets = pytest.importorskip("datasets")
+    (tmp_path / "tools.jinja").write_text(TOOLS)
+    given = []
+    for name, arguments in (
+        ("weather", {"city": "Bonn", "in": {"days": 1}}),
+        ("clock", {"in": {"zone": "CET"}}),
+    ):
+        call = {"function": {"name": name, "arguments": arguments}}
+        answer = {"role": "assistant", "tool_calls": [call]}
+        tool = {"name": name, "parameters": {key: {"type": "string"} for key in arguments}}
+        given.append({"messages": [{"role": "user", "content": "?"}, answer], "tools": [tool]})
+    table = datasets.Dataset.from_list(given)
+    table.to_parquet(tmp_path / "table.parquet")
+    table.save_to_disk(str(tmp_path / "saved"))
+    write(tmp_path / "lines.jsonl", given)
+    lines, parquet, saved = (
+        rows_of(kind(str(tmp_path / name), "byte", shuffle=False, **options).next(range(2)), "input_ids")
+        for options in [{"chat_template": str(tmp_path / "tools.jinja")}]
+        for name in ("lines.jsonl", "table.parquet", "saved")
+    )
+    assert lines == parquet == saved and b"null" not in bytes(lines[0] + lines[1])
 
 
 # Positions
