@@ -41,7 +41,7 @@ class Encoder(ABC):
         if learn and learn not in self.LEARN:
             raise DataError(f"`learn: {learn}` is not one of {', '.join(self.LEARN)}")
         self._tokenizer, self._fields = tokenizer, fields
-        self._learn = learn or self.LEARN[0]
+        self.learn = learn or self.LEARN[0]
 
     @abstractmethod
     def __call__(self, row: Row) -> Example:
@@ -73,10 +73,10 @@ class ChatEncoder(Encoder):
         chat = messages(self._value(row, "messages"), "messages")
         tools = self._value(row, "tools") if self._has(row, "tools") else None
         answers = [number for number, message in enumerate(chat) if message["role"] == "assistant"]
-        if not answers and self._learn != "all":
+        if not answers and self.learn != "all":
             raise DataError("no message has the role `assistant`, so there is nothing to learn")
-        ids, learned = self._tokenizer.chat(chat, tools, answers[-1] if self._learn == "last" else 0)
-        if self._learn == "all":
+        ids, learned = self._tokenizer.chat(chat, tools, answers[-1] if self.learn == "last" else 0)
+        if self.learn == "all":
             learned = [True] * len(ids)
         elif not any(learned):
             raise DataError(

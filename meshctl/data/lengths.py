@@ -11,6 +11,8 @@ OVER_LENGTH = ("error", "truncate", "drop", "split")
 """The values of `over_length` for a row that is longer than `max_length`. `error` raises an error with the
 row's place, `truncate` keeps its first tokens, `drop` leaves the row out, and `split` makes several samples
 of it."""
+LEFT_OUT = "%d rows are left out, since they have nothing to learn in their first %s tokens, such as %s"
+"""The warning about rows without labels."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +25,17 @@ class Limit:
     """The argument with the maximum, for messages."""
     can_truncate: bool = True
 
-    @property
-    def changes_count(self) -> bool:
-        """True if the number of examples depends on the lengths of the rows."""
-        return self.size is not None and self.over_length in ("drop", "split")
+    def changes_count(self, learn: str) -> bool:
+        """Returns whether the number of examples depends on the lengths of the rows. `truncate` can leave a
+        row without a label, unless all tokens are learned (`learn`)."""
+        ways = ("drop", "split") if learn == "all" else ("drop", "split", "truncate")
+        return self.size is not None and self.over_length in ways
+
+    def keeps_labels(self, example: Example) -> bool:
+        """Returns whether each column of labels has a label, also after `truncate`."""
+        size = self.size if self.over_length == "truncate" else None
+        columns = [column[:size] for name, column in example.items() if name.endswith("labels")]
+        return all(any(label != IGNORED for label in column) for column in columns)
 
     def pieces(self, length: int) -> list[range]:
         """Returns the used tokens of an example with `length` tokens: one range for each part, and none for a

@@ -3,12 +3,14 @@
     sample number -> epoch and position -> (order of the epoch) -> index -> a row, a part of it, or a pack
 
 Each arrow is a function of the arguments and of the data alone, so a sample is the same on every rank and
-mesh. Where the number of samples depends on the lengths of all rows (`pack`, `over_length: drop` and
-`split`), `setup` computes these lengths. Each rank computes the lengths of its share of the rows.
+mesh. Where the number of samples depends on the lengths of all rows (`pack`, and each `over_length` but
+`error`), `setup` computes these lengths. Each rank computes the lengths of its share of the rows. Rows in
+which nothing is left to learn are left out.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,7 +20,7 @@ from meshctl.argument_limits import check_arguments
 from meshctl.data.columns import Kept, ragged
 from meshctl.data.encoders import Encoder, Example
 from meshctl.data.errors import DataError, RowError
-from meshctl.data.lengths import cut, length_of, limit_of
+from meshctl.data.lengths import LEFT_OUT, cut, length_of, limit_of
 from meshctl.data.order import Permutation
 from meshctl.data.packing import PACKED, joined, packed
 from meshctl.data.prefetch import Prefetch, results
@@ -28,6 +30,7 @@ from meshctl.runtime.batch.batch import Batch, Column
 from meshctl.runtime.component import Component, endpoint
 from meshctl.topology.even_split import even_split
 
+log = logging.getLogger(__name__)
 ROWS_AT_ONCE = 256
 """The number of rows whose lengths one call of a worker process computes."""
 
@@ -108,6 +111,8 @@ class Source(Component):
         """The parts of rows: the samples, or with `pack` the contents of packs. None if each row is one
         sample."""
         self._packs: Sequence[Sequence[int]] | None = None
+        self._is_ready = not (pack or self._limit.changes_count(self._encode.learn))
+        """Whether the samples are known, or need the lengths of all rows."""
         self._order: tuple[int, Sequence[int]] = (-1, ())
         self._prefetch = Prefetch(self._columns, workers)
 
@@ -119,15 +124,21 @@ class Source(Component):
 
     def setup(self) -> None:
         """Computes the lengths of all rows if the number of samples depends on them. All ranks call this
-        together. Raises `DataError` if no row is left, and `RowError` for an unusable row."""
-        if not (self._pack or self._limit.changes_count):
+        together; outside of a run, the first use does. Raises `DataError` if no row is left, and `RowError`
+        for an unusable row."""
+        if self._is_ready:
             return
-        lengths = self._lengths()
+        lengths = list(enumerate(self._lengths()))
+        if (lost := [row for row, length in lengths if not length]) and self.rank == 0:
+            log.warning(LEFT_OUT, len(lost), self._limit.size or "all", self._rows.place(lost[0]))
         self._parts = [
-            Part(row, tokens) for row, length in enumerate(lengths) for tokens in self._pieces(row, length)
+            Part(row, part) for row, length in lengths if length for part in self._pieces(row, length)
         ]
         if not self._parts:
-            raise DataError(f"`over_length: drop` leaves no row of at most {self._limit.size} tokens")
+            raise DataError(
+                f"`over_length: {self._limit.over_length}` leaves no row of at most {self._limit.size} tokens"
+            )
+        self._is_ready = True
         if self._pack and self._limit.size is not None:
             sizes = [len(part.tokens or ()) for part in self._parts]
             self._packs = packed(sizes, self._limit.size)
@@ -137,12 +148,14 @@ class Source(Component):
 
     def __len__(self) -> int:
         """The number of samples of one epoch."""
+        self.setup()
         units = self._packs or self._parts or self._rows
         return len(units)
 
     @endpoint
     def next(self, samples: range) -> Batch | None:
         """Returns the samples of these numbers. The numbers continue across epochs."""
+        self.setup()
         columns = self._prefetch(samples)
         return Batch(columns, ids=torch.tensor(samples, dtype=torch.int64))
 
@@ -203,8 +216,8 @@ class Source(Component):
     # The lengths of all rows
 
     def _lengths(self) -> list[int]:
-        """Returns the number of tokens of each row. Each rank encodes its share of the rows, and an
-        all-reduce combines the results."""
+        """Returns the number of tokens of each row; 0 if it has no label. Each rank encodes its share of the
+        rows, and an all-reduce combines the results."""
         count, peers = len(self._rows), self.collective("world")
         share = even_split(count, peers.size, peers.rank)
         lengths = torch.zeros(count, dtype=torch.int64, device=self.device)
@@ -214,7 +227,8 @@ class Source(Component):
 
     def _found_lengths(self, rows: range) -> Iterator[torch.Tensor]:
         def find(numbers: range) -> torch.Tensor:
-            return torch.tensor([length_of(self._example(row)) for row in numbers])
+            examples = [self._example(row) for row in numbers]
+            return torch.tensor([length_of(one) * self._limit.keeps_labels(one) for one in examples])
 
         return results(find, _chunks(rows), self._workers)
 

@@ -2,12 +2,14 @@
 
 A stream has no length, so `run.steps` or the end of the stream ends the run. Every rank reads all rows and
 encodes its own samples. Where the number of samples depends on the lengths of rows (`pack`,
-`over_length: drop` and `split`), every rank encodes all rows. The number of a sample determines its content.
+each `over_length` but `error`), every rank encodes all rows. Rows in which nothing is left to learn are left
+out. The number of a sample determines its content.
 A resumed run reads all earlier rows again.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, islice
 from typing import Any, ClassVar, Protocol
@@ -19,7 +21,7 @@ from meshctl.data import tables
 from meshctl.data.columns import Kept, ragged
 from meshctl.data.encoders import ChatEncoder, Encoder, Example, PairsEncoder, TextEncoder
 from meshctl.data.errors import DataError, RowError
-from meshctl.data.lengths import cut, length_of, limit_of
+from meshctl.data.lengths import LEFT_OUT, cut, length_of, limit_of
 from meshctl.data.order import Permutation
 from meshctl.data.packing import PACKED, joined, packed
 from meshctl.data.prefetch import Prefetch
@@ -29,6 +31,7 @@ from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import Batch, Column
 from meshctl.runtime.component import Component, endpoint
 
+log = logging.getLogger(__name__)
 WINDOW = 512
 """The number of parts of rows that are packed together."""
 
@@ -121,6 +124,7 @@ class Stream(Component):
         if first is None:
             raise DataError(f"{path} has no rows")
         self._kept = [Kept.of(name, first[1]) for name in keep]
+        self._is_counted, self._lost = pack or self._limit.changes_count(self._encode.learn), 0
         self._position, self._samples = 0, self._all_samples()
         self._prefetch = Prefetch(self._columns, workers)
 
@@ -160,11 +164,13 @@ class Stream(Component):
 
     def _all_samples(self) -> Iterator[Sample]:
         for epoch in count() if self._repeat else range(1):
-            rows = self._rows.epoch(epoch)
-            if self._pack or self._limit.changes_count:
-                yield from self._encoded(rows)
-            else:
-                yield from (Sample(place, row) for place, row in rows)
+            rows, is_empty = self._rows.epoch(epoch), True
+            samples = (Sample(place, row) for place, row in rows)
+            for sample in self._encoded(rows) if self._is_counted else samples:
+                yield sample
+                is_empty = False
+            if is_empty:
+                raise DataError(f"no row of at most {self._limit.size} tokens is left")
 
     def _encoded(self, rows: Iterator[tuple[str, Row]]) -> Iterator[Sample]:
         parts = self._parts(rows)
@@ -180,6 +186,11 @@ class Stream(Component):
     def _parts(self, rows: Iterator[tuple[str, Row]]) -> Iterator[Sample]:
         for place, row in rows:
             example = self._encoded_row(place, row)
+            if self._is_counted and not self._limit.keeps_labels(example):
+                self._lost += 1
+                if not str(self._lost).strip("0")[1:]:  # at 1, 2, ..., 10, 20, ...
+                    log.warning(LEFT_OUT, self._lost, self._limit.size, place)
+                continue
             try:
                 pieces = self._limit.pieces(length_of(example))
             except DataError as error:

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("transformers")
 
 from meshctl import Batch
-from meshctl.data import Chat, ChatStream, DataError, Pairs, RowError, Text
+from meshctl.data import Chat, ChatStream, DataError, Pairs, PairsStream, RowError, Text
 from meshctl.data.source import Source
 
 END = 258
@@ -226,6 +226,48 @@ def test_a_long_row_is_an_error_that_names_it(texts: str) -> None:
         source.next(range(4, 5))
 
 
+def row_with(prompt: int, answer: int) -> dict[str, Any]:
+    texts = {"prompt": "p" * prompt, "chosen": "c" * answer, "rejected": "r"}
+    user, assistant = (
+        {"role": role, "content": role[0] * n} for role, n in (("user", prompt), ("assistant", answer))
+    )
+    return {**texts, "messages": [user, assistant]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Chat, {}),
+        (Chat, {"learn": "last"}),
+        (Chat, {"pack": True}),
+        (ChatStream, {}),
+        (ChatStream, {"pack": True, "repeat": True}),
+        (Pairs, {}),
+        (PairsStream, {}),
+    ],
+)
+def test_a_row_that_has_no_label_after_the_cut_is_left_out(
+    tmp_path: Path, kind: Any, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "rows.jsonl", [row_with(3, 50), row_with(60, 5), row_with(40, 1)])
+    source = kind(path, "byte", shuffle=False, max_length=30, over_length="truncate", **options)
+    batch = source.next(range(1))
+    for name in batch.names:
+        if name.endswith("labels"):
+            assert max(rows_of(batch, name)[0]) > -100, "the first row is cut, and learned"
+    if isinstance(source, Source):
+        assert len(source) == 1
+        assert caplog.messages == [
+            "2 rows are left out, since they have nothing to learn in their first 30 tokens, "
+            f"such as {path}:2"
+        ]
+    elif "repeat" not in options:
+        assert source.next(range(1, 2)) is None
+        assert [message[:6] for message in caplog.messages] == ["1 rows", "2 rows"]
+    with pytest.raises(DataError, match="no row of at most 2 tokens"):
+        kind(path, "byte", max_length=2, over_length="truncate", **options).next(range(1))
+
+
 # Packs
 
 
@@ -245,9 +287,9 @@ def test_packs_hold_whole_texts(texts: str) -> None:
 
 
 def test_packed_chats_keep_their_labels(chats: str) -> None:
-    alone = made(Chat(chats, "byte", shuffle=False))
+    alone = Chat(chats, "byte", shuffle=False)
     rows = rows_of(batch_of(alone, range(10)), "labels")
-    packs = made(Chat(chats, "byte", max_length=100, pack=True))
+    packs = Chat(chats, "byte", max_length=100, pack=True)  # without `setup`, as in a notebook
     packed = rows_of(batch_of(packs, range(len(packs))), "labels")
     assert len(packed) < 10
     assert sorted(label for row in packed for label in row) == sorted(label for row in rows for label in row)
