@@ -22,6 +22,8 @@ from pathlib import Path
 
 VARIABLE = "MESHCTL_SCRATCH"
 """The folder, in the environment of workers and of the processes that they start."""
+MAX_TEMPORARY = 107 - len("/meshctl-0123456789abcdef/listener-abcdefgh")
+"""The maximum length of the name of the temporary folder. Linux limits names of sockets to 107 bytes."""
 _NAME = re.compile(r"meshctl-[0-9a-f]{16}")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -53,9 +55,11 @@ class Scratch:
 
 
 def scratch_folder(token: str, node: int) -> Path:
-    """Returns the folder of a node of the run with this token."""
+    """Returns the folder of a node of the run with this token: in `/tmp` if the name of the temporary folder
+    is too long for sockets in it."""
+    temporary = tempfile.gettempdir()
     name = hashlib.sha256(f"{token}/{node}".encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"meshctl-{name}"
+    return Path(temporary if len(os.fsencode(temporary)) <= MAX_TEMPORARY else "/tmp") / f"meshctl-{name}"
 
 
 def remove_scratch(token: str, node: int) -> None:

@@ -49,3 +49,12 @@ def test_without_locks_there_is_no_folder(temporary: Path, monkeypatch: pytest.M
     assert scratch.descriptor == -1 and not list(temporary.iterdir())
     scratch.release()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("length", [10, 64, 65, 200])
+def test_the_folder_has_room_for_sockets(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = "/" + "t" * (length - 1)
+    monkeypatch.setattr("tempfile.tempdir", temporary)
+    folder = scratch_folder("token", 0)
+    assert folder.parent == Path(temporary if length <= 64 else "/tmp")
+    assert len(str(folder / "listener-12345678")) <= 107
