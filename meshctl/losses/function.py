@@ -27,6 +27,9 @@ SWITCHES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 value other than 0 and None requires the input. With 0 or None it is not used then, so that no model computes
 it."""
 PROVIDERS = {
+    "logprobs": "a source of single texts, such as `meshctl.data.Chat`",
+    "chosen_logprobs": "a source of pairs, `meshctl.data.Pairs`",
+    "chosen_scores": "a source of pairs, `meshctl.data.Pairs`",
     "advantages": "`update` of `hf.Model` from `rewards`, by the function that `advantage` names",
     "returns": "`update` of `hf.Model` from `rewards` and `values`, with `advantage: gae`",
     "rewards": "a stage that calls a reward component",

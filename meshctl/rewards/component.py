@@ -142,7 +142,8 @@ class Function(Component):
             column = self._names.get(missing[0], missing[0])
             raise RewardError(
                 f"the reward function has a parameter `{missing[0]}`, and the batch no column `{column}`; it "
-                f"has {', '.join(batch.names)}. A source keeps a column of its rows with `keep: [{column}]`"
+                f"has {', '.join(batch.names)}. The answer is `response`, and a source keeps a column of its "
+                f"rows with `keep: [{column}]`"
             )
         columns = {name: self._names.get(name, name) for name in (*required, *optional)}
         values = {name: _values(batch[column]) for name, column in columns.items() if column in batch}

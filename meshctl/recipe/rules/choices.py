@@ -24,11 +24,11 @@ def names_exist(facts: Facts) -> Iterator[Diagnostic]:
     for component in facts.recipe.components:
         for path, table in facts.declares(component).choices.items():
             if facts.is_valid("components", component, *path):
-                for name, span in _names(facts, component, path):
+                for name, span in given_names(facts, component, path):
                     yield from _checked(facts.code_of(component), ".".join(path[1:]), name, span, table)
 
 
-def _names(facts: Facts, component: str, path: KeyPath) -> Iterator[tuple[str, Span]]:
+def given_names(facts: Facts, component: str, path: KeyPath) -> Iterator[tuple[str, Span]]:
     """Yields the names in an argument, each with its place: a text, or the keys of a mapping."""
     mapping = facts.argument(component, path)
     if mapping is not None and mapping.is_mapping:

@@ -18,11 +18,13 @@ from meshctl.recipe.rules.held_samples import (
     missing_samples,
     path_of,
 )
+from meshctl.recipe.rules.loss_inputs import own_columns
 from meshctl.run.bounds import bounding_sources
 from meshctl.text.english import counted, listed
 from meshctl.topology.modes import DISPATCH
 from meshctl.topology.samples import Id, sample_name
 
+SOURCE_HELP = "name the files of both in one `path`, such as `data/*.jsonl`, or give each one its own stage"
 PEER_HELP = "write `execute: all`, which moves samples to the workers that need them"
 
 
@@ -42,8 +44,21 @@ def joined_stages_give_batches(facts: Facts) -> Iterator[Diagnostic]:
     for stage in facts.known_calls:
         for given in stage.inputs:
             if len(given.stages) > 1:
+                yield from _of_several_sources(facts, stage, given)
                 for index, name in enumerate(given.stages):
                     yield from _gives_batch(facts, stage, given, index, name)
+
+
+def _of_several_sources(facts: Facts, stage: Stage, given: Input) -> Iterator[Diagnostic]:
+    """Yields a diagnostic if two sources in a list have a column of the same name."""
+    first: dict[str, str] = {}
+    for index, name in enumerate(given.stages):
+        source = facts.recipe.pipeline.get(name)
+        columns = own_columns(facts, source) if source is not None and not source.inputs else ()
+        if twice := sorted(column for column in columns or () if first.setdefault(column, name) != name):
+            message = f"the sources `{first[twice[0]]}` and `{name}` both have {listed(twice)}"
+            span = facts.value("pipeline", stage.name, *input_path(given, index))
+            yield Diagnostic("MC537", message, span, help=SOURCE_HELP)
 
 
 def _gives_batch(facts: Facts, stage: Stage, given: Input, index: int, name: str) -> Iterator[Diagnostic]:

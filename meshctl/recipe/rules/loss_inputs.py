@@ -1,4 +1,4 @@
-"""MC461: a model receives the columns that its loss needs.
+"""MC461: a model receives the columns that its loss needs, and a reward those of its functions.
 
     loss `ppo`, whose function has the parameter `advantages`
       --advantage `gae`, whose function has the parameter `values`--> the update needs a column `values`
@@ -20,13 +20,22 @@ from meshctl.recipe.code.layouts import KeyPath
 from meshctl.recipe.code.names import entries_in, literal_in, names_in
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.model import Stage
+from meshctl.recipe.rules.choices import given_names
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.named_arguments import texts_listed_by
 from meshctl.recipe.rules.rollouts import advantage_of, loss_of, value_of
 from meshctl.text.english import listed
 
+REWARDS = "meshctl.rewards.functions.FUNCTIONS"
+"""The table of functions whose parameters are columns of the samples."""
+RENAMED = ("args", "columns")
+"""The argument with the columns of parameters whose names differ."""
+ANSWERS = ("completion", "completions", "responses")
+"""Names of the column `response` in other tools."""
+SIDES = ("chosen_", "rejected_")
 REFERENCE = "ref_"
 """The beginning of the names of inputs that a reference model computes."""
+ANSWER_HELP = "the answer is `response`, one text, for which the function returns one number"
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,28 @@ def inputs_are_given(facts: Facts) -> Iterator[Diagnostic]:
             yield from (_diagnostic(facts, stage, needed) for needed in _needed(facts, component, columns))
 
 
+def rewards_are_computable(facts: Facts) -> Iterator[Diagnostic]:
+    """The stages before a reward return the columns that its functions need."""
+    for stage in facts.recipe.pipeline.values():
+        component, found = stage.component, facts.class_of(stage.component)
+        paths = [path for path, table in facts.declares(component).choices.items() if table == REWARDS]
+        if not paths or stage.method != "score" or found is None or "RETURNS" in found.overridden:
+            continue
+        columns, code = _inputs_of(facts, stage, frozenset()), facts.code_of(component)
+        given = facts.node("components", component, *RENAMED)
+        renamed = {} if given is None else facts.argument(component, RENAMED) and plain(given)
+        for name, span in (one for path in paths for one in given_names(facts, component, path)):
+            parameters = parameters_of(code, entries_in(code, REWARDS).get(name, name))
+            if parameters is None or columns is None or not isinstance(renamed, dict):
+                continue
+            needed = [renamed.get(one, one) for one in parameters.required]
+            if missing := [one for one in needed if one not in columns]:
+                what = f"`{stage.name}` does not receive {listed(missing)}, which `{name}`"
+                kept = f"a source keeps columns of its rows: keep: [{', '.join(missing)}]"
+                help = ANSWER_HELP if missing[0] in ANSWERS else kept
+                yield Diagnostic("MC461", f"{what} of `{component}` needs", span, help=help)
+
+
 def _diagnostic(facts: Facts, stage: Stage, needed: Needed) -> Diagnostic:
     needs = f"which {needed.function} of `{stage.component}` needs"
     message = f"`{stage.name}` does not receive {listed(needed.inputs)}, {needs}"
@@ -76,7 +107,7 @@ def _help(facts: Facts, stage: Stage, column: str) -> str:
 
 def _can_take(facts: Facts, stage: Stage, producer: Stage, column: str) -> bool:
     """Returns whether a stage makes a column, and comes before or beside another stage."""
-    columns = _own_columns(facts, producer)
+    columns = own_columns(facts, producer)
     is_elsewhere = producer.block not in ("", stage.block)
     if not columns or column not in columns or is_elsewhere:
         return False
@@ -100,7 +131,7 @@ def _inputs_of(facts: Facts, stage: Stage, seen: frozenset[str]) -> frozenset[st
     found: frozenset[str] = frozenset()
     for name in stage.takes:
         source = facts.recipe.pipeline.get(name)
-        own = _own_columns(facts, source) if source is not None and name not in seen else None
+        own = own_columns(facts, source) if source is not None and name not in seen else None
         if own is None or source is None:
             return None
         kept: frozenset[str] | None = frozenset()
@@ -112,7 +143,7 @@ def _inputs_of(facts: Facts, stage: Stage, seen: frozenset[str]) -> frozenset[st
     return found if stage.takes else None
 
 
-def _own_columns(facts: Facts, stage: Stage) -> frozenset[str] | None:
+def own_columns(facts: Facts, stage: Stage) -> frozenset[str] | None:
     """Returns the columns that a stage makes; None if some may be unknown."""
     component, found = stage.component, facts.class_of(stage.component)
     returned = facts.declares(component).returns.get(stage.method) if stage.kind == "call" else None
@@ -171,7 +202,7 @@ def _missing(
         return ()
     required = (*parameters.required, *_switched_on(facts, component, parameters, options))
     return tuple(
-        name for name in required if name not in columns and not _is_computed(facts, component, name)
+        name for name in required if name not in columns and not _is_computed(facts, component, name, columns)
     )
 
 
@@ -197,16 +228,20 @@ def _is_on(value: Any, values: tuple[str, ...]) -> bool:
     return value in values if values else isinstance(value, (int, float)) and value != 0
 
 
-def _is_computed(facts: Facts, component: str, name: str) -> bool:
+def _is_computed(facts: Facts, component: str, name: str, columns: frozenset[str]) -> bool:
     declared, code = facts.declares(component).rollout, facts.code_of(component)
     tables = [names_in(code, table) for table in declared.computes]
     if not all(tables):
         return True
     computed = {one for table in tables for one in table}
+    is_of_pair = name.removeprefix(REFERENCE).startswith(SIDES)
+    tokens = ("chosen_input_ids", "input_ids") if is_of_pair else ("input_ids", "chosen_input_ids")
+    if tokens[0] not in columns and tokens[1] in columns:
+        return False  # the model has pairs in place of single texts, or the other way round
     if name in computed:
         return True
     has_reference = bool(declared.reference) and _is_given(facts, component, declared.reference) is not False
     return has_reference and name.startswith(REFERENCE) and name.removeprefix(REFERENCE) in computed
 
 
-RULES = (inputs_are_given,)
+RULES = (inputs_are_given, rewards_are_computable)
