@@ -9,6 +9,7 @@ part-0.jsonl                        split `train`, if no other file names a spli
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Sequence
@@ -22,9 +23,30 @@ WORDS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
 """A word in the name of a file or a folder -> the split that it names."""
 WORD = re.compile(rf"(?<![^-._ 0-9])({'|'.join(WORDS)})(?![^-._ 0-9])")
 SHARD = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}")
-NOT_DATA = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
-NOT_DATA += ("meta.json", "metadata.json")
-"""Files that describe data."""
+INFO = r"(config|dataset_infos?|dataset_dict|state|meta|metadata)\.json"
+"""The names of files that describe data."""
+
+
+def files_at(
+    path: str, folders: Sequence[str], suffixes: Sequence[str], split: str
+) -> tuple[list[Path], str]:
+    """Returns the data files that a source reads, and the reason why there are none; neither if nothing is at
+    `path`, a file, a folder or a pattern in the first of `folders` that has it. An empty `split` selects all
+    files, and without `suffixes` each file is one of data."""
+    places = [Path(folder, path) for folder in folders]
+    place = next((place for place in places if os.path.exists(place)), None)
+    folder = place if place is not None and os.path.isdir(place) else None
+    found = files_in(folder, suffixes) if folder else [place] if place else _matching(places)
+    if folder and not found:
+        return [], f"the folder `{path}` has no {' or '.join(suffixes)} file, and no saved dataset"
+    if unknown := [one for one in found if suffixes and one.suffix not in suffixes]:
+        return [], f"`{unknown[0].name}` is not one of {', '.join(suffixes)}"
+    return of_split(found, path, split, folder) if found and split else (found, "")
+
+
+def _matching(patterns: Sequence[Path]) -> list[Path]:
+    found = (sorted(map(Path, glob.glob(str(one)))) for one in patterns if glob.has_magic(str(one)))
+    return next((matching for matching in found if matching), [])
 
 
 def files_in(folder: Path, suffixes: Sequence[str]) -> list[Path]:
@@ -32,7 +54,7 @@ def files_in(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     A `.json` file beside files with other suffixes describes them."""
     inner = [one for one in _entries(folder) if (one.name == "data" or splits(one.name)) and one.is_dir()]
     found = [one for place in (folder, *inner) for one in _entries(place) if one.suffix in suffixes]
-    found = [one for one in found if not one.is_dir() and one.name not in NOT_DATA]
+    found = [one for one in found if not one.is_dir() and not re.fullmatch(INFO, one.name)]
     return [one for one in found if one.suffix != ".json"] or found
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from meshctl.data.encoders import ChatEncoder
+from meshctl.data.encoders import ChatEncoder, Encoder
 from meshctl.data.source import Source
 
 
-class Chat(Source):
-    """Reads rows with the key `messages`, a list of objects with `role` and `content`, and the optional key
-    `tools`."""
+class ChatRows:
+    """The declarations of sources of chats."""
 
-    ENCODER = ChatEncoder
+    ENCODER: ClassVar[type[Encoder]] = ChatEncoder
     TOKENIZER: ClassVar = {"name": "args.tokenizer", "chat_template": "args.chat_template"}
     COLUMNS = ("messages", "args.keep")
     RETURNS: ClassVar = {
         "next": ("input_ids", "labels", "args.keep", {"args.pack": ("position_ids", "segment_ids")})
     }
+
+
+class Chat(ChatRows, Source):
+    """Reads rows with the key `messages`, a list of objects with `role` and `content`, and the optional key
+    `tools`."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from meshctl.runtime.component import ComponentError
 
 
@@ -15,3 +18,12 @@ class RowError(DataError):
     def __init__(self, place: str, problem: str) -> None:
         super().__init__(f"{place}: {problem}")
         self.place, self.problem = place, problem
+
+
+@contextmanager
+def errors_at(place: str) -> Iterator[None]:
+    """Converts a `DataError` to the `RowError` of the row at `place`."""
+    try:
+        yield
+    except DataError as error:
+        raise RowError(place, str(error)) from None

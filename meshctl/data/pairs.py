@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from meshctl.data.encoders import PairsEncoder
+from meshctl.data.encoders import Encoder, PairsEncoder
 from meshctl.data.source import Source
 
 
-class Pairs(Source):
-    """Reads rows with the keys `prompt`, `chosen` and `rejected`. The values are texts or lists of
-    messages."""
+class PairsRows:
+    """The declarations of sources of pairs."""
 
-    ENCODER = PairsEncoder
+    ENCODER: ClassVar[type[Encoder]] = PairsEncoder
     COLUMNS = ("chosen", "rejected", "args.keep")
     RETURNS: ClassVar = {
-        "next": (
-            "chosen_input_ids",
-            "chosen_labels",
-            "rejected_input_ids",
-            "rejected_labels",
-            "args.keep",
-        )
+        "next": ("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels", "args.keep")
     }
+
+
+class Pairs(PairsRows, Source):
+    """Reads rows with the keys `prompt`, `chosen` and `rejected`. The values are texts or lists of
+    messages."""

@@ -7,14 +7,13 @@ other line separators of Unicode. The index of a file holds the offset of each l
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import sys
 import weakref
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +21,8 @@ from typing import Any, Protocol
 from meshctl.data import tables
 from meshctl.data.errors import DataError, RowError
 from meshctl.data.order import Permutation
-from meshctl.split_files import files_in, of_split
+from meshctl.hub_cache import DATASET_FILES, has_any, is_hub_name
+from meshctl.split_files import files_at
 
 Row = Mapping[str, Any]
 MAX_SHOWN = 40
@@ -147,48 +147,33 @@ def _opened(path: str, split: str) -> Rows:
     if folder := saved_folder(path):
         return tables.from_disk(folder, split)
     if files := files_of(path, split):
-        return Concatenated([_file(file) for file in files])
+        return Concatenated([READERS[file.suffix](file) for file in files])
     check_hub_name(path)
     return tables.from_hub(path, split)
 
 
 def saved_folder(path: str) -> Path | None:
     """Returns the folder at `path` if `datasets.save_to_disk` wrote it; None otherwise."""
-    place = next(_existing(path), None)
-    return place if place is not None and tables.is_saved_dataset(place) else None
+    place = next((place for folder in sys.path if (place := Path(folder, path)).exists()), None)
+    return place if place is not None and has_any(place, DATASET_FILES) else None
 
 
 def files_of(path: str, split: str) -> list[Path]:
-    """Returns the file at `path`, the data files of the folder at `path`, or the files that match the pattern
-    `path`, as far as they belong to `split`. The list is empty if nothing is at `path`. Raises `DataError`
-    for a folder without data files, and if no file belongs to `split`."""
-    place = next(_existing(path), None)
-    folder = place if place is not None and place.is_dir() else None
-    files = [place] if place is not None else next(_matching(path), [])
-    if folder is not None and not (files := files_in(folder, tuple(READERS))):
-        raise DataError(f"the folder {folder} has no {' or '.join(READERS)} file, and no saved dataset")
-    chosen, wrong = of_split(files, path, split, folder)
-    if files and wrong:
+    """Returns the files at `path` that belong to `split`; empty if nothing is at `path`. Raises `DataError`
+    if there are no such files, or if one of them has another suffix."""
+    files, wrong = files_at(path, sys.path, tuple(READERS), split)
+    if wrong:
         raise DataError(wrong)
-    return chosen
+    return files
 
 
 def check_hub_name(path: str) -> None:
     """Raises `DataError` if `path` cannot be the name of a dataset of the hub. The caller found no file at
     `path`."""
-    if Path(path).suffix in READERS or not tables.is_hub_name(path):
+    if Path(path).suffix in READERS or not is_hub_name(path):
         raise DataError(
             f"no file {path!r} in the recipe's folder, the working directory, or where modules are found"
         )
-
-
-def _existing(path: str) -> Iterator[Path]:
-    return (place for folder in sys.path if (place := Path(folder, path)).exists())
-
-
-def _matching(path: str) -> Iterator[list[Path]]:
-    found = (sorted(map(Path, glob.glob(str(Path(folder, path))))) for folder in sys.path)
-    return (files for files in found if files)
 
 
 READERS: dict[str, Any] = {
@@ -198,14 +183,6 @@ READERS: dict[str, Any] = {
     ".parquet": tables.from_parquet,
 }
 """Suffix of a file name -> function that opens the file."""
-
-
-def _file(path: Path) -> Rows:
-    reader = READERS.get(path.suffix)
-    if reader is None:
-        raise DataError(f"{path} is not one of {', '.join(READERS)}")
-    rows: Rows = reader(path)
-    return rows
 
 
 def split_off(rows: Rows, holdout: float, *, held_out: bool) -> Rows:

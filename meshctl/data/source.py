@@ -19,7 +19,7 @@ import torch
 from meshctl.argument_limits import check_arguments
 from meshctl.data.columns import Kept, ragged
 from meshctl.data.encoders import Encoder, Example
-from meshctl.data.errors import DataError, RowError
+from meshctl.data.errors import DataError, errors_at
 from meshctl.data.lengths import LEFT_OUT, cut, length_of, limit_of
 from meshctl.data.order import Permutation
 from meshctl.data.packing import PACKED, joined, packed
@@ -196,22 +196,16 @@ class Source(Component):
 
     def _example(self, row: int) -> Example:
         content = self._rows[row]
-        try:
+        with errors_at(self._rows.place(row)):
             return self._encode(content)
-        except DataError as error:
-            raise RowError(self._rows.place(row), str(error)) from None
 
     def _kept_value(self, kept: Kept, row: int) -> Any:
-        try:
+        with errors_at(self._rows.place(row)):
             return kept.value(self._rows[row])
-        except DataError as error:
-            raise RowError(self._rows.place(row), str(error)) from None
 
     def _pieces(self, row: int, length: int) -> list[range]:
-        try:
+        with errors_at(self._rows.place(row)):
             return self._limit.pieces(length)
-        except DataError as error:
-            raise RowError(self._rows.place(row), str(error)) from None
 
     # The lengths of all rows
 

@@ -18,14 +18,17 @@ import torch
 
 from meshctl.argument_limits import check_arguments
 from meshctl.data import tables
+from meshctl.data.chat import ChatRows
 from meshctl.data.columns import Kept, ragged
-from meshctl.data.encoders import ChatEncoder, Encoder, Example, PairsEncoder, TextEncoder
-from meshctl.data.errors import DataError, RowError
+from meshctl.data.encoders import Encoder, Example
+from meshctl.data.errors import DataError, errors_at
 from meshctl.data.lengths import LEFT_OUT, cut, length_of, limit_of
 from meshctl.data.order import Permutation
 from meshctl.data.packing import PACKED, joined, packed
+from meshctl.data.pairs import PairsRows
 from meshctl.data.prefetch import Prefetch
 from meshctl.data.rows import Row, Rows, check_hub_name, files_of, open_rows, saved_folder
+from meshctl.data.text import TextRows
 from meshctl.data.tokenizer import Tokenizer
 from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import Batch, Column
@@ -185,16 +188,15 @@ class Stream(Component):
 
     def _parts(self, rows: Iterator[tuple[str, Row]]) -> Iterator[Sample]:
         for place, row in rows:
-            example = self._encoded_row(place, row)
+            with errors_at(place):
+                example = self._encode(row)
             if self._is_counted and not self._limit.keeps_labels(example):
                 self._lost += 1
                 if not str(self._lost).strip("0")[1:]:  # at 1, 2, ..., 10, 20, ...
                     log.warning(LEFT_OUT, self._lost, self._limit.size, place)
                 continue
-            try:
+            with errors_at(place):
                 pieces = self._limit.pieces(length_of(example))
-            except DataError as error:
-                raise RowError(place, str(error)) from None
             yield from (Sample(place, row, cut(example, tokens)) for tokens in pieces)
 
     def _example(self, sample: Sample) -> Example:
@@ -203,54 +205,21 @@ class Stream(Component):
         [only] = self._parts(iter([(sample.place, sample.row)]))
         return only.example or {}
 
-    def _encoded_row(self, place: str, row: Row) -> Example:
-        try:
-            return self._encode(row)
-        except DataError as error:
-            raise RowError(place, str(error)) from None
-
     def _kept_value(self, kept: Kept, sample: Sample) -> Any:
-        try:
+        with errors_at(sample.place):
             return kept.value(sample.row)
-        except DataError as error:
-            raise RowError(sample.place, str(error)) from None
 
 
-class ChatStream(Stream):
+class ChatStream(ChatRows, Stream):
     """Reads the rows of `Chat` in order."""
 
-    ENCODER = ChatEncoder
-    TOKENIZER: ClassVar = {"name": "args.tokenizer", "chat_template": "args.chat_template"}
-    COLUMNS = ("messages", "args.keep")
-    RETURNS: ClassVar = {
-        "next": ("input_ids", "labels", "args.keep", {"args.pack": ("position_ids", "segment_ids")})
-    }
 
-
-class TextStream(Stream):
+class TextStream(TextRows, Stream):
     """Reads the rows of `Text` in order."""
 
-    ENCODER = TextEncoder
-    COLUMNS = ("text", "args.keep")
-    RETURNS: ClassVar = {
-        "next": ("input_ids", "labels", "args.keep", {"args.pack": ("position_ids", "segment_ids")})
-    }
 
-
-class PairsStream(Stream):
+class PairsStream(PairsRows, Stream):
     """Reads the rows of `Pairs` in order."""
-
-    ENCODER = PairsEncoder
-    COLUMNS = ("chosen", "rejected", "args.keep")
-    RETURNS: ClassVar = {
-        "next": (
-            "chosen_input_ids",
-            "chosen_labels",
-            "rejected_input_ids",
-            "rejected_labels",
-            "args.keep",
-        )
-    }
 
 
 def _open_stream(path: str, split: str, *, shuffle: bool, seed: int, buffer: int) -> RowStream:

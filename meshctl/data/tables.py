@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshctl.data import hub_datasets
 from meshctl.data.errors import DataError
-from meshctl.hub_cache import DATASET_FILES, has_any
 from meshctl.runtime.extras import MissingExtra, extra
 
 ROWS_AT_ONCE = 256
@@ -100,15 +98,6 @@ def from_parquet(path: Path) -> Table:
         return Table(str(path), parquet.read_table(path, memory_map=True), is_arrow=True)
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} cannot be read: {_first_line(error)}") from None
-
-
-def is_saved_dataset(folder: Path) -> bool:
-    return has_any(folder, DATASET_FILES)
-
-
-def is_hub_name(name: str) -> bool:
-    """Returns whether `name` has the form of a dataset's name on the hub, NAME or OWNER/NAME."""
-    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None and not name.startswith(".")
 
 
 def from_disk(folder: Path, split: str) -> Table:

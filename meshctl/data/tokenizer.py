@@ -18,6 +18,7 @@ from meshctl.runtime.extras import extra
 GENERATION = re.compile(r"\{%-?\s*generation\b")
 """The start of the block in which a chat template marks the text that the assistant generates."""
 Message = Mapping[str, Any]
+SPECIAL_IN_TEXT = "a text contains `%s`, which counts as a special token, as in a rendered chat: `%.40s`"
 log = logging.getLogger(__name__)
 
 
@@ -64,11 +65,7 @@ class Tokenizer:
         if not is_start:
             return ids
         if found := self._special.intersection(ids):
-            log.warning(
-                "a text contains `%s`, which counts as a special token, as in a rendered chat: `%.40s`",
-                self.decode([min(found)]),
-                text,
-            )
+            log.warning(SPECIAL_IN_TEXT, self.decode([min(found)]), text)
             self._special = set()
         return ids if ids[: len(self._start)] == self._start else [*self._start, *ids]
 

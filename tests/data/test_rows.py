@@ -83,7 +83,7 @@ def test_a_split_of_files_is_read_alone(tmp_path: Path) -> None:
         ("nowhere.jsonl", "no file 'nowhere.jsonl' in the recipe's folder"),
         ("no/where/at/all", "no file 'no/where/at/all'"),
         ("{folder}/empty.jsonl", "empty.jsonl has no rows"),
-        ("{folder}/table.csv", r"table.csv is not one of \.jsonl, "),
+        ("{folder}/table.csv", r"`table.csv` is not one of \.jsonl, "),
         ("{folder}/none", "has no .jsonl or .* file, and no saved dataset"),
         ("{folder}/broken.parquet", "broken.parquet cannot be read: "),
     ],

@@ -6,7 +6,6 @@ the name of a dataset of the hub. It is searched for in the folders from which w
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.hub_cache import DATASET_FILES, has_any, is_hub_name
 from meshctl.recipe.compose.folders import contents, files, is_dir, is_file
-from meshctl.split_files import files_in, of_split
+from meshctl.split_files import files_at
 
 JSON_LINES = (".jsonl", ".json", ".ndjson")
 PARQUET, PARQUET_MARK = ".parquet", b"PAR1"
@@ -44,13 +43,11 @@ def find(path: str, folders: Sequence[str], suffixes: Sequence[str], split: str 
     """Finds data by the path that a source accepts. Relative paths are searched for in `folders`. `split`
     selects files; empty if it is unknown or if the source has no splits."""
     place = next((place for folder in folders if os.path.exists(place := Path(folder, path))), None)
-    if place is not None and is_dir(place):
-        return _in_folder(place, path, suffixes, split)
-    found = [place] if place is not None else _matching(path, folders)
-    if unknown := [file for file in found if suffixes and file.suffix not in suffixes]:
-        return Found(wrong=f"`{unknown[0].name}` is not one of {', '.join(suffixes)}")
-    if found:
-        return _of_split(found, path, split, None)
+    if place is not None and has_any(place, DATASET_FILES):
+        return Found()
+    found, wrong = files_at(path, folders, suffixes, split)
+    if found or wrong:
+        return Found(tuple(found), wrong, SPLIT_HELP if wrong.startswith("`split") else "")
     if is_hub_name(path) and Path(path).suffix not in suffixes:
         return Found(wrong=f"`{path}` is not on this machine", is_remote=True)
     return Found(wrong=f"file `{path}` does not exist")
@@ -61,28 +58,6 @@ def files_nearby(path: str, folders: Sequence[str], suffixes: Sequence[str]) -> 
     above = Path(path).parent
     places = [place for folder in folders if is_dir(place := Path(folder, above))]
     return [str(above / file.name) for place in places for file in files(place, *suffixes)]
-
-
-def _in_folder(folder: Path, path: str, suffixes: Sequence[str], split: str) -> Found:
-    if has_any(folder, DATASET_FILES):
-        return Found()
-    found = files_in(folder, suffixes)
-    if not found:
-        return Found(wrong=f"the folder `{path}` has no {' or '.join(suffixes)} file, and no saved dataset")
-    return _of_split(found, path, split, folder)
-
-
-def _of_split(files: Sequence[Path], path: str, split: str, folder: Path | None) -> Found:
-    chosen, wrong = of_split(files, path, split, folder) if split else (files, "")
-    return Found(tuple(chosen), wrong, SPLIT_HELP if wrong else "")
-
-
-def _matching(path: str, folders: Sequence[str]) -> list[Path]:
-    """Returns the files that match a pattern, in the first folder that has some."""
-    if not glob.has_magic(path):
-        return []
-    found = (sorted(map(Path, glob.glob(str(Path(folder, path))))) for folder in folders)
-    return next((matching for matching in found if matching), [])
 
 
 @dataclass(frozen=True)

@@ -190,3 +190,18 @@ def test_peers_are_refused_exactly_if_they_fail(
     event(f"refused: {is_refused}")
     outcome = in_memory(read)
     assert bool(outcome.faults) == is_refused, f"{dump(recipe)}\n{outcome.faults}"
+
+
+@pytest.mark.parametrize(("kind", "is_wrong"), [("Text", True), ("Prompts", False)])
+def test_two_sources_with_the_same_columns(tmp_path: Path, kind: str, is_wrong: bool) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a", "prompt": "b"}\n')
+    recipe = recipe_of({"a": 1, "b": 1}, {})
+    for name, source in (("one", "Text"), ("other", kind)):
+        args = {"path": str(tmp_path / "rows.jsonl"), "tokenizer": "byte"}
+        recipe["components"][name] = {"_target_": f"meshctl.data.{source}", "group": "a", "args": args}
+        recipe["pipeline"][name] = {"call": f"{name}.next", "samples": 9}
+    recipe["pipeline"]["both"] = {"call": "b.take", "in": ["one", "other"]}
+    found = [one for one in loaded(recipe, tmp_path).report.diagnostics if one.code == "MC537"]
+    assert [one.message for one in found] == is_wrong * [
+        "the sources `one` and `other` both have `input_ids` and `labels`"
+    ]

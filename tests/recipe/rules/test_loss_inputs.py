@@ -58,7 +58,7 @@ class Plain(Model):
 
 
 def reported(folder: Path, args: str, inputs: str = "[scored]", **given: str) -> list[Diagnostic]:
-    (folder / "mine.py").write_text(MINE)
+    (folder / "mine.py").write_text(MINE + given.pop("own", ""))
     (folder / "rows.jsonl").write_text('{"prompt": "a", "bonus": 1}\n')
     chosen = {"source": "meshctl.data.Prompts", "source_args": "", "teacher": "", "actor": "meshctl.hf.Model"}
     chosen |= {"judge": "meshctl.rewards.Function", "judge_args": "{function: length}"}
@@ -96,7 +96,7 @@ def test_given_columns_are_accepted(tmp_path: Path, args: str, inputs: str) -> N
         ("loss: distill, loss_options: {divergence: sampled}", "scored", "teacher_logprobs", "loss `distill`", "take `lesson` too: in: [scored, lesson]"),
         ("loss: distill", "[scored, lesson]", "teacher_top_logprobs", "loss `distill`", "`teacher_top_logprobs` comes from a stage that calls `teacher_logprobs` of a teacher with `top_logprobs`"),
         ("loss: mine.bonus", "[scored]", "bonus", "loss `mine.bonus`", ""),
-        ("loss: dpo", "[scored]", "ref_chosen_logprobs` and `ref_rejected_logprobs", "loss `dpo`", "take `ref` too: in: [scored, ref]"),
+        ("loss: dpo", "[scored]", "chosen_logprobs`, `rejected_logprobs`, `ref_chosen_logprobs` and `ref_rejected_logprobs", "loss `dpo`", "`chosen_logprobs` comes from a source of pairs, `meshctl.data.Pairs`; take `ref` too: in: [scored, ref]"),
     ],
 )  # fmt: skip
 def test_a_missing_column_is_reported(
@@ -149,3 +149,61 @@ def test_columns_that_a_source_keeps(tmp_path: Path) -> None:
 
 def test_a_subclass_without_methods_is_known(tmp_path: Path) -> None:
     assert len(reported(tmp_path, "loss: mine.bonus", actor="mine.Plain")) == 1
+
+
+SIMPLE = """
+groups: {{train: {{ranks: 1, device_type: cpu}}}}
+vars: {{model: {{model_type: llama, num_hidden_layers: 2, num_attention_heads: 4, vocab_size: 260, hidden_size: 64}}}}
+components:
+  rows: {{_target_: "meshctl.data.{source}", group: train, args: {{path: rows.jsonl, tokenizer: byte}}}}
+  actor: {{_target_: meshctl.hf.Model, group: train, args: {{model: "${{vars.model}}", loss: {loss}}}}}
+pipeline:
+  batch: {{call: rows.next, samples: 2}}
+  metrics: {{call: actor.update, in: batch}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "loss", "lacking", "help"),
+    [
+        ("Pairs", "simpo", "", ""),
+        ("Text", "cross_entropy", "", ""),
+        ("Text", "simpo", "chosen_logprobs", "a source of pairs, `meshctl.data.Pairs`"),
+        ("Text", "bradley_terry, head: score", "chosen_scores", "a source of pairs, `meshctl.data.Pairs`"),
+        ("Pairs", "cross_entropy", "logprobs", "a source of single texts, such as `meshctl.data.Chat`"),
+    ],
+)
+def test_pairs_in_place_of_single_texts(
+    tmp_path: Path, source: str, loss: str, lacking: str, help: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a", "prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    (tmp_path / "recipe.yaml").write_text(SIMPLE.format(source=source, loss=loss))
+    found = load("recipe.yaml", [], tmp_path, environ={}).report.diagnostics
+    assert [one.code for one in found if one.severity == "error"] == ["MC461"] * bool(lacking)
+    if lacking:
+        assert f"`metrics` does not receive `{lacking}`" in found[0].message
+        assert found[0].help == f"`{lacking}` comes from {help}"
+
+
+@pytest.mark.parametrize(
+    ("args", "source_args", "missing", "help"),
+    [
+        ("{function: mine.solved}", "keep: [bonus]", "", ""),
+        ("{function: mine.solved, columns: {bonus: answer}}", "", "answer", "keep: [answer]"),
+        ("{function: mine.solved, columns: {bonus: prompt}}", "", "", ""),
+        ("{function: mine.solved}", "", "bonus", "a source keeps columns of its rows: keep: [bonus]"),
+        ("{functions: {length: 1, mine.solved: 2}}", "", "bonus", "keep: [bonus]"),
+        ("{function: mine.of_trl}", "", "completions", "the answer is `response`"),
+        ('{function: mine.solved, columns: "${oc.env:COLUMNS}"}', "", "", ""),
+        ("{function: mine.solved}", 'keep: ["${oc.env:KEPT,a}"]', "", ""),
+    ],
+)
+def test_a_reward_whose_parameter_no_column_has(
+    tmp_path: Path, args: str, source_args: str, missing: str, help: str
+) -> None:
+    own = "def solved(response, bonus, other=0, *, most=1): ...\ndef of_trl(completions, **more): ...\n"
+    found = reported(tmp_path, "loss: grpo", judge_args=args, source_args=source_args, own=own)
+    assert len(found) == bool(missing)
+    for one in found:
+        assert one.message.startswith(f"`scored` does not receive `{missing}`, which `mine.")
+        assert help in (one.help or "") and one.primary and one.primary.line == 9
