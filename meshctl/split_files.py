@@ -15,8 +15,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshctl.text.english import listed
-
 WORDS = {"train": "train", "training": "train"}
 WORDS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 WORDS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
@@ -88,6 +86,6 @@ def of_split(files: Sequence[Path], path: str, split: str, folder: Path | None) 
     is_default = split == "train" and (not is_any or (folder is None and bool(own)))
     if not chosen and (is_default or (not is_any and split in own)):
         return list(files), ""
-    names = sorted(set().union(*named.values()))
-    why = f"the names of its files name {listed(names)}" if names else "no name of its files names a split"
+    names = " and ".join(f"`{name}`" for name in sorted(set().union(*named.values())))
+    why = f"the names of its files name {names}" if names else "no name of its files names a split"
     return chosen, "" if chosen else f"`split: {split}` selects no file of `{path}`: {why}"

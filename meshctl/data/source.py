@@ -112,7 +112,7 @@ class Source(Component):
         sample."""
         self._packs: Sequence[Sequence[int]] | None = None
         self._is_ready = not (pack or self._limit.changes_count(self._encode.learn))
-        """Whether the samples are known, or need the lengths of all rows."""
+        """True if the samples are known, and need no lengths of rows."""
         self._order: tuple[int, Sequence[int]] = (-1, ())
         self._prefetch = Prefetch(self._columns, workers)
 
