@@ -112,6 +112,8 @@ def hosts_in(file: Path) -> tuple[str, ...]:
     found = tuple(words[0] for line in lines if (words := line.partition("#")[0].split()))
     if not found:
         raise CannotStart(f"`engine.ssh.hosts_file` {file} lists no host")
+    if options := [host for host in found if host.startswith("-")]:
+        raise CannotStart(f"`engine.ssh.hosts_file` {file} lists {options[0]}, which ssh reads as an option")
     return found
 
 

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 CLOCK = re.compile(
     r"(?:(?P<days>\d{1,4})-(?P<dh>\d{1,3})(?::(?P<dm>\d{1,2})(?::(?P<ds>\d{1,2}))?)?)"
-    r"|(?:(?P<hours>\d{1,4}):)?(?P<minutes>\d{1,6}):(?P<seconds>\d{1,2})"
+    r"|(?P<hours>\d{1,4}):(?P<minutes>\d{1,6}):(?P<seconds>\d{1,2})"
 )
-"""Slurm's times: MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS, DAYS-HOURS:MINUTES and with seconds."""
+"""Slurm's times: HOURS:MINUTES:SECONDS, DAYS-HOURS, DAYS-HOURS:MINUTES and with seconds. A number alone and
+MINUTES:SECONDS are refused, because they look like seconds and like hours."""
 UNLIMITED = ("unlimited", "infinite")
 OWN = {
     **dict.fromkeys(("nodes", "N"), "the plan determines the nodes"),
@@ -56,12 +57,14 @@ class SlurmTime(Type):
         help = "write 90m, 4h, 1d12h, 4:00:00 or 1-12:00:00"
         if text.isdigit():
             help = f"write {text}m, which Slurm means by a number, or {text}s"
+        elif two := re.fullmatch(r"(\d+):(\d+)", text):
+            help = f"write {two[1]}h{two[2]}m, or {two[1]}m{two[2]}s, which Slurm means by it"
         reader.report(path, "MC610", f"`{text}` is not a time that Slurm reads", node.span, help=help)
         return None
 
     def schema(self) -> Schema:
         units = "".join(rf"([0-9]{{1,9}}([.][0-9]{{1,6}})? ?{unit})?" for unit in SECONDS_OF)
-        slurm = r"[0-9]{1,4}-[0-9]{1,3}(:[0-9]{1,2}){0,2}$|^[0-9]{1,6}(:[0-9]{1,2}){1,2}"
+        slurm = r"[0-9]{1,4}-[0-9]{1,3}(:[0-9]{1,2}){0,2}$|^[0-9]{1,4}:[0-9]{1,6}:[0-9]{1,2}"
         words = "|".join(f"[{word[0].upper()}{word[0]}]{word[1:]}" for word in UNLIMITED)
         return {"type": "string", "pattern": f"^(?=[0-9]){units}$|^{slurm}$|^({words})$|{OPEN}"}
 
@@ -71,6 +74,14 @@ def slurm_time(text: str) -> str:
     for zero."""
     if text.lower() in UNLIMITED:
         return "UNLIMITED"
+    seconds = slurm_seconds(text)
+    if seconds <= 0:
+        return ""
+    return f"{seconds // 86400}-{seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def slurm_seconds(text: str) -> int:
+    """Returns the seconds of a time; 0 for no limit, and for a text that is no time."""
     found, seconds = CLOCK.fullmatch(text), 0
     if found:
         part = {name: int(value or 0) for name, value in found.groupdict().items()}
@@ -78,9 +89,7 @@ def slurm_time(text: str) -> str:
         seconds = ((part["days"] * 24 + hours) * 60 + minutes) * 60 + part["seconds"] + part["ds"]
     elif not text.isdigit():
         seconds = int(seconds_in(text) or 0)
-    if seconds <= 0:
-        return ""
-    return f"{seconds // 86400}-{seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,7 @@ class SbatchLines(Texts):
         for index, line in enumerate(found or ()):
             item = (node.value[index], (*path, str(index))) if node.is_list else (node, path)
             option = OPTION.fullmatch(line)
-            if not option or "\n" in line:
+            if not option:
                 help = "write the text after #SBATCH, such as --exclusive or --mem=0"
                 reader.report(
                     item[1], "MC611", f"`{line}` is not an option of sbatch", item[0].span, help=help

@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import re
 
+RESOURCES = {"cuda": "nvidia.com/gpu", "npu": "huawei.com/Ascend910"}
+"""Device type -> the resource of the usual device plugin."""
 MAX_LENGTH = 63
 """Characters of a label of DNS, and of the value of a label of Kubernetes."""
 RUN_TIME = "20260101-120000"

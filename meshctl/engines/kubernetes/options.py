@@ -12,10 +12,8 @@ from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import NodeSet
 from meshctl.run.directory import RunDir
-from meshctl.text.kubernetes_names import label_of
+from meshctl.text.kubernetes_names import RESOURCES, label_of
 
-RESOURCES = {"cuda": "nvidia.com/gpu", "npu": "huawei.com/Ascend910"}
-"""Device type -> the resource of the usual device plugin."""
 RUNS = "/meshctl/runs"
 """The folder of runs in a pod without volumes."""
 MIB = 1 << 20

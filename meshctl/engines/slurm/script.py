@@ -68,7 +68,7 @@ def _component(plan: Plan, alike: NodeSet, options: SlurmOptions) -> Iterator[st
     if options.cpus:
         yield f"--cpus-per-task={options.cpus}"
     if gres := gres_of(plan, alike, options.gres):
-        yield f"--gres={gres}"
+        yield f"--gres={shlex.quote(gres)}"
 
 
 def gres_of(plan: Plan, alike: NodeSet, written: str) -> str:

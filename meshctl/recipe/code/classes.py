@@ -86,6 +86,8 @@ class Class:
     """Members that are assigned (`go = other`), whose kind is unknown."""
     logs: bool = True
     """True if a method may call `self.log`."""
+    trains: frozenset[str] = frozenset()
+    """The methods that compute gradients, by themselves or by a method that they call."""
     foreign_base: str = ""
     """The first base class from a library; empty if there is none."""
     declares: Declarations = Declarations()
@@ -208,6 +210,7 @@ class Code(Sources):
             async_methods=frozenset(methods) - frozenset(functions),
             assigned_members=frozenset(members) - frozenset(methods),
             logs=any(one.may_log for one in metrics.values()),
+            trains=_training(functions),
             foreign_base=libraries[0].removeprefix("builtins.") if libraries else "",
             declares=declarations_of(_values(members)),
             hidden_values=_hidden_values(functions),
@@ -341,6 +344,17 @@ def _uses_value(method: ast.FunctionDef, name: str) -> bool:
             case ast.FormattedValue():
                 used.append(node.value)
     return any(dotted_name(one) == f"self.{name}" for one in used)
+
+
+def _training(functions: Mapping[str, tuple[Module, ast.FunctionDef]]) -> frozenset[str]:
+    """Returns the methods that call `backward` of anything, or a method of `self` that does."""
+    nodes = {name: list(ast.walk(item)) for name, (_, item) in functions.items()}
+    used = {name: [one for one in each if isinstance(one, ast.Attribute)] for name, each in nodes.items()}
+    found = {name for name, each in used.items() if any(one.attr == "backward" for one in each)}
+    own = {name: {dotted_name(one) for one in each} for name, each in used.items()}
+    while more := {name for name in own if own[name] & {f"self.{one}" for one in found}} - found:
+        found |= more
+    return frozenset(found)
 
 
 # Metrics

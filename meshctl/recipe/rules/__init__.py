@@ -51,6 +51,7 @@ from meshctl.recipe.rules import (
     stages,
     tokenizers,
     trackers,
+    trained,
     vocabularies,
 )
 from meshctl.recipe.rules.facts import Facts
@@ -60,7 +61,7 @@ SUBJECTS = (
     *(names, groups, nodes, devices, elastic, restartable, interpreters),
     *(meshes, models, stages, architectures, sequence_lengths, device_memory),
     *(components, arguments, argument_limits, choices, extras, tokenizers, vocabularies, data_files),
-    literal_texts,
+    *(literal_texts, trained),
     *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, trackers, costs, rollouts),
     *(loss_inputs, loss_options, engines, jobset, shipping),
 )

@@ -1,13 +1,20 @@
-"""MC602, MC603, MC612 and MC630: what the engine of a recipe needs, and what it must not state."""
+"""MC587, MC602, MC603, MC612, MC613 and MC630: what the engine of a recipe needs, and must not state."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic
+from meshctl.recipe.compose.yaml_tree import leaves
 from meshctl.recipe.rules.facts import Facts
-from meshctl.text.english import counted
+from meshctl.recipe.slurm_fields import slurm_seconds
+from meshctl.text.english import counted, in_units
 
+CONTROL = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")
+"""Characters that end a line of a script, or that a terminal obeys."""
+ELSEWHERE = {"setup", "annotations", "labels", "node_selector", "namespace", "queue", "priority"}
+"""Options of engines whose texts may have several lines, and those that `jobset.py` checks."""
 OWN_RESOURCES = ("CPU", "GPU", "NPU")
 """The resources of Ray that the plan needs by itself."""
 
@@ -77,4 +84,39 @@ def gres_fits_the_groups(facts: Facts) -> Iterator[Diagnostic]:
             return
 
 
-RULES = (hosts_are_given, hosts_fit_the_nodes, resources_follow_from_the_groups, gres_fits_the_groups)
+def texts_are_single_values(facts: Facts) -> Iterator[Diagnostic]:
+    """No text of an engine contains a control character, and no host looks like an option of ssh. Scripts,
+    command lines and manifests contain these texts."""
+    node = facts.node("engine")
+    for path, leaf in leaves(node) if node is not None and facts.is_valid("engine") else ():
+        message, text = "", leaf.value if isinstance(leaf.value, str) else ""
+        if path[1:2] == ("hosts",) and text.startswith("-"):
+            message, help = f"ssh would read the host `{text}` as an option", "see `engine.ssh.ssh_options`"
+        elif not ELSEWHERE & {*path} and (odd := CONTROL.search("".join((*path, text)))):
+            message = (
+                f"`{'.'.join(('engine', *path[:2]))}` contains the control character U+{ord(odd[0]):04X}"
+            )
+            help = "write it in one line, without this character"
+        if message:
+            yield Diagnostic("MC613", message, leaf.span, help=help)
+
+
+def run_ends_within_its_job(facts: Facts) -> Iterator[Diagnostic]:
+    """The scheduler does not end the job before `run.time_limit`, unless it is queued again."""
+    engine, limit = facts.recipe.engine, facts.recipe.run.time_limit
+    key = {"slurm": "time", "jobset": "time_limit"}.get(engine.name, "")
+    if not key or not limit or not facts.is_valid("engine") or not facts.is_valid("run", "time_limit"):
+        return
+    stated, span = engine.options[key], facts.value("engine", engine.name, key)
+    of_job = slurm_seconds(stated) if isinstance(stated, str) else stated
+    if 0 < of_job < limit and not engine.options.get("requeue"):
+        seconds = (facts.value("run", "time_limit").with_word(f"the run may last {in_units(limit)}"),)
+        message = f"the job ends after {in_units(of_job)}, before `run.time_limit`"
+        help = f"give the job more than {in_units(limit)}, or lower `run.time_limit`"
+        yield Diagnostic("MC587", message, span, seconds, help, "warning")
+
+
+RULES = (
+    *(hosts_are_given, hosts_fit_the_nodes, resources_follow_from_the_groups, gres_fits_the_groups),
+    *(texts_are_single_values, run_ends_within_its_job),
+)

@@ -15,7 +15,7 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
 from meshctl.recipe.allocation import allocation_of
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
-from meshctl.recipe.code.declarations import Declarations
+from meshctl.recipe.code.declarations import TRAINED_BY, Declarations
 from meshctl.recipe.code.group_code import GroupCode
 from meshctl.recipe.code.layouts import KeyPath
 from meshctl.recipe.code.model_config import Config, config, config_of_name, model_types_in, sizes_in
@@ -270,6 +270,12 @@ class Facts:
         """Returns the declarations of a component's class; none if it was not read."""
         found = self.class_of(component)
         return found.declares if found and found.is_component else Declarations()
+
+    def trained_by(self, component: str) -> frozenset[str]:
+        """Returns the methods of a component that are known to train it: those that its class declares,
+        otherwise those whose text computes gradients."""
+        found, memory = self.class_of(component), self.declares(component).memory or {}
+        return frozenset(memory.get(TRAINED_BY, found.trains if found else ()))
 
     def argument(self, component: str, path: KeyPath) -> Node | None:
         """Returns the value of an argument that a class declares; None if it is not given or unknown."""

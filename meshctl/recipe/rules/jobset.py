@@ -1,4 +1,4 @@
-"""MC620 to MC623: what the engine `jobset` cannot do without, and what Kubernetes would refuse."""
+"""MC614, MC620 to MC623 and MC630: what the engine `jobset` needs, and what Kubernetes would refuse."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import PurePosixPath
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import counted
-from meshctl.text.kubernetes_names import MAX_LENGTH, RUN_TIME, label_of, too_long
+from meshctl.text.kubernetes_names import MAX_LENGTH, RESOURCES, RUN_TIME, label_of, too_long
 
 _DOMAIN, _WORD = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", r"[A-Za-z0-9](?:[\w.-]{0,61}[A-Za-z0-9])?"
 OBJECT_NAME = re.compile(_DOMAIN)
 LABEL_KEY = re.compile(f"(?:{_DOMAIN}/)?{_WORD}", re.ASCII)
+QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?", re.ASCII)
+BYTES = ("memory", "ephemeral-storage")
 LABEL_VALUE = re.compile(f"(?:{_WORD})?", re.ASCII)
 
 
@@ -85,6 +87,26 @@ def names_are_those_of_kubernetes(facts: Facts) -> Iterator[Diagnostic]:
                 yield _not_a_name(facts, value, "the value of a label", key, label)
 
 
+def resources_are_quantities(facts: Facts) -> Iterator[Diagnostic]:
+    """Resources are quantities of Kubernetes, and do not contain the devices that follow from the groups."""
+    if not _is_job_set(facts):
+        return
+    options = facts.recipe.engine.options
+    names = {**RESOURCES, **(options["device_resources"] or {})}
+    used = {names.get(group.device_type) for group in facts.recipe.groups.values()}
+    for name, amount in (options["resources"] or {}).items():
+        path = ("engine", "jobset", "resources", name)
+        if name in used:
+            message = f"`engine.jobset.resources` contains `{name}`, which follows from the groups"
+            help = "remove it: a pod asks for the devices of its node that groups use"
+            yield Diagnostic("MC630", message, facts.key(*path), help=help)
+        elif not QUANTITY.fullmatch(amount) or (name in BYTES and not amount.rstrip("num.0123456789")):
+            number = re.match(r"(\d+(?:\.\d+)?) ?([KMGTP]?)", amount)
+            help = f"write {number[1]}{number[2] or 'G'}i" if number and name in BYTES else "write 32 or 500m"
+            message = f"`{amount}` is not a quantity of `{name}` in Kubernetes"
+            yield Diagnostic("MC614", message, facts.value(*path), help=help)
+
+
 def _not_a_name(facts: Facts, text: str, what: str, *path: str) -> Diagnostic:
     help = "use lower-case letters, digits, `-` and `.`"
     if "label" in what:
@@ -101,4 +123,7 @@ def _span(facts: Facts) -> Span:
     return facts.key("engine", "jobset") if facts.node("engine", "jobset") else facts.value("engine")
 
 
-RULES = (image_is_given, names_fit_kubernetes, run_directory_is_shared, names_are_those_of_kubernetes)
+RULES = (
+    *(image_is_given, names_fit_kubernetes, run_directory_is_shared, names_are_those_of_kubernetes),
+    resources_are_quantities,
+)

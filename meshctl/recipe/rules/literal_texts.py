@@ -12,6 +12,7 @@ from meshctl.recipe.scalars import CURLY_QUOTES, reference_hint
 
 VARIABLE = re.compile(r"\$([A-Z][A-Z0-9_]*)(/.*)?")
 """A variable of a shell, such as `$DATA` or `$HOME/data`."""
+HOME = re.compile("~(/|$)")
 OPTION = re.compile(r"(--[a-zA-Z][\w.-]*) +(\S+)")
 """An option of a program with its value, such as `--port 8000`."""
 PLACES = (("components", "args"), ("groups", "args"), ("groups", "env"))
@@ -47,6 +48,8 @@ def _looks_replaced(facts: Facts, path: KeyPath, node: Node) -> tuple[str, str] 
     if found := VARIABLE.fullmatch(text):
         right = f"${{oc.env:{found[1]}}}{found[2] or ''}"
         return f"`{text}` is passed on as it is: no shell replaces it", f'write "{right}"'
+    if HOME.match(text):
+        return f"`{text}` is passed on as it is: nothing replaces `~`", f'write "${{oc.env:HOME}}{text[1:]}"'
     reference = reference_hint(node).removeprefix("write ")
     keys = tuple(reference.strip("${}").split("."))
     if len(keys) > 1 and facts.tree.at(keys) is not None:

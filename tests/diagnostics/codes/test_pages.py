@@ -31,6 +31,7 @@ ADDED = {
     "MC528",
     "MC542",
     "MC546",
+    "MC586",
 }
 """Codes whose right example adds lines to the wrong one, or changes another file, or the command line."""
 PLAIN = {"MC442", "MC504", "MC507", "MC514", "MC517", "MC526", "MC527", "MC539", "MC571"}

@@ -50,6 +50,8 @@ def helps(folder: Path, **texts: str) -> list[str]:
         ("argument", "$(run.steps)", 'write "${run.steps}"'),
         ("text", "\u201cdata/train.jsonl\u201d", "use straight quotes"),
         ("argument", "--port 8000", "write two: --port, 8000"),
+        ("text", "~/data", 'write "${oc.env:HOME}/data"'),
+        ("argument", '"~"', 'write "${oc.env:HOME}"'),
     ],
 )
 def test_a_text_that_looks_replaced_is_reported_once(
@@ -63,6 +65,7 @@ def test_a_text_that_looks_replaced_is_reported_once(
     [
         ("text", '"$question"'),
         ("text", "<eos>"),
+        ("text", "~5"),
         ("text", '"{run_dir}"'),
         ("text", '"costs $A"'),
         ("text", '"${oc.env:HOME}"'),

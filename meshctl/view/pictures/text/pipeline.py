@@ -63,6 +63,15 @@ class Pipeline:
         return {stage.name: self.marks.letter(stage.component).style.lower() for stage in stages}
 
     @cached_property
+    def when(self) -> dict[str, str]:
+        """Stage -> the time at which it, or a stage whose value reaches it, runs."""
+        found: dict[str, str] = {}
+        for stage in self.marks.topology.stages:
+            taken = [found.get(name, "") for given in stage.inputs for name in given.stages]
+            found[stage.name] = stage.when or next(filter(None, taken), "")
+        return found
+
+    @cached_property
     def lanes(self) -> Lanes | None:
         pairs = [(route.source, route.target) for route in self.routes if route.kind == "data"]
         return lanes_of([stage.name for stage in self.stages], pairs, self.styles)
@@ -133,7 +142,8 @@ class Pipeline:
         return [*words, *filter(None, [self.marks.topology.repeat_of(stage)])]
 
     def _times(self, stage: PlacedStage) -> list[str]:
-        words = [f"every {stage.every}"] * (stage.every > 1) + [f"at {stage.when}"] * bool(stage.when)
+        words = [f"every {stage.every}"] * (stage.every > 1)
+        words += [f"at {self.when[stage.name]}"] * bool(self.when[stage.name])
         words += ["ends the run"] * (stage.name in self.marks.topology.ends_run)
         return words + [f"lag {stage.lag}"] * (stage.lag > 0)
 

@@ -54,6 +54,15 @@ def test_ascii_keeps_every_column() -> None:
     assert in_encoding(text, "utf-8") == text == in_encoding(text, "UTF-16")
 
 
+def test_a_stage_runs_at_the_time_of_what_it_takes() -> None:
+    stages = [call("batch", "prompts.next", samples=4), call("late", "actor.look", "batch", when="end")]
+    stages += [call("after", "actor.look", "late"), call("metrics", "actor.update", "after", collect="mean")]
+    train = group("train", "cpu", 2)
+    components = [component("prompts", train), component("actor", train)]
+    text = draw(topology(plan("late", Cluster.of(1), [train], components, stages)))
+    assert len(re.findall("at end", text)) == 3 and "mean, at end" in text
+
+
 def fits(text: str, width: int, lines: int) -> bool:
     return (
         text.endswith("\n")
