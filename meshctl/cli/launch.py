@@ -169,7 +169,7 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
     notes = list[str]()
     try:
         name, held = resolve_source(recipe)
-        ready = plan_of(name, overrides, held)
+        ready = plan_of(name, overrides, held, is_draft=options.dry_run)
         if options.only is not None or options.replay:
             ready, notes = narrow_to_group(ready, options.only, options.replay)
         refuse_alone(ready)
@@ -180,7 +180,12 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
         if options.engine:
             ready = replace(ready, start=replace(ready.start, engine=EngineChoice(options.engine)))
         engine = engine_of(ready)
-        engine.preflight(ready.plan, Start(ready.path))
+        try:
+            engine.preflight(ready.plan, Start(ready.path))
+        except CannotStart as error:
+            if not options.dry_run:
+                raise
+            notes.append(f"{error}")
         needs = needs_of(ready)
         ready, checks = replace(ready, needs=needs), engine.examine(needs.requirements)
         if ready.resume:

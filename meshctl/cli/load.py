@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from meshctl.plan.model import Plan
     from meshctl.recipe.load import Loaded
     from meshctl.recipe.rules import Facts
+
+
+TO_START = ("MC620", "MC622")
+"""Codes of options that an engine needs to start a run, and not to show one."""
 
 
 class Unreadable(Exception):
@@ -60,16 +65,23 @@ class Launchable:
 
 
 def plan_of(
-    recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})
+    recipe: str,
+    overrides: list[str],
+    held: Mapping[str, bytes] = MappingProxyType({}),
+    is_draft: bool = False,
 ) -> Launchable:
     """Reads, checks and resolves a recipe or a run directory. `held` maps real paths to bytes that are used
-    in place of the files. Raises `RecipeError` if the recipe has errors and `Unreadable` if it cannot be
-    read."""
+    in place of the files. What an engine needs to start is not needed for a draft. Raises `RecipeError` if
+    the recipe has errors and `Unreadable` if it cannot be read."""
     loaded, run = load_recipe(recipe, overrides, held)
     if not loaded.readable:
         raise Unreadable(loaded.report)
-    if loaded.report.errors:
-        raise RecipeError(loaded.report)
+    found = loaded.report.diagnostics
+    if is_draft:
+        found = tuple(replace(one, severity="warning") if one.code in TO_START else one for one in found)
+    report = Report(found, loaded.report.sources)
+    if report.errors:
+        raise RecipeError(report)
     from meshctl.plan.resolve import resolve  # imported here, as a report of errors does not need it
 
     plan, start = resolve(loaded.recipe, loaded.endpoints), Start((), engine=loaded.recipe.engine)
@@ -77,7 +89,7 @@ def plan_of(
         plan,
         loaded.composed,
         loaded.path,
-        loaded.report,
+        report,
         run,
         secrets=loaded.secrets,
         facts=loaded.facts,

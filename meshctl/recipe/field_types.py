@@ -240,7 +240,7 @@ class Text(Type):
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if not isinstance(node.value, str) or node.value in ("", MISSING):
-            reader.expected("text", node, path)
+            reader.expected(f"a name of `{self.names}`" if self.names else "text", node, path)
             return None
         return node.value
 
@@ -444,8 +444,10 @@ class Environment(Type):
         if name and "=" not in name and "\0" not in name:
             return True
         message = f"`{abbreviated(name)}` is not a valid name of an environment variable"
+        message = message if name else "the name of an environment variable is empty"
+        left, equals, right = name.partition("=")
         reader.report(
-            path, "MC106", message if name else "the name of an environment variable is empty", span
+            path, "MC106", message, span, help=f"write {{{left}: {right}}}" if left and equals else ""
         )
         return False
 

@@ -551,7 +551,7 @@ RUN = Section("run", "`run`", (
             "from the launch; 0: no limit.",
         aliases="max_time max_duration max_run_time time_budget",
         related="walltime"),
-    Field("restarts", FirstKey(RESTARTS, may_be_off=True, example="3"),
+    Field("restarts", FirstKey(RESTARTS, wanted="a number, such as 3", may_be_off=True),
         doc="Restarts of the run after a failure, from its newest checkpoint: a number, which is short for "
             "{times: NUMBER, within: 1h}; false for none.",
         aliases="max_restarts max_failures"),

@@ -31,6 +31,7 @@ from meshctl.recipe.fields import (
     STOP,
     SYNC,
 )
+from meshctl.recipe.foreign_words import foreign_help
 from meshctl.recipe.section_types import Named, Nested, Section
 from meshctl.recipe.suggestions import meanings
 
@@ -45,43 +46,6 @@ INVISIBLE = re.compile("[\u00a0\u00ad\u2000-\u200f\u2028-\u202f\u205f-\u206f\u30
 """Characters that look like a space or are invisible."""
 MAX_PLACES = 100
 """Maximum number of groups, components or stages in which the place of a key is searched."""
-ONE_WORKER = (
-    "a component on one worker is in a group of its own, `{ranks: 1, colocate: GROUP}` (on cpu without "
-    "`colocate`); a stage with `execute: first` calls a component of all workers on the first one"
-)
-
-EVALUATION = "an evaluation is a stage of the pipeline, or a block of stages, with `every: STEPS`"
-MINIBATCHES = "write a block of the pipeline with `repeat: {times: ROUNDS, over: STAGE, size: SAMPLES}`"
-IN_ARGS = "the class of a component decides it: an argument, under `components.NAME.args`"
-TRACKERS = "remove it: the run's folder has all metrics in metrics.jsonl, and trackers are not supported yet"
-EARLY_STOPPING = "write `run.stop: {on: STAGE.NAME, patience: 3}`"
-
-HINTS = {
-    "resume_from_checkpoint": "to continue a run, launch its folder: meshctl launch RUN_DIR",
-    "resume": "to continue a run, launch its folder: meshctl launch RUN_DIR",
-    "lazy_collect": "remove it: a value moves only to the stages that take it",
-    "mesh_shape": "the sizes of the mesh go under `parallel`: {dp_size: 2, tp_size: 4}",
-    **dict.fromkeys(
-        ("eval_every", "eval_interval", "eval_steps", "eval_freq", "test_freq", "val_check_interval"),
-        EVALUATION,
-    ),
-    **dict.fromkeys(
-        ("eval_strategy", "evaluation_strategy", "validation_freq", "val_before_train"), EVALUATION
-    ),
-    **dict.fromkeys(("ppo_epochs", "num_ppo_epochs", "update_epochs", "num_minibatches"), MINIBATCHES),
-    **dict.fromkeys(
-        ("minibatch", "minibatch_size", "mini_batch_size", "ppo_mini_batch_size", "ppo_minibatch_size"),
-        MINIBATCHES,
-    ),
-    **dict.fromkeys(("early_stopping_patience", "early_stop_patience"), EARLY_STOPPING),
-    **dict.fromkeys(("precision", "dtype", "mixed_precision", "bf16", "fp16", "compile"), IN_ARGS),
-    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches", "max_grad_norm"), IN_ARGS),
-    **dict.fromkeys(("lr", "learning_rate", "optimizer", "optim", "weight_decay", "warmup_steps"), IN_ARGS),
-    **dict.fromkeys(("wandb", "wandb_project", "tensorboard", "logger", "report_to", "mlflow"), TRACKERS),
-    "remote_class": ONE_WORKER,
-    "execute_on": ONE_WORKER,
-}
-"""Word of another system without an equivalent key -> the replacement."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +88,7 @@ def location_of(key: str, section: Section, path: KeyPath, item: Node, root: Nod
             if is_elsewhere and word in other.by_key and _fits(item, other.by_key[word].type):
                 found = _location(key, word, other, path, root)
                 if section is COMPONENT and word == "execute":
-                    found = replace(found, help=f"{found.help}; {ONE_WORKER}")
+                    found = replace(found, help=f"{found.help}; {foreign_help('execute_on')}")
                 if found.path or found.candidates or other not in (GROUP, COMPONENT):
                     return found
     return None
@@ -160,11 +124,8 @@ def is_mapping_only(type_: Type) -> bool:
 
 def help_without_alternative(section: Section, key: str) -> str:
     """Returns help for a key that is not similar to any other."""
-    if hint := HINTS.get(key.lower().replace("-", "_")):
-        return hint
-    if section is COMPONENT:
-        return "the arguments of the constructor go under `args`"
-    return "values that are used several times go under `vars`" if section is RECIPE else ""
+    hint = foreign_help(key)
+    return hint or ("the arguments of the constructor go under `args`" if section is COMPONENT else "")
 
 
 def _named(key: str, item: Node, path: KeyPath, root: Node) -> Location | None:

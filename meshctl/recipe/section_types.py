@@ -306,6 +306,10 @@ class CountOrNamed(Named):
     empty: ClassVar[Any] = 0
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        if node.is_list:
+            help = f"write {len(node.value)}; names of hosts go under `engine.ssh.hosts`"
+            reader.expected("a number", node, path, help)
+            return None
         is_named = node.is_mapping and node.value
         return super().read(reader, node, path) if is_named else Integer(1).read(reader, node, path)
 

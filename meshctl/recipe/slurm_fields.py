@@ -135,7 +135,7 @@ FIELDS = (
     Field("gres", Text(),
         doc="Devices of a node: gpu:h100 adds the number that the plan needs there, gpu:h100:8 states it. "
             "Default: gpu, or npu.",
-        aliases="gpus_per_node gpus"),
+        related="gpus_per_node gpus"),
     Field("cpus", Integer(1),
         doc="CPUs of a node. Default: those of the partition, often one; `sbatch: [--exclusive]` takes all.",
         aliases="cpus_per_task cpus_per_node"),

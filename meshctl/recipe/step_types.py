@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
@@ -36,6 +37,11 @@ class Window(Integer):
     empty: ClassVar[Any] = ()
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        if isinstance(node.value, str) and (
+            two := re.fullmatch(r"(\d+) ?(?:-|\.\.|,|to) ?(\d+)", node.value)
+        ):
+            reader.expected("[FIRST, LAST], or one step", node, path, f"write [{two[1]}, {two[2]}]")
+            return None
         if not node.is_list:
             step = integer(reader, node, path, "[FIRST, LAST], or one step", self.min, self.max)
             return None if step is None else (step, step)

@@ -19,12 +19,13 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.yaml_scalars import scalar
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node, can_hold, merge, put
-from meshctl.recipe.field_types import Arguments, Environment, Texts, Type
+from meshctl.recipe.engine_fields import ENGINE
+from meshctl.recipe.field_types import Arguments, Environment, Text, Texts, Type, Word
 from meshctl.recipe.fields import INNER, NOT_IN_BLOCK, RECIPE, STAGE
 from meshctl.recipe.fixes import keys_meant
+from meshctl.recipe.foreign_words import FOREIGN
 from meshctl.recipe.key_paths import stage_section
 from meshctl.recipe.misplaced import (
-    HINTS,
     INVISIBLE,
     NAMED,
     Location,
@@ -212,7 +213,7 @@ class _Walk:
         near, location = self.meaning(key, item, path, section, bool(meant.get(key)))
         help = odd or self.help_for(key, item, path, section, node, near, location)
         message = f"{section.title} has no key `{abbreviated(key)}`"
-        fixes = meant.get(key, ()) if near else ()
+        fixes = meant.get(key, ()) if near and not _is_other_kind(item, section.by_key[near].type) else ()
         if not (path in self.misplaced and location and _is_sibling(location, path)):
             self.report("MC101", message, item.key or item.span, help, fixes)
         if location:
@@ -242,10 +243,10 @@ class _Walk:
         of them is known. `is_misspelt` is true if the key is an unambiguous misspelling."""
         known = section.keys
         word = "" if kind_of(item) else called(key, known)
-        location = None if word or key in HINTS else location_of(key, section, path, item, self.root)
+        location = None if word or key in FOREIGN else location_of(key, section, path, item, self.root)
         if location and (location.is_named_item or not is_misspelt):
             return "", location
-        if key in HINTS:
+        if key in FOREIGN:
             return word, None
         return key if key in known else nearest_key(key, known), None
 
@@ -277,10 +278,14 @@ class _Walk:
             return f"to set values of the recipe, write `# @package _global_` in the first line of `{file}`"
         if location and location.help:
             return location.help
+        if section is ENGINE and isinstance(item.value, str) and item.value in section.by_key:
+            return f"write `engine: {item.value}`"
         if near and not location:
             return f"did you mean `{near}`?"
         known = section.keys
         listing = f"its {'key is' if len(known) == 1 else 'keys are'} {listed(known)}"
+        is_recipe = section is RECIPE and any(self.root.get(top) for top in NAMED)
+        listing = "values that are used several times go under `vars`" if is_recipe else listing
         return help_without_alternative(section, key) or listing
 
     # Groups, components and stages
@@ -366,6 +371,12 @@ def _with_neighbours(key: str, item: Node, section: Section) -> dict[str, Node]:
         key: replace(item, value=rest),
         **{inner: node for inner, node in item.items() if inner in others},
     }
+
+
+def _is_other_kind(item: Node, type_: Type) -> bool:
+    """Returns whether a type takes a text, and the value is a boolean or a number: the key of another system
+    has another meaning then."""
+    return isinstance(type_, (Text, Word)) and isinstance(item.value, (bool, int, float))
 
 
 def _is_foreign(item: Node, type_: Type) -> bool:

@@ -36,3 +36,9 @@ def nearest_key(word: str, keys: Iterable[str]) -> str:
     """Returns the key that was probably meant; empty if there is none."""
     keys = list(keys)
     return called(word, keys) or nearest(word, keys)
+
+
+def odd_letter(name: str) -> str:
+    """Returns help for a name with a letter that looks like another one; empty for a name in ASCII."""
+    odd = next((letter for letter in name if not letter.isascii()), "")
+    return f"`{odd}` is not a letter of ASCII, but U+{ord(odd):04X}" if odd else ""

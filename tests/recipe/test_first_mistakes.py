@@ -78,6 +78,42 @@ CASES = {
         *(ACTOR, "group: train, args: {lr: None}}", "MC508", 7),
         "leave it out for its default",
     ),
+    "a range of steps": ("steps: 2", "steps: 2, trace: 1-2", "MC102", 11, "write [1, 2]"),
+    "restarts without a number": ("steps: 2", "steps: 2, restarts: true", "MC102", 11, ""),
+    "the folder of the run": (
+        *("steps: 2", 'steps: 2, dir: "${run_dir}/x"', "MC212", 11),
+        "write {run_dir}, without `$`",
+    ),
+    "an engine by a key": (
+        "steps: 2}",
+        "steps: 2}\nengine: {type: slurm}",
+        "MC101",
+        12,
+        "write `engine: slurm`",
+    ),
+    "a Cyrillic letter in a call": ("actor.update", "\u0430ctor.update", "MC511", 10, "U+0430"),
+    "a Cyrillic letter in a group": (ACTOR, "group: tr\u0430in}", "MC500", 7, "U+0430"),
+    "an assignment in env": ("ranks: 2,", "ranks: 2, env: [A=1],", "MC106", 4, "write {A: 1}"),
+    "names of nodes": (
+        "name: first",
+        "name: first\ncluster: {nodes: [a, b]}",
+        "MC102",
+        2,
+        "write 2; names of hosts",
+    ),
+    "a component in `in`": ("in: batch", "in: source", "MC530", 10, "available: `batch`"),
+    "a call in `in`": ("in: batch", "in: source.next", "MC530", 10, "available: `batch`"),
+    "a layout by its name": (
+        ACTOR,
+        "group: train, parallel: fsdp}",
+        "MC402",
+        7,
+        "write sizes: {fsdp_size: 2}",
+    ),
+    "gpus of a cluster": (
+        *("name: first", "name: first\ncluster: {gpus_per_node: 8}", "MC101", 2),
+        "did you mean `devices_per_node`?",
+    ),
     "a file and a class": ("parts.Source", "./parts.py:Source", "MC501", 6, "write parts.Source"),
     "a path without a class": ("parts.Source", "lib/parts.py", "MC501", 6, "write lib.parts.CLASS"),
 }
@@ -147,3 +183,41 @@ def test_other_files_and_encodings(tmp_path: Path) -> None:
         [error] = load(name, [], tmp_path, environ={}).report.errors
         assert error.message == message
     assert error.help == f"the name is relative to the working directory, `{tmp_path}`"
+
+
+MODEL = "parts.Actor, group: train"
+READY = "meshctl.hf.Model, group: train, args: {{model: {{model_type: llama}}, {}}}"
+
+
+@pytest.mark.parametrize(
+    ("argument", "code", "help"),
+    [
+        ("learning_rate: 1", "MC505", "it is called `lr`"),
+        ("per_device_train_batch_size: 1", "MC505", "it is called `micro_batch`"),
+        ("gradient_accumulation_steps: 1", "MC505", "it is called `micro_batch`"),
+        ("mixed_precision: bf16", "MC505", "it is called `compute_dtype`"),
+        ("clip_ratio: 0.2", "MC505", "it is called `loss_options: {clip: 0.2}`"),
+        ("dtype: torch.float32", "MC453", "write `float32`"),
+        ("lora: true", "MC508", "write `lora: {r: 16, alpha: 32}`"),
+        ("schedule: cosine", "MC508", "write `schedule: {name: cosine}`"),
+    ],
+)
+def test_an_argument_of_another_system(tmp_path: Path, argument: str, code: str, help: str) -> None:
+    found = errors(tmp_path, RECIPE.replace(MODEL, READY.format(argument)))
+    assert [(one, line) for one, line, _ in found] == [(code, 7)] and help in found[0][2]
+
+
+def test_groups_that_share_the_devices_of_each_other_are_one_error(tmp_path: Path) -> None:
+    groups = "".join(
+        f"  {a}: {{ranks: 1, device_type: cuda, colocate: {b}}}\n" for a, b in ("xy", "yz", "zx")
+    )
+    found = errors(tmp_path, RECIPE.replace("groups:\n", f"groups:\n{groups}"))
+    assert [one for one in found if one[0] == "MC305"] == [("MC305", 3, "remove one `colocate`")]
+
+
+def test_a_sync_that_is_turned_round(tmp_path: Path) -> None:
+    parts = f"{PARTS}\n    def weights(self): ...\n\nclass Reader(Source):\n    def load_weights(self, stream): ...\n"
+    recipe = RECIPE.replace("parts.Source", "parts.Reader")
+    recipe = recipe.replace("run:", "  publish: {sync: source, to: actor}\nrun:")
+    found = errors(tmp_path, recipe, parts)
+    assert set(found) == {("MC553", 11, "turn it round: {sync: actor, to: source}")}

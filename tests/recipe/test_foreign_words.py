@@ -48,6 +48,11 @@ def helps(*path: str, key: str, value: Any = 3) -> list[str]:
         (("run", "checkpoint"), "save_best", "`best`"),
         (("run", "checkpoint"), "monitor", "`on` here, and goes under `run.checkpoint.best`"),
         ((), "num_epochs", "`epochs` here, and goes under `run`"),
+        ((), "learning_rate", "an argument of a component, `lr`"),
+        ((), "dataset", "an argument of a component, `path`"),
+        ((), "data", "an argument of a component, `path`"),
+        ((), "finetuning_type", "under `vars`"),
+        (("run",), "save_steps", "`run.checkpoint: {every: STEPS}`"),
     ],
 )
 def test_a_key_of_another_system_is_answered_with_the_one_here(

@@ -64,7 +64,7 @@ CASES = {
         "compact.yaml",
         ("devices_per_node: 8}", "devices_per_node: 2}"),
         "group `rollout` needs device 4, but the cluster has 4, numbered from 0 to 3",
-        "all groups together need 16: write `cluster.devices_per_node: 8`, or remove `cluster`",
+        "all groups together need 16: write `cluster.nodes: 8` or `cluster.devices_per_node: 8`, or remove `cluster`",
     ),
     "a component that does not exist, and its group": (
         "compact.yaml",

@@ -214,6 +214,7 @@ class _Resolver:
             raise InvalidInterpolation("", "", path=target)  # reported at the key
         if node is None:
             help = self.suggestion(target, path) or _environment_hint(target)
+            help = "write {run_dir}, without `$`" if name == "run_dir" else help
             raise InvalidInterpolation("MC212", f"`{name}` is not in the recipe", help, missing=True)
         if node.value == MISSING:
             raise InvalidInterpolation("", "", path=target)  # reported at the value that contains it

@@ -10,6 +10,7 @@ from meshctl.recipe.code.signatures import Hint, Signature
 from meshctl.recipe.compose.yaml_tree import Node, leaves, plain
 from meshctl.recipe.fields import COMPONENT
 from meshctl.recipe.fixes import renamed
+from meshctl.recipe.foreign_words import FORMS, foreign_help
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.scalars import (
     NO_VALUE,
@@ -69,6 +70,8 @@ def _has_args_in_group(facts: Facts, component: str) -> bool:
 def _known_parameters(key: str, constructor: Signature, free: list[str]) -> str:
     if key in COMPONENT.by_key:
         return f"`{key}` is a key of the component: it goes beside `args`"
+    if help := foreign_help(key, frozenset(free)):
+        return help
     if near := nearest(key, free):
         return f"did you mean `{near}`?"
     if key in constructor.required:
@@ -88,16 +91,18 @@ def argument_types_fit(facts: Facts) -> Iterator[Diagnostic]:
             if node is None or node.from_environment:
                 continue
             if not node.target or all(other.primary != node.target for other in facts.read.found):
-                yield from wrong_type(node, hint, f"`{key}` of `{found.target}`")
+                form = f"write `{key}: {FORMS[key]}`" if key in FORMS else ""
+                yield from wrong_type(node, hint, f"`{key}` of `{found.target}`", form)
 
 
-def wrong_type(node: Node, hint: Hint, what: str) -> Iterator[Diagnostic]:
-    """Yields a diagnostic if a value does not fit an annotation. `what` names the argument."""
+def wrong_type(node: Node, hint: Hint, what: str, form: str = "") -> Iterator[Diagnostic]:
+    """Yields a diagnostic if a value does not fit an annotation. `what` names the argument, and `form` is
+    help with an example."""
     if hint.takes(plain(node)):
         return
     message = f"{what} must be {hint.described}, {found_instead(node)}"
     if node.target is None:
-        help, fixes = _meant(node, hint), _fixes(node, hint)
+        help, fixes = _meant(node, hint) or form, _fixes(node, hint)
         yield Diagnostic("MC508", message, node.span, (), help, fixes=fixes)
     else:
         yield Diagnostic("MC508", message, node.span, (node.target.with_word("this is its value"),))

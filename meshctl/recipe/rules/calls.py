@@ -18,6 +18,7 @@ from meshctl.recipe.code.user_modes import EXAMPLES, mode_problem
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Input, Stage
 from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.suggestions import odd_letter
 from meshctl.text.english import counted, did_you_mean, listed
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, CollectMode
 
@@ -71,6 +72,7 @@ def call_names_method(facts: Facts) -> Iterator[Diagnostic]:
         meant = list(_meant_calls(facts, text))
         fixes = (Fix(node.span, text, meant[0]),) if len(meant) == 1 else ()
         help = f"write {listed(meant, 'or')}" if meant else "write a component and its method: actor.update"
+        help = odd_letter(text) or help
         yield Diagnostic("MC511", message, node.span, help=help, fixes=fixes)
 
 

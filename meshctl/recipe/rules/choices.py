@@ -39,7 +39,10 @@ def given_names(facts: Facts, component: str, path: KeyPath) -> Iterator[tuple[s
 
 def _checked(code: Code, argument: str, name: str, span: Span, table: str) -> Iterator[Diagnostic]:
     if "." in name:
-        if wrong := wrong_path(code, name):
+        if (last := name.removeprefix("torch.")) in names_in(code, table):
+            message = f"`{argument}` is `{name}`, and takes a name without `torch`"
+            yield Diagnostic("MC453", message, span, help=f"write `{last}`")
+        elif wrong := wrong_path(code, name):
             message = f"`{argument}` is `{name}`, and {wrong.reason}"
             yield Diagnostic("MC453", message, span, help=did_you_mean(wrong.word, wrong.options))
         return

@@ -162,6 +162,9 @@ def _beyond(facts: Facts, kind: str, lists: list[str], counts: list[str]) -> Dia
     ]
     others += [_needs_span(facts, name) for name in counts]
     second, help = _hardware(facts, kind)
+    ranks = facts.recipe.groups[first].ranks
+    if isinstance(ranks, tuple) and max(ranks) == total:
+        help = f"devices count from 0: list {total - 1} as the last one"
     span = _device_span(facts, first, allocation.beyond[first])
     return Diagnostic("MC309", message, span, (second, *others[:MAX_LISTED]), help)
 
@@ -229,6 +232,9 @@ def _hardware(facts: Facts, kind: str) -> tuple[Span, str]:
     key = ("devices_per_node", kind) if kind in recipe.cluster.named else ("devices_per_node",)
     on = {name: recipe.cluster.ranges_of(group.nodes) for name, group in recipe.groups.items() if group.nodes}
     enough = f"`cluster.{'.'.join(key)}: {least_per_node(recipe.groups, kind, cluster.nodes, on)}`"
+    more = replace(recipe.cluster, nodes=-(-needed // each)) if isinstance(each, int) and each else None
+    if len(key) == 1 and more and not allocate(recipe.groups, more).beyond:
+        enough = f"`cluster.nodes: {more.nodes}` or {enough}"
     left_out = "it" if len(key) > 1 else "`cluster`"
     return facts.cluster_value(*key).with_word(word), f"{together}: write {enough}, or remove {left_out}"
 

@@ -72,9 +72,13 @@ def colocated_group_exists(facts: Facts) -> Iterator[Diagnostic]:
         span, host = facts.value("groups", name, "colocate"), groups.get(group.colocate)
         if host is None:
             continue
-        if _is_own_host(name, groups):
-            message = f"group `{name}` shares devices with itself"
-            yield Diagnostic("MC305", message, span, missing=True)
+        if circle := _circle(name, groups):
+            message, help = f"group `{name}` shares devices with itself", "remove it"
+            if len(circle) > 1:
+                message = f"groups {listed(sorted(circle))} share the devices of each other"
+                help = "remove one `colocate`"
+            if name == next(one for one in groups if one in circle):
+                yield Diagnostic("MC305", message, span, help=help, missing=True)
         elif host.device_type and group.device_type and host.device_type != group.device_type:
             host_type = f"`{host.name}` is on {host.device_type}"
             seconds = (facts.value("groups", host.name, "device_type").with_word(host_type),)
@@ -90,13 +94,14 @@ def colocated_group_exists(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC306", f"{shares}, which has {host.devices}", ranks, seconds, help)
 
 
-def _is_own_host(name: str, groups: Mapping[str, DeviceGroup]) -> bool:
-    seen: set[str] = set()
+def _circle(name: str, groups: Mapping[str, DeviceGroup]) -> list[str]:
+    """Returns the groups of the circle to which a group belongs by `colocate`; empty if there is none."""
+    seen: list[str] = []
     here = name
     while here in groups and here not in seen:
-        seen.add(here)
+        seen.append(here)
         here = groups[here].colocate
-    return here == name
+    return seen if here == name else []
 
 
 def group_runs_something(facts: Facts) -> Iterator[Diagnostic]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import lcm, prod
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.layouts import LAYOUT_DIMS, SEQUENCE
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.meshes import sizes_of
@@ -167,31 +167,9 @@ def _diagnostic(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit
     span = facts.value("components", component.name, "parallel", misfit.size).with_word(misfit.drawn)
     help = f"nearest that fit: {'; '.join(map(str, misfit.fits))}" if misfit.fits else ""
     seconds = (_contradicted(facts, component, sizes, misfit),)
-    fixes = _fixes(facts, component, sizes, misfit)
-    return Diagnostic(CODES[misfit.rule], message, span, seconds, help, fixes=fixes)
-
-
-def _fixes(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> tuple[Fix, ...]:
-    """Returns the edits to the nearest layout, if every other layout changes more sizes. Empty if the ranks
-    are in another file, because either could be wrong."""
-    if misfit.rule not in ("product", "ulysses", "experts") or not misfit.fits:
-        return ()
-    given, numbers = dict(sizes.given), {key: size for key, size in sizes.given if isinstance(size, int)}
-    changes: list[dict[str, int]] = []
-    for proposal in misfit.fits:
-        proposed = {f"{dim}_size": size for dim, size in proposal.sizes.items()}
-        changes.append({key: size for key, size in proposed.items() if numbers.get(key, size) != size})
-    nearest = changes[0]
-    if len(changes) > 1 and len(nearest) >= len(changes[1]):
-        return ()
-    ranks = facts.value("groups", component.group, "ranks")
-    spans = {key: facts.value("components", component.name, "parallel", key) for key in nearest}
-    if any(span.file != ranks.file for span in spans.values()):
-        return ()
-    workers = facts.recipe.groups[component.group].workers
-    if settle({**given, **nearest}, workers, sizes.sequence_parallel).misfits:
-        return ()
-    return tuple(Fix(spans[key], str(numbers[key]), str(size)) for key, size in nearest.items())
+    if (each := facts.recipe.groups[component.group].gpus_per_worker) > 1 and misfit.rule == "product":
+        help = f"remove `gpus_per_worker`, with which a process drives {each} devices; {help}"
+    return Diagnostic(CODES[misfit.rule], message, span, seconds, help)
 
 
 def _contradicted(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> Span:

@@ -13,10 +13,12 @@ from functools import cached_property
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe.fields import PARALLEL
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Stage
 from meshctl.recipe.rules.facts import Facts, input_path
 from meshctl.recipe.rules.home import homes_of
+from meshctl.recipe.suggestions import called, odd_letter
 from meshctl.text.english import did_you_mean, nearest, similar
 
 MAX_SECONDS = 4
@@ -84,10 +86,11 @@ def _components(facts: Facts) -> Iterator[Reference]:
             span = facts.value("components", name, "parallel")
             same = tuple(one.name for one in facts.recipe.components_of(given.group) if one.name != name)
             message = f"component `{given.parallel}`, whose mesh `{name}` takes, does not exist"
+            size = called(given.parallel, PARALLEL.keys)
             yield Reference(
                 *("components", given.parallel, span, "MC402", message, name),
-                options=same,
-                help="write sizes: {dp_size: 2}",
+                options=() if size else same,
+                help=f"write sizes: {{{size or 'dp_size'}: 2}}",
             )
 
 
@@ -97,6 +100,10 @@ def _stages(facts: Facts) -> Iterator[Reference]:
         for other, path in named_stages(stage):
             span = facts.value("pipeline", name, *path)
             message, options = f"stage `{other}` does not exist", names[stage.block]
+            if (owner := other.partition(".")[0]) in facts.recipe.components:
+                message = f"{message}: `{owner}` is a component, and a stage takes the value of a stage"
+                calls = [one for one in facts.recipe.pipeline.values() if one.component == owner]
+                options = tuple(one.name for one in calls if one.kind == "call" and one is not stage)
             yield Reference("pipeline", other, span, "MC530", message, name, options=options)
         for one in homes_of(stage):
             span = facts.value("pipeline", name, *one.path)
@@ -201,6 +208,8 @@ def _missing(names: _Names, some: list[Reference]) -> Diagnostic:
         help = did_you_mean("", (other for other in options if other != first.own)) or first.help
     fixes = tuple(fix for one in some for fix in renamed(one.span, one.name, others, one.after))
     parts = first.name.split()
+    if odd := odd_letter(first.name):
+        help = f"{odd}; {help}"
     if first.code == "MC530" and len(parts) > 1 and set(parts) <= set(options):
         help, fixes = f"write `,` between the names of the stages: [{', '.join(parts)}]", ()
     seconds = tuple(one.span.with_word("and here") for one in some[1 : MAX_SECONDS + 1])

@@ -160,9 +160,11 @@ def _method_exists(
         message = f"`{found.target}.{method}` is an endpoint, which a sync does not call"
     else:
         return
-    yield Diagnostic(
-        "MC553", message, facts.value("pipeline", stage, key), help=f"define a method that {does}"
-    )
+    one, help = facts.recipe.pipeline[stage], f"define a method that {does}"
+    ends = [facts.class_of(name) for name in (one.to, one.component)]
+    if all(end and name in end.methods for end, name in zip(ends, ("weights", "load_weights"), strict=True)):
+        help = f"turn it round: {{sync: {one.to}, to: {one.component}}}"
+    yield Diagnostic("MC553", message, facts.value("pipeline", stage, key), help=help)
 
 
 def _is_for_batches(method: str, endpoint: Endpoint | None, key: str) -> bool:
