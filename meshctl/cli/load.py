@@ -71,8 +71,8 @@ def plan_of(
     is_draft: bool = False,
 ) -> Launchable:
     """Reads, checks and resolves a recipe or a run directory. `held` maps real paths to bytes that are used
-    in place of the files. What an engine needs to start is not needed for a draft. Raises `RecipeError` if
-    the recipe has errors and `Unreadable` if it cannot be read."""
+    in place of the files. A draft lacks what only a start needs. Raises `RecipeError` if the recipe has
+    errors and `Unreadable` if it cannot be read."""
     loaded, run = load_recipe(recipe, overrides, held)
     if not loaded.readable:
         raise Unreadable(loaded.report)

@@ -46,8 +46,8 @@ def meant(word: str, options: Iterable[str]) -> str:
     other = word.lower().replace("-", "_")
     if other in AMBIGUOUS or word in all_options:
         return ""
-    if (known := ALIASES.get(other, "")) in all_options:
-        return known
+    if known := [option for option in ALIASES.get(other, ()) if option in all_options]:
+        return known[0] if len(known) == 1 else ""
     options = similar(word, all_options)
     if same := [option for option in options if option.lower().replace("-", "_") == other]:
         return same[0] if len(same) == 1 else ""

@@ -40,8 +40,7 @@ class Window(Integer):
         if isinstance(node.value, str) and (
             two := re.fullmatch(r"(\d+) ?(?:-|\.\.|,|to) ?(\d+)", node.value)
         ):
-            reader.expected("[FIRST, LAST], or one step", node, path, f"write [{two[1]}, {two[2]}]")
-            return None
+            return reader.expected("[FIRST, LAST]", node, path, f"write [{two[1]}, {two[2]}]")
         if not node.is_list:
             step = integer(reader, node, path, "[FIRST, LAST], or one step", self.min, self.max)
             return None if step is None else (step, step)

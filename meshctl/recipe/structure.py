@@ -213,7 +213,9 @@ class _Walk:
         near, location = self.meaning(key, item, path, section, bool(meant.get(key)))
         help = odd or self.help_for(key, item, path, section, node, near, location)
         message = f"{section.title} has no key `{abbreviated(key)}`"
-        fixes = meant.get(key, ()) if near and not _is_other_kind(item, section.by_key[near].type) else ()
+        fixes = meant.get(key, ()) if near else ()
+        if near and isinstance(section.by_key[near].type, (Text, Word)) and not isinstance(item.value, str):
+            fixes = ()  # the word has another meaning in the other system
         if not (path in self.misplaced and location and _is_sibling(location, path)):
             self.report("MC101", message, item.key or item.span, help, fixes)
         if location:
@@ -371,12 +373,6 @@ def _with_neighbours(key: str, item: Node, section: Section) -> dict[str, Node]:
         key: replace(item, value=rest),
         **{inner: node for inner, node in item.items() if inner in others},
     }
-
-
-def _is_other_kind(item: Node, type_: Type) -> bool:
-    """Returns whether a type takes a text, and the value is a boolean or a number: the key of another system
-    has another meaning then."""
-    return isinstance(type_, (Text, Word)) and isinstance(item.value, (bool, int, float))
 
 
 def _is_foreign(item: Node, type_: Type) -> bool:

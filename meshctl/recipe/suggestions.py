@@ -8,12 +8,14 @@ from meshctl.recipe.fields import SECTIONS
 from meshctl.text.english import nearest
 
 _FIELDS = [field for section in SECTIONS for field in section.fields]
-ALIASES = {word: field.key for field in _FIELDS for word in field.aliases.split()}
-"""Another system's name -> the key of the same meaning."""
+ALIASES: dict[str, dict[str, None]] = {}
+"""Another system's name -> the keys of the same meaning, each of another section."""
 RELATED: dict[str, dict[str, None]] = {}
 """Name in another system -> similar keys, in the order of preference. They are suggested, and never replaced
 automatically."""
 for _field in _FIELDS:
+    for _word in _field.aliases.split():
+        ALIASES.setdefault(_word, {})[_field.key] = None
     for _word in _field.related.split():
         RELATED.setdefault(_word, {})[_field.key] = None
 
@@ -21,7 +23,7 @@ for _field in _FIELDS:
 def meanings(word: str, with_related: bool = True) -> tuple[str, ...]:
     """Returns the keys that may be meant by a name of another system, the best first."""
     word = word.lower().replace("-", "_")
-    aliased = [ALIASES[word]] if word in ALIASES else []
+    aliased = list(ALIASES.get(word, ()))
     related = list(RELATED.get(word, ())) if with_related else []
     return tuple(dict.fromkeys([*aliased, *related]))
 

@@ -32,6 +32,13 @@ def test_dry_run_shows_everything_and_starts_nothing(folder: Path) -> None:
     assert not (folder / "runs").exists()
 
 
+def test_a_dry_run_needs_no_library_of_the_engine(folder: Path) -> None:
+    code = f"from meshctl.engines import ray\nray.installed_version = lambda name: ''\n{MAIN}"
+    done = meshctl(folder, "launch", "recipe.yaml", "--engine", "ray", "--dry-run", code=code)
+    assert done.returncode == 0 and "placement_group.json:" in done.stdout
+    assert "note: engine `ray` needs ray, which is not installed" in done.stderr
+
+
 def test_a_launcher_that_can_open_no_further_file_is_the_cause(folder: Path) -> None:
     """The limit is lower than what preflight lets pass."""
     code = f"""

@@ -115,7 +115,7 @@ def test_a_new_key_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     section = Section("run", "`run`", (*RUN.fields, new))
     nested = Field("run", Nested(section), "")
     monkeypatch.setitem(RECIPE.by_key, "run", nested)
-    monkeypatch.setitem(ALIASES, "rest", "cool_down")
+    monkeypatch.setitem(ALIASES, "rest", {"cool_down": None})
     own = FieldReader()
     assert own.section(of_plain({}, HERE), ("run",), section)["cool_down"] == 2.5
     assert own.section(of_plain({"cool_down": 4}, HERE), ("run",), section)["cool_down"] == 4.0

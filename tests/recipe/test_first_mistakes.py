@@ -192,14 +192,14 @@ READY = "meshctl.hf.Model, group: train, args: {{model: {{model_type: llama}}, {
 @pytest.mark.parametrize(
     ("argument", "code", "help"),
     [
-        ("learning_rate: 1", "MC505", "it is called `lr`"),
-        ("per_device_train_batch_size: 1", "MC505", "it is called `micro_batch`"),
-        ("gradient_accumulation_steps: 1", "MC505", "it is called `micro_batch`"),
-        ("mixed_precision: bf16", "MC505", "it is called `compute_dtype`"),
-        ("clip_ratio: 0.2", "MC505", "it is called `loss_options: {clip: 0.2}`"),
+        ("learning_rate: 1", "MC505", "write `lr`"),
+        ("per_device_train_batch_size: 1", "MC505", "write `micro_batch`"),
+        ("gradient_accumulation_steps: 1", "MC505", "write `micro_batch`"),
+        ("mixed_precision: bf16", "MC505", "write `compute_dtype`"),
+        ("clip_ratio: 0.2", "MC505", "write `loss_options: {clip: 0.2}`"),
         ("dtype: torch.float32", "MC453", "write `float32`"),
         ("lora: true", "MC508", "write `lora: {r: 16, alpha: 32}`"),
-        ("schedule: cosine", "MC508", "write `schedule: {name: cosine}`"),
+        ("schedule: cosine", "MC508", "write `schedule: {name: cosine, warmup: 10}`"),
     ],
 )
 def test_an_argument_of_another_system(tmp_path: Path, argument: str, code: str, help: str) -> None:

@@ -348,11 +348,12 @@ def _uses_value(method: ast.FunctionDef, name: str) -> bool:
 
 def _training(functions: Mapping[str, tuple[Module, ast.FunctionDef]]) -> frozenset[str]:
     """Returns the methods that call `backward` of anything, or a method of `self` that does."""
-    nodes = {name: list(ast.walk(item)) for name, (_, item) in functions.items()}
-    used = {name: [one for one in each if isinstance(one, ast.Attribute)] for name, each in nodes.items()}
-    found = {name for name, each in used.items() if any(one.attr == "backward" for one in each)}
-    own = {name: {dotted_name(one) for one in each} for name, each in used.items()}
-    while more := {name for name in own if own[name] & {f"self.{one}" for one in found}} - found:
+    used = {
+        name: {(one.attr, dotted_name(one)) for one in ast.walk(item) if isinstance(one, ast.Attribute)}
+        for name, (_, item) in functions.items()
+    }
+    found = {name for name, each in used.items() if "backward" in {attribute for attribute, _ in each}}
+    while more := {name for name in used if used[name] & {(one, f"self.{one}") for one in found}} - found:
         found |= more
     return frozenset(found)
 

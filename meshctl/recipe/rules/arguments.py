@@ -10,7 +10,7 @@ from meshctl.recipe.code.signatures import Hint, Signature
 from meshctl.recipe.compose.yaml_tree import Node, leaves, plain
 from meshctl.recipe.fields import COMPONENT
 from meshctl.recipe.fixes import renamed
-from meshctl.recipe.foreign_words import FORMS, foreign_help
+from meshctl.recipe.foreign_words import foreign_help
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.scalars import (
     NO_VALUE,
@@ -91,7 +91,7 @@ def argument_types_fit(facts: Facts) -> Iterator[Diagnostic]:
             if node is None or node.from_environment:
                 continue
             if not node.target or all(other.primary != node.target for other in facts.read.found):
-                form = f"write `{key}: {FORMS[key]}`" if key in FORMS else ""
+                form = foreign_help(key, frozenset({key}))
                 yield from wrong_type(node, hint, f"`{key}` of `{found.target}`", form)
 
 

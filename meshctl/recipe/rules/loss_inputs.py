@@ -10,6 +10,7 @@ computes itself. If the columns of one stage before the update are unknown, noth
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import permutations
 from typing import Any
 
 from meshctl.dataclass import dataclass
@@ -244,4 +245,17 @@ def _is_computed(facts: Facts, component: str, name: str, columns: frozenset[str
     return has_reference and name.startswith(REFERENCE) and name.removeprefix(REFERENCE) in computed
 
 
-RULES = (inputs_are_given, rewards_are_computable)
+def columns_come_once(facts: Facts) -> Iterator[Diagnostic]:
+    """No stage of a list has all columns of another one, because its class declares that it keeps them."""
+    for stage in facts.recipe.pipeline.values():
+        lists = [given.stages for given in stage.inputs if len(given.stages) > 1]
+        for one, other in (pair for names in lists for pair in permutations(names, 2)):
+            source = facts.recipe.pipeline.get(other)
+            returned = facts.declares(source.component).returns.get(source.method) if source else None
+            if source and returned and returned.keeps_inputs and one in source.takes:
+                message = f"`{stage.name}` receives the columns of `{one}` twice: `{other}` returns them, too"
+                span = facts.value("pipeline", stage.name, "in")
+                yield Diagnostic("MC588", message, span, help=f"take `{other}` without `{one}`")
+
+
+RULES = (inputs_are_given, rewards_are_computable, columns_come_once)

@@ -55,22 +55,21 @@ def training_is_not_delayed(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def samplers_get_weights(facts: Facts) -> Iterator[Diagnostic]:
-    """A component that can load weights receives those of the trained component of the same model."""
+    """A component that can load weights receives those of the trained component of the same model. Without
+    names of models, one that cannot send weights receives those of one that can."""
     pipeline = facts.recipe.pipeline.values()
-    trained = {stage.component for stage in pipeline if _trains(facts, stage)}
     syncs = [stage for stage in pipeline if stage.kind == "sync"]
-    synced = {name for stage in syncs for name in (stage.component, stage.to)}
+    done = {stage.component for stage in pipeline if _trains(facts, stage)}
     called = dict.fromkeys(stage.component for stage in pipeline if stage.kind == "call")
     methods = {name: found.methods for name in called if (found := facts.class_of(name))}
-    has_wrong_sync = any(stage.component == stage.to for stage in syncs)
-    for name in () if has_wrong_sync else methods:
+    senders = [name for name in methods if "weights" in methods[name]]
+    for name in () if any(stage.component == stage.to for stage in syncs) else methods:
         model, is_kept = _model(facts, name), facts.recipe.components[name].frozen
-        if name in trained | synced or is_kept or "load_weights" not in methods[name]:
+        is_synced = any(name in (stage.component, stage.to) for stage in syncs)
+        if name in done or is_synced or is_kept or "load_weights" not in methods[name]:
             continue
-        if model is None and "weights" in methods[name]:
-            continue  # it may be a reference
-        others = trained if model else [other for other in methods if "weights" in methods[other]]
-        if same := [other for other in sorted(others) if _model(facts, other) == model]:
+        others = sorted(done) if model else senders if name not in senders else []
+        if same := [other for other in others if _model(facts, other) == model]:
             message = f"`{name}` keeps its first weights: no sync sends it those of `{same[0]}`"
             help = f"add `publish: {{sync: {same[0]}, to: {name}}}` to the pipeline, or `frozen: true` to it"
             seconds, span = (facts.key("components", same[0]),), facts.key("components", name)

@@ -119,7 +119,12 @@ def _joined(values: Sequence[_Value], leading: _Value | None) -> Any:
         )
         raise RouteError(f"a list of stages joins batches: {kinds}")
     whole, *others = [_aligned(value, leading) for value in values]
-    for other in others:
+    for value, other in zip(values[1:], others, strict=True):
+        if twice := [name for name in other.names if name in whole]:
+            first = next(one.channel.route.source for one in values if twice[0] in one.received.value)
+            both = f"`{first}` and `{value.channel.route.source}`"
+            given = f"column {twice[0]!r} is given twice, by the stages {both}"
+            raise RouteError(f"{given}: take one that has all columns, or return only the new ones")
         whole = whole.joined(other)
     return whole
 

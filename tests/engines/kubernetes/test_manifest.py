@@ -143,6 +143,13 @@ def test_pods_have_the_recipe_of_a_run_that_may_change_its_size(folder: Path) ->
         assert "copy recipe.yaml" in container["command"][2].splitlines()
 
 
+def test_a_dry_run_shows_what_it_can_and_says_what_is_missing(folder: Path) -> None:
+    (folder / "elastic.yaml").write_text(ELASTIC)
+    done = meshctl(folder, "launch", "elastic.yaml", "--engine", "jobset", "--dry-run")
+    assert done.returncode == 0 and documents(done.stdout)[0]["kind"] == "JobSet"
+    assert "warning[MC620]" in done.stderr and "warning[MC622]" in done.stderr
+
+
 def test_no_value_of_a_secret_is_in_a_manifest(folder: Path) -> None:
     container = documents(rendered(folder, "two_sets")[0])[0]["spec"]["replicatedJobs"][0]["template"][
         "spec"

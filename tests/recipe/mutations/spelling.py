@@ -77,8 +77,11 @@ def key_in_plural(recipe: Correct, chance: random.Random) -> Mutation:
 
 @kind
 def key_of_another_system(recipe: Correct, chance: random.Random) -> Mutation:
-    item = pick([one for one in keys_of_sections(recipe) if one.name in ALIASES.values()], chance)
-    aliases = [alias for alias, key in ALIASES.items() if key == item.name]
+    item = pick(
+        [one for one in keys_of_sections(recipe) if any(one.name in keys for keys in ALIASES.values())],
+        chance,
+    )
+    aliases = [alias for alias, keys in ALIASES.items() if [*keys] == [item.name]]
     return replaced(recipe, item.key, chance.choice(aliases), quoted(item.name))
 
 

@@ -205,7 +205,7 @@ def test_a_list_joins_columns_by_id_and_a_column_given_twice_is_an_error() -> No
     )  # fmt: skip
     outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Echo([]))
     fault = next(error for error in outcome.faults.values() if isinstance(error, StageError))
-    assert "column 'x' is given twice" in str(fault)
+    assert "column 'x' is given twice, by the stages `batch` and `copy`: take one that" in str(fault)
 
 
 def test_samples_go_home_to_the_rank_that_made_them() -> None:
