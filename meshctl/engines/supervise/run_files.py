@@ -11,6 +11,7 @@ from pathlib import Path
 
 from meshctl.engines.supervise.cause import Cause, Priority
 from meshctl.run.directory import RunDir
+from meshctl.text.english import listed
 
 POLL_S = 1.0
 """Seconds between two checks of the run directory."""
@@ -39,6 +40,17 @@ class RunFiles:
             return ""
         self._next = now + POLL_S
         self._examine_disk()
+        return self._deleted()
+
+    def lost(self) -> str:
+        """Returns why the results of a run that has ended are gone; empty if they are there."""
+        run = self._run
+        missing = [file.name for file in (run.recipe, run.plan, run.start) if not file.exists()]
+        emptied = f"the run directory {run.path} was emptied: it has no {listed(missing)}" if missing else ""
+        is_saved = not (step := run.saved()) or run.checkpoint(step).is_dir()
+        return self._deleted() or emptied or ("" if is_saved else f"{run.checkpoint(step)} was deleted")
+
+    def _deleted(self) -> str:
         was_deleted = _identity(self._run.path) != self._folder
         return f"the run directory {self._run.path} was deleted" if was_deleted else ""
 

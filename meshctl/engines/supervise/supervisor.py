@@ -86,13 +86,13 @@ class Supervisor:
         journal = Journal(job.run.journal("launcher"))
         watch = LauncherWatch.of(attempt, self._signals, handle)
         views, outcome = Observers([]), Outcome(70)
+        files = RunFiles(job.run, lambda text: views.on_event(Event("warning", value={"text": text})))
         try:
             control = stores.serve(job.token, nodes.sockets)
             views = Observers(observers())
             session = Session(
                 *(job, handle, nodes, stores.torch_address, control, journal),
-                RunFiles(job.run, lambda text: views.on_event(Event("warning", value={"text": text}))),
-                views,
+                *(files, views),
                 self._signals,
                 watch,
                 lambda: self._clock() >= ends_at,
@@ -100,14 +100,14 @@ class Supervisor:
                 Elastic(job.plan, job.resize),
                 Restarts(job.plan.run.restarts),
             )
-            outcome = self._attempts(session, attempt)
+            outcome = _with_results(self._attempts(session, attempt), files)
             journal.write("over", code=outcome.code, reason=outcome.reason)
         finally:
             views.on_end(outcome.code, outcome.reason)
             nodes.leave(is_final=outcome.code != ENDED_BY_SCHEDULER)
             for one in (handle, nodes, stores, journal, watch):
                 one.close()
-        return outcome
+        return _with_results(outcome, files)
 
     def _nodes(self, job: Job, listener: socket.socket, stores: Stores, is_secure: bool) -> Nodes:
         engine, reads_clocks = self._engine, job.plan.run.trace is not None
@@ -180,6 +180,13 @@ class Supervisor:
         except CannotResize as error:
             return str(error)
         return ""
+
+
+def _with_results(outcome: Outcome, files: RunFiles) -> Outcome:
+    """Returns the outcome of a run; a failure if it has succeeded and its results were deleted."""
+    if outcome.code or not (lost := files.lost()):
+        return outcome
+    return Outcome(FAILED, Cause(Priority.OWN, lost), lost)
 
 
 def _followed(session: Session, attempt: Attempt) -> Outcome:
