@@ -24,11 +24,12 @@ def bug(error: BaseException) -> int:
     return 70
 
 
-def _traceback(error: BaseException) -> Iterator[str]:
+def _traceback(error: BaseException, seen: tuple[BaseException, ...] = ()) -> Iterator[str]:
     """Yields the lines of an exception's traceback, after those of its causes, without messages."""
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if before is not None:
-        yield from _traceback(before)
+    seen = (*seen, error)
+    if before is not None and before not in seen:
+        yield from _traceback(before, seen)
         yield "\n"
     yield "Traceback (most recent call last):\n"
     yield from traceback.format_tb(error.__traceback__)

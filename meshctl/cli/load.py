@@ -150,7 +150,8 @@ def _run_of(recipe: str) -> RunDir | None:
         _refuse_name_of_run(recipe)
         return None
     run = RunDir(folder.resolve())
-    missing = [path.name for path in (run.recipe, run.plan, folder / "start.json") if not is_file(path)]
+    needed = (run.recipe, run.plan, run.start)
+    missing = [path.name for path in needed if path.is_symlink() or not is_file(path)]
     if not missing:
         return run
     help = "give a recipe, or the folder of a run (runs/NAME/TIME)"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from meshctl.cli.jobs import job_state
-from meshctl.cli.output import is_closed, refuse, silence
+from meshctl.cli.output import is_closed, refuse, silence, why
 from meshctl.cli.status import NO_RUN, check_format
 from meshctl.dataclass import dataclass
 from meshctl.run.finding import NoRun
@@ -60,6 +60,8 @@ def logs(words: Sequence[str], options: Options) -> int:
     except NoRun as error:
         return refuse(error, NO_RUN)
     except OSError as error:
+        if error.filename is not None:
+            return refuse(f"{error.filename} cannot be read: {why(error)}", NO_RUN)
         if not is_closed(error, sys.stdout):
             raise
         silence(sys.stdout)

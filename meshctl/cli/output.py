@@ -24,8 +24,6 @@ REFUSED = 4
 def write(text: str, out: TextIO) -> None:
     """Writes a text and flushes the stream. Raises `OSError` if the disk is full."""
     try:
-        if isinstance(out, TextIOWrapper):
-            out.reconfigure(errors="replace")
         out.write(text)
         out.flush()
     except OSError as error:
@@ -53,10 +51,13 @@ def why(error: Exception) -> str:
 
 
 def open_all() -> None:
-    """Opens closed standard streams as /dev/null, so that files opened later do not get their descriptors."""
+    """Opens closed standard streams as /dev/null, so that files opened later do not get their descriptors.
+    Characters that the encoding of the others lacks become `?`."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
+        if (stream := getattr(sys, name)) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def refuse(message: object, code: int = USAGE) -> int:

@@ -10,10 +10,10 @@ Wrong options raise `Misused`, exit code 2; recordings that are missing raise `C
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from sys import maxsize
 
 from meshctl.cli.load import Launchable
 from meshctl.cli.output import why
@@ -22,6 +22,7 @@ from meshctl.plan.model import Plan
 from meshctl.plan.subset import Alone, covered, incoming, only
 from meshctl.recipe.compose.folders import is_dir
 from meshctl.run.directory import Recorded, Start
+from meshctl.run.reading import decoded, opened
 from meshctl.text.english import counted, did_you_mean, listed
 from meshctl.topology.modes import Route
 
@@ -187,9 +188,9 @@ def _compare(plan: Plan, name: str, recorded: Recorded, step: int) -> None:
 
 def _header_of(file: Path) -> dict[str, str]:
     try:
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            head = json.loads(opened.read(min(length, HEADER_BYTES_MAX)))
+        with opened(file, maxsize) as data:
+            length = int.from_bytes(data.read(8), "little")
+            head = decoded(data.read(min(length, HEADER_BYTES_MAX)).decode())
         return {str(key): str(value) for key, value in head["__metadata__"].items()}
     except OSError as error:
         raise CannotStart(f"{file} cannot be read: {why(error)}") from None

@@ -12,6 +12,8 @@ from meshctl.cli.status import NO_RUN
 from meshctl.recipe.compose.folders import is_dir
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.finding import NoRun
+from meshctl.run.reading import DAMAGED, text_of
+from meshctl.text.english import listed
 from meshctl.text.redaction import redact
 from meshctl.view.live.seen_run import SeenRun
 from meshctl.view.report_page.page import draw
@@ -34,11 +36,14 @@ def report(words: Sequence[str], folder: str, out: str) -> int:
         records = [RunRecord.read(each, recipe_of(each.run)) for each in seen]
     except OSError as error:
         return refuse(f"{error.filename} cannot be read: {why(error)}", NO_RUN)
-    text = draw(records)
+    try:
+        text = draw(records)
+    except DAMAGED as error:
+        return refuse(f"the files of {listed(each.name for each in seen)} are damaged: {why(error)}", NO_RUN)
     if out == "-":
         write(text, sys.stdout)
         return 0
-    return write_page(text, Path(out) if out else default_path(seen))
+    return write_page(text, Path(out) if out else default_path(seen), is_chosen=bool(out))
 
 
 def default_path(seen: Sequence[SeenRun]) -> Path:
@@ -59,20 +64,21 @@ def recipe_of(run: RunDir) -> str:
         if loaded.tree is not None and loaded.readable:
             return composed(loaded)
     try:
-        return "\n".join(map(redact, run.recipe.read_text(encoding="utf-8").splitlines()))
+        return "\n".join(map(redact, text_of(run.recipe).splitlines()))
     except (OSError, ValueError) as error:
         return f"recipe.yaml cannot be read: {why(error)}"
 
 
-def write_page(text: str, path: Path) -> int:
-    """Replaces a file at once, or writes to a pipe or device. Returns the exit code."""
+def write_page(text: str, path: Path, is_chosen: bool) -> int:
+    """Replaces a file at once. Follows a link, and writes to a pipe or device, only where the user has chosen
+    the path: a run directory may contain anything. Returns the exit code."""
     try:
         if is_dir(path):
             return refuse(f"`{path}` cannot be written: it is a folder")
-        if path.exists() and not path.is_file():
+        if is_chosen and path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
         else:
-            write_whole(path.resolve(), text)
+            write_whole(path.resolve() if is_chosen else path, text)
     except FileExistsError:
         return refuse(f"`{path}` cannot be written: its folder is a file")
     except (OSError, ValueError) as error:

@@ -19,6 +19,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 
 from meshctl.dataclass import dataclass
 from meshctl.run.bounds import bounding_sources
+from meshctl.run.reading import decoded, text_of
 from meshctl.run.settings import SPARSE as SPARSE
 from meshctl.run.settings import Best as Best
 from meshctl.run.settings import Checkpoint as Checkpoint
@@ -341,7 +342,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        data = json.loads(text)
+        data = decoded(text)
         if data.get("format") != FORMAT:
             raise ValueError(f"the plan has format {data.get('format')!r}, but this meshctl reads {FORMAT}")
         plan = cast(Plan, from_data(cls, data))
@@ -353,7 +354,7 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        return cls.from_json(path.read_text(encoding="utf-8"))
+        return cls.from_json(text_of(path))
 
 
 def as_data(value: Any, keys: Mapping[str, Mapping[str, str]] = {}) -> Any:

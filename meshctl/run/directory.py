@@ -47,6 +47,7 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.run.checkpoints.best import ScoredCheckpoint
 from meshctl.run.engine_choice import EngineChoice
+from meshctl.run.reading import DAMAGED, decoded, text_of
 
 SHIP_TO = "~/meshctl-runs"
 """The folder of runs on a node that does not share the launcher's one (`engine.NAME.ship`)."""
@@ -279,8 +280,10 @@ class RunDir:
         """Raises `ValueError` if `start.json` is damaged."""
         file = self.start
         try:
-            return Start.from_json(json.loads(file.read_text()))
-        except (ValueError, KeyError, TypeError) as error:
+            return Start.from_json(decoded(text_of(file)))
+        except FileNotFoundError:
+            raise
+        except (OSError, *DAMAGED) as error:
             raise ValueError(f"{file} is damaged: {error}") from error
 
     def saved(self) -> int:
@@ -319,13 +322,13 @@ class RunDir:
         """Returns the metric and the best checkpoints that are there, the best first; an empty text and list
         where `best.json` does not exist or is damaged."""
         try:
-            data = json.loads(self.best.read_text(encoding="utf-8"))
+            data = decoded(text_of(self.best))
             scored = [
                 ScoredCheckpoint(int(one["step"]), float(one["value"]), int(one["value_step"]))
                 for one in data["checkpoints"]
             ]
             metric = str(data["on"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, *DAMAGED):
             return "", []
         return metric, [one for one in scored if self.checkpoint(one.step).is_dir()]
 
@@ -368,15 +371,17 @@ def write_whole(path: Path, text: str, private: bool = False) -> None:
     """Writes a temporary file and renames it, so that a reader sees the old file or the new one, never a
     part.
 
-    With `private` only the owner may read the file, from its first byte on. An `OSError` has the path.
+    With `private` only the owner may read the file, from its first byte on. An `OSError` has the path, and
+    leaves no part of the file on a full disk.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    if private:
-        part.unlink(missing_ok=True)
-        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    part.unlink(missing_ok=True)
     try:
-        part.write_text(text, encoding="utf-8")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        part.rename(path)
     except OSError as error:
+        part.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
-    part.rename(path)

@@ -19,7 +19,8 @@ from dataclasses import replace
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.event_files import EventFiles, delete_folded, event_files, folded_name, segment_name
 from meshctl.run.event_history import EventHistory
-from meshctl.run.events import Follower, lines_of, parsed
+from meshctl.run.events import Follower, parsed
+from meshctl.run.reading import lines_of
 from meshctl.run.row_file import last_row
 
 POLL_S = 1.0

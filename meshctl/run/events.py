@@ -78,11 +78,10 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.run import clock
 from meshctl.run.event_files import EventFiles, event_files, newest_segment, segment_after, segment_name
+from meshctl.run.reading import appended, decoded, is_number, lines_of, size_of
 
 SEGMENT_BYTES = 1 << 20
 """Size of a worker's event file after which its events are continued in another file."""
-BLOCK_BYTES = 1 << 18
-"""Bytes that are read at a time."""
 LISTING_S = 1.0
 """Maximum number of seconds between two listings of the event files."""
 MAX_UNWRITTEN = 4 << 20
@@ -94,8 +93,6 @@ TIMES = ("sends", "awaited", "full", "peers")
 MAX_TEMPLATES = 256
 """Maximum number of cached lines of a process."""
 _LINE = json.JSONEncoder(separators=(",", ":"))
-_decode = json.JSONDecoder().raw_decode
-"""Half the cost of `json.loads` of bytes, which detects their encoding first."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +187,7 @@ class Journal(EventLog):
         """`path` is that of the first segment. The events are appended to the newest one."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path, self._group, self._rank = newest_segment(path), group, rank
-        self._file = _opened(self._path)
+        self._file = appended(self._path)
         self._size = os.fstat(self._file).st_size
         """The size of the segment in bytes."""
         self._lock = threading.Lock()
@@ -274,7 +271,7 @@ class Journal(EventLog):
             self._size = 0
             if not self._unwritten:
                 path = segment_after(self._path)
-                file = _opened(path)
+                file = appended(path)
                 os.close(self._file)
                 self._file, self._path = file, path
 
@@ -351,10 +348,6 @@ def _calls(value: Mapping[str, Any]) -> bytes:
 @cache
 def _text(name: str) -> bytes:
     return _LINE.encode(name).encode()
-
-
-def _opened(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
 def _ends_with_line(path: Path) -> bool:
@@ -437,7 +430,7 @@ class Follower:
             for process in self._files()
             if (tail := tails.get(process.who)) is None
             or tail.segment < process.last
-            or _size_of(tail.path) > tail.position
+            or size_of(tail.path) > tail.position
         ]
 
     def _events(self, process: EventFiles, steps: Container[int] | None = None) -> Iterator[Event]:
@@ -454,34 +447,9 @@ class Follower:
                     yield event
 
 
-def _size_of(path: Path | str) -> int:
-    with suppress(FileNotFoundError):
-        return os.stat(path).st_size
-    return 0
-
-
 def events_of(path: Path) -> Iterator[Event]:
     """Yields the events of one file."""
     return filter(None, map(parsed, lines_of(path)))
-
-
-def lines_of(path: Path | str, position: int = 0) -> Iterator[bytes]:
-    """Yields the whole lines of a file from a position to its present end; none if the file was deleted."""
-    end, rest = _size_of(path), b""
-    if position >= end:
-        return
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        while position < end and (block := os.pread(file, min(BLOCK_BYTES, end - position), position)):
-            position += len(block)
-            *lines, rest = (rest + block).split(b"\n")
-            for line in lines:
-                yield line + b"\n"
-    finally:
-        os.close(file)
 
 
 _STEP = re.compile(rb'{"name":"(?:metric|step)","group":"[^"]*","rank":\d+,"step":(\d+),')
@@ -495,6 +463,8 @@ def _is_of(line: bytes, steps: Container[int]) -> bool:
 def parsed(line: bytes) -> Event | None:
     """Returns the event of a line; None for one that was cut, by a kill or a full disk, or is no event."""
     with suppress(ValueError, TypeError):
-        event = Event(**_decode(line.decode())[0])
-        return event if isinstance(event.time, int | float) else None
+        event = Event(**decoded(line.decode()))
+        is_right = is_number(event.time) and isinstance(event.value, dict)
+        is_right = is_right and {type(event.name), type(event.group), type(event.stage)} == {str}
+        return event if is_right and {type(event.rank), type(event.step)} <= {int, type(None)} else None
     return None

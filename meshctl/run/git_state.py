@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from meshctl.run.directory import RunDir
+from meshctl.run.reading import bytes_of
 
 COMMANDS = "rev-parse HEAD && {git} rev-parse --abbrev-ref HEAD && {git} status --porcelain -uno"
 
@@ -41,7 +42,7 @@ def git_state(run: RunDir) -> dict[str, Any]:
     """Returns `commit`, `branch` and `dirty`; nothing outside of a repository, and where git has not
     answered."""
     try:
-        lines = run.git.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = bytes_of(run.git).decode(errors="replace").splitlines()
     except OSError:
         return {}
     return {"commit": lines[0], "branch": lines[1], "dirty": len(lines) > 2} if len(lines) > 1 else {}

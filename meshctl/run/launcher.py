@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.dataclass import dataclass
+from meshctl.run import reading
 from meshctl.run.directory import RunDir
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -46,7 +47,7 @@ class Launcher:
     def present(cls) -> Launcher:
         """Returns this process."""
         pid = os.getpid()
-        return cls(socket.gethostname(), pid, _boot(), _namespace(), _start_of(pid) or 0)
+        return cls(socket.gethostname(), pid, boot_id(), _namespace(), _start_of(pid) or 0)
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> Launcher:
@@ -61,14 +62,14 @@ class Launcher:
     @property
     def is_here(self) -> bool:
         """True if this process can see the launcher, or would if it lived."""
-        return self.boot == _boot() and self.namespace == _namespace()
+        return self.boot == boot_id() and self.namespace == _namespace()
 
     def is_alive(self) -> bool | None:
         """Returns whether the launcher lives. Returns None where that is not known: it runs on another host,
         or in another container."""
         if self.is_here:
             return _start_of(self.pid) == self.start
-        was_started_again = self.host == socket.gethostname() and self.boot != _boot()
+        was_started_again = self.host == socket.gethostname() and self.boot != boot_id()
         return False if was_started_again else None
 
     def send(self, number: signal.Signals) -> bool:
@@ -121,7 +122,7 @@ def is_locked(run: RunDir) -> bool:
     """Returns whether a process of a run lives that has written no `state.json`: one of an earlier
     version."""
     try:
-        descriptor = os.open(run.lock, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = reading.descriptor(run.lock)
     except OSError:
         return False
     try:
@@ -133,7 +134,8 @@ def is_locked(run: RunDir) -> bool:
     return False
 
 
-def _boot() -> str:
+def boot_id() -> str:
+    """Returns a random number that the kernel draws when the machine starts."""
     with suppress(OSError):
         return BOOT_ID.read_text().strip()
     return ""

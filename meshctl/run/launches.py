@@ -21,6 +21,7 @@ from meshctl import __version__
 from meshctl.package import installed_version
 from meshctl.run import clock
 from meshctl.run.directory import RunDir
+from meshctl.run.reading import appended, decoded, opened
 from meshctl.text.redaction import redact
 
 LIBRARIES = ("torch", "transformers", "vllm", "numpy")
@@ -43,14 +44,14 @@ def record_launch(run: RunDir, overrides: Sequence[str]) -> None:
         "memory": _memory(),
         "gpus": _gpus(),
     }
-    with suppress(OSError), run.launches.open("a", encoding="utf-8") as file:
+    with suppress(OSError), open(appended(run.launches), "a", encoding="utf-8") as file:
         file.write(json.dumps(data, separators=(",", ":")) + "\n")
 
 
 def launches(run: RunDir) -> list[dict[str, Any]]:
     """Returns the launches of a run, the first one first; none for a run of an earlier version."""
     try:
-        with run.launches.open("rb") as file:
+        with opened(run.launches) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_BYTES))
             lines = file.read().splitlines()
     except OSError:
@@ -58,7 +59,7 @@ def launches(run: RunDir) -> list[dict[str, Any]]:
     found = list[dict[str, Any]]()
     for line in lines:
         with suppress(ValueError):
-            if isinstance(data := json.loads(line), dict):
+            if isinstance(data := decoded(line.decode()), dict):
                 found.append(data)
     return found
 

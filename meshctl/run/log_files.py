@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from meshctl.run.reading import MAX_LOG_BYTES, opened
+
 STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", re.MULTILINE)
 """The time at the beginning of a line: UTC, as in RFC 3339."""
 _STAMP_BYTES = re.compile(STAMP.pattern.encode(), re.MULTILINE)
@@ -53,7 +55,7 @@ def read_tail(path: Path, max_bytes: int) -> bytes:
 
 
 def _last_bytes(path: Path, count: int) -> bytes:
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(OSError), opened(path, MAX_LOG_BYTES) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - count))
         return file.read(count)
     return b""
@@ -153,7 +155,8 @@ class LogFile:
     def _open(self) -> None:
         if self._file >= 0:
             return
-        self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.open(self.path, flags, 0o644)
         self._size, self._head_bytes = os.fstat(self._file).st_size, 0
         self._is_line_begun = bool(self._size) and os.pread(self._file, 1, self._size - 1) != b"\n"
 

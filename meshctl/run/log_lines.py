@@ -18,13 +18,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from meshctl.run.directory import RunDir
 from meshctl.run.log_files import CONTINUED, STAMP, older
+from meshctl.run.reading import MAX_LOG_BYTES, descriptor, stat_of
 
 BLOCK_BYTES = 1 << 16
 _STAMP = re.compile(STAMP.pattern.encode())
+MAX_LINE_BYTES = 1 << 20
+"""A longer line is shown in parts."""
 STAMP_LETTERS = 25
 """The length of a time with the space behind it."""
 _NOTE = CONTINUED.encode()
@@ -72,7 +74,7 @@ class WorkerLog:
 
     def new(self, is_last: bool) -> Iterator[LogLine]:
         """Yields the whole lines since the last call. With `is_last` also a line that has no end."""
-        newer, before = _stat(self._path), _stat(older(self._path))
+        newer, before = stat_of(self._path), stat_of(older(self._path))
         if newer is None:
             return
         if before and before.st_ino != newer.st_ino and self._inode in (0, before.st_ino):
@@ -88,6 +90,10 @@ class WorkerLog:
             for line in lines:
                 self._offset += len(line) + 1
                 yield from self._parsed(line)
+            if len(rest) > MAX_LINE_BYTES:
+                self._offset += len(rest)
+                yield from self._parsed(rest)
+                rest = b""
         if rest and is_last:
             self._offset += len(rest)
             yield from self._parsed(rest)
@@ -106,7 +112,7 @@ class WorkerLog:
     def _block(self, inode: int, position: int, count: int) -> bytes:
         for path in (self._path, older(self._path)):
             with suppress(FileNotFoundError):
-                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                file = descriptor(path, MAX_LOG_BYTES)
                 try:
                     if os.fstat(file).st_ino == inode:
                         return os.pread(file, count, position)
@@ -142,10 +148,3 @@ class WorkerLog:
             self._time, line = line[: STAMP_LETTERS - 1].decode(), line[STAMP_LETTERS:]
         if not line.startswith(_NOTE) and self._time >= self._since:
             yield LogLine(self._time, self._group, self._rank, line.decode(errors="replace"))
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except FileNotFoundError:
-        return None

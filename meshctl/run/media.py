@@ -10,7 +10,6 @@ The folder describes itself: events only announce what is new. A worker writes e
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -23,6 +22,7 @@ from urllib.parse import quote, unquote
 
 from meshctl.dataclass import dataclass
 from meshctl.run.directory import RunDir
+from meshctl.run.reading import bytes_of, decoded, text_of
 
 Kind = Literal["image", "histogram", "table"]
 SUFFIXES: Mapping[Kind, str] = {"image": ".png", "histogram": ".histogram.json", "table": ".table.json"}
@@ -49,13 +49,13 @@ class Media:
         """Returns {"columns": [...], "rows": [[...]]} of a table, {"counts": [...], "edges": [...], ...} of a
         histogram, and the bytes of the PNG file of an image. Raises `OSError` and `ValueError`."""
         if self.kind == "image":
-            return self.path.read_bytes()
-        return json.loads(self.path.read_text(encoding="utf-8"))
+            return bytes_of(self.path)
+        return decoded(text_of(self.path))
 
     @property
     def caption(self) -> str:
         """The caption of an image; empty without one."""
-        return caption_of(self.path.read_bytes()) if self.kind == "image" else ""
+        return caption_of(bytes_of(self.path)) if self.kind == "image" else ""
 
 
 def media_path(run: RunDir, step: int, name: str, kind: Kind, number: int = 1) -> Path:

@@ -22,9 +22,11 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from sys import maxsize
 from typing import Any, BinaryIO
 
 from meshctl.run.directory import RunDir, write_whole
+from meshctl.run.reading import DAMAGED, decoded, opened, text_of
 
 PARTS = ("events", "logs", "media")
 """The folders that are copied."""
@@ -45,7 +47,7 @@ def changes(run: RunDir, known: Known) -> Iterator[dict[str, Any]]:
     found = sorted(_files(run), key=lambda name: name == run.state.name)
     yield from ({"gone": name} for name in sorted(known.keys() - set(found)))
     for name in found:
-        with suppress(OSError), (run.path / name).open("rb") as file:
+        with suppress(OSError), opened(run.path / name, maxsize) as file:
             at, checksum = known.get(name, [0, 0])
             size = os.fstat(file.fileno()).st_size
             if size < at or _checksum(name, file, at) != checksum:
@@ -92,14 +94,14 @@ class Mirror:
         """Returns the files of the copy, as far as they were written."""
         found: Known = {}
         for name, size in self._sizes().items():
-            with suppress(OSError, ValueError), _inside(self._run, name).open("rb") as file:
+            with suppress(OSError, ValueError), opened(_inside(self._run, name), maxsize) as file:
                 found[name] = [size, _checksum(name, file, size)]
         return found
 
     def _sizes(self) -> dict[str, int]:
         """Returns the bytes of each file of the copy."""
-        with suppress(OSError, ValueError, TypeError, AttributeError):
-            data = json.loads(self._file.read_text(encoding="utf-8"))
+        with suppress(OSError, *DAMAGED):
+            data = decoded(text_of(self._file))
             return {str(name): int(size) for name, size in data.items()}
         return {}
 

@@ -45,6 +45,8 @@ class Activity(IntEnum):
     SENDING = 4
     SYNCING = 5
     SAVING = 6
+    CLOSING = 7
+    """A component's `close` runs."""
 
 
 @dataclass(frozen=True)

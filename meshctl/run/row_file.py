@@ -12,10 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from meshctl.run.reading import MAX_LINES_BYTES, decoded, is_number, lines_of, opened
+
 Row = dict[str, Any]
 """`step`, `time`, and a number or None per metric, by `STAGE.NAME`."""
 
 BLOCK_BYTES = 1 << 16
+MAX_ROW_BYTES = 1 << 20
 
 
 def as_json(row: Row) -> str:
@@ -23,13 +26,9 @@ def as_json(row: Row) -> str:
 
 
 def rows_of(path: Path, start: int = 0) -> Iterator[Row]:
-    """Yields the rows from a position in bytes on; none if there is no file. A text that is no whole row, for
-    example after a kill, is skipped."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        file.seek(start)
-        for text in file:
-            if row := parsed_row(text):
-                yield row
+    """Returns the rows from a position in bytes on; none if there is no file. A text that is no whole row,
+    for example after a kill, is skipped."""
+    return filter(None, map(parsed_row, lines_of(path, start)))
 
 
 def read(path: Path) -> list[Row]:
@@ -65,13 +64,13 @@ def has_all(path: Path, last: Row) -> bool:
 
 
 def _count_lines(path: Path) -> int:
-    with path.open("rb", buffering=0) as file:
+    with opened(path, MAX_LINES_BYTES) as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(16 * BLOCK_BYTES), b""))
 
 
 def _from_end(path: Path) -> Iterator[tuple[int, Row]]:
     """Yields the rows, the last one first, each with the position of its end."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
+    with suppress(FileNotFoundError), opened(path, MAX_LINES_BYTES) as file:
         start = file.seek(0, os.SEEK_END)
         rest = b""
         """The bytes from `start` on that were not yielded."""
@@ -81,7 +80,7 @@ def _from_end(path: Path) -> Iterator[tuple[int, Row]]:
             file.seek(start)
             first, *lines = (file.read(size) + rest).splitlines(keepends=True)
             yield from _rows_at(start + len(first), lines)
-            rest = first
+            rest = first if len(first) < MAX_ROW_BYTES else b""
         yield from _rows_at(0, [rest])
 
 
@@ -96,7 +95,9 @@ def _rows_at(start: int, lines: list[bytes]) -> Iterator[tuple[int, Row]]:
 def parsed_row(text: bytes) -> Row | None:
     """Returns the row of a line; None for a text that is no whole row."""
     try:
-        row = json.loads(text) if text.endswith(b"\n") else None
+        row = decoded(text.decode()) if text.endswith(b"\n") else None
     except ValueError:
         return None
-    return row if isinstance(row, dict) and "step" in row and "time" in row else None
+    if not isinstance(row, dict) or type(row.get("step")) is not int or not is_number(row.get("time")):
+        return None
+    return row if all(value is None or is_number(value) for value in row.values()) else None

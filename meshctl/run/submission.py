@@ -16,6 +16,7 @@ from typing import Literal
 
 from meshctl.dataclass import dataclass
 from meshctl.run.directory import RunDir, write_whole
+from meshctl.run.reading import DAMAGED, decoded, text_of
 
 Phase = Literal["queued", "running", "ended"]
 
@@ -32,9 +33,9 @@ class Submission:
     def of(cls, run: RunDir) -> Submission | None:
         """Returns the job of a run; None for a run without one, or if the file is damaged."""
         try:
-            data = json.loads(run.job.read_text(encoding="utf-8"))
+            data = decoded(text_of(run.job))
             return cls(str(data["engine"]), str(data["job"]), float(data["submitted"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, *DAMAGED):
             return None
 
     def write(self, run: RunDir) -> None:

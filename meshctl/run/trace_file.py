@@ -20,11 +20,11 @@ import json
 import os
 import re
 from collections.abc import Container, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshctl.run.launcher import BOOT_ID
+from meshctl.run.launcher import boot_id
+from meshctl.run.reading import MAX_LINES_BYTES, decoded, opened
 
 FORMAT = 1
 SPANS_PER_STEP_MAX = 100_000
@@ -93,7 +93,7 @@ class WorkerTrace:
         self.attempts: dict[int, int] = {}
         """Step -> the attempt that has recorded it."""
         place = 0
-        with path.open("rb") as file:
+        with opened(path, MAX_LINES_BYTES) as file:
             for line in file:
                 self._add(place, line)
                 place += len(line)
@@ -117,7 +117,7 @@ class WorkerTrace:
     def read(self, step: int) -> Written:
         """Returns the spans of a step. A line that was cut is skipped."""
         spans, dropped = list[Span](), 0
-        with self._path.open("rb") as file:
+        with opened(self._path, MAX_LINES_BYTES) as file:
             for place, length in self._places[step]:
                 file.seek(place)
                 if found := parsed(file.read(length)):
@@ -129,14 +129,7 @@ class WorkerTrace:
 def parsed(line: bytes) -> dict[str, Any]:
     """Returns the object in a line; an empty one for a line that was cut."""
     try:
-        found: dict[str, Any] = json.loads(line)
+        found: dict[str, Any] = decoded(line.decode())
     except ValueError:
         return {}
     return found
-
-
-def boot_id() -> str:
-    """Returns a random number that the kernel draws when the machine starts."""
-    with suppress(OSError):
-        return BOOT_ID.read_text().strip()
-    return ""

@@ -31,6 +31,7 @@ from meshctl.run.checkpoints.manifest import FILE as MANIFEST
 from meshctl.run.checkpoints.varying_state import FILE as BY_RANK
 from meshctl.run.checkpoints.varying_state import VaryingState
 from meshctl.run.directory import write_whole
+from meshctl.run.reading import DAMAGED, decoded, text_of
 from meshctl.runtime.collectives.collective import Collective
 from meshctl.runtime.errors import CheckpointError as CheckpointError
 from meshctl.runtime.state import dcp
@@ -279,8 +280,8 @@ def load_positions(folder: Path) -> dict[str, int]:
         if path.name == MANIFEST:
             continue
         try:
-            counts = json.loads(path.read_text())["given"]
+            counts = decoded(text_of(path))["given"]
             samples |= {str(source): int(count) for source, count in counts.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, *DAMAGED) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
     return samples

@@ -66,7 +66,7 @@ from meshctl.runtime.world import (
     join,
     ranks_by_node,
 )
-from meshctl.text.bounded import MAX_LINE, MAX_TEXT, bounded
+from meshctl.text.bounded import MAX_LINE, MAX_TEXT, bounded, message
 from meshctl.text.env_refs import names
 from meshctl.text.redaction import is_distinctive, literals, redact, redact_traceback, secret_places
 
@@ -259,6 +259,7 @@ class Worker:
             plan.component(name), "close", self._env.rank, last, self._journal, self._run.path
         )
         context_of(component).log = metrics.log
+        self._progress.enter(Activity.CLOSING, -1, perf_counter())
         component.close()
 
     def _begin(self, phase: str, doing: str = "") -> None:
@@ -398,11 +399,12 @@ class Worker:
 def _described(error: Exception | SystemExit) -> tuple[str, str]:
     """Returns the message of an error and its traceback, which is empty for `USER_ERRORS` and `PeerLost`."""
     if isinstance(error, (*USER_ERRORS, PeerLost)):
-        return str(error), ""
+        return message(error), ""
     if type(error).__name__ == "BdbQuit":
         return "the debugger was left", ""
     shown = error.with_traceback(user_frames(error.__traceback__))
-    return f"{type(error).__name__}: {error}", "".join(traceback.format_exception(shown))
+    parts = [bounded(part, MAX_LINE) for part in traceback.format_exception(shown)]  # one is the message
+    return f"{type(error).__name__}: {message(error)}", "".join(parts)
 
 
 def secrets_of(plan: Plan, group: str, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -473,9 +475,15 @@ def stateful(plan: Plan, components: Mapping[str, Component]) -> dict[str, State
 
 def is_lost(error: BaseException) -> bool:
     """Returns whether an error only reports that a peer is gone. gloo has no class of its own for that."""
-    if isinstance(error, PEER_ERRORS) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
-        return True
-    return error.__cause__ is not None and is_lost(error.__cause__)
+    causes: list[BaseException] = []  # user code can make a circle of them
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__
+    return any(
+        isinstance(one, PEER_ERRORS) or (isinstance(one, RuntimeError) and "gloo" in message(one))
+        for one in causes
+    )
 
 
 if __name__ == "__main__":

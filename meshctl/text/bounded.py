@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from meshctl.text.characters import UNSEEN
+
 ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 """An escape sequence of a terminal: colors, cursor movements, titles."""
 MAX_LINE = 2_000
@@ -18,9 +20,18 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters except tabs and line feeds."""
 
 
+def message(error: BaseException) -> str:
+    """Returns the message of an error, also of one that cannot be converted to a text."""
+    try:
+        return str(error)
+    except Exception as problem:  # it is code of the user
+        return f"(its message cannot be shown: {type(problem).__name__})"
+
+
 def plain(text: str) -> str:
-    """Returns a text without escape sequences and control characters."""
-    return _CONTROL.sub("", ESCAPE.sub("", text))
+    """Returns a text without escape sequences and control characters, and with `?` for each character that is
+    not seen or changes the order of others."""
+    return UNSEEN.sub("?", _CONTROL.sub("", ESCAPE.sub("", text)))
 
 
 def bounded(text: str, length: int) -> str:

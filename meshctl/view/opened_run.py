@@ -27,6 +27,7 @@ from meshctl.run.events import Event, Follower
 from meshctl.run.finding import NoRun, run_at
 from meshctl.run.log_lines import LogLine, lines_of_workers
 from meshctl.run.media import Media, media_of
+from meshctl.run.reading import text_of
 from meshctl.run.row_file import rows_of
 from meshctl.view.live.run_state import Condition
 from meshctl.view.live.seen_run import SeenRun, plan_of_run
@@ -140,7 +141,7 @@ class OpenedRun:
     @cached_property
     def recipe(self) -> str:
         """The text of the composed recipe."""
-        return self._seen.run.recipe.read_text(encoding="utf-8")
+        return text_of(self._seen.run.recipe)
 
     @cached_property
     def metrics(self) -> Metrics:

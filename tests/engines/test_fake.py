@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import shutil
 import socket
 import sys
 import threading
@@ -37,7 +36,6 @@ from meshctl.network.control_store import GET, StoreClient
 from meshctl.package import our_digest, reinstall_command
 from meshctl.plan.model import Cluster, Plan, Program, Restarts
 from meshctl.run.bounds import end_of_data
-from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
 from meshctl.run.shutdown import PREFIX
 from tests.engines.fake import FakeEngine, FakeHandle, FakeMain, FakeNode, FakeWorker
@@ -192,41 +190,6 @@ def test_a_restart_continues_after_the_checkpoint(two_nodes: Plan, tmp_path: Pat
     outcome, seen = supervised(FakeEngine(worker), two_nodes, tmp_path)
     assert outcome.code == 0
     assert seen.attempts == [(0, None), (1, 3)]
-
-
-def _emptied(run: RunDir) -> None:
-    for path in run.path.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-@pytest.mark.parametrize(
-    ("delete", "reason"),
-    [
-        (lambda run: shutil.rmtree(run.path), "the run directory {} was deleted"),
-        (lambda run: run.path.rename(run.path.with_name("moved")), "the run directory {} was deleted"),
-        (_emptied, "the run directory {} was emptied: it has no `recipe.yaml`, `plan.json` and `start.json`"),
-        (lambda run: shutil.rmtree(run.checkpoint(3)), "{}/checkpoints/step-3 was deleted"),
-    ],
-)
-@pytest.mark.parametrize("moment", ["exit", "end"])
-def test_results_that_are_deleted_at_the_end_are_a_failure(
-    delete: Callable[[RunDir], object], reason: str, moment: str, two_nodes: Plan, tmp_path: Path
-) -> None:
-    """They are deleted when the workers exit, or when the observers have seen the end."""
-    attempt = begin(two_nodes, "name: test\n", (str(tmp_path),), None)
-
-    class Deleting(Recording):
-        def on_event(self, event: Event) -> None:
-            if event.name == "checkpoint" and event.step == 3 and moment == "exit":
-                delete(attempt.run)
-
-        def on_end(self, code: int, reason: str) -> None:
-            if moment == "end":
-                delete(attempt.run)
-
-    job = Job(two_nodes, attempt.run, lambda environ: 70)
-    outcome = Supervisor(FakeEngine(steps), Signals()).run(job, attempt, lambda: [Deleting()])
-    assert (outcome.code, outcome.reason) == (5, reason.format(attempt.run.path))
 
 
 class Losing(FakeEngine):

@@ -69,6 +69,46 @@ def test_a_fault_and_its_log_contain_no_secret(
         )
 
 
+class Mute(ValueError):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def _circle() -> Exception:
+    one, other = ValueError("one"), KeyError("other")
+    one.__cause__, other.__cause__ = other, one
+    return one
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (_circle(), "ValueError: one"),
+        (Mute(), "Mute: (its message cannot be shown: RuntimeError)"),
+        (ValueError("x" * 3_000_000), "ValueError: xxx"),
+        (ValueError("x\n" * 1_500_000), "ValueError: x\nx"),
+        (ValueError("a\u202eb"), "ValueError: a?b"),
+    ],
+    ids=["circle", "mute", "long", "many lines", "reversed"],
+)
+def test_any_exception_is_reported_as_itself_and_in_few_lines(
+    error: Exception, shown: str, tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path)
+    worker = Worker(
+        WorkerEnv(run.plan, "train", 0, "localhost:1", 0, Control("localhost:2", "", 0)),
+        run,
+        Journal(run.journal("train-0"), "train", 0),
+    )
+    try:
+        raise error
+    except Exception as raised:
+        worker.report_fault(raised)
+    value = json.loads(run.journal("train-0").read_text())["value"]
+    assert value["error"].startswith(shown) and not value["lost"]
+    assert len(value["error"]) < 2_200 and len(value["traceback"]) < 4_000
+
+
 def test_the_traceback_of_a_failed_import_begins_in_the_imported_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

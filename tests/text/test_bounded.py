@@ -14,6 +14,7 @@ from meshctl.text.bounded import bounded, plain
         ("\x1b]0;title\x07x", "x"),
         ("a\tb\nc\x00\x08\r\x9b", "a\tb\nc"),
         ("grün ☃", "grün ☃"),
+        ("a\u202eb\u200b\u2066", "a?b??"),
     ],
 )
 def test_a_plain_text_has_no_control_characters(text: str, shown: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from meshctl.run.checkpoints.manifest import FILE, Manifest
 from meshctl.run.checkpoints.saved import NoWholeCheckpoint, WholeCheckpoint, newest_whole_checkpoint
 from meshctl.run.checkpoints.varying_state import VaryingState
 from meshctl.run.directory import RunDir
+from meshctl.run.reading import decoded, text_of
 
 
 def checkpoint_of(run: RunDir) -> WholeCheckpoint:
@@ -81,7 +81,7 @@ class Resumed:
         of the run's last attempt."""
         if (self.checkpoint / FILE).is_file():
             return Manifest.read(self.checkpoint).plan
-        found: Mapping[str, Any] = json.loads(self.run.plan.read_text(encoding="utf-8"))
+        found: Mapping[str, Any] = decoded(text_of(self.run.plan))
         return found
 
     def _stateful(self) -> list[str]:

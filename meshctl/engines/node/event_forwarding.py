@@ -15,7 +15,7 @@ from pathlib import Path
 from meshctl.network.connection import Message
 from meshctl.run.directory import RunDir
 from meshctl.run.event_files import EventFiles, event_files, segment_name
-from meshctl.run.events import lines_of
+from meshctl.run.reading import lines_of
 
 EVENTS_S = 0.1
 """Seconds between two looks for events that are sent to the head."""

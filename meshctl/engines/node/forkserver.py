@@ -383,6 +383,7 @@ def _execute(argv: Sequence[str]) -> NoReturn:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals, and exec would keep that
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.environ.setdefault("PYTHONIOENCODING", "utf-8:backslashreplace")  # its log is UTF-8
     os.execvpe(argv[0], list(argv), os.environ)
 
 
@@ -390,8 +391,9 @@ def _call(worker: WorkerMain) -> int:
     # Keeps the old streams alive: their finalizers would close descriptors that have other owners by now.
     inherited = (sys.stdin, sys.stdout, sys.stderr)
     sys.stdin = os.fdopen(0, closefd=False)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    text = {"encoding": "utf-8", "errors": "backslashreplace"}  # the logs are UTF-8, whatever the locale
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False, **text)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, **text)
     faulthandler.enable()
     stack_dump.register()
     if torch := sys.modules.get("torch"):

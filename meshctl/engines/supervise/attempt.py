@@ -161,7 +161,7 @@ def holds_secret(plan: Plan, composed: str) -> bool:
 def lock(run: RunDir) -> int:
     """Takes the lock of a run and returns its descriptor. The kernel releases the lock when the last process
     that inherited the descriptor ends, even by SIGKILL. Raises `RunHeld`."""
-    descriptor = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -202,8 +202,9 @@ def _held(run: RunDir) -> str:
 def mark_logs(run: RunDir, attempt: int) -> None:
     """Appends to every existing log a line that marks the beginning of an attempt."""
     for log in (run.path / "logs").rglob("*.log"):
-        with log.open("a", encoding="utf-8") as file:
-            file.write(f"{ATTEMPT}{attempt} ====\n")
+        if log.is_file() and not log.is_symlink():
+            with log.open("a", encoding="utf-8") as file:
+                file.write(f"{ATTEMPT}{attempt} ====\n")
 
 
 def following(run: RunDir, path: tuple[str, ...], whole: WholeCheckpoint) -> Start:

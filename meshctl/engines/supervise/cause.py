@@ -109,6 +109,8 @@ def position_of(plan: Plan, record: Record) -> Position:
     """Returns the stage, the step and the activity of a worker, from its progress record."""
     if record.activity == Activity.SAVING:
         return Position(step=record.step, doing="the checkpoint")
+    if record.activity == Activity.CLOSING:
+        return Position(step=record.step, doing="close")
     if record.stage < 0:
         return NOWHERE
     stage = plan.stages[record.stage]

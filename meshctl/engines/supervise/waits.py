@@ -194,6 +194,8 @@ def doing_of(plan: Plan, known: Known, worker: Worker) -> str:
     step = f"step {record.step}" if 0 < record.step < ENDLESS else "before step 1"
     if record.activity == Activity.SAVING:
         return f"the checkpoint of step {record.step}"
+    if record.activity == Activity.CLOSING:
+        return "`close`, after its last step"
     if worker in known.done:
         return "the end, after its last step"
     if worker not in known.begun and stage is None:

@@ -18,11 +18,13 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import Path, PurePosixPath
+from sys import maxsize
 from typing import Any
 
 from meshctl import __version__
 from meshctl.dataclass import dataclass
 from meshctl.run.directory import write_whole
+from meshctl.run.reading import DAMAGED, decoded, descriptor, text_of
 
 FILE = "checkpoint.manifest.json"
 FORMAT = 1
@@ -58,14 +60,14 @@ class Manifest:
         `FileNotFoundError` if there is none."""
         path = folder / FILE
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = decoded(text_of(path))
             if int(data["format"]) > FORMAT:
                 raise ValueError(f"it has format {data['format']} of meshctl {data['version']}")
             files = {_checked(name): dict(facts) for name, facts in data["files"].items()}
             return cls(int(data["step"]), files, dict(data["plan"]), str(data["version"]))
         except FileNotFoundError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, *DAMAGED) as error:
             raise ValueError(f"{path} is damaged: {error}") from error
 
     def damage(self, folder: Path) -> str:
@@ -96,7 +98,7 @@ def describe(folder: Path, paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
 def digest(path: Path) -> str:
     """Returns the SHA-256 of a file in hexadecimal; empty if it cannot be read."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with os.fdopen(descriptor(path, maxsize), "rb", buffering=0) as file:
             size = min(os.fstat(file.fileno()).st_size + 1, CHUNK_BYTES)
             found, buffer = hashlib.sha256(), memoryview(bytearray(size))
             while count := file.readinto(buffer):
@@ -108,7 +110,7 @@ def digest(path: Path) -> str:
 
 def _wrong_size(path: Path, expected: object) -> str:
     try:
-        size = path.stat().st_size
+        size = path.lstat().st_size
     except OSError as error:
         return f"{path} is missing" if isinstance(error, FileNotFoundError) else f"{path}: {error.strerror}"
     return "" if size == expected else f"{path} has {size} bytes and was written with {expected}"

@@ -7,11 +7,12 @@ without torch, by an unpickler that makes an empty object of every class and so 
 from __future__ import annotations
 
 import io
-import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from meshctl.run.reading import bytes_of, decoded, text_of
 
 
 def is_older(folder: Path) -> bool:
@@ -47,7 +48,7 @@ def _sources(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _missing_of_component(folder: Path) -> str:
     path = folder / ".metadata"
     try:
-        metadata = _Unpickler(io.BytesIO(path.read_bytes())).load()
+        metadata = _Unpickler(io.BytesIO(bytes_of(path))).load()
         parts = [vars(part) for part in metadata.storage_data.values()]
         ends = [(folder / part["relative_path"], part["offset"] + part["length"]) for part in parts]
     except FileNotFoundError:
@@ -81,7 +82,7 @@ class _Unpickler(pickle.Unpickler):
 def _json(path: Path) -> dict[str, Any]:
     """Returns the mapping of a JSON file; an empty one if there is none."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = decoded(text_of(path))
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}

@@ -88,7 +88,7 @@ def _warning(damaged: dict[int, str], step: int) -> str:
 def steps_of(run: RunDir) -> set[int]:
     """Returns the steps of all folders of checkpoints, whole or not."""
     folders = run.checkpoints.iterdir() if run.checkpoints.is_dir() else ()
-    found = {STEP.fullmatch(folder.name) for folder in folders if folder.is_dir()}
+    found = {STEP.fullmatch(one.name) for one in folders if one.is_dir() and not one.is_symlink()}
     return {int(name[1]) for name in found if name}
 
 

@@ -11,12 +11,14 @@ before it starts a process, and each worker before it loads.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field
 from pathlib import Path
 
 from meshctl.dataclass import dataclass
 from meshctl.run.directory import write_whole
+from meshctl.run.reading import DAMAGED, decoded, text_of
 from meshctl.text.english import listed
 from meshctl.topology.mesh import DeviceMesh
 
@@ -60,14 +62,14 @@ class VaryingState:
     def read(cls, folder: Path) -> VaryingState:
         """Reads the file; returns an empty state if there is none. Raises `ValueError` if it is damaged."""
         file = folder / FILE
-        if not file.is_file():
+        if not os.path.lexists(file):
             return cls()
         try:
-            data = json.loads(file.read_text())
+            data = decoded(text_of(file))
             sizes = {str(dim): int(size) for dim, size in data["mesh"].items()}
             values = {str(name): _dims(dims, sizes) for name, dims in data["values"].items()}
             return cls(sizes, _dims(data["document"], sizes), values)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, *DAMAGED) as error:
             raise ValueError(f"{file} is damaged: {error}") from error
 
     def changed(self, dims: Dims, mesh: DeviceMesh) -> Sizes:

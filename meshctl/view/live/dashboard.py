@@ -40,6 +40,7 @@ from meshctl.view.formatting import bar, duration, milliseconds, number, rate, s
 from meshctl.view.live.output import Output, OutputThread
 from meshctl.view.live.run_state import GroupState, RunState, State
 from meshctl.view.live.summary import workers_of
+from meshctl.view.pictures.text.styled import visible
 from meshctl.view.times.lines import Interval, parts_of
 
 REFRESH_HZ = 8
@@ -124,7 +125,7 @@ class Dashboard:
 
     def _print(self, line: str) -> None:
         """Prints a line above the picture."""
-        self._live.console.print(Text(line), soft_wrap=True)
+        self._live.console.print(Text("\n".join(map(visible, line.split("\n")))), soft_wrap=True)
 
 
 class StepTimes:
@@ -158,7 +159,7 @@ class Picture:
         if times:
             head.append(Text(times, style="dim", no_wrap=True, overflow="ellipsis"))
         if notice:
-            head.append(Text(notice, style="yellow", no_wrap=True, overflow="ellipsis"))
+            head.append(Text(visible(notice), style="yellow", no_wrap=True, overflow="ellipsis"))
         states, seen, spent, sent = groups(state, stages=False), metrics(state), groups(state), routes(state)
         output = logs if logs is not None else grid()
         return cls(

@@ -16,6 +16,7 @@ from meshctl.dataclass import dataclass
 from meshctl.run.directory import RunDir
 from meshctl.run.finding import NoRun, launched_at, name_of
 from meshctl.run.launcher import is_locked
+from meshctl.run.reading import DAMAGED
 from meshctl.run.submission import AskJob, Submission, unasked
 from meshctl.text.english import abbreviated
 from meshctl.view.formatting import duration
@@ -26,6 +27,7 @@ from meshctl.view.live.state_file import (
     data_of,
     end_after,
     launcher_of,
+    made,
     outlined_state,
     read_head,
 )
@@ -79,8 +81,9 @@ def row_of(run: RunDir, now: float, ask: AskJob = unasked) -> Row:
             return row
         data = _data_of(run)
         launcher, code, reason = launcher_of(data), data["code"], str(data["reason"])
+        code = code if code is None else int(code)
         state: Condition = data["state"]
-        times = Times(**data["times"])
+        times = made(Times, data["times"])
         if code is None:
             alive = launcher.is_alive() if launcher else is_locked(run)
             over = None if alive else end_after(run, times.launched)
@@ -94,11 +97,12 @@ def row_of(run: RunDir, now: float, ask: AskJob = unasked) -> Row:
         elif state in ("running", "stopping") and launcher and not launcher.is_here:
             reason = f"on {launcher.host}"
         launched = times.launched or launched_at(run)
-        last = data["last"][1] if data["last"] else 0.0
+        last = float(data["last"][1]) if data["last"] else 0.0
         seconds = max(times.seconds(now if state in LIVE else 0.0), last)
         restarts = len(data.get("restarts", ()))  # earlier versions wrote it into the second line
-        return Row(run, state, data["step"], data["steps"], launched, seconds, code, reason, restarts)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, NoRun, OtherFormat) as error:
+        step, steps = int(data["step"]), int(data["steps"])
+        return Row(run, str(state), step, steps, launched, seconds, code, str(reason), restarts)
+    except (OSError, NoRun, OtherFormat, *DAMAGED) as error:
         text = str(error) if isinstance(error, NoRun | OtherFormat) else f"{run.state} is damaged"
         return Row(run, UNREADABLE, launched=launched_at(run), cause=text)
 

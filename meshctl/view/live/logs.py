@@ -6,10 +6,10 @@ not affected.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from meshctl.run.log_files import CONTINUED, older, without_stamps
+from meshctl.run.reading import MAX_LOG_BYTES, opened, stat_of
 from meshctl.text.bounded import ESCAPE
 from meshctl.view.pictures.text.styled import visible
 
@@ -23,7 +23,7 @@ class LogTail:
         self.path = path
         self.has_skipped = False
         """True if the file has grown faster than it was read, so that lines are missing."""
-        found = _stat(path) if from_end else None
+        found = stat_of(path) if from_end else None
         self._offset = found.st_size if found else 0
         self._inode = found.st_ino if found else 0
         """The inode of the file that was read last. It changes when a bounded log begins a new file."""
@@ -35,7 +35,7 @@ class LogTail:
         If more than `max_bytes` were written, the result is the newest lines, and older lines are skipped.
         With `is_complete`, it is the oldest lines, and the next call continues after them.
         """
-        found = _stat(self.path)
+        found = stat_of(self.path)
         if found is None:
             return []
         rest = list[str]()
@@ -50,7 +50,7 @@ class LogTail:
     def _rest_of_older(self, max_bytes: int, is_complete: bool) -> list[str]:
         """Returns new lines of the file that was read last and is now the older half of the log."""
         path = older(self.path)
-        found = _stat(path)
+        found = stat_of(path)
         if found is None or found.st_ino != self._inode:
             self.has_skipped = True
             return []
@@ -61,7 +61,7 @@ class LogTail:
             return []
         start = self._offset if is_complete else max(self._offset, size - max_bytes)
         try:
-            with path.open("rb") as file:
+            with opened(path, MAX_LOG_BYTES) as file:
                 file.seek(start)
                 text = file.read(min(size - start, max_bytes))
         except OSError:
@@ -73,13 +73,6 @@ class LogTail:
         self._offset = start + len(whole or text)
         lines = without_stamps((whole or text).decode("utf-8", errors="replace")).split("\n")
         return [line for line in lines if line.strip() and not line.startswith(CONTINUED)]
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except OSError:
-        return None
 
 
 def printable(line: str, max_letters: int = MAX_LINE_LETTERS) -> str:

@@ -21,6 +21,7 @@ from meshctl.run.restart_event import restart_line
 from meshctl.view.formatting import count, duration, number
 from meshctl.view.live.output import Output, OutputThread
 from meshctl.view.live.run_state import RunState, download_line, saving_line
+from meshctl.view.pictures.text.styled import visible
 from meshctl.view.times.lines import Interval, extended
 
 INTERVAL_S = 1.0
@@ -138,5 +139,5 @@ class PlainOutput:
 
     def _print(self, text: str) -> None:
         with self._lock:
-            self._stream.write(text + "\n")
+            self._stream.write("\n".join(map(visible, text.split("\n"))) + "\n")
             self._stream.flush()

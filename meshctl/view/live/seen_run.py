@@ -7,6 +7,7 @@ seen.state, seen.condition, seen.launcher
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from meshctl.run.checkpoints.saved import steps_of
 from meshctl.run.directory import RunDir
 from meshctl.run.finding import NoRun, find, name_of
 from meshctl.run.launcher import Launcher, is_locked
+from meshctl.run.reading import DAMAGED
 from meshctl.run.submission import AskJob, JobState, Submission, unasked
 from meshctl.view.live.run_state import Condition, GroupState, RunState
 from meshctl.view.live.state_file import OtherFormat, folded_state, saved_state
@@ -144,7 +146,7 @@ def plan_of_run(run: RunDir) -> Plan:
         return Plan.read(run.plan)
     except OSError as error:
         raise NoRun(f"{run.plan} cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGED as error:
         text = str(error) if "format" in str(error) else "it is damaged"
         raise NoRun(f"{run.plan} cannot be read: {text}") from None
 
@@ -155,13 +157,14 @@ def state_of_run(plan: Plan, run: RunDir) -> tuple[RunState, Launcher | None]:
     if not run.path.is_dir():
         raise NoRun(f"the run directory {run.path} was deleted")
     try:
-        return saved_state(plan, run)
-    except ValueError:
+        with suppress(ValueError):
+            return saved_state(plan, run)
         return folded_state(plan, run), None
     except OtherFormat as error:
         raise NoRun(str(error)) from None
     except OSError as error:
-        raise NoRun(f"{run.state} cannot be read: {(error.strerror or str(error)).lower()}") from None
+        file = error.filename or run.state
+        raise NoRun(f"{file} cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
 def condition_of(

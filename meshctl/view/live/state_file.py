@@ -16,14 +16,15 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from meshctl import __version__
 from meshctl.plan.model import Plan
 from meshctl.run import clock
 from meshctl.run.directory import RunDir, write_whole
-from meshctl.run.events import Event, Follower, lines_of, parsed
+from meshctl.run.events import Event, Follower, parsed
 from meshctl.run.launcher import Launcher
+from meshctl.run.reading import DAMAGED, decoded, is_number, lines_of, opened, size_of, text_of
 from meshctl.run.row_file import last_row, rows_of
 from meshctl.view.live.run_state import GroupState, History, RunState, Times, Timing
 from meshctl.view.times.worker_times import WorkerTimes
@@ -36,9 +37,11 @@ MAX_PART = 0.01
 second."""
 END_S = 5.0
 """Seconds for which the end of a run waits for a slow disk to take the last file but one."""
+MAX_HEAD_BYTES = 1 << 22
+"""Maximum size of the first line of the file."""
 TAIL_BYTES = 1 << 16
 """Bytes at the end of the launcher's events in which its last one is searched."""
-PLAIN = ("step", "steps", "source", "attempt", "checkpoint", "code", "reason", "notice", "is_stopping")
+PLAIN = ("step", "steps", "source", "attempt", "checkpoint", "reason", "notice", "is_stopping")
 HEAD: tuple[str, ...] = (
     "format",
     "meshctl",
@@ -53,8 +56,7 @@ HEAD: tuple[str, ...] = (
 )
 HEAD += ("stall", "restarts", "last")
 """The keys of the first line of the file, which a list of runs needs."""
-DAMAGED = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError)
-"""The errors of an event whose values have other types than meshctl writes."""
+Made = TypeVar("Made")
 LISTS = ("warnings", "restarts", "stalled", "stall")
 
 
@@ -75,7 +77,7 @@ def data_of(state: RunState, launcher: Launcher | None) -> dict[str, Any]:
         "state": state.condition,
         "launcher": launcher.to_data() if launcher else None,
         "times": vars(state.times),
-        **{name: getattr(state, name) for name in (*PLAIN, *LISTS, "first", "last")},
+        **{name: getattr(state, name) for name in ("code", *PLAIN, *LISTS, "first", "last")},
         "groups": {name: _group_data(group) for name, group in state.groups.items()},
         "routes": state.routes,
         "metrics": {
@@ -102,27 +104,40 @@ def state_of(plan: Plan, data: Mapping[str, Any]) -> RunState:
     data."""
     state = RunState(plan)
     for name in PLAIN:
-        setattr(state, name, data[name])
+        setattr(state, name, type(getattr(state, name))(data[name]))
+    state.code = None if data["code"] is None else int(data["code"])
     for name in LISTS:
-        setattr(state, name, list(data[name]))
+        setattr(state, name, list(map(str, data[name])))
     for name in ("first", "last"):
-        setattr(state, name, tuple(data[name]) if data[name] else None)
-    state.times = Times(**data["times"])
-    state.routes |= data["routes"]
+        setattr(state, name, (int(data[name][0]), float(data[name][1])) if data[name] else None)
+    state.times = made(Times, data["times"])
+    state.routes |= {str(name): int(sent) for name, sent in data["routes"].items()}
     for name, group in state.groups.items():
         if name in data["groups"]:
             _fill_group(group, data["groups"][name])
-    state.histories = {name: History(**history) for name, history in data["metrics"].items()}
+    state.histories = {name: made(History, history) for name, history in data["metrics"].items()}
     return state
 
 
 def _fill_group(group: GroupState, data: Mapping[str, Any]) -> None:
     group.workers = int(data.get("workers", group.workers))
-    group.states = {int(rank): state for rank, state in data["states"].items()}
-    group.stages = {name: Timing(**timing) for name, timing in data["stages"].items()}
-    group.step, group.phases = Timing(**data["step"]), dict(data["phases"])
-    group.times = {int(rank): WorkerTimes(**times) for rank, times in data.get("times", {}).items()}
-    group.running = {int(rank): (phase, begun) for rank, (phase, begun) in data["running"].items()}
+    group.states = {int(rank): str(state) for rank, state in data["states"].items()}
+    group.stages = {name: made(Timing, timing) for name, timing in data["stages"].items()}
+    group.step = made(Timing, data["step"])
+    group.phases = {name: float(seconds) for name, seconds in data["phases"].items()}
+    group.times = {int(rank): made(WorkerTimes, times) for rank, times in data.get("times", {}).items()}
+    group.running = {int(rank): (str(phase), float(at)) for rank, (phase, at) in data["running"].items()}
+
+
+def made(kind: type[Made], data: Mapping[str, Any]) -> Made:
+    """Returns a record of numbers, and of lists and mappings of numbers. Raises `TypeError` for others."""
+    found = kind(**data)
+    for name, usual in vars(kind()).items():
+        value = getattr(found, name)
+        inner = value.values() if isinstance(usual, dict) else value if isinstance(usual, list) else [value]
+        if not all(is_number(one) or (one is usual is None) for one in inner):
+            raise TypeError(f"`{name}` is no number")
+    return found
 
 
 def as_text(data: Mapping[str, Any]) -> str:
@@ -138,18 +153,18 @@ def as_text(data: Mapping[str, Any]) -> str:
 def read_data(run: RunDir) -> dict[str, Any]:
     """Returns the data of the file. Raises `FileNotFoundError` if there is none, another `OSError` if it
     cannot be read, `ValueError` if it is damaged, and `OtherFormat`."""
-    return _checked(run, run.state.read_text(encoding="utf-8"))
+    return _checked(run, text_of(run.state))
 
 
 def read_head(run: RunDir) -> dict[str, Any]:
     """Returns the data that `HEAD` names, without reading the rest. Raises as `read_data`."""
-    with run.state.open(encoding="utf-8") as file:
-        line = file.readline().rstrip()
+    with opened(run.state) as file:
+        line = file.readline(MAX_HEAD_BYTES).decode().rstrip()
     return _checked(run, f"{line[:-1]}}}" if line.endswith(",") else line)
 
 
 def _checked(run: RunDir, text: str) -> dict[str, Any]:
-    data = json.loads(text)
+    data = decoded(text)
     if not isinstance(data, dict):
         raise ValueError("it is no JSON object")
     if data.get("format") != FORMAT:
@@ -162,7 +177,7 @@ def launcher_of(data: Mapping[str, Any]) -> Launcher | None:
     """Raises `ValueError` for damaged data."""
     try:
         return Launcher.of_data(data["launcher"]) if data.get("launcher") else None
-    except (KeyError, TypeError) as error:
+    except DAMAGED as error:
         raise ValueError(f"its launcher is damaged: {error}") from error
 
 
@@ -176,7 +191,7 @@ def saved_state(plan: Plan, run: RunDir) -> tuple[RunState, Launcher | None]:
     launcher = launcher_of(data)
     try:
         state = state_of(plan, data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except DAMAGED as error:
         raise ValueError(f"it lacks something: {error}") from error
     lives = state.code is None and launcher and launcher.is_alive()
     if state.code is None and not lives and (over := end_after(run, state.times.launched)):
@@ -188,12 +203,8 @@ def end_after(run: RunDir, launched: float) -> Event | None:
     """Returns the launcher's last event if it is the end of the launch that began at a time. A full disk may
     have taken it and not the file."""
     path = run.journal("launcher")
-    try:
-        start = max(0, path.stat().st_size - TAIL_BYTES)
-    except OSError:
-        return None
     last = None
-    for line in lines_of(path, start):
+    for line in lines_of(path, max(0, size_of(path) - TAIL_BYTES)):
         last = parsed(line) or last
     return last if last and last.name == "over" and last.time >= launched else None
 
@@ -216,7 +227,8 @@ def outlined_state(plan: Plan, run: RunDir) -> RunState:
     state = RunState(plan)
     for line in lines_of(run.journal("launcher")):
         if event := parsed(line):
-            state.on_event(event)
+            with suppress(*DAMAGED):
+                state.on_event(event)
     if row := last_row(run.metrics):
         state.on_row({"step": row["step"], "time": row["time"]})
     return state
@@ -303,7 +315,7 @@ class StateFile:
 def _state_before(plan: Plan, run: RunDir) -> RunState:
     """Returns the state with which a launch begins: that of a run that is continued, without its end."""
     state = RunState(plan)
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, OtherFormat):
+    with suppress(OSError, OtherFormat, *DAMAGED):
         state = state_of(plan, read_data(run))
     state.code, state.reason, state.notice, state.is_stopping = None, "", RunState(plan).notice, False
     return state

@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TextIO
 
@@ -23,13 +22,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from meshctl.run.events import lines_of, parsed
+from meshctl.run.events import parsed
+from meshctl.run.reading import lines_of, size_of
 from meshctl.run.row_file import parsed_row
 from meshctl.view.live.dashboard import Picture, StepTimes, newest_logs
 from meshctl.view.live.output import Output
 from meshctl.view.live.plain import PlainOutput
 from meshctl.view.live.seen_run import SeenRun
 from meshctl.view.live.summary import position
+from meshctl.view.pictures.text.styled import visible
 
 POLL_S = 1.0
 """Seconds between two looks at a run. The launcher writes its state once a second."""
@@ -108,7 +109,7 @@ class LivePicture:
         self._live.stop()
 
     def _print(self, line: str) -> None:
-        self._live.console.print(Text(line), soft_wrap=True)
+        self._live.console.print(Text("\n".join(map(visible, line.split("\n")))), soft_wrap=True)
 
 
 class PlainWatch:
@@ -118,8 +119,8 @@ class PlainWatch:
         self._run = seen.run
         self._plain = PlainOutput(seen.plan, seen.run, stream)
         self._stream, self._output = stream, output
-        self._events = _size_of(seen.run.journal("launcher"))
-        self._rows = _size_of(seen.run.metrics)
+        self._events = size_of(seen.run.journal("launcher"))
+        self._rows = size_of(seen.run.metrics)
         self._has_begun, self._queued = False, ""
 
     def show(self, seen: SeenRun) -> None:
@@ -159,7 +160,7 @@ class PlainWatch:
             self._events += len(line)
             if event := parsed(line):
                 self._plain.on_event(event)
-        self._rows = min(self._rows, _size_of(self._run.metrics))  # an attempt has cut the file
+        self._rows = min(self._rows, size_of(self._run.metrics))  # an attempt has cut the file
         for line in lines_of(self._run.metrics, self._rows):
             self._rows += len(line)
             if row := parsed_row(line):
@@ -188,9 +189,3 @@ class JsonWatch:
 
     def close(self) -> None:
         pass
-
-
-def _size_of(path: Path) -> int:
-    with suppress(OSError):
-        return path.stat().st_size
-    return 0

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.run.checkpoints.saved import steps_of
 from meshctl.run.events import Event
 from meshctl.run.git_state import git_state
 from meshctl.run.launches import launches
@@ -146,12 +145,6 @@ class RunRecord:
         """The failures, the first one first. Those of workers that lost a peer come last."""
         found = [event for event in self.steps.others if event.name == "fault"]
         return sorted(found, key=lambda event: bool(event.value.get("lost")))
-
-    @cached_property
-    def checkpoints(self) -> list[int]:
-        """The steps of the published checkpoints that exist."""
-        newest = self.seen.run.saved()
-        return sorted(step for step in steps_of(self.seen.run) if step <= newest)
 
     def events(self, *names: str) -> list[Event]:
         return [event for event in self.steps.others if event.name in names]

@@ -65,8 +65,8 @@ def head_facts(record: RunRecord) -> Markup:
     whole, now = seen.plan.job_size, sum(group.workers for group in state.groups.values())
     workers = str(whole) if now == whole else f"{now} of {whole}"
     found.append(("workers", f"{workers} in {count(len(seen.plan.groups), 'group')}"))
-    if record.checkpoints:
-        found.append(("newest checkpoint", f"step {record.checkpoints[-1]}"))
+    if record.seen.checkpoints:
+        found.append(("newest checkpoint", f"step {record.seen.checkpoints[-1]}"))
     if state.restarts:
         found.append(("restarts", str(len(state.restarts))))
     if began := when(state.times.began):
@@ -248,7 +248,7 @@ def log_list(record: RunRecord) -> Iterator[Markup]:
 
 def checkpoint_table(record: RunRecord) -> Markup:
     """Returns the checkpoints that exist, and the best of them."""
-    if not record.checkpoints:
+    if not record.seen.checkpoints:
         return Markup()
     metric, best = record.seen.run.read_best()
     values = {one.step: f"{metric} {number(one.value)}" for one in best}
@@ -256,6 +256,6 @@ def checkpoint_table(record: RunRecord) -> Markup:
     heads = ("checkpoint", "published", "best value")[: 3 if values else 2]
     rows = [
         (f"step {step}", times.get(step, ""), values.get(step, ""))[: len(heads)]
-        for step in record.checkpoints
+        for step in record.seen.checkpoints
     ]
     return table(heads, rows)

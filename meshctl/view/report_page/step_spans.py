@@ -11,16 +11,15 @@ of several steps.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from meshctl.run.directory import RunDir
 from meshctl.run.event_files import EventFiles, event_files
-from meshctl.run.events import Event, lines_of, parsed
+from meshctl.run.events import Event, parsed
+from meshctl.run.reading import lines_of, size_of
 
 MAX_DECODED = 60_000
 """About how many `step` events are decoded."""
@@ -61,18 +60,12 @@ class StepSpans:
 
 def read_events(run: RunDir) -> StepSpans:
     found, processes = StepSpans(), event_files(run.events)
-    size = sum(_size(run, name) for each in processes for _, name in each.names_from(-1))
+    size = sum(size_of(run.events / name) for each in processes for _, name in each.names_from(-1))
     every = max(1, size // LINE_BYTES // MAX_DECODED)
     for process in processes:
         _Reader(run, process, every).read(found)
     found.others = sorted(found.others[:MAX_OTHERS], key=lambda event: event.time)
     return found
-
-
-def _size(run: RunDir, name: str) -> int:
-    with suppress(OSError):
-        return os.stat(run.events / name).st_size
-    return 0
 
 
 class _Reader:

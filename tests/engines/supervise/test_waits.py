@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshctl.engines.supervise.cause import position_of
 from meshctl.engines.supervise.waits import Known, Wait, doing_of, waits_of
 from meshctl.run.progress import Activity, Calls, Record
 from tests.runtime.plans import call, plan
@@ -68,6 +69,16 @@ def test_a_checkpoint_needs_all_ranks() -> None:
     saving = record(Activity.SAVING, stage=-1)
     assert wait(0, saving, saving, record(), saving).workers == (("train", 2),)
     assert wait(0, *[saving] * 4).workers == ()
+
+
+def test_a_close_is_no_checkpoint() -> None:
+    closing = record(Activity.CLOSING, stage=-1)
+    assert wait(0, closing, closing, record(), closing).workers == ()
+    assert (
+        doing_of(PLAN, Known({("train", 0): closing}, begun=BEGUN), ("train", 0))
+        == "`close`, after its last step"
+    )
+    assert position_of(PLAN, closing).doing == "close"
 
 
 def test_the_agreement_on_a_last_step_needs_everybody_who_is_inside_of_one() -> None:

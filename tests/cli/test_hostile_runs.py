@@ -1,0 +1,193 @@
+"""Run directories that contain anything: reading one follows no link out of it, opens no pipe or device, ends
+soon, and harms no other run's listing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from meshctl.cli.load import check
+from meshctl.cli.logs import Options, logs
+from meshctl.cli.report import report
+from meshctl.cli.status import runs, status
+from meshctl.cli.watch import watch
+from meshctl.engines.supervise.attempt import lock, mark_logs
+from meshctl.run.checkpoints.manifest import FILE as MANIFEST
+from meshctl.run.checkpoints.manifest import Manifest, describe
+from meshctl.run.checkpoints.saved import NoWholeCheckpoint, newest_whole_checkpoint
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Journal
+from meshctl.run.launches import record_launch
+from meshctl.view.live.seen_run import plan_of_run
+from meshctl.view.live.state_file import as_text, data_of, folded_state
+from tests.contract.launches import old_runs
+from tests.contract.pinned import DATA
+
+OUTSIDE = "what-is-outside"
+FILES = (
+    *(
+        "recipe.yaml",
+        "plan.json",
+        "start.json",
+        "state.json",
+        "launches.jsonl",
+        "job.json",
+        ".lock",
+        "git.txt",
+    ),
+    *("metrics.jsonl", "events/launcher.jsonl", "events/train-0.jsonl", "logs/train/0.log"),
+    *("checkpoints/best.json", "report.html", "media/step-1/metrics.x.table.json"),
+)
+FOLDERS = ("events", "logs", "logs/train", "checkpoints", "checkpoints/step-3", "media")
+DEEP = '{"a":' * 5000 + "1" + "}" * 5000
+WRONG = (
+    *('{"time":"now","step":"x"}', '{"time":1e999,"step":1}', '{"format":1,"times":{"launched":"x"}}', "[]"),
+    *('{"name":"launched","value":{"workers":3,"attempt":[]},"time":1}', '{"name":[],"time":2}', "null"),
+    *(
+        '{"name":"over","value":[],"time":3}',
+        '{"name":"stall","value":{"workers":4},"time":4}',
+        '{"step":{}}',
+    ),
+    *(
+        '{"name":"step","rank":{},"time":5}',
+        '{"name":"restarted","value":{"sizes":[1]},"time":6}',
+        "1" * 5000,
+    ),
+)
+
+
+def _link(path: Path, target: Path) -> None:
+    target.write_text(path.read_text(errors="replace") + f"\n{OUTSIDE}\n" if path.exists() else OUTSIDE)
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+def _replaced(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink(missing_ok=True)
+    make(path)
+
+
+MAKE: dict[str, Callable[[Path], object]] = {
+    "link": lambda path: _link(path, Path.cwd() / "outside"),
+    "device": lambda path: _replaced(path, lambda path: path.symlink_to("/dev/zero")),
+    "pipe": lambda path: _replaced(path, os.mkfifo),
+    "folder": lambda path: _replaced(path, Path.mkdir),
+    "deep": lambda path: path.write_text(DEEP + "\n" + DEEP),
+    "types": lambda path: path.write_text("\n".join(WRONG) + "\n"),
+    "bytes": lambda path: path.write_bytes(bytes(range(256)) * 10),
+    "huge": lambda path: os.truncate(path, 1 << 40),
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    run = _run(tmp_path, "one")
+    _run(tmp_path, "other")
+    assert plan_of_run(run)
+    return tmp_path
+
+
+def _run(folder: Path, name: str) -> RunDir:
+    run = RunDir(folder / "runs" / "contract" / name)
+    shutil.copytree(DATA / "runs" / old_runs()[0], run.path, symlinks=True)
+    run.state.write_text(as_text(data_of(folded_state(plan_of_run(run), run), None)))
+    for file in FILES:
+        (run.path / file).parent.mkdir(parents=True, exist_ok=True)
+        (run.path / file).touch()
+    return run
+
+
+COMMANDS: dict[str, Callable[[], int]] = {
+    "runs": lambda: runs("runs", "text"),
+    "status": lambda: status("contract/one", "runs", "text"),
+    "status as json": lambda: status("contract/one", "runs", "json"),
+    "logs": lambda: logs(["contract/one"], Options()),
+    "watch": lambda: watch("contract/one", "runs", "text"),
+    "report": lambda: report(["contract/one"], "runs", ""),
+}
+
+
+def _all_commands(capfd: pytest.CaptureFixture[str]) -> None:
+    for name, command in COMMANDS.items():
+        code = command()
+        out, err = capfd.readouterr()
+        problem = f"{name}: {code} {out[:400]} {err[:400]}"
+        assert code in (0, 1, 2, 3, 5) and OUTSIDE not in out + err, problem
+        if name.startswith("runs"):
+            assert code == 0 and "contract/other" in out, problem
+        if code == 3:
+            assert err.startswith("error: ") and err.count("\n") == 1, problem
+
+
+@pytest.mark.parametrize("content", MAKE)
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_of_a_run(file: str, content: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = place / "runs" / "contract" / "one" / file
+    MAKE[content](path)
+    before = (place / "outside").read_text() if content == "link" else ""
+    _all_commands(capfd)
+    page = place / "runs" / "contract" / "one" / "report.html"
+    if page.is_file():
+        assert OUTSIDE not in page.read_text()
+    assert content != "link" or (place / "outside").read_text() == before
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_of_a_run_that_is_a_link(
+    folder: str, place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = place / "runs" / "contract" / "one" / folder
+    path.rename(place / "outside")
+    path.symlink_to(place / "outside")
+    for file in (place / "outside").rglob("*.log"):
+        file.write_text(OUTSIDE)
+    _all_commands(capfd)
+
+
+@pytest.mark.parametrize("content", ["link", "pipe", "deep", "types", "bytes"])
+@pytest.mark.parametrize("file", [MANIFEST, "trainer/weights"])
+def test_a_file_of_a_checkpoint(file: str, content: str, place: Path) -> None:
+    run = RunDir(place / "runs" / "contract" / "one")
+    folder = run.checkpoint(3)
+    (folder / "trainer" / "weights").touch()
+    Manifest(3, describe(folder, [folder / "trainer" / "weights"])).write(folder)
+    assert newest_whole_checkpoint(run).step == 3
+    MAKE[content](folder / file)
+    with pytest.raises(NoWholeCheckpoint, match=file):
+        newest_whole_checkpoint(run)
+
+
+def test_a_state_of_other_types(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each value of the state in turn is of another type: the events have the state."""
+    run = RunDir(place / "runs" / "contract" / "one")
+    whole = json.loads(run.state.read_text())
+    for key in whole:
+        for wrong in ("text", 1e400, {"a": [{}]}):
+            run.state.write_text(as_text({**whole, key: wrong}))
+            for name in ("runs", "status"):
+                assert COMMANDS[name]() in (0, 3), (key, wrong)
+    assert "contract/other" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["link", "pipe"])
+def test_a_run_is_not_continued_through_links_and_pipes(content: str, place: Path) -> None:
+    run = RunDir(place / "runs" / "contract" / "one")
+    for path in (run.launches, run.lock, run.journal("launcher")):
+        MAKE[content](path)
+    outside = (place / "outside").read_text() if content == "link" else ""
+    record_launch(run, [])
+    for write in (lambda: lock(run), lambda: Journal(run.journal("launcher"))):
+        with suppress(OSError):
+            write()
+    mark_logs(run, 1)
+    assert not outside or (place / "outside").read_text() == outside
+    MAKE[content](run.recipe)
+    done = check("runs/contract/one", [])
+    assert done.code == 3 and "it has no `recipe.yaml`" in done.report.diagnostics[0].message
