@@ -14,6 +14,7 @@ import faulthandler
 import importlib
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -407,17 +408,25 @@ def _described(error: Exception | SystemExit) -> tuple[str, str]:
     return f"{type(error).__name__}: {message(error)}", "".join(parts)
 
 
-def secrets_of(plan: Plan, group: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the secrets of a group's arguments and variables, the longest first.
+PUBLIC = r"(?s)[~./].*|[-+]?[\d.,_]{1,8}"
+"""A path or a number from the environment, which is no secret under a key that is no secret's."""
 
-    Error messages must not contain them, because others may read the run directory.
+
+def secrets_of(plan: Plan, group: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the secrets of a group's arguments and variables, and all texts in them that came from the
+    environment, the longest first. Paths, numbers and usual words are shown: without them a message says
+    little.
+
+    Error messages must not contain the others, because others may read the run directory.
     """
     variables = {name: environ.get(name) if value is None else value for name, value in plan.group(group).env}
     sources = [*(dict(component.args) for component in plan.components_of(group)), variables]
     texts = [str(value) for _, value in secret_places(sources)]
     referenced = [environ.get(name, "") for text in texts for name in names(text)]
     written = [part for text in texts for part in literals(text)]
-    secrets = {text for text in (*referenced, *written) if is_distinctive(text)}
+    every = [name for _, value in secret_places(sources, under=True) for name in names(str(value))]
+    given = [text for name in every if not re.fullmatch(PUBLIC, text := environ.get(name, ""))]
+    secrets = {text for text in (*referenced, *written, *given) if is_distinctive(text)}
     return tuple(sorted(secrets, key=len)[::-1])
 
 

@@ -20,6 +20,9 @@ ARGS = {
     "token": "written-out",
     "auth": {"user": "${oc.env:WHO}"},
     "path": "${oc.env:DATA}",
+    "names": ["x", {"note": "run of ${oc.env:PLAIN}"}],
+    "size": "${oc.env:SIZE}",
+    "kind": "${oc.env:KIND}",
     "tokenizer": "plain-text",
 }
 ACTOR = Component("actor", "m.Actor", "train", DeviceMesh.from_sizes(dp_size=1), ARGS)
@@ -29,12 +32,21 @@ ENVIRON = {
     "HUB": "hub-token",
     "WHO": "somebody",
     "DATA": "/data/here",
+    "PLAIN": "blue-heron",
+    "SIZE": "4096",
+    "KIND": "auto",
     "HOME_TOKEN": "not-given",
 }
 
 
 def test_secrets_of_a_group_are_not_shown() -> None:
-    assert set(secrets_of(PLAN, "train", ENVIRON)) == {"written-out", "somebody", "key-of-wandb", "hub-token"}
+    assert set(secrets_of(PLAN, "train", ENVIRON)) == {
+        "written-out",
+        "somebody",
+        "key-of-wandb",
+        "hub-token",
+        "blue-heron",
+    }
     assert set(secrets_of(PLAN, "train", {})) == {"written-out"}
 
 
@@ -52,12 +64,12 @@ def test_a_fault_and_its_log_contain_no_secret(
     worker._plan = PLAN
     try:
         raise ValueError(
-            "wrong key key-of-wandb for somebody at https://me:pass@host, --token abc; see /data/here with plain-text"
+            "wrong key key-of-wandb for somebody at https://me:pass@host, --token abc; see /data/here with plain-text, 4096 and blue-heron"
         )
     except ValueError as error:
         worker.report_fault(error)
     event = json.loads(run.journal("train-0").read_text())
-    shown = "wrong key <redacted> for <redacted> at https://me:<redacted>@host, --token <redacted>; see /data/here with plain-text"
+    shown = "wrong key <redacted> for <redacted> at https://me:<redacted>@host, --token <redacted>; see /data/here with plain-text, 4096 and <redacted>"
     assert event["value"]["error"] == f"ValueError: {shown}"
     log = capfd.readouterr().err
     for text in (log, event["value"]["traceback"]):
