@@ -39,7 +39,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,12 @@ class RunDir:
     def recorded(self, stage: str) -> Recorded:
         return Recorded(self.path / "recorded" / stage)
 
+    def forget_parts(self) -> None:
+        """Deletes the files that earlier processes of the run did not finish: they were killed."""
+        for part in self.path.rglob(".*"):
+            if re.fullmatch(r"\..+\.(\d+|part)", part.name) and part.is_file():
+                part.unlink()
+
     def forget_recorded(self, after: int) -> None:
         """Deletes the recordings of later steps before these run again, perhaps on other ranks."""
         for stage in (self.path / "recorded").glob("*"):
@@ -371,17 +378,26 @@ def write_whole(path: Path, text: str, private: bool = False) -> None:
     """Writes a temporary file and renames it, so that a reader sees the old file or the new one, never a
     part.
 
-    With `private` only the owner may read the file, from its first byte on. An `OSError` has the path, and
-    leaves no part of the file on a full disk.
+    With `private` only the owner may read the file, from its first byte on. An `OSError` has the path.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with replaced(path) as part:
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yields the path of a file that replaces another one at the end. It is deleted if it cannot be
+    written."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.unlink(missing_ok=True)
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        yield part
         part.rename(path)
-    except OSError as error:
+    finally:
         part.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None

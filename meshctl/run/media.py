@@ -10,7 +10,6 @@ The folder describes itself: events only announce what is new. A worker writes e
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import struct
@@ -21,7 +20,7 @@ from typing import Any, Literal
 from urllib.parse import quote, unquote
 
 from meshctl.dataclass import dataclass
-from meshctl.run.directory import RunDir
+from meshctl.run.directory import RunDir, replaced
 from meshctl.run.reading import bytes_of, decoded, text_of
 
 Kind = Literal["image", "histogram", "table"]
@@ -87,9 +86,8 @@ def media_of(run: RunDir, name: str | None = None) -> list[Media]:
 def write_media(path: Path, content: bytes) -> None:
     """Writes a file in one rename. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{os.getpid()}.part")
-    part.write_bytes(content)
-    part.rename(path)
+    with replaced(path) as part:
+        part.write_bytes(content)
 
 
 def forget_media(run: RunDir, after: int) -> None:

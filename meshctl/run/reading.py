@@ -107,11 +107,11 @@ def decoded(text: str) -> Any:
     if text.lstrip()[end:].strip():
         raise ValueError("it goes on behind its end")
     level = [data] if text.count("[") + text.count("{") > MAX_DEPTH else []
-    for depth in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH if level else 0):
         inner = (one.values() if isinstance(one, dict) else one for one in level)
         level = [one for items in inner for one in items if isinstance(one, dict | list)]
-        if level and depth == MAX_DEPTH:
-            raise ValueError("it is nested too deeply")
+    if level:
+        raise ValueError("it is nested too deeply")
     return data
 
 

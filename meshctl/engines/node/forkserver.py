@@ -391,9 +391,9 @@ def _call(worker: WorkerMain) -> int:
     # Keeps the old streams alive: their finalizers would close descriptors that have other owners by now.
     inherited = (sys.stdin, sys.stdout, sys.stderr)
     sys.stdin = os.fdopen(0, closefd=False)
-    text = {"encoding": "utf-8", "errors": "backslashreplace"}  # the logs are UTF-8, whatever the locale
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False, **text)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, **text)
+    # The logs are UTF-8, whatever the locale.
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     faulthandler.enable()
     stack_dump.register()
     if torch := sys.modules.get("torch"):

@@ -78,6 +78,7 @@ def begin(
     descriptor = lock(run)
     whole = (whole or newest_whole_checkpoint(run)) if resume else WholeCheckpoint()
     start = following(run, tuple(path), whole) if resume else Start(tuple(path))
+    run.forget_parts()
     private = holds_secret(plan, composed)
     write_whole(run.recipe, composed, private)
     write_whole(run.plan, plan.to_json(), private)

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import prod
@@ -34,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.run.directory import Recorded
+from meshctl.run.directory import Recorded, replaced
 from meshctl.runtime.batch.batch import Batch, BatchError, Column, Ragged
 from meshctl.runtime.routes.alignment import IdsByRank, ordered
 from meshctl.runtime.routes.channel import Channel
@@ -113,13 +112,11 @@ def write(path: Path, value: Any, weight: float, about: Mapping[str, str]) -> No
     text = json.dumps(head).encode()
     text += b" " * (-(_LENGTH.size + len(text)) % _ALIGN)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with part.open("wb") as file:
+    with replaced(path) as part, part.open("wb") as file:
         file.write(_LENGTH.pack(len(text)) + text)
         for tensor in tensors.values():
             if tensor.nbytes:
                 file.write((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
-    part.rename(path)
 
 
 def _tensors(value: Any, weight: float) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from meshctl import __version__
 from meshctl.plan.model import Plan
@@ -26,7 +26,7 @@ from meshctl.run.events import Event, Follower, parsed
 from meshctl.run.launcher import Launcher
 from meshctl.run.reading import DAMAGED, decoded, is_number, lines_of, opened, size_of, text_of
 from meshctl.run.row_file import last_row, rows_of
-from meshctl.view.live.run_state import GroupState, History, RunState, Times, Timing
+from meshctl.view.live.run_state import GroupState, History, RunState, State, Times, Timing
 from meshctl.view.times.worker_times import WorkerTimes
 
 FORMAT = 1
@@ -121,7 +121,7 @@ def state_of(plan: Plan, data: Mapping[str, Any]) -> RunState:
 
 def _fill_group(group: GroupState, data: Mapping[str, Any]) -> None:
     group.workers = int(data.get("workers", group.workers))
-    group.states = {int(rank): str(state) for rank, state in data["states"].items()}
+    group.states = {int(rank): cast(State, str(state)) for rank, state in data["states"].items()}
     group.stages = {name: made(Timing, timing) for name, timing in data["stages"].items()}
     group.step = made(Timing, data["step"])
     group.phases = {name: float(seconds) for name, seconds in data["phases"].items()}

@@ -34,9 +34,15 @@ const waysOf = ({ways}) => ways.map((way) => OVER[way]).join(", ");
 const routeBytes = ({bytes}) => (bytes ? digitsOf(bytes) : "");
 const dispatchOf = ({dispatch: {mode, balance, home}}) => [modeName(mode), balance && `by ${balance}`, home && `home of ${home}`].filter(Boolean).join(" ");
 
+/** What happens to weights on their way, as the text of the topology says it. */
+const reshardingOf = ({giver, taker}) => {
+  const [from, to] = [giver, taker].map((name) => topology.components.get(name).layout);
+  return from === to ? "as it is" : "re-sharded";
+};
+
 function routeRow(route) {
   const {name, giver, taker, kind, collect} = route;
-  const moves = kind === "weights" ? ["weights", "re-sharded"] : [modeName(collect), dispatchOf(route)];
+  const moves = kind === "weights" ? ["weights", reshardingOf(route)] : [modeName(collect), dispatchOf(route)];
   return row(name, [giver, taker, ranksOf(route), ...moves, routeBytes(route), waysOf(route)]);
 }
 
@@ -136,7 +142,7 @@ function inputOf(route) {
   return make("div", {class: "input", "data-input": name},
     make("div", {class: "line"}, make("span", {class: "cut", title: words}, kind === "weights" ? "weights" : words),
       make("span", {class: "aside name"}, ranksOf(route))),
-    make("div", {class: "line wraps muted"}, make("span", {}, kind === "weights" ? "re-sharded" : `${modeName(collect)}, ${dispatchOf(route)}`),
+    make("div", {class: "line wraps muted"}, make("span", {}, kind === "weights" ? reshardingOf(route) : `${modeName(collect)}, ${dispatchOf(route)}`),
       make("span", {class: "aside"}, [bytes && bytesOf(bytes), waysOf(route)].filter(Boolean).join(", "))));
 }
 

@@ -143,7 +143,7 @@ def bubble_of(mesh: DeviceMesh) -> list[Line]:
         return []
     counts = mesh.pp_stages, 4 * mesh.pp_stages
     parts = [
-        f"{bubble(mesh.size('pp'), mesh.vpp_size, count):.0%} of {count}".replace("%", " %")
+        f"{bubble(mesh.size('pp'), mesh.vpp_size, count):.0%} at {count}".replace("%", " %")
         for count in counts
     ]
     return [Line(styled(f"bubble {', '.join(parts)} micro-batches", "faint"))]

@@ -149,7 +149,7 @@ def _facts(zoom: ComponentZoom) -> Iterator[str]:
     if component.mesh.sequence_parallel:
         yield "sequence parallel"
     if component.mesh.vpp_size > 1:
-        yield f"{component.mesh.vpp_size} pipeline stages per pp rank"
+        yield f"vpp {component.mesh.vpp_size}: {component.mesh.vpp_size} pipeline stages per pp rank"
     yield from (line.text for line in bubble_of(component.mesh))
     if zoom.same_processes:
         yield f"in the same processes as {', '.join(zoom.same_processes)}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import combinations, pairwise
 
 import pytest
 
+from meshctl.plan.model import Plan
 from meshctl.plan.views.topology import topology
 from meshctl.topology.cluster import Cluster
 from meshctl.view.formatting import size
@@ -55,6 +57,20 @@ def test_no_route_crosses_a_box_and_no_box_another(opened: Open, width: int) -> 
             assert not any(left < x < right and top < y < bottom for left, right, top, bottom in boxes)
     for box, other in combinations(boxes, 2):
         assert box[1] <= other[0] or other[1] <= box[0] or box[3] <= other[2] or other[3] <= box[2]
+
+
+INPUTS = "Object.fromEntries([...document.querySelectorAll('.picture .input')].map((one) => [one.dataset.input, one.textContent]))"
+
+
+@pytest.mark.parametrize("make", [everything, one])
+def test_weights_that_move_as_they_are(opened: Open, make: Callable[[], Plan]) -> None:
+    drawn = topology(make())
+    layouts = {each.name: each.layout for each in drawn.components}
+    shown = opened(drawn, width=1280).evaluate(INPUTS)
+    for route in drawn.routes:
+        if route.kind == "weights" and route.name in shown:
+            is_same = layouts[route.producer] == layouts[route.consumer]
+            assert ("as it is" if is_same else "re-sharded") in shown[route.name]
 
 
 def test_the_number_of_further_components_is_inside_of_its_tile(opened: Open) -> None:
