@@ -28,7 +28,7 @@ def _traceback(error: BaseException, seen: tuple[BaseException, ...] = ()) -> It
     """Yields the lines of an exception's traceback, after those of its causes, without messages."""
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     seen = (*seen, error)
-    if before is not None and before not in seen:
+    if before is not None and not any(before is one for one in seen):
         yield from _traceback(before, seen)
         yield "\n"
     yield "Traceback (most recent call last):\n"

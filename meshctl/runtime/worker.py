@@ -413,11 +413,10 @@ PUBLIC = r"(?s)[~./].*|[-+]?[\d.,_]{1,8}"
 
 
 def secrets_of(plan: Plan, group: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the secrets of a group's arguments and variables, and all texts in them that came from the
-    environment, the longest first. Paths, numbers and usual words are shown: without them a message says
-    little.
+    """Returns the secrets of a group's arguments and variables, and texts in them that came from the
+    environment, the longest first.
 
-    Error messages must not contain the others, because others may read the run directory.
+    Error messages must not contain them, because others may read the run directory.
     """
     variables = {name: environ.get(name) if value is None else value for name, value in plan.group(group).env}
     sources = [*(dict(component.args) for component in plan.components_of(group)), variables]
@@ -482,17 +481,12 @@ def stateful(plan: Plan, components: Mapping[str, Component]) -> dict[str, State
     return {name: component for name, component in kept.items() if isinstance(component, Stateful)}
 
 
-def is_lost(error: BaseException) -> bool:
-    """Returns whether an error only reports that a peer is gone. gloo has no class of its own for that."""
-    causes: list[BaseException] = []  # user code can make a circle of them
-    cause: BaseException | None = error
-    while cause is not None and cause not in causes:
-        causes.append(cause)
-        cause = cause.__cause__
-    return any(
-        isinstance(one, PEER_ERRORS) or (isinstance(one, RuntimeError) and "gloo" in message(one))
-        for one in causes
-    )
+def is_lost(error: BaseException, depth: int = 20) -> bool:
+    """Returns whether an error only reports that a peer is gone. gloo has no class of its own for that. At
+    most `depth` causes are examined: users can make a circle of them."""
+    if isinstance(error, PEER_ERRORS) or (isinstance(error, RuntimeError) and "gloo" in message(error)):
+        return True
+    return depth > 0 and error.__cause__ is not None and is_lost(error.__cause__, depth - 1)
 
 
 if __name__ == "__main__":
