@@ -66,6 +66,7 @@ from meshctl.runtime.world import (
     devices_of,
     join,
     ranks_by_node,
+    world_of,
 )
 from meshctl.text.bounded import MAX_LINE, MAX_TEXT, bounded, message
 from meshctl.text.env_refs import names
@@ -94,7 +95,8 @@ class WorkerEnv:
     group: str
     rank: int
     head: str
-    """HOST:PORT of the store of torch's process groups."""
+    """HOST:PORT of the store of torch's process groups; in an attempt on one node, the folder of its
+    stores."""
     attempt: int
     control: Control
     generations: Mapping[str, int] = field(default_factory=dict)
@@ -189,9 +191,11 @@ class Worker:
         """Joins the group's world and connects to the workers with which this one shares routes."""
         env, group = self._env, plan.group(self._env.group)
         job_rank = group.first_job_rank + env.rank
-        torch_store = connect_torch(env.head, env.attempt)
+        torch_store = connect_torch(env.head, env.attempt, world_of(group, env.generation))
         store, listener = env.control.connect(), env.control.connect()
         join(torch_store, group, env.rank, env.generation)
+        if group.device_type != "cpu" and env.head.startswith("/"):  # pairs of devices of two groups
+            torch_store = connect_torch(env.head, env.attempt, "pairs")
         extend_path(start.path)
         data_plane = connect_all(
             plan,

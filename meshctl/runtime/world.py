@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import FileStore, PrefixStore, TCPStore
 from torch.distributed import Store as TorchStore
 
 from meshctl.dataclass import dataclass
@@ -68,11 +68,17 @@ NEAR, FAR = "this node", "other nodes"
 """Prefixes of keys in the store, and words of messages."""
 
 
-def connect_torch(head: str, attempt: int) -> PrefixStore:
-    """Returns a connection to the store of torch's process groups at HOST:PORT, under the attempt's
-    prefix."""
-    host, port = split(head)
-    store = with_short_lookups(lambda: TCPStore(host, port, is_master=False, timeout=JOIN))
+def connect_torch(head: str, attempt: int, name: str) -> PrefixStore:
+    """Returns a connection to the store of torch's process groups at HOST:PORT, under the attempt's prefix.
+    In an attempt on one node, `head` is a folder of the owner of the run, and the store is the file of the
+    attempt with this name in it."""
+    store: TorchStore
+    if head.startswith("/"):
+        store = FileStore(f"{head}/run-{attempt}-{name.replace('/', '-')}", -1)
+        store.set_timeout(JOIN)
+    else:
+        host, port = split(head)
+        store = with_short_lookups(lambda: TCPStore(host, port, is_master=False, timeout=JOIN))
     return PrefixStore(f"run/{attempt}", store)
 
 
@@ -114,12 +120,17 @@ def join(store: TorchStore, group: Group, rank: int, generation: int = 0) -> Non
     find its connections closed.
     """
     backend = {"cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}.get(group.device_type, "gloo")
-    prefixed = PrefixStore(f"world/{group.name}{suffix_of(generation)}", store)
+    prefixed = PrefixStore(world_of(group, generation), store)
     lift_timeouts()
     dist.init_process_group(backend, store=prefixed, rank=rank, world_size=group.workers, timeout=RUNNING)
     if prefixed.add("joined", 1) == group.workers:
         prefixed.set("complete", "")
     prefixed.wait(["complete"], RUNNING)
+
+
+def world_of(group: Group, generation: int) -> str:
+    """Returns the name of the world of a group in a store."""
+    return f"world/{group.name}{suffix_of(generation)}"
 
 
 def suffix_of(generation: int) -> str:

@@ -45,9 +45,12 @@ STEPS = 3
 
 
 def connect(environ: Mapping[str, str]) -> dist.Store:
-    host, _, port = environ["MESHCTL_HEAD"].partition(":")
+    head, attempt = environ["MESHCTL_HEAD"], environ["MESHCTL_ATTEMPT"]
+    if head.startswith("/"):  # an attempt on one node
+        return dist.FileStore(f"{head}/{attempt}-{environ['MESHCTL_GROUP']}", -1)
+    host, _, port = head.partition(":")
     store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=20))
-    return dist.PrefixStore(f"run/{environ['MESHCTL_ATTEMPT']}", store)
+    return dist.PrefixStore(f"run/{attempt}", store)
 
 
 def agree(environ: Mapping[str, str]) -> StoreClient:

@@ -317,13 +317,12 @@ def run_agent(job: AgentJob, server: Client, outputs: Outputs) -> int:
 def _agent(job: AgentJob, server: Client, outputs: Outputs, journal: Journal) -> GroupAgent:
     program = job.placed.program
     requests = job.requests(dict(os.environ))
-    store = connect(job.stores.torch)
     nodes, generation = job.plan.nodes_of(job.group), job.generations.get(job.group, 0)
     meeting = Meeting(job.stores.torch, job.start.attempt, job.group, nodes, job.node, generation)
     spec = WorkerSpec(
         role=DEFAULT_ROLE if program else job.group,
         local_world_size=len(requests),
-        rdzv_handler=PlannedRendezvous(meeting, store, own_store=program is not None),
+        rdzv_handler=PlannedRendezvous(meeting, connect(meeting), own_store=program is not None),
         entrypoint=" ".join(requests[0].argv or ("meshctl.runtime.worker",)),
         max_restarts=0,
         monitor_interval=1e-4,

@@ -237,6 +237,11 @@ class NodeProcess:
         self._records.begin(plan, self._job.node)
         if not (file := self._job.run.plan_of(start)).exists():  # where the run directory is not shared
             write_whole(file, message["plan"], private=True)
+        if not message["store"] and self._scratch.descriptor < 0:
+            why = f"the folder {self._scratch.folder} cannot be made or locked"
+            self._report("unfit", error=f"{why}: TMPDIR must name a local folder with free space")
+            self._attempt.waiting = ()
+            return
         if message["is_elastic"] and self._send_devices(plan, self._attempt.number, has_begun=False):
             self._attempt.waiting = ()
             return
@@ -267,7 +272,8 @@ class NodeProcess:
 
     def _agent_job(self, message: Message, plan: Plan, start: Start, group: str) -> AgentJob:
         interface, own = interface_of(self._connection.own_host), self._job
-        stores = Stores(str(message["store"]), str(message["control"]), own.token, interface)
+        store = str(message["store"]) or str(self._scratch.folder)
+        stores = Stores(store, str(message["control"]), own.token, interface)
         generations = message.get("generations", {})
         return AgentJob(plan, own.run, start, group, own.node, stores, os.getppid(), generations)
 

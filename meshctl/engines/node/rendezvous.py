@@ -1,13 +1,16 @@
-"""The rendezvous of the agents of one group, through the head's store, with plain values only.
+"""The rendezvous of the agents of one group, through a store of torch, with plain values only.
 
 The plan lists the members, so nothing is negotiated: each agent registers and waits for the others, with a
 time limit. It replaces torch's c10d rendezvous, which unpickles values from an unauthenticated store; this
 one reads ASCII and JSON.
 
-A group of components initializes its process group through the head's store. For a program, the agent on the
-group's first node opens another store, on loopback or on the address by which it reaches the head, and
-publishes its address. `MASTER_ADDR`, `MASTER_PORT` and TORCHELASTIC_USE_AGENT_STORE then make
-`init_process_group()` of any script use that store.
+The store of an attempt on several nodes is the head's. That of an attempt on one node is a file of the group
+in the scratch folder: the head's would ask nobody on the machine for a token.
+
+For a program, the agent on the group's first node opens another store, on loopback or on the address by which
+it reaches the head, and publishes its address. `MASTER_ADDR`, `MASTER_PORT` and TORCHELASTIC_USE_AGENT_STORE
+then make `init_process_group()` of any script use that store. A group of components is given
+its process group.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import socket
 import time
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -34,9 +37,16 @@ JOIN_S = 60.0
 STORE_LIMIT = timedelta(seconds=60)
 
 
-def connect(head: str) -> TCPStore:
-    """Returns a client of the head's store at HOST:PORT."""
-    host, port = addresses.split(head)
+LOOPBACK = "127.0.0.1"
+
+
+def connect(meeting: Meeting) -> Store:
+    """Returns a client of the store in which the agents of a group meet."""
+    if meeting.is_on_one_node:
+        store = FileStore(f"{meeting.store}/{meeting.prefix.replace('/', '-')}", -1)
+        store.set_timeout(STORE_LIMIT)
+        return store
+    host, port = addresses.split(meeting.store)
     return with_short_lookups(
         lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=STORE_LIMIT)
     )
@@ -63,8 +73,8 @@ def serve(listener: socket.socket) -> TCPStore:
 class Meeting:
     """The parameters of the rendezvous of one group in one attempt."""
 
-    head: str
-    """HOST:PORT of the head's store."""
+    store: str
+    """HOST:PORT of the head's store; in an attempt on one node, the folder of its stores."""
     attempt: int
     group: str
     nodes: tuple[int, ...]
@@ -80,13 +90,27 @@ class Meeting:
         end = f"/{self.generation}" if self.generation else ""
         return f"run/{self.attempt}/rdzv/{self.group}{end}"
 
+    @property
+    def is_on_one_node(self) -> bool:
+        return self.store.startswith("/")
+
+    @property
+    def host(self) -> str:
+        """The address of this node by which the other nodes reach it."""
+        return LOOPBACK if self.is_on_one_node else addresses.address_towards(*addresses.split(self.store))
+
+    @property
+    def master(self) -> tuple[str, int]:
+        """The address and the port of the store by which a group of components could meet; port 0 for a
+        file."""
+        return (LOOPBACK, 0) if self.is_on_one_node else addresses.split(self.store)
+
 
 class PlannedRendezvous(RendezvousHandler):
     """The rendezvous of the nodes on which the plan places a group."""
 
-    def __init__(self, meeting: Meeting, store: TCPStore, own_store: bool) -> None:
-        """`own_store`: whether the group's `MASTER_ADDR` is a store that the agent of its first node opens,
-        instead of the head's store."""
+    def __init__(self, meeting: Meeting, store: Store, own_store: bool) -> None:
+        """`own_store`: whether the agent of the group's first node opens the store at `MASTER_ADDR`."""
         self._meeting, self._own_store = meeting, own_store
         self._store: Store = PrefixStore(meeting.prefix, store)
         self._serving: TCPStore | None = None
@@ -96,9 +120,7 @@ class PlannedRendezvous(RendezvousHandler):
             self._serve_group()
         self._store.set(f"here/{self._meeting.node}", "")
         self._wait_for_all()
-        host, port = (
-            json.loads(self._store.get("master")) if self._own_store else addresses.split(self._meeting.head)
-        )
+        host, port = json.loads(self._store.get("master")) if self._own_store else self._meeting.master
         return RendezvousInfo(
             self._store,
             self._meeting.nodes.index(self._meeting.node),
@@ -108,7 +130,7 @@ class PlannedRendezvous(RendezvousHandler):
 
     def _serve_group(self) -> None:
         """Opens the group's own store and publishes its address. Called before this node registers."""
-        listener = addresses.listen(addresses.address_towards(*addresses.split(self._meeting.head)))
+        listener = addresses.listen(self._meeting.host)
         self._store.set("master", json.dumps(listener.getsockname()[:2]))
         self._serving = serve(listener)
 
@@ -120,7 +142,7 @@ class PlannedRendezvous(RendezvousHandler):
                 names = ", ".join(map(str, missing))
                 raise RendezvousTimeoutError(
                     f"group {self._meeting.group}: no agent of node {names} within {JOIN_S:.0f} s at "
-                    f"{self._meeting.head}"
+                    f"{self._meeting.store}"
                 )
             time.sleep(0.02)
 

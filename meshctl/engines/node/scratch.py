@@ -1,4 +1,5 @@
-"""The folder in which Python's `multiprocessing` keeps its sockets, for the workers of a node.
+"""The folder in which the workers of a node keep what only they may open: the stores of torch in an attempt
+on one node, and the sockets of Python's `multiprocessing`.
 
 A process that shares tensors makes a folder `pymp-*` for its sockets and removes it when it ends; a killed
 one leaves it behind. Workers use one folder per node instead. Its name follows from the token of the run, so
@@ -33,25 +34,25 @@ class Scratch:
 
     def __init__(self, token: str, node: int) -> None:
         """Makes the folder for this user alone. Removes folders that no process uses any more."""
-        self._folder = scratch_folder(token, node)
+        self.folder = scratch_folder(token, node)
         with suppress(OSError):
-            for entry in os.scandir(self._folder.parent):
+            for entry in os.scandir(self.folder.parent):
                 if _NAME.fullmatch(entry.name) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
                     remove_unused(Path(entry.path))
-        self.descriptor = _locked(self._folder)
+        self.descriptor = _locked(self.folder)
         """The file descriptor that holds the lock; -1 without a folder. `multiprocessing` then makes other
         folders."""
 
     @property
     def mark(self) -> str:
         """The variable by which the processes of this run on this node can be recognized."""
-        return f"{VARIABLE}={self._folder}"
+        return f"{VARIABLE}={self.folder}"
 
     def release(self) -> None:
         """Ends the use of the folder by this process, and removes the folder if no other process uses it."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
-        remove_unused(self._folder)
+        remove_unused(self.folder)
 
 
 def scratch_folder(token: str, node: int) -> Path:

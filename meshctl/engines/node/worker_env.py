@@ -54,7 +54,8 @@ class Stores:
     """The addresses of the head's stores, and what the processes of an attempt need to use them."""
 
     torch: str
-    """HOST:PORT of the store of torch's process groups."""
+    """HOST:PORT of the store of torch's process groups; in an attempt on one node, the folder of its
+    stores."""
     control: str
     """HOST:PORT of the control store."""
     token: str = field(repr=False)

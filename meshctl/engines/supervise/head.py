@@ -181,7 +181,7 @@ class Head:
         return {
             "type": "attempt",
             "number": self._attempt.start.attempt,
-            "store": self._session.store_address,
+            "store": self._session.store_address if len(self._own_nodes) > 1 else "",
             "control": self._session.control.address,
             "plan": self._plan.to_json(),
             "is_elastic": self._session.elastic.is_allowed,

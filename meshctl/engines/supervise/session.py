@@ -53,7 +53,7 @@ class Session:
     handle: Handle
     nodes: Nodes
     store_address: str
-    """HOST:PORT of the store of torch's process groups."""
+    """HOST:PORT of the store of torch's process groups; empty for a plan on one node."""
     control: StoreClient
     """The supervisor's connection to the control store."""
     journal: Journal

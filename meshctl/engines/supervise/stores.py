@@ -1,7 +1,8 @@
-"""The two stores of a run, which the supervisor serves.
+"""The stores of a run that the supervisor serves.
 
 control    for everything that can steer or end the run; clients must have the token of the run
-torch      torch's TCPStore, for the process groups of each group of workers only: it has no authentication
+torch      torch's TCPStore, for the process groups of a run on several nodes only: it has no authentication.
+           On one node their stores are files (`engines.node.scratch`)
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 class Stores:
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, has_torch_store: bool = True) -> None:
         """Opens the sockets. Clients may connect before `serve`, because the backlog holds them. Raises
         `CannotStart`."""
-        self._control, self._torch = listen(host), listen(host)
-        self.torch_address = addresses.joined(host, self._torch.getsockname()[1])
+        self._control, self._torch = listen(host), listen(host) if has_torch_store else None
+        self.torch_address = addresses.joined(host, self._torch.getsockname()[1]) if self._torch else ""
+        """HOST:PORT of the store of torch; empty without one."""
         self._control_address = addresses.joined(host, self._control.getsockname()[1])
         self._torch_store: TCPStore | None = None
         self._server: StoreServer | None = None
@@ -47,12 +49,13 @@ class Stores:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The addresses of both stores, by what they are."""
-        return {"the control store": self._control_address, "the store of torch": self.torch_address}
+        """The addresses of the stores, by what they are."""
+        found = {"the control store": self._control_address}
+        return found | ({"the store of torch": self.torch_address} if self._torch else {})
 
     def serve(self, token: str, sockets: Sockets = PLAIN) -> StoreClient:
-        """Starts the threads of both stores. Returns the supervisor's connection to the control store."""
-        self._torch_store = serve(self._torch)
+        """Starts the threads of the stores. Returns the supervisor's connection to the control store."""
+        self._torch_store = serve(self._torch) if self._torch else None
         self._server = StoreServer(self._control, token, sockets)
         self._client = StoreClient(self._control_address, token, sockets=sockets)
         return self._client

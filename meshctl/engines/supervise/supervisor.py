@@ -75,7 +75,8 @@ class Supervisor:
         ends_at, engine = self._clock() + (job.plan.run.time_limit or math.inf), self._engine
         try:
             host = self._host or engine.host
-            nodes_listener, stores = listen(host, self._port), Stores(host)
+            nodes_listener = listen(host, self._port)
+            stores = Stores(host, has_torch_store=len(nodes_of(job.plan)) > 1)
             head = joined(host, nodes_listener.getsockname()[1])
             given = job.token or (environ or {}).get(TOKEN_VARIABLE)
             job = replace(job, head=head, token=given or new_token())
