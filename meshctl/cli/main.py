@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import meshctl
@@ -15,6 +16,7 @@ ANYWHERE = ("explain", "schema", "doctor", "completion", "--help", "--version")
 
 def main() -> None:
     """Runs a command. An interrupt that no command handles ends the process with 130, also during imports."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as a parent may pass it on, it hides ends
     try:
         _called()
     except KeyboardInterrupt:

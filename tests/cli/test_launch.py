@@ -14,6 +14,7 @@ import pytest
 from meshctl.run.directory import RunDir
 from tests.cli.commands import MAIN, meshctl
 from tests.cli.small_launch import PATIENT, run_of, started, steps, wait_for_processes
+from tests.command_server import call
 from tests.hang import HANG_S
 from tests.log_text import output_of, own_lines
 
@@ -50,6 +51,12 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
     done = meshctl(folder, "launch", "recipe.yaml", code=code)
     line = "error: the launcher cannot open another file: its limit is 40 (`ulimit -n`)"
     assert (done.returncode, own_lines(done.stderr)) == (5, [line])
+
+
+def test_a_parent_that_ignores_the_ends_of_its_children_changes_nothing(folder: Path) -> None:
+    ignored = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    done = call(folder, "launch", "recipe.yaml", program=ignored)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_run_and_its_continuation(folder: Path) -> None:
