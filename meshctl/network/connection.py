@@ -16,10 +16,6 @@ Message = dict[str, Any]
 HANDSHAKE_BYTES_MAX = 4096
 """Maximum size of a message from a peer that has not authenticated yet."""
 RECEIVE_BYTES = 1 << 16
-STRANGER_S = 10.0
-"""Time limit for a peer to authenticate."""
-STRANGERS_MAX = 256
-"""Maximum number of peers that authenticate at the same time."""
 
 
 class ProtocolError(Exception):

@@ -16,15 +16,13 @@ from typing import Any
 
 from meshctl.network.authentication import is_proof, new_nonce, proof_of
 from meshctl.network.connection import (
-    STRANGER_S,
-    STRANGERS_MAX,
     Connection,
     Message,
     ProtocolError,
 )
 from meshctl.network.control_store import CLIENT, SERVER
 from meshctl.network.sockets import PLAIN, Sockets
-from meshctl.network.strangers import Strangers
+from meshctl.network.strangers import CROWDED_S, Strangers, is_crowded, overdue
 
 SELECT_MAX_S = 3600.0
 """Longest time to wait at once. The system call counts milliseconds with 31 bits."""
@@ -34,6 +32,7 @@ REQUEST_BYTES_MAX = 1 << 24
 @dataclass(eq=False)
 class _Peer:
     connection: Connection
+    began: float = field(default_factory=time.monotonic)
     nonce: str = field(default_factory=new_nonce)
     expected: str = ""
     """The proof that the peer must send; empty before its nonce has arrived."""
@@ -94,6 +93,8 @@ class StoreServer:
                 elif key.data in self._peers:
                     self._serve_peer(key.data, events)
             self._end_limits(time.monotonic())
+            for peer in overdue(self._strangers, time.monotonic()):
+                self._drop_stranger(peer)
 
     def _release(self) -> None:
         for peer in self._peers:
@@ -102,11 +103,11 @@ class StoreServer:
         self._closed.close()
         self._selector.close()
 
-    def _seconds(self) -> float | None:
-        """Returns the seconds until the next time limit, or `SELECT_MAX_S`; None without a limit."""
-        if not self._limits:
-            return None
-        return min(max(self._limits[0][0] - time.monotonic(), 0.0), SELECT_MAX_S)
+    def _seconds(self) -> float:
+        """Returns the seconds until something may be due."""
+        longest_s = CROWDED_S / 4 if self._strangers else SELECT_MAX_S
+        limit_s = self._limits[0][0] - time.monotonic() if self._limits else longest_s
+        return min(max(limit_s, 0.0), longest_s)
 
     def _limit(self, seconds: float, end: Callable[[], None]) -> None:
         heapq.heappush(self._limits, (time.monotonic() + seconds, next(self._numbers), end))
@@ -125,15 +126,14 @@ class StoreServer:
             peer = _Peer(Connection(self._sockets.server(sock)))
             self._peers.add(peer)
             self._strangers.add(peer)
-            self._limit(STRANGER_S, lambda: self._drop_stranger(peer))
             self._selector.register(peer.connection, selectors.EVENT_READ, peer)
-            if len(self._strangers) == STRANGERS_MAX:
+            if is_crowded(self._strangers):
                 self._selector.unregister(self._listener)
 
     def _forget_stranger(self, peer: _Peer) -> None:
         """Forgets a peer that has authenticated or has ended, so that another one can authenticate."""
         if peer in self._strangers:
-            if len(self._strangers) == STRANGERS_MAX:
+            if is_crowded(self._strangers):
                 self._selector.register(self._listener, selectors.EVENT_READ)
             self._strangers.remove(peer)
 

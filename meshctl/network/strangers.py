@@ -1,13 +1,48 @@
-"""Connections that were dropped because the peer did not prove that it has the token of the run."""
+"""Connections whose peer has not proved that it has the token of the run: how long each of them may stay, and
+how many of each host were dropped."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sized
+from typing import Protocol, TypeVar
 
+from meshctl.network.connection import Connection
+
+STRANGERS_MAX = 256
+"""Maximum number of peers that authenticate at the same time."""
+STRANGER_S, CROWDED_S = 10.0, 1.0
+"""Time limits for a peer to authenticate: usually, and while `STRANGERS_MAX` do."""
 HOSTS_MAX = 64
 """The most hosts that are counted by themselves."""
 OTHERS = "other hosts"
+
+
+class Arrived(Protocol):
+    """A peer that has connected."""
+
+    @property
+    def connection(self) -> Connection: ...
+    @property
+    def began(self) -> float: ...
+
+
+Peer = TypeVar("Peer", bound=Arrived)
+
+
+def is_crowded(peers: Sized) -> bool:
+    """Returns whether no further peer may begin to authenticate."""
+    return len(peers) >= STRANGERS_MAX
+
+
+def overdue(peers: Collection[Peer], now: float) -> list[Peer]:
+    """Returns the peers, of those that have not authenticated, that are to be dropped. Where it is crowded,
+    the host that has most of them makes room."""
+    late = [one for one in peers if now - one.began > STRANGER_S]
+    if late or not is_crowded(peers):
+        return late
+    [(crowd, _)] = Counter(one.connection.peer_host for one in peers).most_common(1)
+    return [one for one in peers if one.connection.peer_host == crowd and now - one.began > CROWDED_S]
 
 
 class Strangers(Counter[str]):

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,10 @@ from meshctl.network.connection import Connection, Message
 from meshctl.network.control_store import GET, StoreClient
 from meshctl.package import our_digest, reinstall_command
 from meshctl.plan.model import Cluster, Plan, Program, Restarts
+from meshctl.plan.resizing import Lost
 from meshctl.run.bounds import end_of_data
 from meshctl.run.events import Event
+from meshctl.run.settings import Elastic
 from meshctl.run.shutdown import PREFIX
 from tests.engines.fake import FakeEngine, FakeHandle, FakeMain, FakeNode, FakeWorker
 
@@ -215,6 +217,34 @@ def test_a_lost_node_is_the_cause_and_is_started_again(two_nodes: Plan, tmp_path
     [cause] = [event.value["cause"] for event in seen.events if event.name == "restarted"]
     assert "node 1" in cause
     assert outcome.code == 0 and seen.attempts == [(0, None), (1, None)]
+
+
+def test_the_nodes_receive_beats_while_the_smaller_plan_is_made(
+    two_nodes: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that hears nothing for longer than its lease ends itself. The lease is long here, so that none does."""
+    obey, beats = FakeNode._obey, list[str]()
+
+    def obey_and_count(self: FakeNode, message: Message) -> None:
+        beats.extend(["beat"] if message["type"] == "beat" else [])
+        obey(self, message)
+
+    def worker(job: FakeWorker) -> int:
+        if job.attempt == 2:
+            return steps(job)
+        return 1 if (job.group, job.rank) == ("one", 1) else until_stopped(job)
+
+    def resize(lost: Lost) -> Plan:
+        before = len(beats)
+        wait(lambda: len(beats) > before, "a beat")
+        return plan
+
+    monkeypatch.setattr(FakeNode, "_obey", obey_and_count)
+    plan = replace(two_nodes, run=replace(two_nodes.run, elastic=(Elastic("one", 1),), restarts=Restarts(5)))
+    attempt = begin(plan, "name: test\n", (str(tmp_path),), None)
+    job = Job(plan, attempt.run, lambda environ: 70, resize=resize)
+    supervisor = Supervisor(FakeEngine(worker, lease_s=3600.0), Signals())
+    assert supervisor.run(job, attempt, list).code == 0
 
 
 class Late(FakeHandle):
@@ -454,7 +484,7 @@ def test_a_node_that_is_silent_for_longer_than_its_lease_is_lost(
 def test_nodes_that_come_at_once_wait_until_others_have_authenticated(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGERS_MAX", 2)
+    monkeypatch.setattr("meshctl.network.strangers.STRANGERS_MAX", 2)
     nodes = Nodes(listener, "token", 0.0)
     numbers = range(12)
     nodes.begin({"type": "attempt", "number": 0}, {number: ["one"] for number in numbers})
@@ -478,14 +508,15 @@ def test_nodes_that_come_at_once_wait_until_others_have_authenticated(
     nodes.close()
 
 
-def test_a_silent_stranger_makes_room_in_the_end(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGERS_MAX", 1)
-    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGER_S", 0.2)
+def test_silent_strangers_make_room(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the usual limit of two at a time, they would take minutes."""
+    monkeypatch.setattr("meshctl.network.strangers.STRANGERS_MAX", 2)
+    monkeypatch.setattr("meshctl.network.strangers.CROWDED_S", 0.01)
     nodes = Nodes(listener, "token", 0.0)
     nodes.begin({"type": "attempt", "number": 0}, {0: ["one"]})
-    with socket.create_connection(listener.getsockname()):
+    with ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(socket.create_connection(listener.getsockname()))
         joined: list[Connection] = []
         thread = threading.Thread(target=lambda: joined.append(join(address_of(listener), 0, "token")[0]))
         thread.start()

@@ -157,8 +157,20 @@ def test_a_server_that_is_not_there_cannot_be_reached() -> None:
 def test_clients_that_come_at_once_wait_until_others_have_authenticated(
     server: tuple[StoreServer, str], connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshctl.network.store_server.STRANGERS_MAX", 2)
+    monkeypatch.setattr("meshctl.network.strangers.STRANGERS_MAX", 2)
     host, _, port = server[1].rpartition(":")
     with closing(socket.create_connection((host, int(port)))), ThreadPoolExecutor(8) as pool:
         counts = [*pool.map(lambda _: connect().add("n", 1), range(24))]
     assert sorted(counts) == [*range(1, 25)]
+
+
+def test_a_client_is_answered_although_silent_strangers_came_first(
+    server: tuple[StoreServer, str], connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshctl.network.strangers.STRANGERS_MAX", 2)
+    monkeypatch.setattr("meshctl.network.strangers.CROWDED_S", 0.01)
+    host, _, port = server[1].rpartition(":")
+    with ExitStack() as stack:
+        for _ in range(60):  # within the usual limit of two at a time, they would take minutes
+            stack.enter_context(closing(socket.create_connection((host, int(port)))))
+        assert connect().add("n", 1) == 1

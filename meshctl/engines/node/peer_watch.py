@@ -28,15 +28,13 @@ from meshctl.engines.connection import beat_s
 from meshctl.network.addresses import family_of, joined, listen, split
 from meshctl.network.authentication import is_proof, new_nonce, proof_of
 from meshctl.network.connection import (
-    STRANGER_S,
-    STRANGERS_MAX,
     Connection,
     Message,
     ProtocolError,
     host_of,
 )
 from meshctl.network.sockets import PLAIN, Sockets
-from meshctl.network.strangers import Strangers
+from meshctl.network.strangers import Strangers, is_crowded, overdue
 
 REACH_S = 10.0
 """Seconds within which a peer must answer before the first step."""
@@ -270,10 +268,14 @@ class PeerWatch:
             self._is_awaited = False
             yield None
 
+    @property
+    def _unknown(self) -> list[Caller]:
+        return [caller for caller in self._callers if not caller.is_known]
+
     def _answer(self, now: float) -> None:
         with suppress(OSError):
             sock, _ = self._listener.accept()
-            if sum(not caller.is_known for caller in self._callers) >= STRANGERS_MAX:
+            if is_crowded(self._unknown):
                 self.strangers.note(host_of(sock))
                 sock.close()
             else:
@@ -282,9 +284,9 @@ class PeerWatch:
                 )
         for caller in list(self._callers):
             caller.poll()
-            if not caller.is_known and now - caller.began > STRANGER_S:
-                caller.is_wrong = True
-            if caller.is_wrong:
+        late = overdue(self._unknown, now)
+        for caller in list(self._callers):
+            if caller.is_wrong or caller in late:
                 caller.connection.close()
                 self.strangers.note(caller.connection.peer_host)
             if caller.connection.is_closed:

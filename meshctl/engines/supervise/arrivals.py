@@ -15,9 +15,9 @@ import socket
 from collections.abc import Callable, Iterator
 
 from meshctl.engines.connection import Handshake
-from meshctl.network.connection import STRANGER_S, STRANGERS_MAX, Connection, ProtocolError
+from meshctl.network.connection import Connection, ProtocolError
 from meshctl.network.sockets import Sockets
-from meshctl.network.strangers import Strangers
+from meshctl.network.strangers import Strangers, is_crowded, overdue
 
 
 class Arrivals:
@@ -40,7 +40,7 @@ class Arrivals:
 
     def accept(self) -> None:
         """Accepts peers until `STRANGERS_MAX` authenticate. Further ones wait in the listener's queue."""
-        while len(self._strangers) < STRANGERS_MAX:
+        while not is_crowded(self._strangers):
             try:
                 sock, _ = self._listener.accept()
             except OSError:
@@ -74,8 +74,8 @@ class Arrivals:
 
     def expire(self, now: float) -> None:
         """Drops the peers that have not authenticated in time."""
-        for file in [file for file, one in self._strangers.items() if now - one.began > STRANGER_S]:
-            self._drop(file)
+        for one in overdue(self._strangers.values(), now):
+            self._drop(one.connection.fileno())
 
     def _drop(self, file: int) -> None:
         connection = self._strangers[file].connection

@@ -16,10 +16,12 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import field
 from functools import partial
+from typing import TypeVar
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.connection import BEAT_S, JOIN_S, Handshake, beat_s
@@ -38,6 +40,8 @@ from meshctl.network.addresses import joined
 from meshctl.network.connection import Connection, Message, ProtocolError, encoded
 from meshctl.network.sockets import PLAIN, Sockets
 from meshctl.text.english import counted
+
+Result = TypeVar("Result")
 
 CLOSE_S = 2.0
 """Seconds that nodes have at the end to close their connections."""
@@ -449,6 +453,18 @@ class Nodes:
         node.connection, node.is_lost = None, True
         _end(node)
         return [NodeLost(number, reason)] if reason and not was_ended else []
+
+    def while_beating(self, call: Callable[..., Result], *args: object) -> Result:
+        """Returns what a call returns that may take longer than the lease. It runs in a thread, and the nodes
+        receive beats meanwhile."""
+        if not self._lease_s:
+            return call(*args)
+        with ThreadPoolExecutor(1) as thread:
+            future = thread.submit(call, *args)
+            while not future.done():
+                self._send_beats(time.monotonic())
+                wait([future], beat_s(self._lease_s) / 2)
+            return future.result()
 
     def _send_beats(self, now: float) -> None:
         if self._lease_s and now - self._beat >= beat_s(self._lease_s):

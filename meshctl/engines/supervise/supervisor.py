@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from meshctl.engines.engine import CannotStart, Engine, Job, nodes_of
 from meshctl.engines.supervise.attempt import Attempt, next_attempt
@@ -98,7 +99,7 @@ class Supervisor:
                 watch,
                 lambda: self._clock() >= ends_at,
                 StrangerWatch(lambda: [*nodes.all_dropped(), stores.dropped()]),
-                Elastic(job.plan, job.resize),
+                Elastic(job.plan, job.resize and partial(nodes.while_beating, job.resize)),
                 Restarts(job.plan.run.restarts),
             )
             outcome = _with_results(self._attempts(session, attempt), files)
@@ -139,7 +140,7 @@ class Supervisor:
                 session.journal.write("warning", text=f"the run does not start again: {reason}")
                 return outcome
             try:
-                attempt = next_attempt(attempt, elastic.plan)
+                attempt = session.nodes.while_beating(next_attempt, attempt, elastic.plan)
             except NoWholeCheckpoint as error:
                 cause = Cause(Priority.OWN, str(error))
                 return Outcome(FAILED, cause, cause.line)

@@ -8,7 +8,7 @@ import pytest
 
 from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.stranger_watch import StrangerWatch
-from meshctl.network import connection as connections
+from meshctl.network import strangers
 from meshctl.network.store_server import StoreServer
 from meshctl.network.strangers import HOSTS_MAX, OTHERS, Strangers
 
@@ -74,10 +74,7 @@ def test_the_control_store_drops_and_counts_a_stranger(words: bytes) -> None:
 
 
 def test_a_silent_stranger_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    from meshctl.network import store_server
-
-    monkeypatch.setattr(store_server, "STRANGER_S", 0.1)
-    assert connections.STRANGER_S > 1
+    monkeypatch.setattr(strangers, "STRANGER_S", 0.1)
     listener = socket.create_server(("127.0.0.1", 0))
     server = StoreServer(listener, "token")
     assert stranger(listener, b"") == b""
