@@ -11,6 +11,7 @@ started ends, also while the setup runs. Where the network is cut, the lease of 
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,6 +35,8 @@ CONNECT_S = 20
 MAX_ASKED = 8
 """Maximum number of hosts whose addresses are looked up to find the network on which the head listens."""
 SSH_PORT = 22
+KILLED = 128
+"""The exit code of a shell whose command was killed by a signal, less the number of the signal."""
 
 
 class SshEngine(RemoteEngine):
@@ -93,8 +96,9 @@ class SshEngine(RemoteEngine):
         }
         flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
         script = shlex.quote(script_of(self.setup, command.argv, self.ships))
+        kept = shlex.quote(f"sh -c {script}; exit $?")  # ssh passes on an exit code and no signal
         host = self.hosts[command.node]
-        return Command(command.node, ("ssh", "-T", *flags, *self._options, host, f"exec sh -c {script}"))
+        return Command(command.node, ("ssh", "-T", *flags, *self._options, host, f"exec sh -c {kept}"))
 
     def start(self, job: Job) -> Handle:
         commands = self.render(job.plan, job.run, job.head).commands
@@ -159,6 +163,8 @@ class SshHandle(LocalHandle):
 
     def exited(self, node: int, code: int) -> Exited:
         self._close_pipe(node)
+        if code - KILLED in set(signal.Signals):
+            code = KILLED - code
         log = fork_log(self._job.run, node)
         where = f"host {self._hosts[node]} (node {node})"
         reasons = refusals(where, "engine.ssh", last_error(log))

@@ -21,10 +21,8 @@ OTHERS = "other hosts"
 class Arrived(Protocol):
     """A peer that has connected."""
 
-    @property
-    def connection(self) -> Connection: ...
-    @property
-    def began(self) -> float: ...
+    connection: Connection
+    began: float
 
 
 Peer = TypeVar("Peer", bound=Arrived)

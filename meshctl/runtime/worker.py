@@ -66,7 +66,7 @@ from meshctl.runtime.world import (
     devices_of,
     join,
     ranks_by_node,
-    world_of,
+    suffix_of,
 )
 from meshctl.text.bounded import MAX_LINE, MAX_TEXT, bounded, message
 from meshctl.text.env_refs import names
@@ -191,7 +191,8 @@ class Worker:
         """Joins the group's world and connects to the workers with which this one shares routes."""
         env, group = self._env, plan.group(self._env.group)
         job_rank = group.first_job_rank + env.rank
-        torch_store = connect_torch(env.head, env.attempt, world_of(group, env.generation))
+        world = f"{group.name}{suffix_of(env.generation)}"
+        torch_store = connect_torch(env.head, env.attempt, f"world/{world}")
         store, listener = env.control.connect(), env.control.connect()
         join(torch_store, group, env.rank, env.generation)
         if group.device_type != "cpu" and env.head.startswith("/"):  # pairs of devices of two groups

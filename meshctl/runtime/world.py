@@ -120,17 +120,12 @@ def join(store: TorchStore, group: Group, rank: int, generation: int = 0) -> Non
     find its connections closed.
     """
     backend = {"cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}.get(group.device_type, "gloo")
-    prefixed = PrefixStore(world_of(group, generation), store)
+    prefixed = PrefixStore(f"world/{group.name}{suffix_of(generation)}", store)
     lift_timeouts()
     dist.init_process_group(backend, store=prefixed, rank=rank, world_size=group.workers, timeout=RUNNING)
     if prefixed.add("joined", 1) == group.workers:
         prefixed.set("complete", "")
     prefixed.wait(["complete"], RUNNING)
-
-
-def world_of(group: Group, generation: int) -> str:
-    """Returns the name of the world of a group in a store."""
-    return f"world/{group.name}{suffix_of(generation)}"
 
 
 def suffix_of(generation: int) -> str:

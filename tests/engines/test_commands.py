@@ -92,7 +92,7 @@ def test_a_run_of_two_nodes_and_its_continuation_by_head(folder: Path, processes
     head.until(f"^step {len(begun) + 1}")
     os.kill(again[1].pid, signal.SIGKILL)
     code, output = head.end()
-    assert code == 5 and "the connection to node 1 is lost" in output, output
+    assert code == 5 and "the connection to node 1 (127.0.0.1) is lost" in output, output
     assert again[0].end()[0] == 1
     assert losses(run)[: len(begun)] == begun
 

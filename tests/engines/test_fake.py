@@ -291,6 +291,36 @@ def test_the_exit_of_a_node_process_is_the_cause_although_its_connection_ends_fi
     assert (outcome.code, outcome.reason) == (5, "the node process of node 0: killed by SIGKILL")
 
 
+def test_the_end_of_a_node_process_comes_before_the_workers_that_miss_it(
+    two_nodes: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is known before its connection ends, as that of a client of ssh when the host's sshd dies."""
+    poll, running, ended, over = FakeHandle.poll, threading.Event(), threading.Event(), threading.Event()
+
+    def worker(job: FakeWorker) -> int:
+        if job.rank == 1:  # of the node that is lost, from which nothing more is heard
+            over.wait(60)
+            return 0
+        if job.group == "one":
+            return until_stopped(job)
+        running.set()
+        ended.wait(60)
+        job.journal().write("fault", error="connection closed by peer", traceback="", lost=True)
+        return 1
+
+    def poll_with_end(self: FakeHandle) -> list[Exited]:
+        found = poll(self)
+        if running.is_set() and not ended.is_set():
+            found.append(Exited("the node process of node 1", 255, node=1, reason="host b is not reached"))
+            ended.set()
+        return found
+
+    monkeypatch.setattr(FakeHandle, "poll", poll_with_end)
+    outcome, _ = run(FakeEngine(worker), two_nodes, tmp_path)
+    over.set()
+    assert outcome.reason == "host b is not reached"
+
+
 # Services
 
 
@@ -475,7 +505,7 @@ def test_a_node_that_is_silent_for_longer_than_its_lease_is_lost(
         clock[0] += 4.0
         assert nodes.poll() == []
     clock[0] += 4.0
-    assert nodes.poll() == [NodeLost(0, "node 0 has not answered for 15 s")]
+    assert nodes.poll() == [NodeLost(0, "node 0 (127.0.0.1) has not answered for 15 s")]
     assert not nodes.running
     joined[0].close()
     nodes.close()

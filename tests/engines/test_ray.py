@@ -144,7 +144,7 @@ def test_a_killed_actor_is_the_cause_and_a_killed_launcher_leaves_nothing(
         assert busy.returncode == 4 and "3 x 3 CPU (free: 0 CPU)" in busy.stderr, busy.stderr
         os.kill(actor_of(folder, 1), signal.SIGKILL)
         assert launch.end() == 5
-    cause = r"error: (node 1 was ended by a signal|the connection to node 1 is lost|the Ray actor of node 1 on \S+ .* died: )"
+    cause = r"error: (node 1 \(\S+\) was ended by a signal|the connection to node 1 \(\S+\) is lost|the Ray actor of node 1 on \S+ .* died: )"
     assert re.search(cause, launch.output), launch.output
     assert is_clean(folder, cluster)
     with Launch(folder, cluster, *LONG) as launch:

@@ -334,4 +334,4 @@ def test_events_reach_the_head_once_and_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("who", ["../../etc/train-0", "launcher", "train-0.1", 3])
 def test_a_node_sends_events_of_workers_only(who: object) -> None:
     with pytest.raises(ValueError, match="of no worker"):
-        report_of(1, {"type": "events", "who": who, "lines": []})
+        report_of(1, {"type": "events", "who": who, "lines": []}, "node 1")

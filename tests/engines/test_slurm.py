@@ -199,7 +199,7 @@ def kill_head(run: Slurmed) -> None:
     ("fault", "state", "cause"),
     [
         (scancel, "interrupted", r"SIGTERM: Slurm job \d+ was cancelled"),
-        (kill_agent, "failed", r"the connection to node 1 is lost|the node process on n2 \(node 1\)"),
+        (kill_agent, "failed", r"the connection to node 1 \(\S+\) is lost|the node process on n2 \(node 1\)"),
         (kill_worker, "failed", r"two:2 failed.*SIGKILL"),
         (kill_head, "lost", ""),
     ],

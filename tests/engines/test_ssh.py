@@ -19,13 +19,15 @@ from pathlib import Path
 
 import pytest
 
+from meshctl.engines.engine import Command, Job
 from meshctl.engines.host_script import last_error, script_of
-from meshctl.engines.ssh import hosts_in
+from meshctl.engines.ssh import SshEngine, SshHandle, hosts_in
+from meshctl.run.directory import RunDir
 from tests.cli.commands import MAIN, meshctl
 from tests.cli.small_launch import PARTS, RECIPE
 from tests.engines import namespaces
 from tests.engines.namespaces import Hosts
-from tests.engines.processes import name_of
+from tests.engines.processes import name_of, plan_of
 from tests.hang import HANG_S
 from tests.paths import ROOT
 
@@ -202,11 +204,14 @@ def process_of(hosts: Hosts, number: int, title: str) -> int:
     [
         (
             kill_agent,
-            r"error: the (connection to node 1 is lost|node process on host \S+ \(node 1\): SIGKILL)",
+            r"error: the node process on host \S+ \(node 1\): killed by SIGKILL",
         ),
         (kill_worker, r"error: two:2 failed.*SIGKILL"),
-        (kill_group_agent, r"error: the agent of two: killed by SIGKILL"),
-        (cut_link, r"error: (node 1 has not answered for 6 s|the connection to node 1 is lost)"),
+        (kill_group_agent, r"error: the agent of two on node 1 \(\S+\): killed by SIGKILL"),
+        (
+            cut_link,
+            r"error: (node 1 \(\S+\) has not answered for 6 s|the connection to node 1 \(\S+\) is lost)",
+        ),
     ],
 )
 def test_a_fault_ends_everything_with_its_cause(
@@ -315,6 +320,28 @@ def test_the_script_hands_over_the_token_and_ends_with_its_input(tmp_path: Path)
     assert process.wait(30) == -signal.SIGTERM
     assert process.stdout.read() == ""
     process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "reason"),
+    [
+        ("kill -KILL $$", -9, ""),
+        ("exit 1", 1, ""),
+        ("exit 255", 255, "host h (node 0) is not reached by ssh: "),
+    ],
+)
+def test_the_end_of_a_node_process_is_known_here(tmp_path: Path, ends: str, code: int, reason: str) -> None:
+    """A client of ssh ends with the exit code of the command, and with 255 where a signal has killed that."""
+    command = SshEngine(["h"], head="lo").prepared(Command(0, ("sh", "-c", ends)))
+    process = subprocess.Popen(["sh", "-c", command.argv[-1]], stdin=subprocess.PIPE, process_group=0)
+    with process, process.stdin as stdin:  # type: ignore[union-attr]  # its end would end the node
+        stdin.write(b"secret\n")
+        stdin.flush()
+        process.wait()
+    job = Job(plan_of(tmp_path, ("one", 1)), RunDir(tmp_path), lambda environ: 70)
+    exited = SshHandle(job, ["h"], [command], None).exited(0, process.returncode)
+    assert (exited.what, exited.code) == ("the node process on host h (node 0)", code)
+    assert exited.reason.startswith(reason) and bool(exited.reason) == bool(reason)
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh")

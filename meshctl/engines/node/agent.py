@@ -248,12 +248,15 @@ class GroupAgent(SimpleElasticAgent):
             self._server.signal(key, number)
 
     def _receive(self, seconds: float) -> None:
+        """Writes events about workers. One that has ended by itself, or of another's signal, may be reported
+        after this agent has stopped its peers."""
         for report in self._server.receive(max(seconds, 0)):
             match report:
                 case Started(key, pid):
                     self._pids[key] = pid
                     self._journal.write("started", rank=self._job.members[key].rank, pid=pid)
-                case Ended(key, pid, code):
+                case Ended(key, pid, code, was_signalled):
+                    was_stopped = was_signalled and (code >= 0 or -code in self._sent)
                     self._codes[key] = code
                     self._outputs.wait_written(key)  # the head reads the log when it knows of the end
                     self._journal.write(
@@ -261,24 +264,18 @@ class GroupAgent(SimpleElasticAgent):
                         rank=self._job.members[key].rank,
                         pid=pid,
                         code=code,
-                        stopped=self._was_stopped(code),
-                        **self._memory(code),
+                        stopped=was_stopped,
+                        **self._memory(code, was_stopped),
                     )
 
-    def _memory(self, code: int) -> dict[str, Any]:
+    def _memory(self, code: int, was_stopped: bool) -> dict[str, Any]:
         """Returns `out_of_memory` for a worker that the kernel has killed because memory ran out."""
-        if code != -signal.SIGKILL or self._was_stopped(code):
+        if code != -signal.SIGKILL or was_stopped:
             return {}
         if (kills := kills_for_memory()) <= self._kills:
             return {}
         self._kills = kills
         return {"out_of_memory": True}
-
-    def _was_stopped(self, code: int) -> bool:
-        """Returns whether this agent has ended the worker. A worker that died of a signal that the agent did
-        not send was killed by somebody else; the agent may learn of it after it has stopped the worker's
-        peers."""
-        return bool(self._sent) and (code >= 0 or -code in self._sent)
 
     def _construct_event(self, state: str, source: EventSource, *_: object, **__: object) -> Event:
         """Replaces torchelastic's method, which resolves the host's full name at each call and takes seconds

@@ -10,7 +10,8 @@ It is a part of the node process. For a group that names another Python interpre
                        with the descriptor of its stdout and stderr
                        {"signal": 15, "key": 1}
     server to agent    {"started": 1, "pid": 4711}
-                       {"ended": 1, "pid": 4711, "code": -9}        0 or more: exit code; negative: signal
+                       {"ended": 1, "pid": 4711, "code": -9, "was_signalled": false}
+                       code is 0 or more: exit code; negative: signal
 
 A worker with `argv` runs that command line by exec; a worker without it calls the server's worker function.
 If an agent's socket closes, the agent has died, and the server kills its workers.
@@ -82,6 +83,8 @@ class Ended:
     key: int
     pid: int
     code: int
+    was_signalled: bool = False
+    """True if the agent had it signalled before it ended."""
 
 
 class ServerGone(ConnectionError):
@@ -134,7 +137,7 @@ class Client:
 def _report(message: Mapping[str, Any]) -> Started | Ended:
     if "started" in message:
         return Started(message["started"], message["pid"])
-    return Ended(message["ended"], message["pid"], message["code"])
+    return Ended(message["ended"], message["pid"], message["code"], message["was_signalled"])
 
 
 def agent_sockets() -> tuple[socket.socket, socket.socket]:
@@ -158,6 +161,8 @@ class ForkServer:
         self._worker, self._records = worker, records
         self._agents: list[socket.socket] = []
         self._children: dict[int, _Child] = {}
+        self._signalled = set[int]()
+        """The pids of children that agents have had signalled."""
         self.failed: list[int] = []
         """The numbers of the progress records of workers that have failed, until the owner clears it."""
 
@@ -193,7 +198,8 @@ class ForkServer:
             if child is None:
                 others.append((pid, code))
             elif child.agent in self._agents:
-                self._send(child.agent, {"ended": child.key, "pid": pid, "code": code})
+                self._send_end(child.agent, child.key, pid, code)
+            self._signalled.discard(pid)
         return others
 
     def _read_request(self, agent: socket.socket) -> None:
@@ -217,6 +223,7 @@ class ForkServer:
     def _signal(self, agent: socket.socket, key: int | None, number: int) -> None:
         for pid, child in self._children.items():
             if child.agent is agent and key in (None, child.key):
+                self._signalled.add(pid)
                 with suppress(PermissionError):  # the worker has changed its user
                     os.kill(pid, number)
 
@@ -237,7 +244,11 @@ class ForkServer:
     def _refuse(self, agent: socket.socket, request: SpawnRequest) -> None:
         """Reports a worker that could not be forked, for lack of memory or of pids, as ended."""
         self._send(agent, {"started": request.start, "pid": 0})
-        self._send(agent, {"ended": request.start, "pid": 0, "code": 127})
+        self._send_end(agent, request.start, 0, 127)
+
+    def _send_end(self, agent: socket.socket, key: int, pid: int, code: int) -> None:
+        signalled = pid in self._signalled
+        self._send(agent, {"ended": key, "pid": pid, "code": code, "was_signalled": signalled})
 
     def _send(self, agent: socket.socket, message: Mapping[str, Any]) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # the next read reports the end of file

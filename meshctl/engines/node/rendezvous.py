@@ -37,16 +37,13 @@ JOIN_S = 60.0
 STORE_LIMIT = timedelta(seconds=60)
 
 
-LOOPBACK = "127.0.0.1"
-
-
 def connect(meeting: Meeting) -> Store:
     """Returns a client of the store in which the agents of a group meet."""
     if meeting.is_on_one_node:
         store = FileStore(f"{meeting.store}/{meeting.prefix.replace('/', '-')}", -1)
         store.set_timeout(STORE_LIMIT)
         return store
-    host, port = addresses.split(meeting.store)
+    host, port = meeting.address
     return with_short_lookups(
         lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=STORE_LIMIT)
     )
@@ -95,15 +92,9 @@ class Meeting:
         return self.store.startswith("/")
 
     @property
-    def host(self) -> str:
-        """The address of this node by which the other nodes reach it."""
-        return LOOPBACK if self.is_on_one_node else addresses.address_towards(*addresses.split(self.store))
-
-    @property
-    def master(self) -> tuple[str, int]:
-        """The address and the port of the store by which a group of components could meet; port 0 for a
-        file."""
-        return (LOOPBACK, 0) if self.is_on_one_node else addresses.split(self.store)
+    def address(self) -> tuple[str, int]:
+        """The host and the port of the store; port 0 for a file."""
+        return ("127.0.0.1", 0) if self.is_on_one_node else addresses.split(self.store)
 
 
 class PlannedRendezvous(RendezvousHandler):
@@ -120,7 +111,7 @@ class PlannedRendezvous(RendezvousHandler):
             self._serve_group()
         self._store.set(f"here/{self._meeting.node}", "")
         self._wait_for_all()
-        host, port = json.loads(self._store.get("master")) if self._own_store else self._meeting.master
+        host, port = json.loads(self._store.get("master")) if self._own_store else self._meeting.address
         return RendezvousInfo(
             self._store,
             self._meeting.nodes.index(self._meeting.node),
@@ -130,7 +121,7 @@ class PlannedRendezvous(RendezvousHandler):
 
     def _serve_group(self) -> None:
         """Opens the group's own store and publishes its address. Called before this node registers."""
-        listener = addresses.listen(self._meeting.host)
+        listener = addresses.listen(addresses.address_towards(*self._meeting.address))
         self._store.set("master", json.dumps(listener.getsockname()[:2]))
         self._serving = serve(listener)
 

@@ -256,7 +256,8 @@ class Head:
         match report:
             case AgentExited(node, group, code):
                 log = str(self._attempt.run.log(group, f"agent-{node}"))
-                self._on_exit(Exited(f"the agent of {group}", code, log, group=group))
+                where = f" on {self._nodes.named(node)}" if len(self._own_nodes) > 1 else ""
+                self._on_exit(Exited(f"the agent of {group}{where}", code, log, group=group))
             case ServerExited(_, python, code, log):
                 self._on_exit(Exited(f"the fork server of {python}", code, log))
             case NodeLost(_, reason):
@@ -314,10 +315,11 @@ class Head:
         was_released = self._is_released and exited.group in self._services
         if self._forced.has_begun or was_released or (exited.code == 0 and exited.group):
             return
-        without_signal = Priority.ECHO if exited.group else Priority.CODE
+        of_process = Priority.CODE if exited.node is None else Priority.NODE
+        without_signal = Priority.ECHO if exited.group else of_process
         priority = Priority.OWN if exited.code < 0 else without_signal
         error = exited.reason or f"{exited.what}: {name_of(exited.code)}"
-        self._session.journal.write("fault", error=error, traceback="", lost=priority is Priority.ECHO)
+        self._session.journal.write("fault", error=error, traceback="", lost=priority is not Priority.OWN)
         self._causes.record(error, priority, exited.log, exited.group)
 
     def _on_lost(self, reason: str) -> None:

@@ -63,6 +63,8 @@ class _Node:
     is_ended: bool = True
     """True if no process of the attempt is left on the node."""
     last_seen: float = 0.0
+    host: str = ""
+    """The address from which it has connected last; empty if it has not."""
     pid: int = 0
     """The pid of its process; 0 while it is unknown."""
     clock_readings: int = 0
@@ -147,6 +149,11 @@ class Nodes:
     def is_fit(self, number: int) -> bool:
         """Returns whether a node that has joined again can be used."""
         return self.is_connected(number) and (self._examination is None or self._examination.is_fit(number))
+
+    def named(self, number: int) -> str:
+        """Returns the name of a node, with its address where the nodes are several machines."""
+        host = self._nodes[number].host if self._lease_s else ""
+        return f"node {number} ({host})" if host else f"node {number}"
 
     @property
     def absent(self) -> list[int]:
@@ -363,6 +370,7 @@ class Nodes:
             connection.close()
             return
         node.connection, node.last_seen, node.is_lost, node.has_joined = connection, now, False, True
+        node.host = connection.peer_host
         self._send_attempt()
 
     def _lose_missing(self) -> list[Report]:
@@ -391,7 +399,10 @@ class Nodes:
                 node.last_seen = now
                 reports += self._on_message(number, node, message, now)
         except (ProtocolError, LookupError, TypeError, ValueError) as error:
-            return [*reports, *self._lose(number, node, f"node {number} sends a malformed message: {error}")]
+            return [
+                *reports,
+                *self._lose(number, node, f"{self.named(number)} sends a malformed message: {error}"),
+            ]
         return [*reports, *self._check(number, node, now)]
 
     def _check(self, number: int, node: _Node, now: float) -> list[Report]:
@@ -402,9 +413,11 @@ class Nodes:
             return self._lose_missing()
         node.connection.flush()
         if node.connection.is_closed:
-            return self._lose(number, node, f"the connection to node {number} is lost")
+            return self._lose(number, node, f"the connection to {self.named(number)} is lost")
         if self._lease_s and now - node.last_seen > self._lease_s:
-            return self._lose(number, node, f"node {number} has not answered for {self._lease_s:.0f} s")
+            return self._lose(
+                number, node, f"{self.named(number)} has not answered for {self._lease_s:.0f} s"
+            )
         return []
 
     def _on_message(self, number: int, node: _Node, message: Message, now: float) -> list[Report]:
@@ -420,7 +433,7 @@ class Nodes:
             node.groups.discard(message["group"])
         elif message["type"] == "ended" and message["generations"] == node.generations:
             _end(node)
-        report = report_of(number, message)
+        report = report_of(number, message, self.named(number))
         return [report] if report else []
 
     def _on_beat(self, number: int, node: _Node, message: Message) -> list[Report]:

@@ -63,12 +63,13 @@ class ProgressWatch:
         if self._is_debugged:
             return
         for stall in self._stalls.poll(now, is_stopping):
-            self._report(stall)
+            if not self._is_of_stopped(stall):
+                self._report(stall)
         for worker, seconds in self._stalls.take_continued():
             name = name_of(worker)
             text = f"{name} advances again, after {seconds:.0f} s"
             self._journal.write("stall", workers=[], advanced=[name], seconds=seconds, text=[text])
-        if expired := self._stalls.take_expired():
+        if (expired := self._stalls.take_expired()) and not self._is_of_stopped(expired):
             log_stall(self._log, stacks_of(expired))
             cause = cause_of(self._plan, expired, str(self._log))
             self._journal.write("fault", error=cause.line, traceback=cause.traceback, lost=False)
@@ -78,6 +79,11 @@ class ProgressWatch:
         if reason := self._stopped.take_expired():
             self._journal.write("fault", error=reason, traceback="", lost=False)
             self._causes.record(reason, Priority.OWN)
+
+    def _is_of_stopped(self, stall: Stall) -> bool:
+        """Returns whether the workers of a stall have ended, or are unknown, and a stopped process has not
+        reported it."""
+        return self._stopped.has_any and all(one.state in ("", "Z") for one in stall.states.values())
 
     def _report(self, stall: Stall) -> None:
         text = report_of(self._plan, stall)

@@ -170,18 +170,18 @@ Report = (
 )
 
 
-def report_of(node: int, message: Message) -> Report | None:
-    """Returns the report in a message of a node; None for a message without one. Raises `LookupError`,
-    `TypeError` and `ValueError` for a malformed message."""
+def report_of(node: int, message: Message, name: str) -> Report | None:
+    """Returns the report in a message of a node, whose name in texts is `name`; None for a message without
+    one. Raises `LookupError`, `TypeError` and `ValueError` for a malformed message."""
     match message["type"]:
         case "exited":
             return AgentExited(node, str(message["group"]), int(message["code"]))
         case "server_exited":
             return ServerExited(node, str(message["python"]), int(message["code"]), str(message["log"]))
         case "refused":
-            return NodeLost(node, f"node {node} cannot start an agent: {message['error']}")
+            return NodeLost(node, f"{name} cannot start an agent: {message['error']}")
         case "ending":
-            return NodeLost(node, f"node {node} was ended by a signal, or with the connection of its engine")
+            return NodeLost(node, f"{name} was ended by a signal, or with the connection of its engine")
         case "download":
             received, total = int(message["received"]), int(message["total"])
             return Downloads(node, str(message["name"]), received, total)

@@ -45,6 +45,11 @@ class StoppedWatch:
         self._is_over = False
         """True if a stopped process has ended the run."""
 
+    @property
+    def has_any(self) -> bool:
+        """True if a process is stopped now."""
+        return bool(self._since)
+
     def note(self, node: int, processes: Iterable[tuple[str, int]]) -> None:
         """Notes the stopped agents and fork servers of a node."""
         self._noted[node] = {(node, what, pid) for what, pid in processes}

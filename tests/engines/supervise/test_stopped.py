@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from meshctl.engines.node.stacks import ProcessState
+from meshctl.engines.supervise.cause import Causes
+from meshctl.engines.supervise.progress_watch import ProgressWatch
+from meshctl.engines.supervise.reports import Stopped
+from meshctl.engines.supervise.stalls import Stall
 from meshctl.engines.supervise.stopped import StoppedWatch
+from meshctl.engines.supervise.waits import Known, Wait
+from meshctl.run.events import Journal
+from meshctl.run.progress import Activity, Record
+from tests.engines.supervise.test_stalls import PLAN
 
 
 def until(watch: StoppedWatch, begin: float, end: float, pids: dict[int, int], advanced: float) -> list[str]:
@@ -51,3 +64,30 @@ def test_without_patience_nothing_ends_the_run() -> None:
     watch = StoppedWatch(0.0, 10.0, lambda pid: True)
     until(watch, 0.0, 3000.0, {0: 1}, 0.0)
     assert watch.take_expired() == ""
+
+
+@pytest.mark.parametrize(
+    ("state", "stopped", "named"),
+    [
+        ("", True, []),  # its agent, which is stopped, has not reported that it has ended
+        ("Z", True, []),
+        ("S", True, [("train", 0)]),
+        ("", False, [("train", 0)]),
+    ],
+)
+def test_a_worker_that_has_ended_is_no_cause_while_its_agent_is_stopped(
+    state: str, stopped: bool, named: list[object], tmp_path: Path
+) -> None:
+    run = SimpleNamespace(stalls=tmp_path / "stalls.log")
+    attempt: Any = SimpleNamespace(plan=PLAN, run=run, start=SimpleNamespace(debug=""))
+    nodes: Any = SimpleNamespace(local_pids={}, ask_stacks=None)
+    causes = Causes(frozenset({"train"}), lambda group, rank: tmp_path / "log")
+    watch = ProgressWatch(attempt, nodes, Journal(tmp_path / "events" / "launcher.jsonl"), causes)
+    watch.receive(Stopped(0, (("the agent of train", 7),) if stopped else ()))
+    watch.poll(1.0, False)
+    worker = ("train", 0)
+    known = Known({worker: Record(activity=Activity.SAVING, step=6)}, {}, frozenset(), frozenset())
+    stall = Stall((worker,), 100.0, known, {worker: Wait()}, states={worker: ProcessState(state=state)})
+    watch._stalls._expired.append(stall)
+    watch.poll(2.0, False)
+    assert [(one.group, one.rank) for one in causes._found] == named
