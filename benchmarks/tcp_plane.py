@@ -5,9 +5,9 @@
 Two network namespaces with a virtual cable are the nodes: two producers in one of them, two consumers in the
 other. The ways take turns in short rounds, and a ratio is the median of the ratios of the rounds.
 
-    plain       a thread for each connection sends from a buffer and receives into one, and nothing else, with
-                as many processes and connections as meshctl has. Each process has a buffer of the size of the
-                whole batch, and uses another half of it in every step, as meshctl does with its slots
+    plain       sends from a buffer and receives into one, and nothing else, with as many processes and
+                connections as meshctl has. Each process has a buffer of the size of the whole batch, and uses
+                another half of it in every step, as meshctl does with its slots
     meshctl     256 samples of one length in memory of torch, over the product's own channel
     secure      the same, with `engine.NAME.secure`: TLS 1.3
     gloo        point to point, all columns of a link in one buffer
@@ -28,7 +28,6 @@ import shutil
 import socket
 import statistics
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -43,7 +42,6 @@ from benchmarks.data_plane import MIB, Shape, gloo
 from benchmarks.worlds import Consumer, End, Step, World, even, meshctl, plan_of
 from meshctl.network.sockets import PLAIN, Sockets, sockets_of
 from meshctl.plan.model import Cluster, Plan
-from meshctl.runtime.transports.tcp.stream import STREAMS
 
 CLONE_NEWNET = 0x40000000
 PAIRS = 2
@@ -156,35 +154,24 @@ def ways(nbytes: int, host: str) -> Mapping[str, Callable[[End], Step]]:
 
 
 def plain(nbytes: int, host: str, end: End) -> Step:
-    """One thread for each connection, with its share of the memory. Consumers listen at `host`."""
+    """One connection for each pair. Consumers listen at `host`."""
     store = end.connect()
     buffer = memoryview(bytearray(b"x") * nbytes)
     halves = [buffer[: nbytes // PAIRS], buffer[nbytes // PAIRS :][: nbytes // PAIRS]]
-    connections = []
     if end.gives:
         port = int(store.get(f"port {end.rank}"))
-        connections = [socket.create_connection((host, port)) for _ in range(STREAMS)]
+        connection = socket.create_connection((host, port))
     else:
         with socket.create_server((host, 0)) as listener:
             store.set(f"port {end.rank}", str(listener.getsockname()[1]))
-            connections = [listener.accept()[0] for _ in range(STREAMS)]
+            connection, _ = listener.accept()
     move = socket.socket.sendall if end.gives else receive
     count = 0
 
     def step() -> None:
         nonlocal count
         count += 1
-        memory = halves[count % 2]
-        size = -(-len(memory) // STREAMS)
-        threads = [
-            threading.Thread(target=move, args=(connection, memory[number * size :][:size]))
-            for number, connection in enumerate(connections)
-        ]
-        for thread in threads[1:]:
-            thread.start()
-        threads[0].run()
-        for thread in threads[1:]:
-            thread.join()
+        move(connection, halves[count % 2])
 
     return step
 
@@ -247,7 +234,7 @@ def iperf3(host: str, names: Sequence[str]) -> dict[str, float]:
         print("iperf3 is not installed: its figure is left out")
         return {}
     rates = {}
-    for streams in sorted({1, PAIRS * STREAMS}):
+    for streams in (1, PAIRS):
         server = subprocess.Popen(
             ["ip", "netns", "exec", names[1], tool, "-s", "-1", "-B", host], stdout=subprocess.DEVNULL
         )
@@ -266,7 +253,7 @@ def iperf3(host: str, names: Sequence[str]) -> dict[str, float]:
 
 
 def report(found: Mapping[str, Sequence[Cost]], nbytes: int, rates: Mapping[str, float]) -> None:
-    print(f"{nbytes // MIB} MiB, {PAIRS} -> {PAIRS} ranks, {STREAMS} connections per pair")
+    print(f"{nbytes // MIB} MiB, {PAIRS} -> {PAIRS} ranks")
     print(f"{'':<20} {'ms':>8} {'cpu ms':>8} {'GB/s':>7} {'GB per cpu s':>13}")
     for way, costs in found.items():
         wall = statistics.median(cost.wall for cost in costs)

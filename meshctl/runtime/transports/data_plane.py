@@ -299,17 +299,6 @@ class DataPlane:
             self._inbox[source, tag].append(delivery)
             self._notify()
 
-    def on_delivery(self, source: int, tag: int, delivery: Delivery, generation: int) -> None:
-        """Queues a frame that is not complete yet; otherwise as `on_message`."""
-        with self._lock:
-            if generation == self.generation_of(source):
-                self._inbox[source, tag].append(delivery)
-
-    def on_complete(self, delivery: Delivery) -> None:
-        with self._lock:
-            delivery.is_complete = True
-            self._notify()
-
     def on_credit(self, source: int, tag: int, generation: int | None = None) -> None:
         """Counts a slot that a receiver has returned; called on any thread. `generation` as in
         `on_message`."""
@@ -332,7 +321,9 @@ class DataPlane:
         def on_received(tensors: list[Tensor]) -> None:
             received = iter(tensors)
             delivery.out_of_band = [next(received) if isinstance(one, int) else one for one in out_of_band]
-            self.on_complete(delivery)
+            with self._lock:
+                delivery.is_complete = True
+                self._notify()
 
         if sizes and self.transfers:
             self.transfers.expect(source, sizes, clear_to_send, on_received)

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 import numpy
@@ -77,12 +77,28 @@ class Backlog:
                 self._pieces.appendleft(piece[sent:])
             sent -= min(sent, len(piece))
 
-    def keep(self, memory_for: Callable[[int], Tensor]) -> None:
-        """Copies all pieces, so that their memory may change. Only for the thread that has set
-        `is_sending`."""
+    def drain_while_fast(self, memory_for: Callable[[int], Tensor]) -> bool:
+        """Sends on this thread as long as the socket takes it fast, then copies the rest: the memory of the
+        pieces may change afterwards. Returns whether the backlog is empty. Only for the thread that has set
+        `is_sending`.
+
+        It waits for the network at most, never for the program of a receiver, and `GRACE_S` longer than
+        `LEAST_BYTES_PER_S` takes.
+        """
+        ready = select.poll()
+        ready.register(self.sock, select.POLLOUT)
+        before, began = self.bytes_sent, time.monotonic()
+        while True:
+            sent = self.bytes_sent - before
+            wait_s = began + GRACE_S + sent / LEAST_BYTES_PER_S - time.monotonic()
+            if wait_s <= 0:
+                break
+            if ready.poll(wait_s * 1000) and self.drain():
+                return True
         with self._lock:
             if self._pieces:
                 self._pieces = deque([copied(self._pieces, memory_for)])
+        return False
 
 
 def copied(pieces: Iterable[memoryview], memory_for: Callable[[int], Tensor]) -> memoryview:
@@ -91,28 +107,3 @@ def copied(pieces: Iterable[memoryview], memory_for: Callable[[int], Tensor]) ->
     memory: memoryview = memory_for(sum(map(len, arrays))).numpy().data
     numpy.concatenate(arrays, out=numpy.frombuffer(memory, numpy.uint8))
     return memory
-
-
-def drain_together(backlogs: Sequence[Backlog], memory_for: Callable[[int], Tensor]) -> list[Backlog]:
-    """Sends several backlogs on this thread as long as their sockets take them fast, then copies the rest. So
-    the memory of the pieces may change afterwards. Returns the backlogs that are not empty.
-
-    It waits for the network at most, never for the program of a receiver, and `GRACE_S` longer than
-    `LEAST_BYTES_PER_S` takes.
-    """
-    left, ready = {backlog.sock.fileno(): backlog for backlog in backlogs}, select.poll()
-    for file in left:
-        ready.register(file, select.POLLOUT)
-    before, began = sum(backlog.bytes_sent for backlog in backlogs), time.monotonic()
-    while left:
-        sent = sum(backlog.bytes_sent for backlog in backlogs) - before
-        wait_s = began + GRACE_S + sent / LEAST_BYTES_PER_S - time.monotonic()
-        if wait_s <= 0:
-            break
-        for file, _ in ready.poll(wait_s * 1000):
-            if left[file].drain():
-                ready.unregister(file)
-                del left[file]
-    for backlog in left.values():
-        backlog.keep(memory_for)
-    return [*left.values()]

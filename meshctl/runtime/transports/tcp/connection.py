@@ -13,9 +13,9 @@ from torch import Tensor
 
 from meshctl.runtime.transports.tcp.backlog import Backlog
 from meshctl.runtime.transports.tcp.messages import HEAD, Head, Message
-from meshctl.runtime.transports.tcp.stream import Striped, WakeMark
-from meshctl.runtime.transports.transport import EMPTY
 
+WAKE_BYTES = 1 << 20
+"""Number of bytes of a large frame that must have arrived before the reading thread is woken."""
 MemoryFor = Callable[["Connection", Head], Tensor]
 """Returns the memory into which the bytes of a message are received. Raises `ProtocolError`."""
 
@@ -33,19 +33,15 @@ class Connection:
         self.has_left = False
         """True if the peer has said goodbye."""
         self.backlog = Backlog(sock)
-        self.streams: list[Backlog] = []
-        """The streams that this process has opened beside it."""
         self.out_of_band_sizes: list[int] = []
         """Bytes of the tensors that travel with the next frame."""
-        self.striped = Striped(EMPTY)
-        """The striped frame of which the first share arrives."""
         self._memory_for = memory_for
         self._head_bytes = bytearray()
         self._head = Head(0, 0, 0, 0)
         self._memory: Tensor | None = None
         self._unfilled = memoryview(b"")
         """The part of `_memory` that is still to be received."""
-        self._wake = WakeMark()
+        self._wake_bytes = 1
 
     def drop_all(self) -> None:
         """Ends the connection to a peer that has left. What is sent to it from now on is dropped."""
@@ -79,8 +75,15 @@ class Connection:
             yield from self._completed()
         else:
             yield from self._parsed(scratch[:count])
-        is_large = len(self._unfilled) > len(scratch)
-        self._wake.set(self.sock, len(self._unfilled) if is_large else 0)
+        self._wake_at(len(self._unfilled) if len(self._unfilled) > len(scratch) else 1)
+
+    def _wake_at(self, missing: int) -> None:
+        """Sets the number of bytes that must have arrived before the kernel reports the socket as readable:
+        those that are missing, at most `WAKE_BYTES`."""
+        nbytes = min(missing, WAKE_BYTES)
+        if nbytes != self._wake_bytes:
+            self._wake_bytes = nbytes
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
     def _parsed(self, data: memoryview) -> Iterator[Message]:
         while data:

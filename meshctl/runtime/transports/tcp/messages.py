@@ -25,7 +25,7 @@ class Head(NamedTuple):
 class Message(NamedTuple):
     head: Head
     memory: Tensor
-    """uint8 `[nbytes]`; of a striped frame its first share."""
+    """uint8 `[nbytes]`."""
 
 
 class Kind(IntEnum):
@@ -42,11 +42,6 @@ class Kind(IntEnum):
     it."""
     CLEAR_TO_SEND = 6
     """The next transfer between devices may begin."""
-    STRIPED = 7
-    """A frame of which this connection has the first share and the streams have the others."""
-    STREAM = 8
-    """Body: the receiver's generation, the number of the stream, then the run's token. `tag` is the sender's
-    job rank."""
 
 
 @dataclass(frozen=True)

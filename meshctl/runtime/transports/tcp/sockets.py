@@ -73,12 +73,12 @@ def host_of(sock: socket.socket) -> str:
     return connection.host_of(network_of(sock))
 
 
-def keep_in_cache(sock: socket.socket, measured: socket.socket) -> None:
+def keep_in_cache(sock: socket.socket) -> None:
     """Bounds what the kernel holds of large frames that are sent to a near peer, so that it uses memory again
-    that is in the processor's cache. `measured` is a socket to the same peer."""
+    that is in the processor's cache."""
     if isinstance(sock, Carried):
         return
-    info = measured.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + 4)
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + 4)
     if len(info) == _MIN_RTT_AT + 4 and int.from_bytes(info[_MIN_RTT_AT:], sys.byteorder) <= NEAR_US:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
 

@@ -1,10 +1,8 @@
 """Frames between processes of different nodes, over TCP.
 
 The sender of frames opens the connection to their receiver, so only job ranks that share samples have one.
-Frames travel on it in one direction, credits in the other. A large frame travels in shares on this connection
-and on further ones, its streams, which are opened for the first such frame (`stream`). Each job rank listens
-on the one address by which it reaches the launcher, and refuses connections without the run's token or of
-another generation.
+Frames travel on it in one direction, credits in the other. Each job rank listens on the one address by which
+it reaches the launcher, and refuses connections without the run's token or of another generation.
 
     program         its thread makes one system call per frame, which suffices for a small frame, and sends
                     a large one from the memory of its tensors while the network takes it fast (`backlog`)
@@ -39,19 +37,11 @@ from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND, Frame, by
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
 from meshctl.runtime.transports.tcp import sockets
-from meshctl.runtime.transports.tcp.backlog import Backlog, drain_together
+from meshctl.runtime.transports.tcp.backlog import Backlog
 from meshctl.runtime.transports.tcp.connection import Connection, memoryview_of
 from meshctl.runtime.transports.tcp.messages import HEAD, Address, Head, Kind, Message
 from meshctl.runtime.transports.tcp.progress import ProgressThread
 from meshctl.runtime.transports.tcp.pump import Pump
-from meshctl.runtime.transports.tcp.stream import (
-    STREAMS,
-    STRIPED_MIN,
-    Streams,
-    Striped,
-    sizes_of_shares,
-    split,
-)
 from meshctl.runtime.transports.transport import Lease, Transport
 
 MAX_STRANGERS = 256
@@ -63,7 +53,6 @@ _GATHERED_MIN = 1 << 20
 _MAX_FRAME_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 _SIZE = struct.Struct("<q")
 _GENERATION = struct.Struct("<I")
-_STREAM = struct.Struct("<II")
 
 
 class TcpTransport(Transport):
@@ -98,7 +87,6 @@ class TcpTransport(Transport):
         self.sender = ProgressThread("tcp-send", select.EPOLLOUT, self._on_thread_error)
         timer = self._check_silence, sockets.SILENCE_S / 4
         self.receiver = ProgressThread("tcp-receive", select.EPOLLIN, self._on_thread_error, *timer)
-        self._streams = Streams(self.receiver, self._on_share_lost)
         self._is_closing = False
 
     def connect(self, addresses: Mapping[int, Address]) -> None:
@@ -133,12 +121,11 @@ class TcpTransport(Transport):
         kind, nbytes = head.kind, head.nbytes
         if kind not in self._actions_of(connection):
             raise ProtocolError(f"kind {kind} with {nbytes} bytes")
-        if kind in (Kind.FRAME, Kind.STRIPED):
-            if not (STRIPED_MIN if kind == Kind.STRIPED else 0) <= nbytes <= _MAX_FRAME_BYTES:
+        if kind == Kind.FRAME:
+            if not 0 <= nbytes <= _MAX_FRAME_BYTES:
                 raise ProtocolError(f"a frame of {nbytes} bytes in tag {head.tag}")
             self._data_plane.check_slot(connection.job_rank, head.tag)
-            memory = self._allocator.take((connection.job_rank, head.tag), nbytes)
-            return self._first_share(connection, memory) if kind == Kind.STRIPED else memory
+            return self._allocator.take((connection.job_rank, head.tag), nbytes)
         if kind == Kind.OUT_OF_BAND and len(connection.out_of_band_sizes) >= MAX_OUT_OF_BAND:
             raise ProtocolError(f"more than {MAX_OUT_OF_BAND} tensors beside a frame")
         if nbytes != self._BODY_BYTES.get(Kind(kind), 0) + len(self._token) * (kind in self._GREETING):
@@ -147,18 +134,9 @@ class TcpTransport(Transport):
 
     _BODY_BYTES: Mapping[Kind, int] = {
         Kind.HELLO: _GENERATION.size,
-        Kind.STREAM: _STREAM.size,
         Kind.OUT_OF_BAND: _SIZE.size,
     }
     """Kind -> the size in bytes of its body, of greetings without the token."""
-
-    def _first_share(self, connection: Connection, memory: Tensor) -> Tensor:
-        """Has the streams receive their shares of a frame. Returns the memory of the first share."""
-        delivery = connection.striped = Striped(memory)
-        first, *others = split([memoryview_of(memory)], sizes_of_shares(len(memory)))
-        on_share = partial(self._on_share, delivery)
-        self._streams.expect(connection.job_rank, [share for [share] in others], on_share)
-        return memory[: len(first[0])]
 
     # Sending
 
@@ -166,8 +144,7 @@ class TcpTransport(Transport):
         connection = self._to.get(to) or self._connection_to(to)
         for tensor in lease.out_of_band:
             self._send(connection, Kind.OUT_OF_BAND, tag, _bytes(_SIZE.pack(tensor.nbytes)))
-        for backlog in self._put(connection, tag, len(lease.frame), [memoryview_of(lease.frame)]):
-            self._have_drained(backlog)
+        self._send(connection, Kind.FRAME, tag, lease.frame)
         if lease.out_of_band and self._data_plane.transfers:
             self._data_plane.transfers.send(to, lease.out_of_band)
 
@@ -177,26 +154,10 @@ class TcpTransport(Transport):
     def post_gathered(self, to: int, tag: int, frame: Frame) -> None:
         connection = self._to.get(to) or self._connection_to(to)
         memory_for = partial(self._allocator.take, (to, tag))
-        taken = self._put(connection, tag, frame.nbytes, frame.pieces(), memory_for)
-        for backlog in drain_together(taken, memory_for):
-            self._have_drained(backlog)
-
-    def _put(
-        self,
-        connection: Connection,
-        tag: int,
-        nbytes: int,
-        pieces: Sequence[memoryview],
-        memory_for: Callable[[int], Tensor] | None = None,
-    ) -> list[Backlog]:
-        """Sends a frame as far as one system call for each socket does it. Returns the backlogs of which the
-        caller has to have the rest sent. With `memory_for`, those that another thread sends have a copy."""
-        is_striped = nbytes >= STRIPED_MIN and self._has_streams(connection)
-        kind, sizes = (Kind.STRIPED, sizes_of_shares(nbytes)) if is_striped else (Kind.FRAME, [nbytes])
-        shares = split(pieces, sizes)
-        shares[0].insert(0, memoryview(HEAD.pack(kind, self._generation, tag, nbytes)))
-        backlogs = [connection.backlog, *connection.streams]
-        return [one for one, share in zip(backlogs, shares, strict=False) if one.push(share, memory_for)]
+        head = memoryview(HEAD.pack(Kind.FRAME, self._generation, tag, frame.nbytes))
+        is_taken = connection.backlog.push([head, *filter(len, frame.pieces())], memory_for)
+        if is_taken and not connection.backlog.drain_while_fast(memory_for):
+            self._have_drained(connection.backlog)
 
     def credit(self, to: int, tag: int) -> None:
         if connection := self._from.get(to):  # none where its peer has been replaced meanwhile
@@ -227,28 +188,10 @@ class TcpTransport(Transport):
             connection = self._to[peer] = Connection(socket.socket(), self._memory_for, peer, generation)
             connection.drop_all()
             return connection
+        sockets.keep_in_cache(sock)
         connection = self._to[peer] = self._open(sock, peer, generation)
         self._send(connection, Kind.HELLO, self._job_rank, _bytes(_GENERATION.pack(generation) + self._token))
         return connection
-
-    def _has_streams(self, connection: Connection) -> bool:
-        """Opens the streams of a connection if it has none yet. Returns whether it has them."""
-        peer = connection.job_rank
-        while not connection.has_left and len(connection.streams) < STREAMS - 1:
-            if (sock := self._dialled(peer)) is None:
-                connection.drop_all()
-                break
-            number = len(connection.streams) + 1
-            body = _STREAM.pack(connection.generation, number) + self._token
-            head = HEAD.pack(Kind.STREAM, self._generation, self._job_rank, len(body))
-            backlog = Backlog(sock)
-            connection.streams.append(backlog)
-            for each in (connection.sock, sock):
-                sockets.keep_in_cache(each, connection.sock)
-            self.receiver.add(sock.fileno(), partial(self._on_stream_end, connection, sock))
-            if backlog.push([memoryview(head + body)]):
-                self._have_drained(backlog)
-        return not connection.has_left
 
     def _dialled(self, peer: int) -> socket.socket | None:
         """Returns a connected socket, or None if the peer has left the run. Raises `PeerLost`."""
@@ -303,7 +246,11 @@ class TcpTransport(Transport):
 
     def _on_hello(self, connection: Connection, message: Message) -> None:
         [wanted] = _GENERATION.unpack_from(bytes_of(message.memory))
-        peer = self._greeted(connection, message, wanted, _GENERATION.size)
+        peer, body, plane = message.head.tag, bytes_of(message.memory), self._data_plane
+        if peer not in self._addresses or not hmac.compare_digest(body[_GENERATION.size :], self._token):
+            raise ProtocolError("a wrong greeting")
+        if (message.head.generation, wanted) != (plane.generation_of(peer), self._generation):
+            raise ProtocolError("a greeting of another generation")
         if peer in self._from:
             raise ProtocolError("a second greeting")
         del self._strangers[connection]
@@ -311,44 +258,6 @@ class TcpTransport(Transport):
         self._from[peer] = connection
         if self._is_closing:  # the peer began a step that the end of the run dropped
             self._send(connection, Kind.GOODBYE)
-
-    def _greeted(self, connection: Connection, message: Message, wanted: int, token_at: int) -> int:
-        """Returns the job rank of a peer that proves to be one. Raises `ProtocolError`."""
-        peer, body, plane = message.head.tag, bytes_of(message.memory), self._data_plane
-        if peer not in self._addresses or not hmac.compare_digest(body[token_at:], self._token):
-            raise ProtocolError("a wrong greeting")
-        if (message.head.generation, wanted) != (plane.generation_of(peer), self._generation):
-            raise ProtocolError("a greeting of another generation")
-        return peer
-
-    def _on_stream(self, connection: Connection, message: Message) -> None:
-        wanted, number = _STREAM.unpack_from(bytes_of(message.memory))
-        peer = self._greeted(connection, message, wanted, _STREAM.size)
-        self.receiver.remove(connection.sock.fileno())
-        del self._strangers[connection]
-        self._streams.attach(peer, number, connection.sock)
-
-    def _on_share_lost(self, peer: int, sock: socket.socket) -> None:
-        if connection := self._from.get(peer):  # none where it has been replaced meanwhile
-            self._on_stream_end(connection, sock)
-
-    def _on_stream_end(self, connection: Connection, sock: socket.socket) -> None:
-        """Acts on the end of a stream, whose peer may have said goodbye on the connection before."""
-        self.receiver.remove(sock.fileno())
-        self._read(connection)
-        self._on_end(connection, "is gone")
-
-    def _on_striped(self, connection: Connection, message: Message) -> None:
-        striped = connection.striped
-        self._data_plane.on_delivery(
-            connection.job_rank, message.head.tag, striped.delivery, connection.generation
-        )
-        self._on_share(striped)
-
-    def _on_share(self, striped: Striped) -> None:
-        striped.missing -= 1
-        if not striped.missing:
-            self._data_plane.on_complete(striped.delivery)
 
     def _on_frame(self, connection: Connection, message: Message) -> None:
         sizes, connection.out_of_band_sizes = connection.out_of_band_sizes, []
@@ -377,11 +286,10 @@ class TcpTransport(Transport):
     def _on_lost(self, connection: Connection, message: Message) -> None:
         self._data_plane.on_peer_lost(message.head.tag, connection.job_rank)
 
-    _GREETING: Mapping[int, _Action] = {Kind.HELLO: _on_hello, Kind.STREAM: _on_stream}
+    _GREETING: Mapping[int, _Action] = {Kind.HELLO: _on_hello}
     """Kind -> action, for an accepted connection whose peer is not known yet."""
     _ACTIONS: Mapping[int, _Action] = {
         Kind.FRAME: _on_frame,
-        Kind.STRIPED: _on_striped,
         Kind.OUT_OF_BAND: _on_out_of_band,
         Kind.GOODBYE: _on_goodbye,
         Kind.LOST: _on_lost,
@@ -421,8 +329,7 @@ class TcpTransport(Transport):
             self.strangers.note(sockets.host_of(connection.sock))
             connection.sock.close()
         else:
-            for sock in (connection.sock, *(stream.sock for stream in connection.streams)):
-                self.receiver.end(sock)
+            self.receiver.end(connection.sock)
 
     def reopen(self, job_ranks: Sequence[int]) -> None:
         for peer in job_ranks:
@@ -430,7 +337,6 @@ class TcpTransport(Transport):
                 if connection := connections.pop(peer, None):
                     self._replaced.append(connection)
                     self._shut(connection)
-            self._streams.drop(peer)
             self._addresses.pop(peer, None)
 
     def _check_silence(self) -> None:
@@ -447,15 +353,11 @@ class TcpTransport(Transport):
     @property
     def is_sending(self) -> bool:
         """True if some socket has not taken all messages yet."""
-        return any(
-            backlog.is_sending for each in self._connections for backlog in (each.backlog, *each.streams)
-        )
+        return any(each.backlog.is_sending for each in self._connections)
 
     def _close_all(self) -> None:
         for connection in (*self._connections, *self._strangers, *self._replaced):
-            for backlog in (connection.backlog, *connection.streams):
-                backlog.sock.close()
-        self._streams.close()
+            connection.sock.close()
         self._listener.close()
 
     def _on_thread_error(self, error: Exception) -> None:

@@ -25,7 +25,6 @@ from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.runtime.transports.tcp import backlog, sockets
 from meshctl.runtime.transports.tcp.messages import Address
-from meshctl.runtime.transports.tcp.stream import STREAMS, STRIPED_MIN, sizes_of_shares, split
 from tests.runtime.transports.tcp.connected import LARGE, Listen, Worlds, close_all, in_thread
 
 # Frames
@@ -209,25 +208,15 @@ def test_all_bytes_of_a_frame_are_in_its_pieces() -> None:
     assert not Frame(torch.ones(5, 3).t()).is_plain
 
 
-@pytest.mark.parametrize("nbytes", [STRIPED_MIN, STRIPED_MIN + 1, 3 * STRIPED_MIN - 1])
-def test_shares_hold_all_bytes_in_order(nbytes: int) -> None:
-    memory = memoryview(bytes(range(256)) * (nbytes // 256 + 1))[:nbytes]
-    sizes = sizes_of_shares(nbytes)
-    assert sum(sizes) == nbytes and min(sizes) > 0 and len(sizes) == STREAMS
-    shares = split([memory[:5], memory[5:1000], memory[1000:]], sizes)
-    assert [sum(map(len, share)) for share in shares] == sizes
-    assert b"".join(piece for share in shares for piece in share) == memory
-
-
 def test_only_sockets_to_a_near_peer_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel no longer adapts a buffer whose size was set."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sock = sockets.connected(*listener.getsockname(), sockets.Direct())
     before = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     monkeypatch.setattr(sockets, "NEAR_US", -1)
-    sockets.keep_in_cache(sock, sock)
+    sockets.keep_in_cache(sock)
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == before
     monkeypatch.setattr(sockets, "NEAR_US", 10**9)
-    sockets.keep_in_cache(sock, sock)
+    sockets.keep_in_cache(sock)
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * sockets.NEAR_BYTES < before
     sock.close()

@@ -17,13 +17,11 @@ from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.runtime.transports.tcp import transport as tcp
 from meshctl.runtime.transports.tcp.messages import HEAD, Address
-from meshctl.runtime.transports.tcp.stream import STREAMS, STRIPED_MIN, sizes_of_shares
 from meshctl.runtime.transports.tcp.transport import TcpTransport
 from tests.hang import HANG_S
 from tests.runtime.transports.tcp.connected import TOKEN, Listen, Worlds, close_all, error_of
 
 HELLO, FRAME, CREDIT, GOODBYE = range(4)
-STRIPED, STREAM = 7, 8
 
 
 # Strangers and hostile peers
@@ -39,11 +37,6 @@ def hello(job_rank: int, token: str = TOKEN, generation: int = 0, wanted: int = 
     return HEAD.pack(HELLO, generation, job_rank, 4 + len(token)) + struct.pack("<I", wanted) + token.encode()
 
 
-def stream(job_rank: int, number: int, token: str = TOKEN, wanted: int = 0) -> bytes:
-    body = struct.pack("<II", wanted, number) + token.encode()
-    return HEAD.pack(STREAM, 0, job_rank, len(body)) + body
-
-
 def is_closed(sock: socket.socket) -> bool:
     with suppress(ConnectionResetError):
         return sock.recv(1) == b""
@@ -56,10 +49,7 @@ STRANGE = {
     "no job rank of the run": hello(7),
     "the job rank itself": hello(0),
     "a job rank below 0": hello(-1),
-    "a stream with another token": stream(1, 1, TOKEN[::-1]),
-    "a stream of another generation": stream(1, 1, wanted=1),
-    "the number of no stream": stream(1, 0),
-    "too many streams": stream(1, 100),
+    "another generation": hello(1, wanted=1),
     "a frame first": HEAD.pack(FRAME, 0, 4, 100),
     "endless": HEAD.pack(HELLO, 0, 1, 1 << 62),
     "another protocol": b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
@@ -105,13 +95,12 @@ def test_a_peer_in_small_pieces_is_a_peer(worlds: Worlds) -> None:
 
 
 HOSTILE = {
-    "kind 9 with 0 bytes": HEAD.pack(9, 0, 0, 0),
+    "kind 7 with 0 bytes": HEAD.pack(7, 0, 0, 0),
     "kind 2 with 0 bytes": HEAD.pack(CREDIT, 0, 4, 0),
     "kind 3 with 5 bytes": HEAD.pack(GOODBYE, 0, 0, 5),
     "kind 0 with 20 bytes": hello(1),
     "a frame of -1 bytes in tag 4": HEAD.pack(FRAME, 0, 4, -1),
     f"a frame of {1 << 60} bytes in tag 4": HEAD.pack(FRAME, 0, 4, 1 << 60),
-    "a frame of 100 bytes in tag 4": HEAD.pack(STRIPED, 0, 4, 100),
     "a frame for which there is no slot in tag -4": HEAD.pack(FRAME, 0, -4, 8),
 }
 
@@ -134,37 +123,6 @@ def test_a_malformed_message_names_the_peer(worlds: Worlds, answers: str) -> Non
         )
 
 
-def test_a_stream_may_come_before_its_connection_and_is_there_once(worlds: Worlds) -> None:
-    (one, way), _ = worlds(2)
-    body = b"".join(Frame(torch.arange(STRIPED_MIN // 8)).pieces())
-    first, second = sizes_of_shares(len(body))
-    with connected(way, stream(1, 1) + body[first:]), connected(way, stream(1, 1)) as again:
-        assert is_closed(again)
-        with connected(way, hello(1) + HEAD.pack(STRIPED, 0, 4, len(body)) + body[:first]):
-            assert torch.equal(one.receive(1, 4).value(), torch.arange(STRIPED_MIN // 8))
-    assert second
-
-
-def test_the_end_of_a_stream_names_the_peer(worlds: Worlds) -> None:
-    (one, way), _ = worlds(2)
-    nbytes = 2 * STRIPED_MIN
-    with connected(way, hello(1) + HEAD.pack(STRIPED, 0, 4, nbytes) + bytes(sizes_of_shares(nbytes)[0])):
-        connected(way, stream(1, 1) + b"a part").close()
-        assert error_of(lambda: one.receive(1, 4)) == "job rank 1 is gone"
-
-
-def test_a_sender_notices_the_end_of_a_stream(listen: Listen) -> None:
-    one = DataPlane(Context(0))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listen(one).connect({1: Address(*listener.getsockname())})
-        one.send(1, 4, Frame(torch.arange(STRIPED_MIN)))
-        accepted = [listener.accept()[0] for _ in range(STREAMS)]
-    accepted[-1].close()
-    assert error_of(lambda: one.receive(1, 4)) == "job rank 1 is gone"
-    for sock in accepted:
-        sock.close()
-
-
 def test_frames_come_the_other_way_only(listen: Listen) -> None:
     """On a connection that this end has opened, a frame is an invalid answer."""
     one = DataPlane(Context(0))
@@ -185,7 +143,7 @@ HEADS = st.builds(
     st.integers(0, 9),
     st.integers(0, 1),
     st.integers(-1, 6),
-    st.sampled_from([-1, 0, 1, 7, 16, 1 << 17, STRIPED_MIN, 1 << 62]),
+    st.sampled_from([-1, 0, 1, 7, 16, 1 << 17, 1 << 22, 1 << 62]),
 )
 
 
@@ -195,7 +153,7 @@ def test_no_bytes_break_more_than_their_peer(pieces: list[bytes], known: bool) -
     one = DataPlane(Context(0))
     way = TcpTransport(one, TOKEN)
     way.connect({0: way.address, 1: way.address, 2: way.address})
-    with connected(way, stream(1, 1) + b"shares"), connected(way, hello(1) * known + b"".join(pieces)):
+    with connected(way, hello(1) * known + b"".join(pieces)):
         pass
     with connected(way, hello(2) + HEAD.pack(FRAME, 0, 4, 2) + b"ok"), suppress(PeerLost):
         assert bytes(one.receive(2, 4).frame.tolist()) == b"ok"

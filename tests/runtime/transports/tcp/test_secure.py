@@ -16,7 +16,6 @@ from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.runtime.transports.context import Context
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.tcp.pump import Carried
-from meshctl.runtime.transports.tcp.stream import STRIPED_MIN
 from meshctl.runtime.transports.tcp.transport import TcpTransport
 from tests.hang import HANG_S
 from tests.runtime.transports.tcp.connected import LARGE, TOKEN, close_all, error_of, in_thread
@@ -38,7 +37,7 @@ def pair() -> Iterator[Pair]:
 
 def test_frames_of_every_size_arrive_in_both_directions(pair: Pair) -> None:
     (one, way), (two, _) = pair
-    tensors = [torch.arange(size) for size in (0, 1, 1 << 12, STRIPED_MIN // 8 + 5, 3 << 20)]
+    tensors = [torch.arange(size) for size in (0, 1, 1 << 12, (1 << 19) + 5, 3 << 20)]
 
     def send(plane: DataPlane, to: int) -> None:
         for number, tensor in enumerate(tensors):
