@@ -79,6 +79,7 @@ PEER_ERRORS = (
     *(ConnectionResetError, BrokenPipeError),
 )
 """Errors that a worker sees when a peer has failed. The cause is in another process."""
+PATH_OR_NUMBER = r"(?s)[~./].*|[-+]?[\d.,_]{1,8}"
 OTHER_FRAMES = (str(PACKAGE_DIR), str(importlib.__file__), "<frozen importlib")
 """Beginnings of the names of files whose frames precede the user's own in a traceback."""
 
@@ -413,13 +414,9 @@ def _described(error: Exception | SystemExit) -> tuple[str, str]:
     return f"{type(error).__name__}: {message(error)}", "".join(parts)
 
 
-PUBLIC = r"(?s)[~./].*|[-+]?[\d.,_]{1,8}"
-"""A path or a number from the environment, which is no secret under a key that is no secret's."""
-
-
 def secrets_of(plan: Plan, group: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the secrets of a group's arguments and variables, and texts in them that came from the
-    environment, the longest first.
+    environment, without paths and numbers. The longest come first.
 
     Error messages must not contain them, because others may read the run directory.
     """
@@ -429,7 +426,7 @@ def secrets_of(plan: Plan, group: str, environ: Mapping[str, str]) -> tuple[str,
     referenced = [environ.get(name, "") for text in texts for name in names(text)]
     written = [part for text in texts for part in literals(text)]
     every = [name for _, value in secret_places(sources, under=True) for name in names(str(value))]
-    given = [text for name in every if not re.fullmatch(PUBLIC, text := environ.get(name, ""))]
+    given = [text for name in every if not re.fullmatch(PATH_OR_NUMBER, text := environ.get(name, ""))]
     secrets = {text for text in (*referenced, *written, *given) if is_distinctive(text)}
     return tuple(sorted(secrets, key=len)[::-1])
 
