@@ -18,6 +18,13 @@ from meshctl.recipe.templates import NAMES, RECIPES
 from tests.paths import CONF, PACKAGE, ROOT
 
 pytestmark = pytest.mark.slow
+CHECKS = """
+from meshctl.engines.checks.requirements import Requirements
+from meshctl.engines.checks.runner import preflight
+for check in preflight(Requirements()):
+    print(check.found, check.remedy)
+"""
+"""Prints what `launch` would say of this machine, in one process and without a time limit."""
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -137,9 +144,9 @@ def test_another_tool_of_the_same_name_is_named(
     home = environment(tmp_path / "env")
     for one in (namesake, wheel) if is_first else (wheel, namesake):
         install(home, one)
-    command = [home / "bin" / "meshctl"] if is_first else [home / "bin" / "python", "-m", "meshctl"]
-    done = subprocess.run([*command, "doctor"], cwd=tmp_path, capture_output=True, text=True)
-    printed = " ".join((done.stdout + done.stderr).split())
+    words = ["-c", CHECKS] if is_first else ["-m", "meshctl", "doctor"]
+    done = subprocess.run([home / "bin" / "python", *words], cwd=tmp_path, capture_output=True, text=True)
+    printed = done.stdout + done.stderr
     other = "the distribution `meshctl` 2.7 (another tool)"
     assert printed.count(other) == 1 and "Traceback" not in printed
     assert f"pip uninstall -y meshctl meshctl-torch, then pip install {wheel}" in printed
