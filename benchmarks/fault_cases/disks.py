@@ -385,5 +385,10 @@ CASES = [
         "exit 4 with the path",
         partial(bad_from_the_start, spoil=make_read_only),
     ),
-    Case(17, "the run directory is deleted", "exit 5 with the path", deleted),
+    Case(
+        17,
+        "the run directory is deleted or emptied, or its newest checkpoint deleted, also in the last steps",
+        "exit 5 with the path",
+        deleted,
+    ),
 ]
