@@ -24,6 +24,7 @@ class DeclaredModel(StoredModel):
         "ulysses": "heads",
         "pp_plan": "transformers",
         "split": "args.split",
+        "cache": "args.share_prompts",
         "without": {
             "args.attention": ("cp", "ulysses"),
             "args.config.output_router_logits": ("pp",),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from meshctl.argument_limits import check_arguments
 from meshctl.hf import columns, estimates, micro_batches, peft_api, transformers_api, weights
+from meshctl.hf.borders import check_borders
 from meshctl.hf.building import Build, build
 from meshctl.hf.chunked_head import ChunkedHead
 from meshctl.hf.context_parallel import ContextParallel, DividedOutputs
@@ -178,7 +179,7 @@ class Model(DeclaredModel):
             raise ModelError(f"`{name}` needs `head: lm` and the `forward` of `hf.Model`")
         self.skip_nonfinite = skip_nonfinite
         self.activation_checkpointing, self.compile = activation_checkpointing, compile
-        self.pipeline, self.split = pipeline, split
+        self.pipeline, self.split, self.has_checked_borders = pipeline, split, False
 
     # Building
 
@@ -474,6 +475,7 @@ class Model(DeclaredModel):
 
     def _parts(self, batch: Batch, prefixes: tuple[str, ...] | None = None) -> list[Batch]:
         """Returns the micro-batches of a batch: at least one, and the same number on all ranks."""
+        check_borders(self, batch, self._columns)
         if self.micro_batch_tokens:
             limit, texts = self.micro_batch_tokens, prefixes or self._prefixes
             parts = micro_batches.by_tokens(batch, limit, texts, self._data_ranks)

@@ -31,6 +31,7 @@ from meshctl.hf.stored_weights import load_stored, stored_weights
 from meshctl.hf.texts import texts_of
 from meshctl.hf.token_columns import as_column
 from meshctl.hf.transformers_api import DiskFormat
+from meshctl.hf.transformers_cache import check_cache
 from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.component import Component, endpoint
@@ -42,7 +43,7 @@ class Sampler(Component):
     EXTRA = "hf"
     MODEL: ClassVar = ("args.model", "args.config")
     TOKENIZER: ClassVar = {"name": "args.tokenizer", "model": "args.model"}
-    LAYOUTS: ClassVar = {"dims": ("dp",)}
+    LAYOUTS: ClassVar = {"dims": ("dp",), "cache": "args"}
     MEMORY: ClassVar = {"dtype": "args.dtype", "trained_by": ()}
     ROLLOUT: ClassVar = {"temperature": "args.temperature", "group_size": "args.group_size"}
     CHOICES: ClassVar = {"args.dtype": "meshctl.hf.dtypes.DTYPES"}
@@ -111,6 +112,7 @@ class Sampler(Component):
         self._held = HeldBySampler()
 
     def setup(self) -> None:
+        check_cache(self.module)
         self.decoder  # noqa: B018
 
     @cached_property

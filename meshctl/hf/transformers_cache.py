@@ -7,6 +7,23 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from meshctl.hf.errors import ModelError
+
+PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
+"""The classes of the caches of layers that keep keys and values only."""
+
+
+def check_cache(model: Any) -> None:
+    """Raises `ModelError` if texts cannot be continued from a cache of keys and values alone."""
+    layers = DynamicCache(config=model.config).layers
+    is_unknown = model._is_stateful and not getattr(model.config.get_text_config(), "layer_types", None)
+    if is_unknown or not all(type(layer) in PLAIN for layer in layers):
+        raise ModelError(
+            f"`{type(model).__name__}` has a state beside its cache of keys and values: it supports neither "
+            "`hf.Sampler` nor `share_prompts`"
+        )
 
 
 class CachedForward:
@@ -15,6 +32,7 @@ class CachedForward:
     def __init__(self, model: Any, is_real: torch.Tensor | None) -> None:
         """`is_real` is int64 `[rows, length]` for the first pass: 0 in the padding at the beginning of a row,
         and 1 elsewhere. It is None without padding."""
+        check_cache(model)
         self._model, self._is_real = model, is_real
         self._cache, self._is_first = DynamicCache(config=model.config), True
         self._next = None if is_real is None else is_real.sum(1, keepdim=True)

@@ -15,6 +15,7 @@ supports.
             "ulysses": "heads",                    # ulysses must divide the heads: there is no ring attention
             "pp_plan": "transformers",             # pp needs the plan that the library has for the model
             "split": "args.split",                 # how pipeline stages divide layers: count, cost, or a list
+            "cache": "args.share_prompts",         # with this argument it needs a cache of texts
             "without": {"args.compile": ("cp",)},  # an argument, and the dims that must have size 1 with it
         }
         DEVICES = {                                # the devices that the class supports
@@ -410,6 +411,8 @@ def _layouts(value: Any) -> Layouts:
         raise Wrong('"lora_styles" is not the dotted path of a table')
     if "split" in given and not _is_argument(given["split"]):
         raise Wrong('"split" is not an argument such as "args.split"')
+    if "cache" in given and given["cache"] != ALL and not _is_argument(given["cache"]):
+        raise Wrong('"cache" is not an argument such as "args.share_prompts", or "args"')
     for key, word in LAYOUT_WORDS.items():
         if given.get(key, word) != word:
             raise Wrong(f'"{key}" is not "{word}"')
@@ -425,6 +428,7 @@ def _layouts(value: Any) -> Layouts:
         ulysses=given.get("ulysses", ""),
         pp_plan=given.get("pp_plan", ""),
         split=_argument(given["split"]) if "split" in given else (),
+        cache=tuple(given.get("cache", "").split(".")) if "cache" in given else (),
         without=_without(given.get("without", {})),
     )
 

@@ -21,7 +21,7 @@ LAYOUT_WORDS = {
     "pp_plan": "transformers",
 }
 """Keys of `LAYOUTS`, and the only value of each."""
-LAYOUT_KEYS = ("dims", "excludes", "tp_plan", "lora_styles", *LAYOUT_WORDS, "split", "without")
+LAYOUT_KEYS = ("dims", "excludes", "tp_plan", "lora_styles", *LAYOUT_WORDS, "split", "cache", "without")
 KeyPath = tuple[str, ...]
 """The key path of an argument below the component; empty if none is declared."""
 
@@ -51,6 +51,8 @@ class Layouts:
     """The library by whose plan pp divides a model; empty if the class needs none."""
     split: KeyPath = ()
     """The argument that states how pipeline stages divide the layers; empty if there is none."""
+    cache: KeyPath = ()
+    """The argument with which the model continues texts from a cache of keys and values; empty for none."""
     without: Mapping[KeyPath, tuple[str, ...]] = field(default_factory=dict)
     """Argument -> the names of `WITHOUT` that must be left out if it is set."""
 

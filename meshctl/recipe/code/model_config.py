@@ -17,7 +17,7 @@ from meshctl.diagnostics import Diagnostic, Span
 from meshctl.hub_cache import MODEL_FILES, cached_folder, is_hub_name
 from meshctl.recipe.compose.folders import contents, is_dir, is_file
 from meshctl.recipe.compose.yaml_reader import MAX_BYTES, read
-from meshctl.recipe.compose.yaml_tree import Node, leaves
+from meshctl.recipe.compose.yaml_tree import Node, leaves, plain
 
 POSITIONS = "max_position_embeddings"
 """The size that limits the length of a sequence."""
@@ -141,6 +141,12 @@ def model_types_in(tree: Node) -> list[tuple[str, Span]]:
     nodes = [place.get("model_type") for place in (tree, *_inner(tree))]
     found = [(node.value, node.span) for node in nodes if node and isinstance(node.value, str)]
     return found if len(found) == len(nodes) else []
+
+
+def layer_types(tree: Node) -> object:
+    """Returns the list of the types of layers that a config states; None if it states none."""
+    stated = [node for place in (*_inner(tree), tree) if (node := place.get("layer_types")) is not None]
+    return plain(stated[0]) if stated else None
 
 
 def _inner(tree: Node) -> list[Node]:

@@ -1,4 +1,5 @@
-"""MC418, MC419, MC439, MC440, MC451 to MC453, MC467: compares the architecture of a model with its layout.
+"""MC418, MC419, MC439, MC440, MC451 to MC453, MC467, MC470 and MC471: compares the architecture of a model
+with its layout and its inputs.
 
 A class declares `LAYOUTS = {"tp_plan": "transformers"}` if it splits a model over tp ranks by the plan that
 the library has for the architecture. `lora_styles` and `tied_shards` of `LAYOUTS` are limits of such plans.
@@ -9,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.code.attention import is_divisible
+from meshctl.argument_limits import ALL
+from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe.code.attention import has_state, is_divisible, masks_borders
 from meshctl.recipe.code.layouts import SEQUENCE
-from meshctl.recipe.code.model_config import model_types_in, sizes_in
+from meshctl.recipe.code.model_config import layer_types, model_types_in, sizes_in
 from meshctl.recipe.code.modules import Sources, Unread
 from meshctl.recipe.code.names import names_in
 from meshctl.recipe.code.tp_plans import EP_PLAN, divides_layers, plan_of
+from meshctl.recipe.compose.yaml_tree import Node
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.meshes import sizes_of
 from meshctl.recipe.rules.facts import Facts
@@ -58,7 +61,8 @@ def tokens_can_be_divided(facts: Facts) -> Iterator[Diagnostic]:
         if tree is None or not facts.declares(name).layouts.attention:
             continue
         code = facts.code_of(name)
-        read = [(kind, at, _are_divisible(code, kind, mesh)) for kind, at in model_types_in(tree)]
+        layers = layer_types(tree)
+        read = [(kind, at, _are_divisible(code, kind, mesh, layers)) for kind, at in model_types_in(tree)]
         if not read or any(found is True for _, _, found in read):
             continue
         (kind, at, found), (key, dim) = read[0], next(iter(keys.items()))
@@ -76,14 +80,66 @@ def tokens_can_be_divided(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC418", message, span, seconds, help)
 
 
-def _are_divisible(code: Sources, kind: str, mesh: DeviceMesh) -> bool | str | Unread:
+def _are_divisible(code: Sources, kind: str, mesh: DeviceMesh, layers: object) -> bool | str | Unread:
     """Returns whether the dims of a mesh can divide the tokens of an architecture, why sequence parallelism
     cannot, or why that is unknown."""
-    found = is_divisible(code, kind)
+    found = is_divisible(code, kind, layers)
     plan = plan_of(code, kind) if found is True and mesh.sequence_parallel else {}
     if plan and not isinstance(plan, Unread) and not divides_layers(plan):
         return "whose plan for tp divides more than the parts of layers"
     return found
+
+
+def packed_texts_have_borders(facts: Facts) -> Iterator[Diagnostic]:
+    """A model that gets packed texts keeps them apart. Each source is reported once for a model."""
+    reported: set[tuple[str, Span]] = set()
+    for stage in facts.recipe.pipeline.values():
+        name, tree = stage.component, facts.config_values(stage.component)
+        if stage.kind != "call" or tree is None or not facts.declares(name).layouts.attention:
+            continue
+        sources = [facts.recipe.pipeline[taken] for taken in stage.takes if taken in facts.recipe.pipeline]
+        paths = [(one.component, facts.declares(one.component).sequence_length.packed) for one in sources]
+        packed = [node for one, path in paths if (node := facts.argument(one, path)) and node.value]
+        why = _why_mixed(facts, name, tree) if packed else None
+        for node in packed if why else ():
+            assert why
+            kind, at, reason = why
+            if (name, node.span) not in reported:
+                reported.add((name, node.span))
+                message = f"`{kind}` of `{name}` does not keep packed texts apart: {reason}"
+                seconds = (at.with_word(f"`model_type` is {kind}"),)
+                yield Diagnostic("MC470", message, node.span, seconds, "leave out `pack`")
+
+
+def _why_mixed(facts: Facts, component: str, tree: Node) -> tuple[str, Span, str] | None:
+    """Returns the architecture of a model that mixes packed texts, its place, and the reason; None if it
+    keeps them apart, or if that is unknown."""
+    code, kinds = facts.code_of(component), model_types_in(tree)
+    for kind, at in kinds:
+        if has_state(code, kind, layer_types(tree)) is True:
+            return kind, at, "a state passes from token to token"
+    masked = [masks_borders(code, kind) for kind, _ in kinds]
+    if False not in masked or True in masked:
+        return None
+    return *kinds[masked.index(False)], "its attention masks do not depend on `position_ids`"
+
+
+def cached_texts_have_no_state(facts: Facts) -> Iterator[Diagnostic]:
+    """A model that continues texts from a cache of keys and values has no other state."""
+    for name in facts.recipe.components:
+        path, tree = facts.declares(name).layouts.cache, facts.config_values(name)
+        node = facts.argument(name, path)
+        if tree is None or node is None or not node.value:
+            continue
+        for kind, at in model_types_in(tree):
+            if has_state(facts.code_of(name), kind, layer_types(tree)) is True:
+                user, is_whole = ".".join(path[1:]), path == (ALL,)
+                what = f"`{name}`" if is_whole else f"`{user}` of `{name}`"
+                message = f"{what} needs a cache of keys and values, and `{kind}` also has a state"
+                help = "sample with meshctl.vllm.Sampler" if is_whole else f"leave out `{user}`"
+                span = facts.value("components", name, "_target_") if is_whole else node.span
+                yield Diagnostic("MC471", message, span, (at.with_word(f"`model_type` is {kind}"),), help)
+                break
 
 
 def experts_can_be_divided(facts: Facts) -> Iterator[Diagnostic]:
@@ -227,6 +283,8 @@ def vocabulary_has_shards(facts: Facts) -> Iterator[Diagnostic]:
 RULES = (
     architecture_has_tp_plan,
     tokens_can_be_divided,
+    packed_texts_have_borders,
+    cached_texts_have_no_state,
     experts_can_be_divided,
     lora_adapts_layers_on_tp,
     lora_adapts_no_experts_on_ep,

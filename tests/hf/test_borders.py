@@ -1,0 +1,131 @@
+"""Packed texts are refused for exactly the architectures that do not keep them apart."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from meshctl.hf import Model
+from meshctl.hf.errors import ModelError
+from meshctl.hf.shared_prompts import SharedPrompts
+from meshctl.hf.texts import Texts
+from meshctl.recipe.code.attention import has_state, masks_borders
+from meshctl.recipe.code.modules import Sources, Unread
+from meshctl.runtime.batch.batch import Batch, Ragged
+from tests.hf.tiny_models import NotBuilt, config_of, model_of
+
+KINDS = {kind.model_type: kind for kind in AutoModelForCausalLM._model_mapping}
+SHORT = {
+    "llama": True,
+    "gemma3_text": True,
+    "mixtral": True,
+    "gpt2": True,
+    "gpt_oss": False,
+    "qwen3_5_text": False,
+    "lfm2": False,
+    "granitemoehybrid": False,
+    "mamba": False,
+    "opt": False,
+    "bloom": False,
+}
+"""`model_type` -> whether it keeps packed texts apart."""
+NOT_BUILT = {
+    **dict.fromkeys(("blenderbot", "blt", "git", "phi4_multimodal", "roc_bert"), "a part has fixed sizes"),
+    **dict.fromkeys(
+        ("emu3", "mllama", "musicgen", "musicgen_melody"), "its language model is no causal model"
+    ),
+    **dict.fromkeys(
+        ("dbrx", "prophetnet", "reformer", "xlstm", "xlnet", "xmod", "zamba"), "its config has its own form"
+    ),
+    **dict.fromkeys(
+        ("dots1", "dots3_note", "dots3_note_text", "cohere_compass_text"), "its config has its own form"
+    ),
+    **dict.fromkeys(("gemma4_assistant", "longcat_flash"), "its sizes depend on each other"),
+}
+"""`model_type` -> why no tiny model of it is built."""
+FIRST, SECOND = torch.arange(3, 11), torch.arange(30, 37)
+INSTALLED = Sources((), sys.path)
+
+
+@torch.no_grad()
+def keeps_texts_apart(model: Any) -> bool:
+    alone = torch.cat([model(input_ids=text[None]).logits[0] for text in (FIRST, SECOND)])
+    positions = torch.cat([torch.arange(len(text)) for text in (FIRST, SECOND)])[None]
+    packed = model(input_ids=torch.cat([FIRST, SECOND])[None], position_ids=positions).logits[0]
+    return torch.allclose(packed, alone, atol=1e-4)
+
+
+def is_allowed(config: Any) -> bool | Unread:
+    kind = config.model_type
+    state = has_state(INSTALLED, kind, getattr(config, "layer_types", None))
+    return state if isinstance(state, Unread) else masks_borders(INSTALLED, kind) is True and not state
+
+
+@pytest.mark.parametrize("kind", SHORT)
+def test_some_architectures(kind: str) -> None:
+    config = config_of(KINDS[kind])
+    assert keeps_texts_apart(model_of(config)) == is_allowed(config) == SHORT[kind]
+
+
+@pytest.mark.slow_suite
+def test_all_architectures() -> None:
+    different, not_built = [], set()
+    for name, kind in KINDS.items():
+        try:
+            config = config_of(kind)
+        except NotBuilt:
+            not_built.add(name)
+            continue
+        if is_allowed(config) not in (
+            keeps_texts_apart(model_of(config)),
+            Unread("its model was not found in transformers"),
+        ):
+            different.append(name)
+    assert (different, not_built) == ([], {*NOT_BUILT})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", SHORT)
+def test_the_first_packed_batch(kind: str, dtype: str) -> None:
+    """It is refused by the model itself, for what `validate` cannot read."""
+    model = Model({**config_of(KINDS[kind]).to_dict(), "model_type": kind}, dtype=dtype)
+    model.setup()
+    ids, positions = torch.cat([FIRST, SECOND]), torch.cat([torch.arange(8), torch.arange(7)])
+    columns = {"input_ids": Ragged.of([ids]), "position_ids": Ragged.of([positions])}
+    batch = Batch(columns, ids=torch.arange(1))
+    if SHORT[kind]:
+        model.evaluate(batch)
+        assert model.module.training
+    else:
+        with pytest.raises(ModelError, match="does not keep packed texts apart"):
+            model.update(batch)
+
+
+def test_an_architecture_with_a_state_cannot_share_prompts() -> None:
+    """The rule of `validate` about caches is that of `has_state`."""
+    for kind, is_refused in {
+        "llama": False,
+        "gpt_oss": False,
+        "opt": False,
+        "bloom": False,
+        "lfm2": True,
+    }.items():
+        config = config_of(KINDS[kind])
+        assert has_state(INSTALLED, kind, getattr(config, "layer_types", None)) == is_refused
+        model, ids = model_of(config), torch.stack([FIRST[:7], SECOND])
+        texts = Texts(
+            ids, torch.where(torch.arange(7) < torch.tensor([[3], [4]]), -100, ids), torch.tensor([7, 7])
+        )
+        shared = SharedPrompts.of(texts)
+        if is_refused:
+            with pytest.raises(ModelError, match="cache"):
+                shared.logits(model)
+            continue
+        with torch.no_grad():
+            found, whole = shared.logits(model), model(input_ids=ids).logits
+        for row, start in enumerate((3, 4)):
+            assert torch.allclose(found[row, : 7 - start], whole[row, start - 1 : 6], atol=1e-4), kind
