@@ -70,11 +70,12 @@ class StoredModel(Component):
         """Writes the config and the weights, with the adapter merged, to a folder that `from_pretrained` can
         load.
 
-        The default of `folder` is `exports/step-N` in the run directory. All ranks call this method together,
+        The default of `folder` is `exports/step-N` in the run directory, or `exports/NAME/step-N` if a run
+        exports several components. All ranks call this method together,
         and each of them writes a part of the files. A file has at most `file_bytes`, or one tensor. No rank
         holds more than one file and one whole tensor.
         """
-        path = Path(folder) if folder else self.run_dir / "exports" / f"step-{self.step}"
+        path = Path(folder) if folder else self.run_dir / self.place.exports / f"step-{self.step}"
         shapes, tensors = weights.outlines(self.module), weights.merged_weights(self.module)
         if self.mesh.size("pp") > 1:
             names = [*weights.outlines(outline(self.module.config, self.head))]

@@ -49,6 +49,8 @@ class RankContext:
     """The step in which the weights of the last sync were sent; None without a sync to the component."""
     run_dir: Path = Path()
     """The folder of the run; the working directory without a launcher."""
+    exports: str = "exports"
+    """The folder below `run_dir` for exported models of the component."""
     seed: int = 0
     """The recipe's `seed`."""
     log: Callable[[Mapping[str, float], float], None] = lambda values, weight: None

@@ -286,6 +286,7 @@ class Worker:
         devices = devices_of(plan.group(self._env.group))
         if devices[0].type == "cuda":
             torch.cuda.set_device(devices[0])
+        exporting = {stage.component for stage in plan.stages if stage.method == "export"}
         for placed in plan.components_of(self._env.group):
             setup = f"setup of `{placed.name}`"
             self._begin(f"imports of `{placed.name}`", doing=setup)
@@ -307,6 +308,7 @@ class Worker:
                 devices[0],
                 devices,
                 run_dir=self._run.path,
+                exports=f"exports/{placed.name}" if len(exporting) > 1 else "exports",
                 seed=plan.seed,
                 log=metrics.log,
                 stop=agreement.ask,

@@ -38,10 +38,12 @@ components:
       lr: 1e-2
       micro_batch: 2
       lora: {r: 4}
+  other: {_target_: meshctl.hf.Model, group: train, parallel: actor, args: {model: "${components.actor.args.model}"}}
 pipeline:
   batch: {call: rows.next, samples: 8}
   metrics: {call: actor.update, in: batch}
   saved: {call: actor.export, in: [], when: end}
+  also: {call: other.export, in: [], when: end}
 run: {steps: 2, checkpoint: {every: 2}}
 """
 SYNC = """
@@ -118,7 +120,8 @@ def test_a_run_resumes_in_another_layout_and_exports(tmp_path: Path) -> None:
     launch(tmp_path, str(run), "components.actor.parallel={tp_size: 2}", "run.steps=4")
     expected, model = alone(tmp_path / "rows.jsonl")
     assert losses(run) == pytest.approx(expected, rel=1e-8)
-    exported = AutoModelForCausalLM.from_pretrained(run / "exports" / "step-4", dtype=torch.float64)
+    assert (run / "exports" / "other" / "step-4" / "config.json").is_file(), "each has a folder of its own"
+    exported = AutoModelForCausalLM.from_pretrained(run / "exports" / "actor" / "step-4", dtype=torch.float64)
     found = dict(exported.named_parameters())
     for name, tensor in model.weights():
         torch.testing.assert_close(found[name].detach(), tensor, rtol=0, atol=1e-8)
