@@ -54,11 +54,11 @@ def _that_fit(facts: Facts, component: str, space: int) -> Iterator[str]:
         yield from _layouts_that_fit(model, facts.meshes[component].data_size, space)
     is_argument = {key: isinstance(item, tuple) for key, item in found.declares.memory.items()}
     training = model.training
+    is_whole = training.is_trained and training.adapter is None
     short = replace(model, training=replace(training, dtype="bfloat16"))
-    if is_argument.get("dtype") and training.dtype == "float32" and _fits(short, space):
+    if is_argument.get("dtype") and not is_whole and training.dtype == "float32" and _fits(short, space):
         yield "dtype: bfloat16"
     adapted = replace(model, training=replace(training, adapter=Adapter(PROPOSED_RANK)))
-    is_whole = training.is_trained and training.adapter is None
     if is_argument.get("lora") and is_whole and _fits(adapted, space):
         yield f"lora: {{r: {PROPOSED_RANK}}}"
 

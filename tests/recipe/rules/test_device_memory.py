@@ -210,7 +210,7 @@ def test_models_fit_their_device(
         tmp_path, {"model": wide}, cluster={"device_memory": limit}, component={"parallel": parallel}
     )
     needs = "`actor` needs 1.62 MB on each device, which has 1 MB"
-    help = "what fits: fsdp_size: 2; dtype: bfloat16; lora: {r: 16}"
+    help = "what fits: fsdp_size: 2; lora: {r: 16}"
     assert warnings_of(found) == ([(needs, help)] if expected else [])
 
 
