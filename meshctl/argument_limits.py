@@ -26,8 +26,8 @@ COMPARISONS: Mapping[str, tuple[Callable[[float, float], bool], str]] = {
     "<": (operator.lt, "below"),
 }
 """Sign -> its function, and its words in a message."""
-NONEMPTY = "nonempty"
-"""The word for texts that are not empty."""
+NONEMPTY, WHOLE = "nonempty", "whole"
+"""The words for texts that are not empty, and for whole numbers."""
 ALL = "args"
 """In `NEEDS`: the arguments as a whole, which are always given."""
 BOUND = re.compile(r"\s*(>=|>|<=|<)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*", re.ASCII)
@@ -42,14 +42,19 @@ class Range:
     """(sign, number) of each bound."""
     is_nonempty: bool = False
     """True if a text must not be empty."""
+    is_whole: bool = False
+    """True if a number must be whole."""
 
     @classmethod
     def of(cls, text: object) -> Range | None:
         """Returns the range of a text such as `> 0, <= 1` or `nonempty`; None if it is none."""
         parts = text.split(",") if isinstance(text, str) else [""]
-        comparisons = [part for part in parts if part.strip() != NONEMPTY]
+        words = {part.strip() for part in parts} & {NONEMPTY, WHOLE}
+        comparisons = [part for part in parts if part.strip() not in words]
         found = [(part[1], part[2]) for one in comparisons if (part := BOUND.fullmatch(one))]
-        return cls(tuple(found), len(comparisons) < len(parts)) if len(found) == len(comparisons) else None
+        if len(found) < len(comparisons):
+            return None
+        return cls(tuple(found), NONEMPTY in words, WHOLE in words)
 
     def has(self, value: object) -> bool:
         """Returns whether a value is in the range."""
@@ -59,14 +64,17 @@ class Range:
             return bool(value) or not self.is_nonempty
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.bounds:
             return True
-        return isfinite(value) and all(
-            COMPARISONS[sign][0](value, float(bound)) for sign, bound in self.bounds
+        return (
+            isfinite(value)
+            and not (self.is_whole and value % 1)
+            and all(COMPARISONS[sign][0](value, float(bound)) for sign, bound in self.bounds)
         )
 
     @property
     def described(self) -> str:
         """The bounds in words, `above 0 and at most 1`."""
-        return " and ".join(f"{COMPARISONS[sign][1]} {bound}" for sign, bound in self.bounds)
+        whole = "a whole number of " if self.is_whole else ""
+        return whole + " and ".join(f"{COMPARISONS[sign][1]} {bound}" for sign, bound in self.bounds)
 
 
 def check_arguments(component: type, arguments: Mapping[str, Any], error: type[Exception]) -> None:

@@ -14,6 +14,7 @@ from meshctl.argument_limits import Range, check_arguments
     [
         (">= 1", [1, 2.5], [0, -1, 0.5, float("nan"), float("inf")], "at least 1"),
         ("> 0, <= 1", [0.1, 1], [0, 1.5, -1], "above 0 and at most 1"),
+        (">= 0, whole", [0, 2, 2.0], [0.1, 2.5, -1], "a whole number of at least 0"),
         ("<-0.5", [-1, -0.75], [-0.5, 0], "below -0.5"),
     ],
 )

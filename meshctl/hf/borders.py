@@ -18,24 +18,19 @@ from meshctl.runtime.batch.batch import Batch, Ragged
 if TYPE_CHECKING:
     from meshctl.hf.model import Model
 
-TOKENS = 32
-"""The most tokens of both texts."""
 ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6}
-"""Dtype -> the part of the effect of a text on its continuation that rounding can have on a result."""
-COARSE = 0.1
-"""The same for other dtypes, and for float32 whose products are rounded further."""
+"""Dtype -> the part of the effect of a text on the next one that rounding can have; 0.1 for others."""
 
 
 def check_borders(model: Model, batch: Batch, of: Callable[[Batch, columns.OfTexts], Batch]) -> None:
-    """Raises `ModelError` at the first batch of a model with `position_ids` if the model does not keep packed
-    texts apart. `of` returns the columns that a function makes from the outputs of the model. All ranks
-    call this together, with the same columns."""
+    """Raises `ModelError` at the first batch with `position_ids` if a model does not keep packed texts apart.
+    `of` is its `_columns`. All ranks call this together, with the same columns."""
     if model.has_checked_borders or "position_ids" not in batch or "input_ids" not in batch:
         return
     model.has_checked_borders = True  # at first, because `of` gets a batch with positions
     name = "values" if model.head == "score" else "logprobs"
     config = model.module.config
-    total = min(TOKENS, transformers_api.positions_of(config) or TOKENS)
+    total = min(32, transformers_api.positions_of(config) or 32)
     second = total * 3 // 8
     ids = torch.arange(total) * 5 % config.get_text_config().vocab_size
     joined = {"input_ids": Ragged.of([ids])}
@@ -49,7 +44,7 @@ def check_borders(model: Model, batch: Batch, of: Callable[[Batch, columns.OfTex
     alone = last({"input_ids": Ragged.of([ids[-second:]])})
     effect, found = (float((last(one) - alone).abs().max()) for one in (joined, packed))
     dtype, is_exact = model.compute_dtype or model.dtype, torch.get_float32_matmul_precision() == "highest"
-    part = ROUNDING.get(dtype, COARSE) if is_exact else COARSE
+    part = ROUNDING.get(dtype, 0.1) if is_exact else 0.1
     if found > max(part * effect, torch.finfo(dtype).eps / 8 * float(alone.abs().max())):
         raise ModelError(
             f"`{type(model.module).__name__}` does not keep packed texts apart: the text before it in its "

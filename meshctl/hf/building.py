@@ -29,7 +29,7 @@ from meshctl.hf.sizes import Sizes
 from meshctl.hf.tied_shards import check_tied
 from meshctl.hf.weights import reset_adapter
 from meshctl.hub_cache import MODEL_FILES, local_folder, missing_weights
-from meshctl.text.english import counted
+from meshctl.text.english import counted, nearest
 
 NEW_HEAD = "score."
 """The beginning of the names of the weights of the head `score`, which a language model does not have."""
@@ -75,6 +75,7 @@ def build(wanted: Build) -> nn.Module:
     transformers_api.quiet()
     named = _folder_of(wanted.model) if isinstance(wanted.model, str) else wanted.model
     config = transformers_api.read_config(named, wanted.head, wanted.config)
+    _check_changes(config, transformers_api.read_config(named, wanted.head, {}), wanted.config)
     if isinstance(named, str):
         model = _loaded(named, config, wanted)
     else:
@@ -95,6 +96,20 @@ def build(wanted: Build) -> nn.Module:
     model.config.use_cache = False  # with a cache, transformers does not look for the borders of packed texts
     model.train()
     return model  # type: ignore[no-any-return]
+
+
+def _check_changes(config: Any, plain: Any, changes: Mapping[str, Any]) -> None:
+    """Raises `ModelError` for a quantized model, and if values that replace those of `plain` have no effect,
+    or would drop layers."""
+    if getattr(config, "quantization_config", None) or changes.get("quantization_config"):
+        raise ModelError("quantized models are not supported: name the model with its full weights")
+    for key in changes:
+        if not hasattr(plain, key):
+            help = f"; did you mean `{close}`?" if (close := nearest(key, vars(plain))) else ""
+            raise ModelError(f"the config of a `{plain.model_type}` model has no `{key}`{help}")
+    before, after = (getattr(one.get_text_config(), "num_hidden_layers", 0) for one in (plain, config))
+    if after < before:
+        raise ModelError(f"`config` leaves {after} of the {counted(before, 'layer')} of the model")
 
 
 def _folder_of(name: str) -> str:

@@ -62,8 +62,8 @@ class DeclaredModel(StoredModel):
         "args.optimizer_options.eps": ">= 0",
         "args.optimizer_options.momentum": ">= 0",
         "args.optimizer_options.weight_decay": ">= 0",
-        "args.schedule.warmup": ">= 0",
-        "args.schedule.steps": ">= 1",
+        "args.schedule.warmup": ">= 0, whole",
+        "args.schedule.steps": ">= 1, whole",
         "args.clip": ">= 0",
         "args.micro_batch": ">= 1",
         "args.micro_batch_tokens": ">= 1",
@@ -73,7 +73,7 @@ class DeclaredModel(StoredModel):
         "args.loss_options.importance_cap": "> 0",
         "args.loss_options.max_tokens": "> 0",
     }
-    CALLS: ClassVar = {"args.schedule.warmup": ("update",)}
+    CALLS: ClassVar = {"args.schedule.warmup": ("update",), "args.schedule.steps": ("update", "all")}
     EXCLUDES: ClassVar = {
         "args.micro_batch": ("args.micro_batch_tokens",),
         "args.share_prompts": ("args.logits_chunk_tokens", "args.activation_checkpointing", "args.compile"),

@@ -177,14 +177,15 @@ class Model(DeclaredModel):
         ):
             name = "share_prompts" if share_prompts else "logits_chunk_tokens"
             raise ModelError(f"`{name}` needs `head: lm` and the `forward` of `hf.Model`")
-        self.skip_nonfinite = skip_nonfinite
-        self.activation_checkpointing, self.compile = activation_checkpointing, compile
-        self.pipeline, self.split, self.has_checked_borders = pipeline, split, False
+        self.skip_nonfinite, self.activation_checkpointing = skip_nonfinite, activation_checkpointing
+        self.compile, self.pipeline, self.split, self.has_checked_borders = compile, pipeline, split, False
 
     # Building
 
     def setup(self) -> None:
         self.module  # noqa: B018
+        if self.schedule or len(self.optimizer_options) > 1 or self.optimizer != "AdamW":
+            self.trainer  # noqa: B018
 
     @cached_property
     def sizes(self) -> Sizes:

@@ -9,10 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from meshctl.hf.errors import ModelError
 from meshctl.hf.sharding import in_blocks, placed_like
 from meshctl.hf.transformers_api import make_schedule
+
+UNFIT = ("Optimizer", "LBFGS", "SparseAdam")
+"""The classes of torch.optim whose steps need more than dense gradients."""
+ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt")
+"""The schedules without an end."""
 
 
 def make_optimizer(
@@ -48,10 +54,17 @@ def make_lr_schedule(given: Mapping[str, Any], optimizer: torch.optim.Optimizer)
     name, warmup, steps = options.pop("name"), options.pop("warmup", 0), options.pop("steps", None)
     if warmup and name == "constant":
         name = "constant_with_warmup"
+    if name not in ENDLESS and steps is None:
+        raise ModelError(f"`schedule` {name} needs `steps`, the number of updates after which it ends")
+    if name in ENDLESS[:2] and options:
+        raise ModelError(f"`schedule` {name} has no option `{next(iter(options))}`")
     try:
-        return make_schedule(name, optimizer, warmup, steps, scheduler_specific_kwargs=options)
+        made = make_schedule(name, optimizer, warmup, steps, scheduler_specific_kwargs=options)
     except (TypeError, ValueError) as error:
         raise ModelError(f"`schedule` {name}: {error}") from error
+    if not isinstance(made, LambdaLR):
+        raise ModelError(f"`schedule` {name} does not follow from the number of updates")
+    return made
 
 
 def _class(name: str) -> type[torch.optim.Optimizer]:
@@ -60,9 +73,11 @@ def _class(name: str) -> type[torch.optim.Optimizer]:
         found = getattr(importlib.import_module(module or "torch.optim"), attribute, None)
     except ModuleNotFoundError as error:
         raise ModelError(f"optimizer `{name}`: {error}") from None
-    if not isinstance(found, type) or not issubclass(found, torch.optim.Optimizer):
+    is_optimizer = isinstance(found, type) and issubclass(found, torch.optim.Optimizer)
+    if not is_optimizer or module in ("", "torch.optim") and attribute in UNFIT:
         raise ModelError(
-            f"optimizer `{name}` is neither a class of torch.optim nor the dotted path of an optimizer"
+            f"optimizer `{name}` is neither a class of torch.optim that needs gradients alone nor the dotted "
+            "path of an optimizer"
         )
     return found
 

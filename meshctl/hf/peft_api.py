@@ -71,6 +71,13 @@ def inject(model: Any, lora: Lora) -> None:
     fused: list[str] = []
     if not isinstance(target, str):  # a string is a regular expression of peft
         _check_targets(model, target)
+        head = next(
+            (one for one, module in model.named_modules() if module is model.get_output_embeddings()), ""
+        )
+        if f"{head}.weight" in (getattr(model, "all_tied_weights_keys", None) or {}) and any(
+            _named(one, [head]) for one in target
+        ):
+            raise ModelError(f"`lora` cannot adapt `{head}`, whose weight is that of the embedding")
         fused = [name for name in target if _named(name, fused_names(model))]
         target = [name for name in target if _named(name, dict(model.named_modules()))]
     if fused and lora.dropout:

@@ -91,10 +91,14 @@ def read_config(model: str | Mapping[str, Any], head: str, changes: Mapping[str,
     try:
         if not isinstance(model, str):
             return AutoConfig.for_model(**{**options, **model, **changes})
-        return AutoConfig.from_pretrained(model, **{**options, **changes})
+        return AutoConfig.from_pretrained(model, **{**options, **changes}, trust_remote_code=False)
     except Exception as error:  # of any kind: each config checks its own values
         shown = f"model `{model}`" if isinstance(model, str) else "the config of the model"
-        raise ModelError(f"{shown} cannot be read: {_unknown_type(model) or _one_line(error)}") from error
+        own = (
+            "its code is its own, and only that of transformers runs" if "trust_remote" in str(error) else ""
+        )
+        reason = own or _unknown_type(model) or _one_line(error)
+        raise ModelError(f"{shown} cannot be read: {reason}") from error
 
 
 def _unknown_type(model: str | Mapping[str, Any]) -> str:

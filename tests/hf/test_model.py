@@ -296,7 +296,27 @@ def test_weights_with_an_unknown_name_or_shape_are_refused() -> None:
         ({"micro_batch": 1, "micro_batch_tokens": 8}, "exclude each other"),
         ({"optimizer": "Adamw"}, "optimizer `Adamw` is neither a class of torch.optim"),
         ({"optimizer_options": {"rho": 1}}, "optimizer `AdamW`: .*rho"),
-        ({"schedule": {"name": "sawtooth"}}, "`schedule` sawtooth"),
+        ({"optimizer": "LBFGS"}, "optimizer `LBFGS` is neither a class of torch.optim that needs gradients"),
+        ({"optimizer": "lr_scheduler"}, "optimizer `lr_scheduler` is neither"),
+        ({"schedule": {"name": "sawtooth", "steps": 2}}, "`schedule` sawtooth"),
+        ({"schedule": {"name": "cosine"}}, "`schedule` cosine needs `steps`"),
+        (
+            {"schedule": {"name": "cosine", "steps": 9, "warmup_ratio": 0.1}},
+            "`schedule` cosine: .*warmup_ratio",
+        ),
+        (
+            {"schedule": {"warmup": 2, "warmup_ratio": 0.1}},
+            "constant_with_warmup has no option `warmup_ratio`",
+        ),
+        ({"schedule": {"name": "reduce_lr_on_plateau", "steps": 9}}, "does not follow from the number of"),
+        ({"schedule": {"warmup": 0.1}}, "`schedule.warmup` is a whole number of at least 0, not 0.1"),
+        ({"config": {"num_hiden_layers": 1}}, "no `num_hiden_layers`; did you mean `num_hidden_layers`"),
+        ({"config": {"num_hidden_layers": 1}}, "`config` leaves 1 of the . layers of the model"),
+        ({"config": {"quantization_config": {"bits": 4}}}, "quantized models are not supported"),
+        (
+            {"model": {**MODELS["llama"], "tie_word_embeddings": True}, "lora": {"target": ["lm_head"]}},
+            "`lora` cannot adapt `lm_head`, whose weight is that of the embedding",
+        ),
     ],
 )
 def test_wrong_arguments_are_one_clear_message(arguments: dict[str, Any], message: str) -> None:
@@ -304,7 +324,6 @@ def test_wrong_arguments_are_one_clear_message(arguments: dict[str, Any], messag
     with pytest.raises(ValueError, match=message) as error:
         made = Model(**given)
         made.setup()
-        made.update(batch_of(1, False))
     assert "\n" not in str(error.value)
 
 

@@ -74,7 +74,8 @@ supports.
         EXCLUDES = {"args.pack": ("args.keep",)}   # an argument, and those that must not be set with it
         NEEDS = {"args.pack": ("args.max_length",)}  # an argument, and those of which it needs one
         RESERVED = {"args.engine": ("model",)}     # an argument, and keys that must not be in its mapping
-        CALLS = {"args.warmup": ("update",)}       # an argument, and the endpoints whose calls it counts
+        CALLS = {"args.warmup": ("update",)}       # an argument, and the endpoints whose calls it counts; it
+                                                   # should not be larger or, with "all", not be smaller
 
 They are literals and may be inherited. All keys of `LAYOUTS`, `MEMORY` and `ROLLOUT` may be left out.
 Where a subclass overrides a method, its columns are unknown until it declares `RETURNS` again.

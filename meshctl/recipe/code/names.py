@@ -5,7 +5,7 @@ The table at a dotted path is one of these:
     LOSSES = {"dpo": dpo}                         a mapping, whose keys are the names
     STYLES = ("colwise", "rowwise")               a list, a tuple or a set of names
     class Schedule(Enum): LINEAR = "linear"       a class, whose values are the names
-    torch.optim                                   a module: the names that it binds
+    torch.optim                                   a module: the classes that it binds
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def names_in(sources: Sources, table: str) -> tuple[str, ...]:
     """Returns the names in the table at a dotted path; none if they cannot be read."""
     module = sources.module(table)
     if isinstance(module, Module):
-        return _names_of_module(module)
+        return tuple(name for name in _names_of_module(module) if name[0].isupper())
     owner, _, name = table.rpartition(".")
     module = sources.module(owner)
     statement = module.names.get(name) if isinstance(module, Module) else None

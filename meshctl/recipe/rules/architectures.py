@@ -18,7 +18,6 @@ from meshctl.recipe.code.model_config import layer_types, model_types_in, sizes_
 from meshctl.recipe.code.modules import Sources, Unread
 from meshctl.recipe.code.names import names_in
 from meshctl.recipe.code.tp_plans import EP_PLAN, divides_layers, plan_of
-from meshctl.recipe.compose.yaml_tree import Node
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.meshes import sizes_of
 from meshctl.recipe.rules.facts import Facts
@@ -91,55 +90,55 @@ def _are_divisible(code: Sources, kind: str, mesh: DeviceMesh, layers: object) -
 
 
 def packed_texts_have_borders(facts: Facts) -> Iterator[Diagnostic]:
-    """A model that gets packed texts keeps them apart. Each source is reported once for a model."""
-    reported: set[tuple[str, Span]] = set()
+    """A model that gets packed texts keeps them apart."""
+    packed: set[tuple[str, Span]] = set()
     for stage in facts.recipe.pipeline.values():
-        name, tree = stage.component, facts.config_values(stage.component)
-        if stage.kind != "call" or tree is None or not facts.declares(name).layouts.attention:
-            continue
-        sources = [facts.recipe.pipeline[taken] for taken in stage.takes if taken in facts.recipe.pipeline]
-        paths = [(one.component, facts.declares(one.component).sequence_length.packed) for one in sources]
-        packed = [node for one, path in paths if (node := facts.argument(one, path)) and node.value]
-        why = _why_mixed(facts, name, tree) if packed else None
-        for node in packed if why else ():
-            assert why
-            kind, at, reason = why
-            if (name, node.span) not in reported:
-                reported.add((name, node.span))
-                message = f"`{kind}` of `{name}` does not keep packed texts apart: {reason}"
-                seconds = (at.with_word(f"`model_type` is {kind}"),)
-                yield Diagnostic("MC470", message, node.span, seconds, "leave out `pack`")
+        for source in (
+            facts.recipe.pipeline[name].component for name in stage.takes if name in facts.recipe.pipeline
+        ):
+            node = facts.argument(source, facts.declares(source).sequence_length.packed)
+            if (
+                node
+                and node.value
+                and stage.kind == "call"
+                and facts.declares(stage.component).layouts.attention
+            ):
+                packed.add((stage.component, node.span))
+    for name, span in sorted(packed, key=lambda one: one[0]):
+        tree, code = facts.config_values(name), facts.code_of(name)
+        kinds = model_types_in(tree) if tree else []
+        masked, state = {masks_borders(code, kind) for kind, _ in kinds}, _state(facts, name)
+        if state or (False in masked and True not in masked):
+            kind, at = state or kinds[0]
+            why = (
+                "a state passes from token to token" if state else "its masks do not depend on `position_ids`"
+            )
+            message = f"`{kind}` of `{name}` does not keep packed texts apart: {why}"
+            seconds = (at.with_word(f"`model_type` is {kind}"),)
+            yield Diagnostic("MC470", message, span, seconds, "leave out `pack`")
 
 
-def _why_mixed(facts: Facts, component: str, tree: Node) -> tuple[str, Span, str] | None:
-    """Returns the architecture of a model that mixes packed texts, its place, and the reason; None if it
-    keeps them apart, or if that is unknown."""
-    code, kinds = facts.code_of(component), model_types_in(tree)
-    for kind, at in kinds:
-        if has_state(code, kind, layer_types(tree)) is True:
-            return kind, at, "a state passes from token to token"
-    masked = [masks_borders(code, kind) for kind, _ in kinds]
-    if False not in masked or True in masked:
-        return None
-    return *kinds[masked.index(False)], "its attention masks do not depend on `position_ids`"
+def _state(facts: Facts, component: str) -> tuple[str, Span] | None:
+    """Returns the architecture of a component, and its place, if a state passes from token to token."""
+    tree, code = facts.config_values(component), facts.code_of(component)
+    kinds = model_types_in(tree) if tree else []
+    return next((one for one in kinds if tree and has_state(code, one[0], layer_types(tree)) is True), None)
 
 
 def cached_texts_have_no_state(facts: Facts) -> Iterator[Diagnostic]:
     """A model that continues texts from a cache of keys and values has no other state."""
     for name in facts.recipe.components:
-        path, tree = facts.declares(name).layouts.cache, facts.config_values(name)
-        node = facts.argument(name, path)
-        if tree is None or node is None or not node.value:
-            continue
-        for kind, at in model_types_in(tree):
-            if has_state(facts.code_of(name), kind, layer_types(tree)) is True:
-                user, is_whole = ".".join(path[1:]), path == (ALL,)
-                what = f"`{name}`" if is_whole else f"`{user}` of `{name}`"
-                message = f"{what} needs a cache of keys and values, and `{kind}` also has a state"
-                help = "sample with meshctl.vllm.Sampler" if is_whole else f"leave out `{user}`"
-                span = facts.value("components", name, "_target_") if is_whole else node.span
-                yield Diagnostic("MC471", message, span, (at.with_word(f"`model_type` is {kind}"),), help)
-                break
+        path = facts.declares(name).layouts.cache
+        node, is_whole = facts.argument(name, path), path == (ALL,)
+        state = _state(facts, name) if node and node.value else None
+        if node and state:
+            what = f"`{name}`" if is_whole else f"`{path[-1]}` of `{name}`"
+            message = f"{what} needs a cache of keys and values, and `{state[0]}` also has a state"
+            help = "sample with meshctl.vllm.Sampler" if is_whole else f"leave out `{path[-1]}`"
+            span = facts.value("components", name, "_target_") if is_whole else node.span
+            yield Diagnostic(
+                "MC471", message, span, (state[1].with_word(f"`model_type` is {state[0]}"),), help
+            )
 
 
 def experts_can_be_divided(facts: Facts) -> Iterator[Diagnostic]:

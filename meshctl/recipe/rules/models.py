@@ -1,4 +1,4 @@
-"""MC430 to MC436, MC438 and MC466: checks the sizes of a component's model, also against its layout.
+"""MC430 to MC436, MC438, MC466 and MC473: checks the sizes of a component's model, also against its layout.
 
     model: llama/config.json      model: llama      model: {num_heads: 32, sequence_length: 4096}
 
@@ -54,6 +54,19 @@ def config_is_on_this_machine(facts: Facts) -> Iterator[Diagnostic]:
                 message = f"{file.wrong}, so its sizes are not compared with the layout"
                 help = "state them: model: {num_heads: 32, num_kv_heads: 8, num_layers: 32}"
                 yield Diagnostic("MC438", message, facts.value(*path), help=help, severity="note")
+
+
+def model_is_not_quantized(facts: Facts) -> Iterator[Diagnostic]:
+    """A model of transformers has its full weights."""
+    for name in facts.recipe.components:
+        tree = facts.declared_values(name) if facts.declares(name).layouts.cache else None
+        if tree and (found := tree.get("quantization_config")) and found.value:
+            message, span = (
+                f"the model of `{name}` is quantized",
+                facts.value("components", name, "args", "model"),
+            )
+            help = "name the model with its full weights"
+            yield Diagnostic("MC473", message, span, (found.span.with_word("its quantization"),), help)
 
 
 def heads_share_kv_heads(facts: Facts) -> Iterator[Diagnostic]:
@@ -231,6 +244,7 @@ def sequences_split_evenly(facts: Facts) -> Iterator[Diagnostic]:
 RULES = (
     config_is_readable,
     config_is_on_this_machine,
+    model_is_not_quantized,
     heads_share_kv_heads,
     tp_divides_model,
     ulysses_divides_heads,

@@ -1,4 +1,4 @@
-"""MC544, MC545, MC548, MC549, MC554 to MC557 and MC581: the steps in which stages run.
+"""MC544, MC545, MC548, MC549, MC554 to MC557, MC474 and MC581: the steps in which stages run.
 
 A stage runs in steps n, 2n, ... (`every`) or at a time (`when`), and only if all of its inputs run. It may
 therefore run less often than its `every`, or never.
@@ -15,6 +15,9 @@ from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.stages import Times
 from meshctl.run.settings import Run
 from meshctl.text.english import counted, listed
+
+ALL_CALLS = "all"
+"""In `CALLS` of a class: the argument should not be smaller than the number of calls."""
 
 
 def stage_runs(facts: Facts) -> Iterator[Diagnostic]:
@@ -203,12 +206,15 @@ def counted_calls_are_within_run(facts: Facts) -> Iterator[Diagnostic]:
     for name in facts.recipe.components if facts.recipe.run.steps and facts.is_valid("run") else ():
         for path, endpoints in facts.declares(name).calls.items():
             node, calls = facts.argument(name, path), _calls(facts, name, endpoints)
-            if node is None or not isinstance(node.value, (int, float)) or not 0 < calls < node.value:
+            if node is None or not isinstance(node.value, (int, float)) or not calls:
+                continue
+            if calls <= node.value if ALL_CALLS in endpoints else calls >= node.value:
                 continue
             seconds = (facts.value("run", "steps").with_word(counted(facts.recipe.run.steps, "step")),)
-            called = listed([f"{name}.{method}" for method in endpoints], "or")
+            called = listed([f"{name}.{method}" for method in endpoints if method != ALL_CALLS], "or")
             message = f"`{'.'.join(path[1:])}` is {node.value}, but the run calls {called} {calls} times"
-            yield Diagnostic("MC581", message, node.span, seconds, severity="warning")
+            code = "MC474" if ALL_CALLS in endpoints else "MC581"
+            yield Diagnostic(code, message, node.span, seconds, severity="warning")
 
 
 def _calls(facts: Facts, component: str, endpoints: Collection[str]) -> int:

@@ -16,7 +16,7 @@ class Data(Component):
     def next(self, samples: range) -> Batch: ...
 
 class Trainer(Component):
-    CALLS = {"args.schedule.warmup": ("update", "step")}
+    CALLS = {"args.schedule.warmup": ("update", "step"), "args.schedule.steps": ("update", "step", "all")}
     def __init__(self, schedule=None) -> None: ...
     @endpoint(collect="mean")
     def update(self, batch: Batch) -> dict: ...
@@ -74,3 +74,13 @@ def test_the_run_has_as_many_calls_as_an_argument_counts(
     )
     assert [one.message for one in found] == ([counted] if calls else [])
     assert all(one.severity == "warning" and one.primary and one.primary.line == 5 for one in found)
+
+
+@pytest.mark.parametrize(("steps", "is_reported"), [(9, True), (10, False), (11, False)])
+def test_a_schedule_ends_with_the_run_or_later(steps: int, is_reported: bool, tmp_path: Path) -> None:
+    (tmp_path / "training.py").write_text(CLASSES)
+    recipe = RECIPE.format(warmup=f"1, steps: {steps}", stage=EVERY_STEP, run="steps: 10")
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    found = load("recipe.yaml", (), tmp_path, environ={}, detect=lambda: "cpu").report.diagnostics
+    expected = f"`schedule.steps` is {steps}, but the run calls `trainer.update` or `trainer.step` 10 times"
+    assert [one.message for one in found if one.code == "MC474"] == [expected] * is_reported
