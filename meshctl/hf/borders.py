@@ -7,7 +7,7 @@ passes a border, and some masks or positions do not depend on `position_ids`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,7 +29,7 @@ def check_borders(model: Model, batch: Batch, of: Callable[[Batch, columns.OfTex
         return
     model.has_checked_borders = True  # at first, because `of` gets a batch with positions
     name = "values" if model.head == "score" else "logprobs"
-    config = model.module.config
+    config: Any = model.module.config
     total = min(32, transformers_api.positions_of(config) or 32)
     second = total * 3 // 8
     ids = torch.arange(total) * 5 % config.get_text_config().vocab_size
@@ -38,7 +38,7 @@ def check_borders(model: Model, batch: Batch, of: Callable[[Batch, columns.OfTex
     packed = {**joined, "position_ids": Ragged.of([positions])}
 
     def last(given: dict[str, Ragged]) -> torch.Tensor:
-        found = of(Batch(given, ids=torch.arange(1)), getattr(columns, name))[name].values
+        found: torch.Tensor = of(Batch(given, ids=torch.arange(1)), getattr(columns, name))[name].values
         return found[1 - second :].double()  # no text predicts its first token
 
     alone = last({"input_ids": Ragged.of([ids[-second:]])})

@@ -73,8 +73,8 @@ def _class(name: str) -> type[torch.optim.Optimizer]:
         found = getattr(importlib.import_module(module or "torch.optim"), attribute, None)
     except ModuleNotFoundError as error:
         raise ModelError(f"optimizer `{name}`: {error}") from None
-    is_optimizer = isinstance(found, type) and issubclass(found, torch.optim.Optimizer)
-    if not is_optimizer or module in ("", "torch.optim") and attribute in UNFIT:
+    is_unfit = module in ("", "torch.optim") and attribute in UNFIT
+    if is_unfit or not isinstance(found, type) or not issubclass(found, torch.optim.Optimizer):
         raise ModelError(
             f"optimizer `{name}` is neither a class of torch.optim that needs gradients alone nor the dotted "
             "path of an optimizer"
