@@ -62,11 +62,10 @@ from meshctl.runtime.world import (
     Control,
     connect_again,
     connect_all,
-    connect_torch,
     devices_of,
     join,
     ranks_by_node,
-    suffix_of,
+    torch_stores,
 )
 from meshctl.text.bounded import MAX_LINE, MAX_TEXT, bounded, message
 from meshctl.text.env_refs import names
@@ -192,12 +191,9 @@ class Worker:
         """Joins the group's world and connects to the workers with which this one shares routes."""
         env, group = self._env, plan.group(self._env.group)
         job_rank = group.first_job_rank + env.rank
-        world = f"{group.name}{suffix_of(env.generation)}"
-        torch_store = connect_torch(env.head, env.attempt, f"world/{world}")
+        own, pairs = torch_stores(env.head, env.attempt, group, env.generation)
         store, listener = env.control.connect(), env.control.connect()
-        join(torch_store, group, env.rank, env.generation)
-        if group.device_type != "cpu" and env.head.startswith("/"):  # pairs of devices of two groups
-            torch_store = connect_torch(env.head, env.attempt, "pairs")
+        join(own, group, env.rank, env.generation)
         extend_path(start.path)
         data_plane = connect_all(
             plan,
@@ -206,7 +202,7 @@ class Worker:
             devices_of(group)[0],
             env.generations,
             has_left=env.control.peer_has_left,
-            torch_store=torch_store,
+            torch_store=pairs,
             progress=self._progress,
             sockets=env.control.sockets,
         )

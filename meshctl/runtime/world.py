@@ -68,18 +68,20 @@ NEAR, FAR = "this node", "other nodes"
 """Prefixes of keys in the store, and words of messages."""
 
 
-def connect_torch(head: str, attempt: int, name: str) -> PrefixStore:
-    """Returns a connection to the store of torch's process groups at HOST:PORT, under the attempt's prefix.
-    In an attempt on one node, `head` is a folder of the owner of the run, and the store is the file of the
-    attempt with this name in it."""
-    store: TorchStore
-    if head.startswith("/"):
-        store = FileStore(f"{head}/run-{attempt}-{name.replace('/', '-')}", -1)
-        store.set_timeout(JOIN)
-    else:
+def torch_stores(head: str, attempt: int, group: Group, generation: int) -> tuple[PrefixStore, PrefixStore]:
+    """Returns the stores of torch in which the workers of a group meet, and the pairs of devices of all
+    groups. Both are the one at HOST:PORT. In an attempt on one node, `head` is a folder of the owner of the
+    run, and each is a file in it."""
+    if not head.startswith("/"):
         host, port = split(head)
-        store = with_short_lookups(lambda: TCPStore(host, port, is_master=False, timeout=JOIN))
-    return PrefixStore(f"run/{attempt}", store)
+        served = with_short_lookups(lambda: TCPStore(host, port, is_master=False, timeout=JOIN))
+        return (store := PrefixStore(f"run/{attempt}", served)), store
+    files = [FileStore(f"{head}/run-{attempt}-world-{group.name}-{generation}", -1)]
+    if group.device_type != "cpu":
+        files.append(FileStore(f"{head}/run-{attempt}-pairs", -1))
+    for file in files:
+        file.set_timeout(JOIN)
+    return PrefixStore(f"run/{attempt}", files[0]), PrefixStore(f"run/{attempt}", files[-1])
 
 
 @dataclass(frozen=True)

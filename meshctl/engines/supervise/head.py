@@ -315,9 +315,7 @@ class Head:
         was_released = self._is_released and exited.group in self._services
         if self._forced.has_begun or was_released or (exited.code == 0 and exited.group):
             return
-        of_process = Priority.CODE if exited.node is None else Priority.NODE
-        without_signal = Priority.ECHO if exited.group else of_process
-        priority = Priority.OWN if exited.code < 0 else without_signal
+        priority = Priority.OWN if exited.code < 0 else Priority.ECHO if exited.group else Priority.NODE
         error = exited.reason or f"{exited.what}: {name_of(exited.code)}"
         self._session.journal.write("fault", error=error, traceback="", lost=priority is not Priority.OWN)
         self._causes.record(error, priority, exited.log, exited.group)
