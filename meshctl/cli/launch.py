@@ -165,8 +165,8 @@ def reason_of_end(plan: Plan, run: RunDir, saved: int) -> str:
 
 def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, Launchable | None]:
     """Loads, checks and resolves a recipe, and runs the engine's preflight. Reports all errors. Returns the
-    exit code, and the recipe if it can be launched."""
-    notes = list[str]()
+    exit code, and the recipe if it can be launched, or if a dry run can show it."""
+    notes, refusal = list[str](), ""
     try:
         name, held = resolve_source(recipe)
         ready = plan_of(name, overrides, held, is_draft=options.dry_run)
@@ -185,7 +185,7 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
         except CannotStart as error:
             if not options.dry_run:
                 raise
-            notes.append(f"{error}")
+            refusal = f"{error}"
         needs = needs_of(ready)
         ready, checks = replace(ready, needs=needs), engine.examine(needs.requirements)
         if ready.resume:
@@ -205,7 +205,7 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
         return REFUSED, None
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    return 0, ready
+    return refuse(refusal, REFUSED) if refusal else 0, ready
 
 
 def print_check(check: Check) -> None:

@@ -36,8 +36,8 @@ def test_dry_run_shows_everything_and_starts_nothing(folder: Path) -> None:
 def test_a_dry_run_needs_no_library_of_the_engine(folder: Path) -> None:
     code = f"from meshctl.engines import ray\nray.installed_version = lambda name: ''\n{MAIN}"
     done = meshctl(folder, "launch", "recipe.yaml", "--engine", "ray", "--dry-run", code=code)
-    assert done.returncode == 0 and "placement_group.json:" in done.stdout
-    assert "note: engine `ray` needs ray, which is not installed" in done.stderr
+    assert done.returncode == 4 and "placement_group.json:" in done.stdout
+    assert done.stderr.startswith("error: engine `ray` needs ray, which is not installed")
 
 
 def test_a_launcher_that_can_open_no_further_file_is_the_cause(folder: Path) -> None:

@@ -188,25 +188,26 @@ def refused(plan: Path, *words: str, **environ: str) -> tuple[int, str]:
 
 
 def test_an_agent_names_what_keeps_it_from_its_head(prepared: Path) -> None:
-    silent = socket.socket()
-    silent.bind(("127.0.0.1", 0))  # nobody listens at the port, and nobody else can take it
-    free = f"127.0.0.1:{silent.getsockname()[1]}"
-    token = {"MESHCTL_TOKEN": "token"}
-    code, output = refused(prepared, "--head", free, **token)
-    assert (
-        code == 4
-        and f"error: node 1 cannot reach the head at {free}: connection refused; look whether" in output
-    )
-    code, output = refused(prepared, "--head", "no-such-host.invalid:80", **token)
-    assert (
-        code == 4 and "the name no-such-host.invalid is unknown here; give the head an IP address" in output
-    )
-    code, output = refused(prepared, "--head", "fd88::254", **token)
-    assert code == 2 and "--head must be HOST:PORT, not 'fd88::254'" in output
-    code, output = refused(prepared, **token)
-    assert code == 4 and f"no head has written its address to {prepared.parent}/head.json" in output
-    code, output = refused(prepared, "--head", free)
-    assert code == 2 and "the token of the run is neither in MESHCTL_TOKEN nor in" in output
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody listens at the port, and nobody else can take it
+        free = f"127.0.0.1:{silent.getsockname()[1]}"
+        token = {"MESHCTL_TOKEN": "token"}
+        code, output = refused(prepared, "--head", free, **token)
+        assert (
+            code == 4
+            and f"error: node 1 cannot reach the head at {free}: connection refused; look whether" in output
+        )
+        code, output = refused(prepared, "--head", "no-such-host.invalid:80", **token)
+        assert (
+            code == 4
+            and "the name no-such-host.invalid is unknown here; give the head an IP address" in output
+        )
+        code, output = refused(prepared, "--head", "fd88::254", **token)
+        assert code == 2 and "--head must be HOST:PORT, not 'fd88::254'" in output
+        code, output = refused(prepared, **token)
+        assert code == 4 and f"no head has written its address to {prepared.parent}/head.json" in output
+        code, output = refused(prepared, "--head", free)
+        assert code == 2 and "the token of the run is neither in MESHCTL_TOKEN nor in" in output
 
 
 def test_a_head_refuses_another_plan(prepared: Path) -> None:

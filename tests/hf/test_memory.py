@@ -94,7 +94,7 @@ def estimate(case: Case, folder: Path) -> list[RankBytes]:
         "groups": {"train": {"ranks": 2, "device_type": "cpu"}},
         "components": {
             "texts": {
-                "_target_": "meshctl.data.Chat",
+                "_target_": f"meshctl.data.{'Pairs' if case.args.get('head') == 'score' else 'Chat'}",
                 "group": "train",
                 "args": {"path": "x", "tokenizer": "byte"},
             },
