@@ -143,7 +143,7 @@ def test_pods_have_the_recipe_of_a_run_that_may_change_its_size(folder: Path) ->
         assert "copy recipe.yaml" in container["command"][2].splitlines()
 
 
-def test_a_dry_run_shows_what_it_can_and_says_what_is_missing(folder: Path) -> None:
+def test_a_dry_run_shows_what_it_can_and_what_is_missing(folder: Path) -> None:
     (folder / "elastic.yaml").write_text(ELASTIC)
     done = meshctl(folder, "launch", "elastic.yaml", "--engine", "jobset", "--dry-run")
     assert done.returncode == 0 and documents(done.stdout)[0]["kind"] == "JobSet"
