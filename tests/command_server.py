@@ -218,8 +218,8 @@ def execute(files: list[int], folder: str, words: list[str], env: dict[str, str]
         os.dup2(file, number)
         os.close(file)
     # those of the server know its own files, e.g. that they have positions
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     sys.argv[:] = ["meshctl", *words]
     code: int | str | None = 1
     try:

@@ -220,7 +220,7 @@ class Declarations:
     ranges: Mapping[KeyPath, Range] = field(default_factory=dict)
     """Argument -> the range of its numbers or texts."""
     excludes: Mapping[KeyPath, tuple[KeyPath, ...]] = field(default_factory=dict)
-    """Argument -> the arguments that must not be set with it, to a value other than 0, false, null or empty."""
+    """Argument -> the arguments that must not be set with it; 0, false, null and an empty value set none."""
     needs: Mapping[KeyPath, tuple[KeyPath, ...]] = field(default_factory=dict)
     """Argument -> the arguments of which one must be set with it. `("args",)` is always set."""
     reserved: Mapping[KeyPath, tuple[str, ...]] = field(default_factory=dict)
