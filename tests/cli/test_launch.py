@@ -46,10 +46,10 @@ def test_a_launcher_that_can_open_no_further_file_is_the_cause(folder: Path) -> 
 import resource
 from meshctl.engines.checks import limits
 limits.FILES = limits.Budget(0, 0, 0, 0)
-resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+resource.setrlimit(resource.RLIMIT_NOFILE, (25, 25))
 {MAIN}"""
     done = meshctl(folder, "launch", "recipe.yaml", code=code)
-    line = "error: the launcher cannot open another file: its limit is 40 (`ulimit -n`)"
+    line = "error: the launcher cannot open another file: its limit is 25 (`ulimit -n`)"
     assert (done.returncode, own_lines(done.stderr)) == (5, [line])
 
 
@@ -250,9 +250,7 @@ def test_ctrl_c_while_torch_is_imported(folder: Path) -> None:
 
 
 def test_a_bug_of_meshctl_is_one_line_and_a_file(folder: Path) -> None:
-    code = (
-        f"import meshctl.cli.launch as launch\ndef bad(*_): raise KeyError('x')\nlaunch.plan_of = bad\n{MAIN}"
-    )
+    code = f"import meshctl.cli.launch as launch\ndef bad(*_, **__): raise KeyError('x')\nlaunch.plan_of = bad\n{MAIN}"
     for words in (["launch", "recipe.yaml"], ["launch", "recipe.yaml", "--dry-run"]):
         done = meshctl(folder, *words, code=code)
         assert done.returncode == 70

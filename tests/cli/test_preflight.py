@@ -34,6 +34,8 @@ class Model(Component):
     def __init__(self, config, dtype="float32"): ...
     @endpoint(collect="mean")
     def update(self, batch): ...
+    @endpoint(collect="mean")
+    def score(self, batch): ...
     def state_dict(self): ...
     def load_state_dict(self, state): ...
 """
@@ -51,6 +53,7 @@ CONFIG = {
 PARAMETERS = 20_000 * 64 + 4 * 64 * 64 + 3 * 64 * 64 + 3 * 64
 CHECKPOINT_BYTES = PARAMETERS * 4 * 3
 """Weights and two tensors of AdamW, of 4 bytes an element: 15 MiB."""
+FROZEN = ("+components.model.frozen=true", "pipeline.loss.call=model.score")
 EXAM = "  exam: {_target_: parts.Model, group: held, args: {config: tiny}}"
 RECIPE = """\
 name: small
@@ -139,7 +142,7 @@ def limit(kind: int, soft: int) -> Iterator[None]:
 def test_a_checkpoint_has_the_trained_weights_and_the_state_of_the_optimizer() -> None:
     assert requirements().checkpoint_bytes == CHECKPOINT_BYTES
     assert requirements("+components.model.args.dtype=bfloat16").checkpoint_bytes == CHECKPOINT_BYTES // 2
-    assert requirements("+components.model.frozen=true").checkpoint_bytes == 0
+    assert requirements(*FROZEN).checkpoint_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,7 @@ def test_asynchronous_checkpoints_copy_the_state_of_each_worker() -> None:
     assert CHECKPOINT_BYTES <= requirements(*copies).copy_bytes < CHECKPOINT_BYTES * 1.01
     replicas = [*copies, "components.model.parallel={dp_size:2}"]
     assert requirements(*replicas).copy_bytes == 2 * CHECKPOINT_BYTES
-    assert requirements(*copies, "+components.model.frozen=true").copy_bytes == 0
+    assert requirements(*copies, *FROZEN).copy_bytes == 0
 
 
 # Failures and warnings of `launch`

@@ -61,5 +61,5 @@ def test_what_has_no_such_loss_is_refused() -> None:
     with pytest.raises(ModelError, match="exclude each other"):
         updated(made(share_prompts=True), parity.batch_of(1, False))
     model = made(Case("llama", routers=True))
-    with pytest.raises(ModelError, match="`llama` has no loss of routers"):
+    with pytest.raises(ModelError, match="`llama` model has no `output_router_logits`"):
         updated(model, parity.batch_of(1, False))

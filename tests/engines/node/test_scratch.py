@@ -14,6 +14,7 @@ from meshctl.engines.node.scratch import Scratch, remove_unused, scratch_folder
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("meshctl.engines.node.scratch.MAX_TEMPORARY", 4096)  # folders of tests are longer
     return tmp_path
 
 
@@ -53,6 +54,7 @@ def test_without_locks_there_is_no_folder(temporary: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("length", [10, 64, 65, 200])
 def test_the_folder_has_room_for_sockets(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     temporary = "/" + "t" * (length - 1)
     monkeypatch.setattr("tempfile.tempdir", temporary)
     folder = scratch_folder("token", 0)
