@@ -34,7 +34,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stand_until(is_over: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the clock of the time limits stand still until a condition is met, and go on by 10 s then."""
+    """Stops the clock of the time limits until a condition is met, and advances it by 10 s then."""
     clock = SimpleNamespace(monotonic=lambda: 10.0 * is_over(), sleep=time.sleep)
     monkeypatch.setattr(processes, "time", clock)
 

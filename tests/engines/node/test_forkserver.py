@@ -1,4 +1,4 @@
-"""What the fork server and the agent know about the end of a worker."""
+"""The fork server and the agent report the end of a worker as it was."""
 
 from __future__ import annotations
 
