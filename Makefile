@@ -20,7 +20,8 @@ CHROMIUM = $(shell command -v chromium || command -v chromium-browser || command
 
 # Processes that share the files of the tests: one more than there are cores in CI, since tests of real processes wait much of the time.
 PROCESSES ?= 3
-SHARED := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+# A process that crashes is not replaced: pytest-xdist 3.8 would give the new one empty lists, and wait for them forever.
+SHARED := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 APT := -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o DPkg::Lock::Timeout=60
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
