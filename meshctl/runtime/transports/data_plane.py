@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
@@ -53,7 +53,7 @@ class DataPlane:
         self.transports: tuple[Transport, ...] = ()
         self._loopback, self._lock = Loopback(), threading.RLock()
         self._state = threading.Condition(self._lock)
-        self._inbox: defaultdict[tuple[int, int], deque[Delivery]] = defaultdict(deque)
+        self._inbox: dict[tuple[int, int], deque[Delivery]] = {}
         self._credits: dict[tuple[int, int], float] = {}
         """(job rank, tag) -> the free slots, infinite where there is no bound."""
         self.losses = Losses(context)
@@ -249,13 +249,17 @@ class DataPlane:
 
     def next(self, source: int, tag: int) -> Delivery:
         """Returns the next delivery of a tag, its frame as a tensor or as bytes. Raises `PeerLost`."""
-        queue = self._inbox[source, tag]
+        queue = self._queue(source, tag)
         if not queue or not queue[0].is_complete:
             self.wait_unless(lambda: bool(queue) and queue[0].is_complete, source, tag)
         delivery = queue.popleft()
         if not delivery.holds_slot and source != self.job_rank and self._slots.get(tag, SLOTS):
             self.transport_to(source).credit(source, tag)
         return delivery
+
+    def _queue(self, source: int, tag: int) -> deque[Delivery]:
+        """Returns the queue of a tag. `setdefault` is atomic, so threads that ask first get the same one."""
+        return self._inbox.setdefault((source, tag), deque())
 
     def return_slot(self, source: int, tag: int) -> None:
         """Returns the slot of a frame that holds it to the sender."""
@@ -269,7 +273,7 @@ class DataPlane:
         queue = self._inbox.get((source, tag))
         if queue is None or queue:
             self.check_slot(source, tag)
-            queue = self._inbox[source, tag]
+            queue = self._queue(source, tag)
         queue.append(Delivery(frame, holds_slot=holds_slot))
 
     def check_slot(self, source: int, tag: int) -> None:
@@ -296,7 +300,7 @@ class DataPlane:
             delivery = Delivery(frame)
             if out_of_band:
                 delivery = self._delivery(source, frame, out_of_band, clear_to_send)
-            self._inbox[source, tag].append(delivery)
+            self._queue(source, tag).append(delivery)
             self._notify()
 
     def on_credit(self, source: int, tag: int, generation: int | None = None) -> None:

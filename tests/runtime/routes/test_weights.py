@@ -322,7 +322,7 @@ class Counted:
 
     @property
     def waiting(self) -> int:
-        return len(self.transports[1]._inbox[0, 0])
+        return len(self.transports[1].queued(0, 0))
 
 
 def test_without_a_lag_one_frame_waits_and_one_is_read() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import replace
 from queue import SimpleQueue
+from typing import Any
 
 import msgpack
 import pytest
 import torch
 
+from meshctl.runtime.transports import data_plane
 from meshctl.runtime.transports.allgather import allgather, send_bytes
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.data_plane import Context, DataPlane
@@ -44,6 +47,22 @@ def test_frames_of_a_tag_arrive_in_order_and_tags_do_not_mix() -> None:
         one.send(1, 7, frame(number))
         one.send(1, 8, frame(number + 10))
     assert [number_in(two.receive(0, tag).frame) for tag in (8, 7, 7, 8)] == [11, 1, 2, 12]
+
+
+def test_a_first_frame_may_arrive_while_its_receiver_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may run at any allocation, because a collection of garbage may begin there."""
+    sent: list[int] = []
+
+    def made() -> deque[Any]:
+        if not sent:
+            sent.append(5)
+            sending = in_thread(threading.Thread(target=one.send, args=(1, 7, frame(5))))
+            sending.join()
+        return deque()
+
+    monkeypatch.setattr(data_plane, "deque", made)
+    one, two = pair()
+    assert number_in(two.receive(0, 7).frame) == 5
 
 
 def test_a_send_waits_only_while_all_slots_are_full() -> None:
