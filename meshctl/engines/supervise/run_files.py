@@ -79,11 +79,12 @@ class RunFiles:
         return ""
 
     def explain(self, cause: Cause | None) -> Cause | None:
-        """Returns the cause of a failure. Where no worker has reported one, and the run directory cannot be
-        written, that is the reason."""
-        if cause is None or cause.priority is Priority.OWN or not (problem := self.problem()):
-            return cause
-        return Cause(Priority.OWN, f"{problem}; then {cause.line}", log=cause.log)
+        """Returns the cause of a failure. The run directory is the reason where it was deleted, or where it
+        cannot be written and no worker has reported a fault of its own."""
+        if cause is None:
+            return None
+        problem = self._deleted() or ("" if cause.priority is Priority.OWN else self.problem())
+        return Cause(Priority.OWN, f"{problem}; then {cause.line}", log=cause.log) if problem else cause
 
     def problem(self) -> str:
         """Returns why a file of the run cannot be written now; empty if one can."""

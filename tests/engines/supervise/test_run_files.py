@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from meshctl.engines.supervise.cause import Cause, Priority
 from meshctl.engines.supervise.run_files import POLL_S, RunFiles
 from meshctl.run.directory import RunDir
 
@@ -42,6 +43,20 @@ def test_a_deleted_directory_is_noticed_at_the_next_check(run: RunDir) -> None:
     clock.now = POLL_S
     assert files.poll() == f"the run directory {run.path} was deleted"
     assert files.problem() == f"the run directory {run.path} cannot be written: No such file or directory"
+
+
+@pytest.mark.parametrize("priority", [Priority.OWN, Priority.ECHO])
+def test_a_deleted_directory_is_the_cause_of_what_follows(run: RunDir, priority: Priority) -> None:
+    """A process of the run may have made a folder of its name again."""
+    files, cause = RunFiles(run, print), Cause(priority, "the agent of one: exit code 1")
+    assert files.explain(cause) is cause
+    run.path.rename(run.path.with_name("moved"))
+    run.path.mkdir()
+    found = files.explain(cause)
+    assert (
+        found
+        and found.line == f"the run directory {run.path} was deleted; then the agent of one: exit code 1"
+    )
 
 
 def test_a_full_disk_is_found_by_writing(run: RunDir) -> None:
