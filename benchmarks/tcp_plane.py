@@ -9,7 +9,6 @@ other. The ways take turns in short rounds, and a ratio is the median of the rat
                 connections as meshctl has. Each process has a buffer of the size of the whole batch, and uses
                 another half of it in every step, as meshctl does with its slots
     meshctl     256 samples of one length in memory of torch, over the product's own channel
-    secure      the same, with `engine.NAME.secure`: TLS 1.3
     gloo        point to point, all columns of a link in one buffer
 
 `cpu` is the CPU time of all four processes, which depends less on other work on the machine than the time
@@ -40,7 +39,6 @@ import torch
 from benchmarks import samples
 from benchmarks.data_plane import MIB, Shape, gloo
 from benchmarks.worlds import Consumer, End, Step, World, even, meshctl, plan_of
-from meshctl.network.sockets import PLAIN, Sockets, sockets_of
 from meshctl.plan.model import Cluster, Plan
 
 CLONE_NEWNET = 0x40000000
@@ -141,14 +139,13 @@ def placed(producers: int, consumers: int) -> Plan:
 
 
 def ways(nbytes: int, host: str) -> Mapping[str, Callable[[End], Step]]:
-    def ours(end: End, sockets: Sockets = PLAIN) -> Step:
+    def ours(end: End) -> Step:
         expected = None if end.gives else samples.share(end.rank, PAIRS)
-        return meshctl(end, partial(even, nbytes), Consumer(expected), sockets=sockets)
+        return meshctl(end, partial(even, nbytes), Consumer(expected))
 
     return {
         "plain": partial(plain, nbytes, host),
         "meshctl": ours,
-        "meshctl, secure": partial(ours, sockets=sockets_of("the token of a run", True)),
         "gloo": partial(gloo, Shape(PAIRS, PAIRS), nbytes),
     }
 

@@ -20,7 +20,6 @@ import torch
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from benchmarks import samples
-from meshctl.network.sockets import PLAIN, Sockets
 from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.routes.end import RouteContext, RouteSide
@@ -114,12 +113,10 @@ def meshctl(
     use: Callable[[Batch], Any],
     *,
     in_place: bool = False,
-    sockets: Sockets = PLAIN,
 ) -> Step:
     """A step over the product's own channel: a producer gives the same batch each time, `make(rank,
-    producers)`. `in_place`: made in memory that is read as it lies. `sockets` secure the connections to other
-    nodes."""
-    transport = connect_all(end.plan, end.job_rank, end.connect(), sockets=sockets)
+    producers)`. `in_place`: made in memory that is read as it lies."""
+    transport = connect_all(end.plan, end.job_rank, end.connect())
     batch = make(end.rank, end.plan.group("one").workers) if end.gives else Batch({})
     if in_place:
         batch = batch.with_columns(**{name: _placed(transport, batch[name]) for name in batch.names})

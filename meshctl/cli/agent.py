@@ -76,8 +76,8 @@ def agent(
         preload(plan, folders, groups_of(plan, folders))
     left = max(0.0, wait_s - (time.monotonic() - began))
     groups = (group,) if group else ()
-    own, secure = tuple(folders) if shipped else (), start.is_secure
-    job = NodeJob(run, node, head, token, main, groups, (), plan.digest, JOIN_S, left, own, secure)
+    own = tuple(folders) if shipped else ()
+    job = NodeJob(run, node, head, token, main, groups, (), plan.digest, JOIN_S, left, own)
     asks = (signal.SIGTERM, signal.SIGUSR2) if is_in_job else ()
     return serve(job, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP), asks)
 

@@ -38,7 +38,6 @@ from meshctl.engines.engine import CannotStart
 from meshctl.network.addresses import split
 from meshctl.network.authentication import TOKEN_VARIABLE, is_proof, new_nonce, proof_of
 from meshctl.network.connection import Connection, Message, ProtocolError
-from meshctl.network.sockets import PLAIN, Sockets
 from meshctl.package import namesake, our_digest, reinstall_command
 
 BEAT_S = 3.0
@@ -116,7 +115,6 @@ def join(
     digest: str = "",
     limit_s: float = JOIN_S,
     wait_s: float = 0.0,
-    sockets: Sockets = PLAIN,
 ) -> tuple[Connection, float]:
     """Connects a node process to the head. Returns the connection and the lease in seconds.
 
@@ -126,14 +124,7 @@ def join(
     """
     host, port = split(head)
     sock = _connected(head, host, port, node, limit_s, wait_s)
-    try:
-        connection = Connection(sockets.client(sock))
-    except OSError as error:
-        sock.close()
-        raise CannotStart(
-            f"node {node} cannot secure its connection to the head at {head}: {error.strerror or error}; "
-            f"look whether {TOKEN_VARIABLE} or the file `.token` is of this run"
-        ) from error
+    connection = Connection(sock)
     try:
         return connection, _introduce(connection, head, node, token, digest)
     except CannotStart:

@@ -55,9 +55,8 @@ class JobSetEngine:
     examines_nodes = True
     shares_files = True
 
-    def __init__(self, secure: bool = False, **options: Any) -> None:
-        """The options of `engine.jobset`. The processes of the run read from `start.json` whether connections
-        are secured."""
+    def __init__(self, **options: Any) -> None:
+        """The options of `engine.jobset`."""
         self._options = JobSetOptions(**options)
         self.join_limit_s, self.lease_s = self._options.join_limit, self._options.lease
         self._kubectl = Kubectl(self._options.context, self._options.namespace)

@@ -28,14 +28,12 @@ class RemoteEngine:
         join_limit: float = 300.0,
         lease: float = 15.0,
         head: str = "",
-        secure: bool = False,
         ship: bool = False,
         ship_to: str = "",
     ) -> None:
         """The options of `engine.NAME`: shell commands before the agent, seconds, seconds, the address, host
-        name or interface at which the head listens, and whether connections are secured, which the processes
-        of the run read from `start.json`; whether the recipe's folder is copied to the nodes, and the folder
-        there for runs."""
+        name or interface at which the head listens, whether the recipe's folder is copied to the nodes, and
+        the folder there for runs."""
         self.setup, self.join_limit_s, self.lease_s, self._head = tuple(setup), join_limit, lease, head
         self.ships, self.shares_files, self._ship_to = ship, not ship, ship_to or SHIP_TO
 

@@ -13,9 +13,6 @@ TOKEN_VARIABLE = "MESHCTL_TOKEN"
 """The environment variable that holds the token of a run. Workers and node processes that are started by exec
 read it and remove it."""
 
-SECURE_VARIABLE = "MESHCTL_SECURE"
-"""The environment variable that is set for workers whose TCP connections are those of TLS."""
-
 
 def new_token() -> str:
     return secrets.token_hex(32)

@@ -31,7 +31,6 @@ from typing import Any, Protocol
 
 from meshctl.network.addresses import split
 from meshctl.network.authentication import is_proof, new_nonce, proof_of
-from meshctl.network.sockets import PLAIN, Sockets
 
 CLIENT, SERVER = "store client", "store server"
 """The roles in proofs."""
@@ -73,7 +72,6 @@ class StoreClient:
         token: str,
         prefix: str = "",
         limit_s: float = CONNECT_S,
-        sockets: Sockets = PLAIN,
     ) -> None:
         """Connects to the server at HOST:PORT and authenticates, within `limit_s` seconds. `prefix` is put
         before every key. Raises `StoreLost`."""
@@ -82,7 +80,7 @@ class StoreClient:
         self._prefix, self._limit_s = prefix, limit_s
         self._lock = threading.Lock()
         try:
-            self._socket = sockets.client(socket.create_connection((host, port), timeout=limit_s))
+            self._socket = socket.create_connection((host, port), timeout=limit_s)
         except OSError as error:
             raise StoreLost(f"the launcher's store at {address} cannot be reached: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -21,7 +21,6 @@ from meshctl.network.connection import (
     ProtocolError,
 )
 from meshctl.network.control_store import CLIENT, SERVER
-from meshctl.network.sockets import PLAIN, Sockets
 from meshctl.network.strangers import CROWDED_S, Strangers, is_crowded, overdue
 
 SELECT_MAX_S = 3600.0
@@ -55,9 +54,9 @@ class _Waiting:
 class StoreServer:
     """Serves the store in a thread of its own until `close`."""
 
-    def __init__(self, listener: socket.socket, token: str, sockets: Sockets = PLAIN) -> None:
+    def __init__(self, listener: socket.socket, token: str) -> None:
         listener.setblocking(False)
-        self._listener, self._token, self._sockets = listener, token, sockets
+        self._listener, self._token = listener, token
         self._values: dict[str, str] = {}
         self._waiting: defaultdict[str, list[_Waiting]] = defaultdict(list)
         """Key -> the requests that wait for it."""
@@ -123,7 +122,7 @@ class StoreServer:
         """Accepts a peer. Where `STRANGERS_MAX` authenticate, further ones wait in the listener's queue."""
         with suppress(OSError):
             sock, _ = self._listener.accept()
-            peer = _Peer(Connection(self._sockets.server(sock)))
+            peer = _Peer(Connection(sock))
             self._peers.add(peer)
             self._strangers.add(peer)
             self._selector.register(peer.connection, selectors.EVENT_READ, peer)

@@ -29,7 +29,7 @@ from meshctl.recipe.field_types import (
     Word,
 )
 from meshctl.recipe.scalars import SECONDS_SCHEMA, number_of
-from meshctl.recipe.section_types import Field, Nested, Section
+from meshctl.recipe.section_types import Field, Nested, Retired, Section
 from meshctl.run.engine_choice import EngineChoice
 from meshctl.text.english import listed
 
@@ -139,13 +139,9 @@ HEAD = Field("head", Text(),
         "reaches the nodes.",
     aliases="local_addr master_addr head_address",
     related="interface")
-SECURE = Field("secure", Boolean(), default=False,
-    doc="Encrypts meshctl's own TCP connections with TLS 1.3. Both ends need the token of the run. Those of "
-        "gloo, NCCL and TCPStore remain open.",
-    aliases="tls ssl encrypt encryption",
-    related="security certificate")
-REMOTE = (SETUP, JOIN_LIMIT, LEASE, HEAD, SECURE)
+REMOTE = (SETUP, JOIN_LIMIT, LEASE, HEAD)
 """The options of every engine whose nodes are other machines."""
+RETIRED = (Retired("secure", False, "connections are no longer encrypted; use a network that is"),)
 
 SHIP = Field("ship", Boolean(), default=False,
     doc="Copies the recipe's folder to each node, where no file system is shared. Logs and checkpoints then "
@@ -158,7 +154,7 @@ SHIPPING = (SHIP, SHIP_FOLDER)
 
 LOCAL = Section("local", "`engine.local`", ())
 LOOPBACK = Section("loopback", "`engine.loopback`", ())
-COMMANDS = Section("commands", "`engine.commands`", REMOTE)
+COMMANDS = Section("commands", "`engine.commands`", REMOTE, RETIRED)
 SSH = Section("ssh", "`engine.ssh`", (
     Field("hosts", Texts(),
         doc="The hosts, in the order of the plan's nodes: names of ssh's configuration, or USER@HOST.",
@@ -172,7 +168,7 @@ SSH = Section("ssh", "`engine.ssh`", (
         aliases="ssh_args"),
     *SHIPPING,
     *REMOTE,
-))
+), RETIRED)
 RAY = Section("ray", "`engine.ray`", (
     Field("address", Text(), default="auto",
         doc="Address of the cluster, as in ray.init: `auto` is the one of this machine, or of RAY_ADDRESS.",
@@ -197,9 +193,9 @@ RAY = Section("ray", "`engine.ray`", (
         related="timeout"),
     *SHIPPING,
     *REMOTE,
-))
-JOBSET = Section("jobset", "`engine.jobset`", (*jobset_fields.OPTIONS, SETUP, JOIN_LIMIT, LEASE, SECURE))
-SLURM = Section("slurm", "`engine.slurm`", (*slurm_fields.FIELDS, *REMOTE))
+), RETIRED)
+JOBSET = Section("jobset", "`engine.jobset`", (*jobset_fields.OPTIONS, SETUP, JOIN_LIMIT, LEASE), RETIRED)
+SLURM = Section("slurm", "`engine.slurm`", (*slurm_fields.FIELDS, *REMOTE), RETIRED)
 # fmt: on
 
 MEANINGS = {

@@ -41,11 +41,14 @@ def field_at(path: KeyPath, root: Node) -> Field | None:
 
 
 def is_key(path: KeyPath, root: Node) -> bool:
-    """Returns whether an override may set a key that is not in the recipe."""
+    """Returns whether an override may set a key that is not in the recipe. Retired ones are reported
+    later."""
     if counts_devices(path[:-1]):
         device_type = path[-1].lower()
         return DEVICE_ALIASES.get(device_type, device_type) in ACCELERATORS
-    return path[-1] in keys_below(path[:-1], root)
+    section = section_at(path[:-1], root)
+    is_retired = section is not None and any(path[-1] == old.key for old in section.retired)
+    return is_retired or path[-1] in keys_below(path[:-1], root)
 
 
 def counts_devices(path: KeyPath) -> bool:

@@ -62,6 +62,17 @@ class Field:
         return {"description": self.doc, **self.type.schema(), **default}
 
 
+@dataclass(frozen=True)
+class Retired:
+    """A key that an earlier version of meshctl had."""
+
+    key: str
+    idle: Any
+    """The only value that had no effect."""
+    help: str
+    """What has changed, and what users do instead."""
+
+
 @dataclass(frozen=True, eq=False)
 class Section:
     """A mapping of a recipe with a fixed set of keys."""
@@ -70,6 +81,7 @@ class Section:
     title: str
     """The words by which messages name the section, such as `a stage of a block`."""
     fields: tuple[Field, ...]
+    retired: tuple[Retired, ...] = ()
 
     @cached_property
     def by_key(self) -> dict[str, Field]:

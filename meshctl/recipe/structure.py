@@ -35,7 +35,16 @@ from meshctl.recipe.misplaced import (
     kind_of,
     location_of,
 )
-from meshctl.recipe.section_types import FreeMapping, Inputs, Named, Nested, PlainData, Script, Section
+from meshctl.recipe.section_types import (
+    FreeMapping,
+    Inputs,
+    Named,
+    Nested,
+    PlainData,
+    Retired,
+    Script,
+    Section,
+)
 from meshctl.recipe.spacing import Spacing
 from meshctl.recipe.suggestions import called, nearest_key
 from meshctl.text.english import abbreviated, listed
@@ -229,8 +238,12 @@ class _Walk:
                 self.wrong.add((*path, near))
 
     def is_refused(self, key: str, item: Node, path: KeyPath, section: Section, node: Node) -> bool:
-        """Returns whether a key is one that a stage of a block cannot have. Reports it."""
+        """Returns whether a key is retired, or one that a stage of a block cannot have. Reports it."""
         span = item.key or item.span
+        for old in section.retired:
+            if key == old.key:
+                self.found.append(_retired(old, item))
+                return True
         if section is not INNER or not (node.get("sync") or key in NOT_IN_BLOCK):
             return False
         why = NOT_IN_BLOCK.get(key)
@@ -439,3 +452,14 @@ def _entries(node: Node) -> Iterator[tuple[str, Node]]:
                 yield first, replace(entry, value=rest, key=value.key)
             elif first == "name" and isinstance(value.value, str):
                 yield value.value, replace(entry, value=rest, key=value.span)
+
+
+def _retired(old: Retired, item: Node) -> Diagnostic:
+    """Returns the diagnostic for a key of an earlier version: a warning where its value had no effect."""
+    span = item.key or item.span
+    if item.value != old.idle:
+        return Diagnostic("MC108", f"`{old.key}` is no longer a key", span, help=old.help)
+    line = f"{' ' * (span.column - 1)}{old.key}: {item.written}"
+    fixes = (Fix(replace(span, column=1, width=len(line)), line, ""),)
+    help = f"remove it: {old.help}"
+    return Diagnostic("MC109", f"`{old.key}` is no longer a key", span, (), help, "warning", fixes)

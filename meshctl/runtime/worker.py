@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from meshctl.dataclass import dataclass
-from meshctl.network.authentication import SECURE_VARIABLE, TOKEN_VARIABLE
+from meshctl.network.authentication import TOKEN_VARIABLE
 from meshctl.network.control_store import StoreTimeout
 from meshctl.network.strangers import Strangers
 from meshctl.package import PACKAGE_DIR
@@ -116,12 +116,7 @@ class WorkerEnv:
             int(environ["RANK"]),
             environ["MESHCTL_HEAD"],
             attempt,
-            Control(
-                environ["MESHCTL_CONTROL"],
-                environ[TOKEN_VARIABLE],
-                attempt,
-                bool(environ.get(SECURE_VARIABLE)),
-            ),
+            Control(environ["MESHCTL_CONTROL"], environ[TOKEN_VARIABLE], attempt),
             json.loads(environ.get("MESHCTL_GENERATIONS", "{}")),
         )
 
@@ -204,7 +199,6 @@ class Worker:
             has_left=env.control.peer_has_left,
             torch_store=pairs,
             progress=self._progress,
-            sockets=env.control.sockets,
         )
         return data_plane, StopAgreement(store.under(PREFIX), listener.under(PREFIX), job_rank)
 

@@ -28,7 +28,6 @@ from meshctl.dataclass import dataclass
 from meshctl.network.addresses import address_towards, split
 from meshctl.network.control_store import CONNECT_S, Store, StoreClient, StoreLost, StoreTimeout
 from meshctl.network.name_lookups import with_short_lookups
-from meshctl.network.sockets import PLAIN, Sockets, sockets_of
 from meshctl.plan.model import Group, Plan
 from meshctl.plan.views.ways import is_direct
 from meshctl.run.shutdown import PREFIX, has_left
@@ -92,15 +91,10 @@ class Control:
     """HOST:PORT"""
     token: str = field(repr=False)
     attempt: int
-    is_secure: bool = False
-
-    @property
-    def sockets(self) -> Sockets:
-        return sockets_of(self.token, self.is_secure)
 
     def connect(self, limit_s: float = CONNECT_S) -> StoreClient:
         """Returns a new connection. Raises `StoreLost`."""
-        return StoreClient(self.address, self.token, f"run/{self.attempt}/", limit_s, self.sockets)
+        return StoreClient(self.address, self.token, f"run/{self.attempt}/", limit_s)
 
     def peer_has_left(self, job_rank: int) -> bool:
         """Returns whether a worker has left the run in order. A new connection asks, because other threads
@@ -166,13 +160,11 @@ def connect_all(
     has_left: Callable[[int], bool] = lambda job_rank: False,
     torch_store: TorchStore | None = None,
     progress: Progress | None = None,
-    sockets: Sockets = PLAIN,
 ) -> DataPlane:
     """Returns a data plane that reaches every worker with which this one shares a route; all workers call it.
     `device` is this worker's, `generations` are those of the groups, 0 if one is missing. `has_left` returns
     whether a job rank has left the run in order. Communicators of devices are made through `torch_store`,
-    which is `store` if it is None. The waits of this worker are noted in `progress`. `sockets` secure the
-    connections to other nodes.
+    which is `store` if it is None. The waits of this worker are noted in `progress`.
 
     Raises `PeerLost` if workers do not come, and `ConnectError` where they do not agree or the environment
     asks for a transport that does not exist.
@@ -180,9 +172,7 @@ def connect_all(
     if why := transport_error(os.environ):
         raise ConnectError(why)
     shared = torch_store or cast(TorchStore, store)
-    connecting = Handshake(
-        plan, job_rank, store, shared, device, generations or {}, has_left, progress, sockets
-    )
+    connecting = Handshake(plan, job_rank, store, shared, device, generations or {}, has_left, progress)
     return connecting.data_plane()
 
 
@@ -209,7 +199,6 @@ class Handshake:
     generations: Mapping[str, int]
     has_left: Callable[[int], bool]
     progress: Progress | None = None
-    sockets: Sockets = PLAIN
 
     def data_plane(self) -> DataPlane:
         near, far = self._peers()
@@ -313,7 +302,7 @@ class Handshake:
     def _connect_far(self, data_plane: DataPlane, far: Set[int], device: Device | None) -> None:
         memory, devices = (device.memory, device.far) if device else (None, frozenset[int]())
         host = _own_address(self.store)
-        transport = TcpTransport(data_plane, self._token, host, memory, devices, self.sockets)
+        transport = TcpTransport(data_plane, self._token, host, memory, devices)
         try:
             texts = self._exchange(FAR, transport.address, far)
             addresses = {other: TcpAddress.parse(address) for other, address in texts.items()}

@@ -23,7 +23,7 @@ class Rows(Component):
     @endpoint
     def next(self, samples: range) -> Batch: ...
 """
-COMMON = {"setup": (), "join_limit": 300.0, "lease": 15.0, "head": "", "secure": False}
+COMMON = {"setup": (), "join_limit": 300.0, "lease": 15.0, "head": ""}
 RAY = {"address": "auto", "namespace": "meshctl", "cpus": None, "resources": None, "env": ()}
 SHIP = {"ship": False, "ship_to": ""}
 RAY |= {"placement_limit": None, **SHIP, **COMMON}

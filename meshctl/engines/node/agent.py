@@ -53,7 +53,6 @@ from meshctl.engines.node.termination import GRACE_S
 from meshctl.engines.node.worker_env import Stores, WorkerEnv
 from meshctl.engines.node.worker_logs import Outputs
 from meshctl.network.control_store import StoreClient, StoreLost
-from meshctl.network.sockets import Sockets, sockets_of
 from meshctl.plan.model import Group, Plan, Worker
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.events import Journal
@@ -77,10 +76,6 @@ class AgentJob:
     """The pid of the process that has started the node process: on one machine, the launcher."""
     generations: Mapping[str, int] = field(default_factory=dict)
     """Group -> how often it has restarted alone in this attempt."""
-
-    @property
-    def sockets(self) -> Sockets:
-        return sockets_of(self.stores.token, self.start.is_secure)
 
     @property
     def log(self) -> Path:
@@ -326,9 +321,7 @@ def _agent(job: AgentJob, server: Client, outputs: Outputs, journal: Journal) ->
     )
     is_asked = program is not None and not program.service
     prefix = f"run/{job.start.attempt}/"
-    stop = (
-        StoreClient(job.stores.control, job.stores.token, prefix, sockets=job.sockets) if is_asked else None
-    )
+    stop = StoreClient(job.stores.control, job.stores.token, prefix) if is_asked else None
     return GroupAgent(spec, job, requests, server, outputs, journal, stop)
 
 

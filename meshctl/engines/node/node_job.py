@@ -9,7 +9,6 @@ from meshctl.dataclass import dataclass
 from meshctl.engines.connection import JOIN_S
 from meshctl.engines.engine import WorkerMain
 from meshctl.engines.node.agent import AgentJob
-from meshctl.network.sockets import Sockets, sockets_of
 from meshctl.run.directory import RunDir
 
 
@@ -35,12 +34,6 @@ class NodeJob:
     """Seconds that a head which has not been started is given."""
     path: tuple[str, ...] = ()
     """The folders of the recipe's code, if they were shipped. The node then sends its events to the head."""
-    is_secure: bool = False
-    """True if the TCP connections of the run are those of TLS."""
-
-    @property
-    def sockets(self) -> Sockets:
-        return sockets_of(self.token, self.is_secure)
 
 
 @dataclass

@@ -71,7 +71,7 @@ class NodeProcess:
         self._attempt: NodeAttempt | None = None
         self._download: Downloading | None = None
         """The download that the agents of the attempt wait for."""
-        watch = PeerWatch(job.node, connection.own_host, job.token, lease_s, job.sockets)
+        watch = PeerWatch(job.node, connection.own_host, job.token, lease_s)
         self._checks = NodeChecks(job.run, job.node, str(fork_log(job.run, job.node)), watch)
         self._failed: set[str] = set()
         """The groups whose last agent here has failed. An attempt, or a restart of a group, forgets them."""
@@ -459,9 +459,7 @@ def serve(
     termination.adopt_orphans()
     process_setup.set_title(forkserver.TITLE)
     try:
-        connection, lease_s = join(
-            job.head, job.node, job.token, job.digest, job.limit_s, job.wait_s, job.sockets
-        )
+        connection, lease_s = join(job.head, job.node, job.token, job.digest, job.limit_s, job.wait_s)
     except CannotStart as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED

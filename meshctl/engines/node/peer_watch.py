@@ -33,7 +33,6 @@ from meshctl.network.connection import (
     ProtocolError,
     host_of,
 )
-from meshctl.network.sockets import PLAIN, Sockets
 from meshctl.network.strangers import Strangers, is_crowded, overdue
 
 REACH_S = 10.0
@@ -52,16 +51,14 @@ CALLER, CALLED = "calling node", "called node"
 class Call:
     """The connection that this node opens to a peer, again and again until the peer answers."""
 
-    def __init__(self, own: int, peer: int, address: str, token: str, sockets: Sockets, now: float) -> None:
+    def __init__(self, own: int, peer: int, address: str, token: str, now: float) -> None:
         self.peer, self.address = peer, address
-        self._own, self._token, self._sockets = own, token, sockets
+        self._own, self._token = own, token
         self.last_seen, self.has_answered = now, False
         """The time of the peer's last answer, and true once it has answered."""
         self.problem = "it does not answer"
         self._socket: socket.socket | None = None
         """The socket while it connects."""
-        self._shaking: socket.socket | None = None
-        """The socket while its ends agree on a key."""
         self._connection: Connection | None = None
         self._nonce, self._expects_beat = "", False
         self._began, self._beat = -math.inf, 0.0
@@ -72,7 +69,7 @@ class Call:
 
     @property
     def reading(self) -> list[Any]:
-        return [one for one in (self._shaking, self._connection) if one]
+        return [self._connection] if self._connection else []
 
     @property
     def writing(self) -> list[Any]:
@@ -87,8 +84,6 @@ class Call:
             self._begin(now)
         if self._socket:
             self._connect(self._socket)
-        if self._shaking:
-            self._shake(self._shaking)
         if self._connection:
             self._exchange(self._connection, now, interval_s)
 
@@ -110,15 +105,8 @@ class Call:
         if number := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._give_up(OSError(number, os.strerror(number)))
             return
-        self._socket, self._shaking = None, self._sockets.client(sock, waits=False)
-
-    def _shake(self, sock: socket.socket) -> None:
-        try:
-            if self._sockets.handshake(sock):
-                self._shaking, self._connection = None, Connection(sock)
-                self._connection.send({"node": self._own, "to": self.peer, "nonce": self._nonce})
-        except OSError as error:
-            self._give_up(error)
+        self._socket, self._connection = None, Connection(sock)
+        self._connection.send({"node": self._own, "to": self.peer, "nonce": self._nonce})
 
     def _give_up(self, error: OSError) -> None:
         self.problem = (error.strerror or str(error)).lower()
@@ -151,10 +139,10 @@ class Call:
         self.last_seen, self.has_answered, self.problem = now, True, "it does not answer"
 
     def close(self) -> None:
-        for one in (self._socket, self._shaking, self._connection):
+        for one in (self._socket, self._connection):
             if one:
                 one.close()
-        self._socket = self._shaking = self._connection = None
+        self._socket = self._connection = None
 
 
 class Caller:
@@ -204,9 +192,9 @@ class Unreachable:
 
 
 class PeerWatch:
-    def __init__(self, node: int, host: str, token: str, lease_s: float, sockets: Sockets = PLAIN) -> None:
+    def __init__(self, node: int, host: str, token: str, lease_s: float) -> None:
         """Listens at the IP address `host` only. Raises `OSError`."""
-        self._node, self._token, self._lease_s, self._sockets = node, token, lease_s, sockets
+        self._node, self._token, self._lease_s = node, token, lease_s
         self._listener = listen(host)
         self._listener.setblocking(False)
         self.address = joined(host, self._listener.getsockname()[1])
@@ -229,7 +217,7 @@ class PeerWatch:
                 self._calls.pop(node).close()
         for node, address in peers.items():
             if node not in self._calls:
-                self._calls[node] = Call(self._node, node, address, self._token, self._sockets, now)
+                self._calls[node] = Call(self._node, node, address, self._token, now)
             self._calls[node].ask(now)
         self._reported.clear()
         self.attempt, self._is_awaited = attempt, True
@@ -279,9 +267,7 @@ class PeerWatch:
                 self.strangers.note(host_of(sock))
                 sock.close()
             else:
-                self._callers.append(
-                    Caller(self._node, Connection(self._sockets.server(sock)), self._token, now)
-                )
+                self._callers.append(Caller(self._node, Connection(sock), self._token, now))
         for caller in list(self._callers):
             caller.poll()
         late = overdue(self._unknown, now)

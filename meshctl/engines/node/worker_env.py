@@ -17,7 +17,7 @@ from meshctl.dataclass import dataclass
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node import scratch
 from meshctl.engines.node.visible_devices import device_list, variables, visible_names
-from meshctl.network.authentication import SECURE_VARIABLE, TOKEN_VARIABLE
+from meshctl.network.authentication import TOKEN_VARIABLE
 from meshctl.plan.model import Group, Plan, Program, Worker
 from meshctl.recipe.code.interpreters import interpreter_path, problem_of
 from meshctl.run.directory import RunDir, Start
@@ -114,7 +114,6 @@ class WorkerEnv:
                 found[name] = resolve(value, self.inherited)
         if self.group.program is None:
             found |= {"MESHCTL_CONTROL": self.stores.control, TOKEN_VARIABLE: self.stores.token}
-            found |= {SECURE_VARIABLE: "1"} if self.start.is_secure else {}
             found |= {"MESHCTL_GENERATIONS": json.dumps(self.generations)} if self.generations else {}
         return found | {
             "MESHCTL_PLAN": str(self.run.plan_of(self.start)),

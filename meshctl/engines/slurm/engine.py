@@ -66,10 +66,9 @@ class SlurmEngine(RemoteEngine):
         join_limit: float = 300.0,
         lease: float = 15.0,
         head: str = "",
-        secure: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(setup, join_limit, lease, head, secure)
+        super().__init__(setup, join_limit, lease, head)
         self.options = SlurmOptions(**options)
 
     @property

@@ -1,6 +1,6 @@
 """The peers that have connected to the head and have not authenticated yet.
 
-    arrivals = Arrivals(listener, epoll, make_handshake, sockets)
+    arrivals = Arrivals(listener, epoll, make_handshake)
     arrivals.accept()                                # the listener is readable
     for number, connection in arrivals.receive(file): ...     # a peer has authenticated
     arrivals.expire(now)
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 
 from meshctl.engines.connection import Handshake
 from meshctl.network.connection import Connection, ProtocolError
-from meshctl.network.sockets import Sockets
 from meshctl.network.strangers import Strangers, is_crowded, overdue
 
 
@@ -26,11 +25,10 @@ class Arrivals:
         listener: socket.socket,
         epoll: select.epoll,
         handshake: Callable[[Connection], Handshake],
-        sockets: Sockets,
     ) -> None:
         """`handshake` makes the head's side of the authentication of a connection."""
         listener.setblocking(False)
-        self._listener, self._epoll, self._handshake, self._sockets = listener, epoll, handshake, sockets
+        self._listener, self._epoll, self._handshake = listener, epoll, handshake
         self._epoll.register(listener, select.EPOLLIN)
         self._is_accepting = True
         self._strangers: dict[int, Handshake] = {}
@@ -45,7 +43,7 @@ class Arrivals:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            connection = Connection(self._sockets.server(sock))
+            connection = Connection(sock)
             self._strangers[connection.fileno()] = self._handshake(connection)
             self._epoll.register(connection.fileno(), select.EPOLLIN)
         self._is_accepting = False

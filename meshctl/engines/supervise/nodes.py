@@ -38,7 +38,6 @@ from meshctl.engines.supervise.reports import (
 )
 from meshctl.network.addresses import joined
 from meshctl.network.connection import Connection, Message, ProtocolError, encoded
-from meshctl.network.sockets import PLAIN, Sockets
 from meshctl.text.english import counted
 
 Result = TypeVar("Result")
@@ -88,16 +87,15 @@ class Nodes:
         *,
         reads_clocks: bool = False,
         examination: Examination | None = None,
-        sockets: Sockets = PLAIN,
     ) -> None:
         """`join_limit_s` are the seconds after which a node is missing, and `digest` is that of the plan.
         With `reads_clocks`, `poll` also returns readings of the clocks of all nodes. With an `examination`,
         the nodes examine themselves before they get an attempt."""
         self._listener, self._lease_s, self._join_limit_s = listener, lease_s, join_limit_s
-        self._reads_clocks, self._examination, self.sockets = reads_clocks, examination, sockets
+        self._reads_clocks, self._examination = reads_clocks, examination
         self._epoll = select.epoll()
         handshake = partial(Handshake, token=token, lease_s=lease_s, digest=digest)
-        self._arrivals = Arrivals(listener, self._epoll, handshake, sockets)
+        self._arrivals = Arrivals(listener, self._epoll, handshake)
         self._owners: dict[int, int] = {}
         """File of a connection -> the number of its node. `_epoll` forgets a file that is closed; its entry
         stays until another connection has the number."""

@@ -17,7 +17,6 @@ from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.rendezvous import serve
 from meshctl.network import addresses
 from meshctl.network.control_store import StoreClient
-from meshctl.network.sockets import PLAIN, Sockets
 from meshctl.network.store_server import StoreServer
 
 BACKLOG = 1024
@@ -53,11 +52,11 @@ class Stores:
         found = {"the control store": self._control_address}
         return found | ({"the store of torch": self.torch_address} if self._torch else {})
 
-    def serve(self, token: str, sockets: Sockets = PLAIN) -> StoreClient:
+    def serve(self, token: str) -> StoreClient:
         """Starts the threads of the stores. Returns the supervisor's connection to the control store."""
         self._torch_store = serve(self._torch) if self._torch else None
-        self._server = StoreServer(self._control, token, sockets)
-        self._client = StoreClient(self._control_address, token, sockets=sockets)
+        self._server = StoreServer(self._control, token)
+        self._client = StoreClient(self._control_address, token)
         return self._client
 
     def dropped(self) -> Mapping[str, int]:

@@ -37,7 +37,6 @@ from meshctl.engines.supervise.stores import Stores, listen
 from meshctl.engines.supervise.stranger_watch import StrangerWatch
 from meshctl.network.addresses import joined
 from meshctl.network.authentication import TOKEN_VARIABLE, new_token
-from meshctl.network.sockets import sockets_of
 from meshctl.plan.resizing import CannotResize
 from meshctl.run.checkpoints.saved import NoWholeCheckpoint
 from meshctl.run.events import Event, Journal
@@ -84,13 +83,13 @@ class Supervisor:
             handle = engine.start(job) if environ is None else engine.attach(job, environ)
         except CannotStart as error:
             return Outcome(UNFIT, Cause(Priority.OWN, str(error)), str(error))
-        nodes = self._nodes(job, nodes_listener, stores, attempt.start.is_secure)
+        nodes = self._nodes(job, nodes_listener, stores)
         journal = Journal(job.run.journal("launcher"))
         watch = LauncherWatch.of(attempt, self._signals, handle)
         views, outcome = Observers([]), Outcome(70)
         files = RunFiles(job.run, lambda text: views.on_event(Event("warning", value={"text": text})))
         try:
-            control = stores.serve(job.token, nodes.sockets)
+            control = stores.serve(job.token)
             views = Observers(observers())
             session = Session(
                 *(job, handle, nodes, stores.torch_address, control, journal),
@@ -111,7 +110,7 @@ class Supervisor:
                 one.close()
         return _with_results(outcome, files)
 
-    def _nodes(self, job: Job, listener: socket.socket, stores: Stores, is_secure: bool) -> Nodes:
+    def _nodes(self, job: Job, listener: socket.socket, stores: Stores) -> Nodes:
         engine, reads_clocks = self._engine, job.plan.run.trace is not None
         limits = engine.lease_s, engine.join_limit_s
         examination = Examination(
@@ -125,7 +124,6 @@ class Supervisor:
             job.plan.digest,
             reads_clocks=reads_clocks,
             examination=examination if engine.examines_nodes else None,
-            sockets=sockets_of(job.token, is_secure),
         )
 
     def _attempts(self, session: Session, attempt: Attempt) -> Outcome:

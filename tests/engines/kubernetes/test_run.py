@@ -20,7 +20,6 @@ import pytest
 from tests.cli.commands import MAIN
 from tests.cli.small_launch import PARTS, RECIPE
 from tests.engines.kubernetes.cluster import MISSING, Cluster, cluster
-from tests.engines.test_secure import speaks_tls
 from tests.hang import HANG_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")]
@@ -156,16 +155,6 @@ def test_a_run_of_two_pods_equals_a_local_one(world: World) -> None:
     status = world.call("status")
     assert status.returncode == 0 and "done" in status.stdout
     world.call("logs", "-f")
-
-
-@pytest.mark.slow_suite
-def test_a_secure_run_of_two_pods(world: World) -> None:
-    launch = world.launch(*SLOW, "engine.jobset.secure=true")
-    world.until_step(2)
-    assert speaks_tls(f"{world.cluster.pod('nodes0', 0).address}:29400")
-    launch.send_signal(signal.SIGINT)
-    code, output = ended(world, launch)
-    assert code == 130 and len(rows(world.run_of_pods)) >= 2, output
 
 
 def ended(world: World, launch: subprocess.Popen[str]) -> tuple[int, str]:

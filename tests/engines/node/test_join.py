@@ -10,7 +10,6 @@ import pytest
 from meshctl.engines.connection import join
 from meshctl.engines.engine import CannotStart
 from meshctl.network.addresses import joined
-from meshctl.network.sockets import sockets_of
 
 
 @pytest.fixture
@@ -34,9 +33,8 @@ def test_a_head_that_does_not_answer_is_named_within_the_limit(silent: str) -> N
         join(silent, 3, "token", limit_s=2.0)
 
 
-def test_a_node_without_tls_and_a_secure_head_do_not_understand_each_other() -> None:
+def test_a_head_that_does_not_listen_refuses_the_connection() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # nobody listens at the port, and nobody else can take it
-        head = joined(*silent.getsockname())
         with pytest.raises(CannotStart, match="connection refused"):
-            join(head, 3, "token", sockets=sockets_of("token", True))
+            join(joined(*silent.getsockname()), 3, "token")

@@ -6,9 +6,6 @@ import socket
 import struct
 import sys
 
-from meshctl.network import connection
-from meshctl.runtime.transports.tcp.pump import Carried, Pump
-
 SILENCE_S = 20.0
 """Seconds without an acknowledgement from a node's kernel, after which the node is lost."""
 NEAR_US = 80
@@ -23,39 +20,19 @@ _UNANSWERED = struct.Struct("=2xBB52xI")
 milliseconds since the last acknowledgement."""
 
 
-class Direct:
-    """Gives the transport the sockets of the network themselves. A `Pump` carries them by TLS."""
-
-    def connected(self, sock: socket.socket) -> socket.socket:
-        return self.accepted(sock)
-
-    def accepted(self, sock: socket.socket) -> socket.socket:
-        sock.setblocking(False)
-        return sock
-
-    def close(self) -> None: ...
-
-    def forget(self) -> None: ...
-
-
-def connected(host: str, port: int, dialler: Direct | Pump) -> socket.socket:
+def connected(host: str, port: int) -> socket.socket:
     """Returns a socket that is connected to a listener. Raises `OSError`."""
     sock = socket.create_connection((host, port), SILENCE_S)
     prepare(sock)
-    return dialler.connected(sock)
-
-
-def accepted(sock: socket.socket, dialler: Direct | Pump) -> socket.socket:
-    """Returns the usable form of an accepted socket."""
-    prepare(sock)
-    return dialler.accepted(sock)
+    return sock
 
 
 def prepare(sock: socket.socket) -> None:
-    """Has the kernel probe an idle connection.
+    """Makes a connected socket non-blocking, and lets the kernel probe an idle connection.
 
     The sizes of its buffers are left to the kernel, which grows them as the network needs it.
     """
+    sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(SILENCE_S / 2)))
@@ -63,21 +40,9 @@ def prepare(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
 
 
-def network_of(sock: socket.socket) -> socket.socket:
-    """Returns the socket of the kernel's TCP: the socket itself, or the one that a pump uses for it."""
-    return sock.network if isinstance(sock, Carried) else sock
-
-
-def host_of(sock: socket.socket) -> str:
-    """Returns the IP address of the peer; empty if it is unknown."""
-    return connection.host_of(network_of(sock))
-
-
 def keep_in_cache(sock: socket.socket) -> None:
     """Bounds what the kernel holds of large frames that are sent to a near peer, so that it uses memory again
     that is in the processor's cache."""
-    if isinstance(sock, Carried):
-        return
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + 4)
     if len(info) == _MIN_RTT_AT + 4 and int.from_bytes(info[_MIN_RTT_AT:], sys.byteorder) <= NEAR_US:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
@@ -86,11 +51,10 @@ def keep_in_cache(sock: socket.socket) -> None:
 def is_silent(sock: socket.socket) -> bool:
     """Returns whether the peer's kernel has not acknowledged something for `SILENCE_S`. A kernel also
     acknowledges for a program that does not read."""
-    network = network_of(sock)
-    if sock.fileno() < 0 or network.fileno() < 0:
+    if sock.fileno() < 0:
         return False
     repetitions, probes, since_ms = _UNANSWERED.unpack(
-        network.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNANSWERED.size)
+        sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNANSWERED.size)
     )
     return bool(max(repetitions, probes) > 1 and since_ms > SILENCE_S * 1000)
 

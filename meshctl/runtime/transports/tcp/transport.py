@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from meshctl.network.addresses import listen
-from meshctl.network.sockets import PLAIN, Sockets
+from meshctl.network.connection import host_of
 from meshctl.network.strangers import Strangers
 from meshctl.runtime.devices.backend import DeviceMemory
 from meshctl.runtime.transports.buffers.caching_allocator import CachingAllocator
@@ -41,7 +41,6 @@ from meshctl.runtime.transports.tcp.backlog import Backlog
 from meshctl.runtime.transports.tcp.connection import Connection, memoryview_of
 from meshctl.runtime.transports.tcp.messages import HEAD, Address, Head, Kind, Message
 from meshctl.runtime.transports.tcp.progress import ProgressThread
-from meshctl.runtime.transports.tcp.pump import Pump
 from meshctl.runtime.transports.transport import Lease, Transport
 
 MAX_STRANGERS = 256
@@ -63,15 +62,13 @@ class TcpTransport(Transport):
         host: str = "127.0.0.1",
         memory: DeviceMemory | None = None,
         devices: Container[int] = (),
-        security: Sockets = PLAIN,
     ) -> None:
-        """Listens on the IP address `host` only, by `security`. `token` is the run's; a connection without it
+        """Listens on the IP address `host` only. `token` is the run's; a connection without it
         is refused. Tensors in a device's `memory` travel to the job ranks in `devices` by transfers."""
         self._data_plane, self._token = data_plane, token.encode()
         self._job_rank = data_plane.job_rank
         self._generation = data_plane.generation_of(self._job_rank)
         self._memory, self._devices = memory, devices
-        self._dialler = sockets.Direct() if security is PLAIN else Pump(security)
         self._listener = listen(host, backlog=4096)
         self._listener.setblocking(False)
         self.address = Address(*self._listener.getsockname()[:2])
@@ -197,7 +194,7 @@ class TcpTransport(Transport):
         """Returns a connected socket, or None if the peer has left the run. Raises `PeerLost`."""
         address = self._addresses[peer]
         try:
-            return sockets.connected(address.host, address.port, self._dialler)
+            return sockets.connected(address.host, address.port)
         except OSError as error:
             if self._data_plane.context.has_left(peer):
                 return None
@@ -216,7 +213,8 @@ class TcpTransport(Transport):
     def _accept(self) -> None:
         with suppress(BlockingIOError, ConnectionError):
             sock, _ = self._listener.accept()
-            self._open(sockets.accepted(sock, self._dialler))
+            sockets.prepare(sock)
+            self._open(sock)
             if len(self._strangers) > MAX_STRANGERS:
                 self._shut(next(iter(self._strangers)))
 
@@ -326,7 +324,7 @@ class TcpTransport(Transport):
         if connection.job_rank < 0:
             self.receiver.remove(connection.sock.fileno())
             self._strangers.pop(connection, None)
-            self.strangers.note(sockets.host_of(connection.sock))
+            self.strangers.note(host_of(connection.sock))
             connection.sock.close()
         else:
             self.receiver.end(connection.sock)
@@ -369,7 +367,6 @@ class TcpTransport(Transport):
 
     def forget(self) -> None:
         self._close_all()
-        self._dialler.forget()
 
     def leave(self) -> None:
         self._is_closing = True
@@ -392,7 +389,6 @@ class TcpTransport(Transport):
         self.receiver.close()
         self.sender.close()
         self._close_all()
-        self._dialler.close()
 
 
 _Action = Callable[[TcpTransport, Connection, Message], None]
