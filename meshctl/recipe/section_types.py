@@ -70,7 +70,7 @@ class Retired:
     idle: Any
     """The only value that had no effect."""
     help: str
-    """What has changed, and what users do instead."""
+    """The change, and what users do instead."""
 
 
 @dataclass(frozen=True, eq=False)

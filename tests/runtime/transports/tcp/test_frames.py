@@ -211,7 +211,7 @@ def test_all_bytes_of_a_frame_are_in_its_pieces() -> None:
 def test_only_sockets_to_a_near_peer_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel no longer adapts a buffer whose size was set."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        sock = sockets.connected(*listener.getsockname(), sockets.Direct())
+        sock = sockets.connected(*listener.getsockname())
     before = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     monkeypatch.setattr(sockets, "NEAR_US", -1)
     sockets.keep_in_cache(sock)
