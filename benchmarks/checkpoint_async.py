@@ -1,6 +1,6 @@
 """How much asynchronous checkpoints lengthen training: two of 1 GiB within a minute.
 
-    python benchmarks/checkpoint_async.py [--rounds 2] [--workers 1] [--mib 1024] [--stretch 9] [--local]
+    python benchmarks/checkpoint_async.py [--rounds 2] [--workers 1] [--mib 1024] [--stretch 9]
 
 A group of workers trains without a pause, on one core each, and holds a state of `--mib` in all. The steps
 of a run are divided into pairs of equal stretches: a checkpoint is cut before the first one, and is on the
@@ -84,7 +84,7 @@ components:
 pipeline:
   batch: {{call: source.next, samples: {workers}}}
   update: {{call: learner.update, in: batch}}
-run: {{steps: {steps}, dir: runs, checkpoint: {{every: {every}, keep: 1, async: true{local}}}}}
+run: {{steps: {steps}, dir: runs, checkpoint: {{every: {every}, keep: 1, async: true}}}}
 """
 
 
@@ -96,7 +96,6 @@ def main() -> None:
     parser.add_argument(
         "--stretch", type=float, default=9.0, help="seconds of a stretch, more on a busy machine"
     )
-    parser.add_argument("--local", action="store_true", help="write to a local folder first")
     args = parser.parse_args()
     stretch = round(args.stretch / STEP_S)
     with tempfile.TemporaryDirectory() as name:
@@ -133,10 +132,9 @@ def launched(folder: Path, args: argparse.Namespace, stretch: int) -> tuple[Path
     """Runs the recipe and returns the run directory, and the events about checkpoints, which are not kept
     for long. A checkpoint is cut every two stretches."""
     steps = 2 * stretch * (args.rounds + 2)
-    local = f", local_dir: {folder / 'local'}" if args.local else ""
     numbers = {"workers": args.workers, "mib": args.mib, "step": STEP_S, "steps": steps, "every": 2 * stretch}
     (folder / "parts.py").write_text(COMPONENTS)
-    (folder / "recipe.yaml").write_text(RECIPE.format(**numbers, local=local))
+    (folder / "recipe.yaml").write_text(RECIPE.format(**numbers))
     command = [sys.executable, "-m", "meshctl", "launch", "recipe.yaml"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     events: list[Event] = []

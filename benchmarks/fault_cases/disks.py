@@ -181,22 +181,6 @@ def bad_from_the_start(place: Place, spoil: Spoil) -> Measured:
         return Measured(f"{seconds:.1f} s, exit {code}: {line}", code == 4 and str(disk) in line)
 
 
-def local_dir_broken(place: Place) -> Measured:
-    """A disk of `local_dir` that becomes read-only is one warning. Without the last checkpoint, the run
-    has failed."""
-    with own_disk(place.folder / "local", 24) as disk:
-        run = place.launch("run.checkpoint.every=5", f"+run.checkpoint.local_dir={disk}/here")
-        run.wait_for_step(7)
-        break_file_system(disk)
-        run.until(lambda: bool(warnings_of(run)), "a warning")
-        step = max(event["step"] for event in run.events("step"))
-        run.wait_for_step(step + 10)
-        run.process.send_signal(signal.SIGTERM)
-        code, line = run.end(), error_line(run.output)
-        ok = code == 5 and str(disk) in line and "Read-only" in line and str(disk) in warnings_of(run)[0]
-        return Measured(f"exit {code}: {line}", ok)
-
-
 def frozen(place: Place) -> Measured:
     """A run whose disk does not answer names it, and goes on once it answers."""
     with own_disk(place.folder / "runs", 48) as disk:
@@ -253,22 +237,6 @@ def frozen_without_end(place: Place) -> Measured:
         thaw(disk)
         code, line = run.end(), error_line(run.output)
         return Measured(f"exit {code}: {line}", code == 5 and "has not answered for 5 s" in line)
-
-
-def local_dir_frozen(place: Place) -> Measured:
-    """A worker that waits for the disk of `local_dir` is named with its path."""
-    with own_disk(place.folder / "local", 48) as disk:
-        run = place.launch(f"+run.checkpoint.local_dir={disk}/here")
-        run.wait_for_step(12)
-        freeze(disk)
-        run.until(lambda: "(state D)" in run.output, "a report")
-        [line, *_] = [one for one in run.output.splitlines() if "(state D)" in one]
-        saved = run.saved
-        thaw(disk)
-        run.until(lambda: run.saved > saved, "another checkpoint")
-        run.process.send_signal(signal.SIGTERM)
-        code = run.end()
-        return Measured(f"exit {code}: {line.strip()}", code == 143 and str(disk) in line)
 
 
 def frozen_at_launch(place: Place) -> Measured:
@@ -348,12 +316,6 @@ CASES = [
         BAR,
         partial(spoiled, spoil=break_file_system, disk=own_disk),
     ),
-    Case(
-        17,
-        "the disk of `local_dir` becomes read-only",
-        "a warning with its path, the run goes on; exit 5 at its end",
-        local_dir_broken,
-    ),
     Case(17, "the disk is frozen", "named in 12 s with its path, the run goes on after it", frozen),
     Case(
         17,
@@ -362,7 +324,6 @@ CASES = [
         frozen_and_interrupted,
     ),
     Case(17, "the disk stays frozen", "exit 5 with its path after `run.patience`", frozen_without_end),
-    Case(17, "the disk of `local_dir` is frozen", "named with its path, the run goes on", local_dir_frozen),
     Case(17, "the disk is frozen at launch", "exit 4 in 10 s", frozen_at_launch),
     Case(
         17,

@@ -33,7 +33,6 @@ def requirements_of(ready: Launchable) -> Requirements:
         device_bytes=dict(device_bytes),
         shared_devices=[name for name, count in uses.items() if count > 1],
         copy_bytes=bytes_of_copies(ready),
-        local_dir=saving.local_dir if saving else "",
     )
 
 

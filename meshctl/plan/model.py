@@ -335,7 +335,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps(as_data(self), sort_keys=True).encode()).hexdigest()[:16]
+        return _digest_of(as_data(self))
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, "digest": self.digest, **as_data(self)}, indent=2) + "\n"
@@ -345,16 +345,18 @@ class Plan:
         data = decoded(text)
         if data.get("format") != FORMAT:
             raise ValueError(f"the plan has format {data.get('format')!r}, but this meshctl reads {FORMAT}")
-        plan = cast(Plan, from_data(cls, data))
-        if plan.digest != data["digest"]:
-            raise ValueError(
-                f"this plan was changed: its digest is {plan.digest}, it states {data['digest']}"
-            )
-        return plan
+        digest = _digest_of({key: value for key, value in data.items() if key not in ("format", "digest")})
+        if digest != data["digest"]:
+            raise ValueError(f"this plan was changed: its digest is {digest}, it states {data['digest']}")
+        return cast(Plan, from_data(cls, data))
 
     @classmethod
     def read(cls, path: Path) -> Plan:
         return cls.from_json(text_of(path))
+
+
+def _digest_of(data: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def as_data(value: Any, keys: Mapping[str, Mapping[str, str]] = {}) -> Any:

@@ -16,7 +16,6 @@ from meshctl.recipe.field_types import (
     MAX_BYTES,
     MAX_SEED,
     MAX_STEPS,
-    AbsolutePath,
     Boolean,
     Bytes,
     Integer,
@@ -42,6 +41,7 @@ from meshctl.recipe.section_types import (
     Named,
     Nested,
     PlainData,
+    Retired,
     Script,
     Section,
 )
@@ -514,11 +514,8 @@ CHECKPOINT = Section("checkpoint", "`run.checkpoint`", (
         doc="Whether workers copy their state at the step, and write it while the run goes on. A checkpoint "
             "that is due before the last one is written waits for it.",
         aliases="async_save async_mode async_checkpoint is_async"),
-    Field("local_dir", AbsolutePath(),
-        doc="Folder on a disk of each node, as an absolute path, to which workers write first. The files are "
-            "copied to the run directory while the run goes on.",
-        aliases="local_checkpoint_directory local_ckpt_dir non_persistent_local_ckpt_dir"),
-))
+), (Retired("local_dir", None,
+    "checkpoints are written to the run directory; with `async: true`, while the run goes on"),))
 
 RUN = Section("run", "`run`", (
     Field("steps", Integer(0, MAX_STEPS),

@@ -44,8 +44,6 @@ class Checkpoint:
     """Seconds between two checkpoints, in place of `every`; 0 for no such time."""
     is_async: bool = field(default=False, metadata=SPARSE)
     """True if a checkpoint is written while the run goes on, from a copy of the state."""
-    local_dir: str = field(default="", metadata=SPARSE)
-    """A folder of each node to which a checkpoint is written first; empty for none."""
 
 
 @dataclass(frozen=True)

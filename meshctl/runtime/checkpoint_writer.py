@@ -1,12 +1,7 @@
 """Writes this rank's part of each checkpoint, and reports it to the supervisor.
 
     save(step)      the state is copied, or written
-    beside          what of this `run.checkpoint` lets run beside training, in a thread:
-
-                    left out        nothing
-                    async           writing the copy to the run directory
-                    local_dir       copying the files from the node's disk to the run directory
-                    both            writing the copy to the node's disk, then copying the files
+    beside          with `run.checkpoint.async`, a thread writes the copy to the run directory
 
 At most one checkpoint is in flight: the next one waits for it, and so does the end of the run. The thread of
 an asynchronous checkpoint communicates over a process group of its own, because training uses the others at
@@ -18,7 +13,6 @@ A checkpoint that cannot be written, for example on a full disk, does not end th
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,7 +26,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from meshctl.plan.model import Checkpoint
-from meshctl.run.checkpoints.local import LocalFolder
 from meshctl.run.checkpoints.manifest import describe
 from meshctl.run.directory import RunDir
 from meshctl.run.events import EventLog
@@ -61,7 +54,6 @@ class _Part:
     given: Mapping[str, int]
     """Source -> the number of samples that it has produced."""
     folder: Path
-    """The folder to which it is written first."""
     begin: float = field(default_factory=time.perf_counter)
     files: list[Path] = field(default_factory=list)
     """The files that this rank has written."""
@@ -85,12 +77,11 @@ class CheckpointWriter:
         trace: NoTrace = NoTrace(),
     ) -> None:
         """`states` maps each component with state to its state and its mesh, which knows this rank. With
-        `options.is_async` it is a collective call of all ranks of the group. Raises `CheckpointError` if
-        `options.local_dir` cannot be written. `advanced` is called while a wait is no stall."""
+        `options.is_async` it is a collective call of all ranks of the group. `advanced` is called while a
+        wait is no stall."""
         self._run, self._group, self._rank, self._states, self._events = run, group, rank, states, events
         self._staging = Staging() if options.is_async else None
         self._world = _background_world(rank) if options.is_async else None
-        self._local = _local_folder(options.local_dir, run, group, rank) if options.local_dir else None
         self._advanced, self._trace = advanced, trace
         self._background = Background()
         self._part: _Part | None = None
@@ -114,33 +105,26 @@ class CheckpointWriter:
         return size
 
     def _partial_files(self, part: _Part) -> Iterator[Path]:
-        """Yields the files of this rank with tensors, in both folders of a checkpoint."""
-        for folder in {part.folder, self._run.checkpoint(part.step)}:
-            for name in self._states:
-                yield from folder.glob(f"{name}/__{self._rank}_*")
+        """Yields the files of this rank with tensors."""
+        for name in self._states:
+            yield from part.folder.glob(f"{name}/__{self._rank}_*")
 
     def save(self, step: int, given: Mapping[str, int]) -> None:
         """Saves this rank's part of the checkpoint of a step, or begins to. `given` is source -> the number
         of samples that it has produced, for the sources of this group. It is a collective call of all ranks
         of the group."""
         self.wait()
-        part = _Part(step, given, self._local.begin(step) if self._local else self._run.checkpoint(step))
+        part = _Part(step, given, self._run.checkpoint(step))
         states = (
             (name, StateTree.of(name, state_of()), mesh) for name, (state_of, mesh) in self._states.items()
         )
         self._part = part
         if self._staging:
             copies = [(name, self._staging.copy(name, tree), mesh) for name, tree, mesh in states]
-            self._run_in_background(part, partial(self._write_and_report, part, copies))
-        elif self._local:
-            self._write(part, states)
-            self._run_in_background(part, partial(self._report, part))
+            self._events.write("saving", step=step, seconds=time.perf_counter() - part.begin)
+            self._background.run(partial(self._write_and_report, part, copies), f"checkpoint of step {step}")
         else:
             self._write_and_report(part, states)
-
-    def _run_in_background(self, part: _Part, function: Callable[[], None]) -> None:
-        self._events.write("saving", step=part.step, seconds=time.perf_counter() - part.begin)
-        self._background.run(function, f"checkpoint of step {part.step}")
 
     def _write_and_report(self, part: _Part, states: Iterable[State]) -> None:
         self._write(part, states)
@@ -161,18 +145,14 @@ class CheckpointWriter:
             part.fail(error, part.folder)
 
     def _report(self, part: _Part) -> None:
-        """Describes the files of this rank for the manifest, after they are copied to the run directory."""
+        """Describes the files of this rank for the manifest."""
         files: dict[str, Any] = {}
         try:
             if not part.failure:
                 with self._trace.span("checkpoint", f"digests of step {part.step}"):
                     files = describe(part.folder, part.files)
-            if self._local and not part.failure:
-                self._local.copy(part.step, files)
         except OSError as error:
             part.fail(error, part.folder)
-        if self._local:
-            self._local.end()
         if part.failure:
             self._delete(part)
             self._events.write("unsaved", step=part.step, error=part.failure)
@@ -182,10 +162,7 @@ class CheckpointWriter:
 
     def _delete(self, part: _Part) -> None:
         """Deletes the files of this rank. On a full disk the event about the failure needs their space."""
-        written = [path.relative_to(part.folder) for path in part.files]
-        folders = {part.folder, self._run.checkpoint(part.step)}
-        named = [folder / name for folder in folders for name in written]
-        for path in (*named, *self._partial_files(part)):
+        for path in (*part.files, *self._partial_files(part)):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 
@@ -197,17 +174,6 @@ def _background_world(rank: int) -> Collective | None:
         return None
     ranks = range(dist.get_world_size())
     return Collective(ranks, rank, dist.new_group(backend="gloo", timeout=RUNNING))
-
-
-def _local_folder(local_dir: str, run: RunDir, group: str, rank: int) -> LocalFolder:
-    try:
-        Path(local_dir).mkdir(parents=True, exist_ok=True)
-        problem = "" if os.access(local_dir, os.W_OK | os.X_OK) else f"{local_dir}: Permission denied"
-    except OSError as error:
-        problem = reason_of(error, Path(local_dir))
-    if problem:
-        raise checkpoint.CheckpointError(f"`run.checkpoint.local_dir` cannot be written: {problem}")
-    return LocalFolder.of(local_dir, run, group, rank)
 
 
 def reason_of(error: BaseException, path: Path) -> str:

@@ -222,19 +222,6 @@ def test_disks_that_are_small_full_or_read_only(here: Path) -> None:
     assert check == ("run directory", "failure", f"{where} cannot be written to: Read-only file system")
 
 
-def test_a_local_disk_that_no_checkpoint_fits_or_that_is_read_only(here: Path) -> None:
-    (here / "local").mkdir()
-    where = f"{here}/local"
-    asked = Requirements(checkpoint_bytes=10 * MIB, checkpoints=1, local_dir=f"{where}/not/yet")
-    [check] = examined("mount -t tmpfs -o size=8m tmpfs local", asked)
-    found = f"{where} (tmpfs): 8 MiB free of 8 MiB, and a checkpoint takes at least 10 MiB"
-    assert check == ("local_dir", "failure", found)
-    [check] = examined("mount -t tmpfs -o ro tmpfs local", asked)
-    assert check == ("local_dir", "failure", f"{where} cannot be written to: Read-only file system")
-    assert examined("true", replace(asked, checkpoint_bytes=MIB)) == []
-    assert requirements(f"+run.checkpoint.local_dir={where}").local_dir == where
-
-
 def test_small_shared_memory_matters_to_nccl() -> None:
     small = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
     [check] = examined(small, Requirements(workers=2, device_bytes={"0": 0, "1": 0}))

@@ -12,7 +12,7 @@ import torch
 from meshctl.plan.model import Checkpoint
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Follower, Journal
-from meshctl.runtime.checkpoint import CheckpointError, load
+from meshctl.runtime.checkpoint import load
 from meshctl.runtime.checkpoint_writer import CheckpointWriter
 from meshctl.topology.mesh import DeviceMesh
 from tests.hang import HANG_S
@@ -32,10 +32,7 @@ def names(run: RunDir) -> list[tuple[str, int | None]]:
     return [(event.name, event.step) for event in Follower(run.events).new()]
 
 
-@pytest.mark.parametrize("is_local", [False, True])
-def test_a_wait_advances_while_files_grow(
-    is_local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_advances_while_files_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that waits for a large checkpoint at its end does not hold up the run."""
     advanced, fsync = threading.Event(), os.fsync
 
@@ -45,14 +42,12 @@ def test_a_wait_advances_while_files_grow(
 
     monkeypatch.setattr(os, "fsync", wait_and_sync)
     run, weight = RunDir(tmp_path / "run"), torch.ones(3)
-    options = Checkpoint(is_async=True, local_dir=str(tmp_path / "local") if is_local else "")
-    writer = writer_of(run, weight, options, advanced)
+    writer = writer_of(run, weight, Checkpoint(is_async=True), advanced)
     writer.save(2, {})
     weight.zero_()
     writer.wait()
     assert names(run) == [("saving", 2), ("saved", 2)]
     assert load(run.checkpoint(2), "actor", {}, ALONE)["w"].tolist() == [1.0] * 3
-    assert not is_local or list((tmp_path / "local").iterdir()) == []
 
 
 def test_without_options_nothing_is_in_flight(tmp_path: Path) -> None:
@@ -61,16 +56,9 @@ def test_without_options_nothing_is_in_flight(tmp_path: Path) -> None:
     assert names(run) == [("saved", 2)]
 
 
-def test_a_local_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    options = Checkpoint(local_dir=str(tmp_path / "file" / "folder"))
-    with pytest.raises(CheckpointError, match=r"`run\.checkpoint\.local_dir` cannot be written: .*file"):
-        writer_of(RunDir(tmp_path), torch.ones(1), options, threading.Event())
-
-
-def test_a_local_checkpoint_that_cannot_be_copied_is_unsaved(tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_written_is_unsaved(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
-    writer = writer_of(run, torch.ones(1), Checkpoint(local_dir=str(tmp_path / "local")), threading.Event())
+    writer = writer_of(run, torch.ones(1), Checkpoint(is_async=True), threading.Event())
     run.checkpoint(2).parent.mkdir(parents=True)
     run.checkpoint(2).touch()  # a file where the folder belongs
     writer.save(2, {})
@@ -78,4 +66,3 @@ def test_a_local_checkpoint_that_cannot_be_copied_is_unsaved(tmp_path: Path) -> 
     [saving, unsaved] = Follower(run.events).new()
     assert (saving.name, unsaved.name) == ("saving", "unsaved")
     assert str(run.checkpoint(2)) in unsaved.value["error"]
-    assert list((tmp_path / "local").iterdir()) == []

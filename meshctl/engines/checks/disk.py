@@ -85,13 +85,9 @@ def scratch(runs: str, pid: int) -> Path:
 
 
 def clean(requirements: Requirements) -> None:
-    clean_up(requirements.runs)
-
-
-def clean_up(runs: str) -> None:
     """Removes the folder that a killed `measure` left. Runs in a child process, because the disk may still
     hang."""
-    Probe("meshctl.engines.checks.disk:remove", [runs, os.getpid()], CLEAN_S).answer()
+    Probe("meshctl.engines.checks.disk:remove", [requirements.runs, os.getpid()], CLEAN_S).answer()
 
 
 def remove(runs: str, pid: int) -> None:

@@ -89,8 +89,6 @@ class Requirements:
     """The CUDA devices that several workers use."""
     copy_bytes: int = 0
     """The least memory that the copies of asynchronous checkpoints take, in bytes; 0 if it is unknown."""
-    local_dir: str = ""
-    """`run.checkpoint.local_dir`; empty for none."""
 
     @property
     def runs_folder(self) -> Path:

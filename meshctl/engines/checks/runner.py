@@ -14,7 +14,7 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics.health import Check
-from meshctl.engines.checks import clock, devices, disk, limits, local_dir, memory, network, versions
+from meshctl.engines.checks import clock, devices, disk, limits, memory, network, versions
 from meshctl.engines.checks.fork import in_fork
 from meshctl.engines.checks.probe import Answer, Probe, in_one_line
 from meshctl.engines.checks.requirements import Finding, Requirements
@@ -53,9 +53,6 @@ TOPICS: Mapping[str, Topic] = {
     "memory": Topic(memory.Facts, memory.judge, 10.0, lambda _: memory.measure({})),
     "limits": Topic(limits.Facts, limits.judge, 10.0, lambda _: limits.measure({})),
     "disk": Topic(disk.Facts, disk.judge, disk.SECONDS, disk.measure_quickly, True, disk.clean),
-    "local_dir": Topic(
-        local_dir.Facts, local_dir.judge, disk.SECONDS, local_dir.measure_quickly, True, local_dir.clean
-    ),
     "clock": Topic(clock.Facts, clock.judge, 10.0),
 }
 """Subject -> topic, in the order of the report."""

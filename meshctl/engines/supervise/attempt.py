@@ -19,7 +19,6 @@ from meshctl.engines.checks.fork import in_fork
 from meshctl.engines.supervise.cause import ATTEMPT
 from meshctl.plan.model import Plan
 from meshctl.run import clock
-from meshctl.run.checkpoints.local import warning_of_uncopied
 from meshctl.run.checkpoints.saved import WholeCheckpoint, clear_later, newest_whole_checkpoint
 from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.events import Follower, events_of
@@ -82,7 +81,7 @@ def begin(
     private = holds_secret(plan, composed)
     write_whole(run.recipe, composed, private)
     write_whole(run.plan, plan.to_json(), private)
-    return replace(_begun(plan, run, start, descriptor), warnings=_warnings(plan, run, whole))
+    return replace(_begun(plan, run, start, descriptor), warnings=_warnings(whole))
 
 
 def attached(plan: Plan, run: RunDir) -> Attempt:
@@ -115,12 +114,11 @@ def next_attempt(attempt: Attempt, plan: Plan | None = None) -> Attempt:
     begun = _begun(plan, attempt.run, start, attempt.lock)
     begun.run.forget_recorded(begun.step or 0)
     forget_media(begun.run, begun.step or 0)
-    return replace(begun, warnings=_warnings(begun.plan, begun.run, whole))
+    return replace(begun, warnings=_warnings(whole))
 
 
-def _warnings(plan: Plan, run: RunDir, whole: WholeCheckpoint) -> tuple[str, ...]:
-    local_dir = plan.run.checkpoint.local_dir if plan.run.checkpoint else ""
-    return tuple(filter(None, [whole.warning, warning_of_uncopied(local_dir, run, whole.step)]))
+def _warnings(whole: WholeCheckpoint) -> tuple[str, ...]:
+    return (whole.warning,) if whole.warning else ()
 
 
 def _begun(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:

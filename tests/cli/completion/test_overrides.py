@@ -51,10 +51,7 @@ from tests.examples import examples
         ("pipeline.publish.t", ["pipeline.publish.to="]),
         (
             "run.checkpoint.",
-            [
-                f"run.checkpoint.{key}"
-                for key in ("async=", "best.", "best=", "every=", "keep=", "local_dir=")
-            ],
+            [f"run.checkpoint.{key}" for key in ("async=", "best.", "best=", "every=", "keep=")],
         ),
         (
             "cluster.d",

@@ -24,7 +24,6 @@ from meshctl.engines.checks import (
     devices,
     disk,
     limits,
-    local_dir,
     memory,
     network,
     runner,
@@ -88,9 +87,6 @@ NEEDS_20_GIB = Requirements(device_types=("cuda",), workers=2, device_bytes={"0"
 
 
 SAVES = Requirements(workers=2, checkpoint_bytes=3 * GIB, checkpoints=4)
-
-
-LOCAL = replace(SAVES, local_dir="/scratch")
 
 
 BIG = limits.Facts(cpus=256, allowed=256)
@@ -255,13 +251,6 @@ CASES: dict[str, tuple[Any, ...]] = {
     "a disk without space for a checkpoint": (disk.Facts("/data", free=2 * GIB), SAVES),
     "a disk without space for the checkpoints": (disk.Facts("/data", free=10 * GIB), SAVES),
     "a disk with space for the checkpoints": (disk.Facts("/data", free=12 * GIB), SAVES),
-    "a local disk": (local_dir.Facts("/scratch", kind="xfs"), LOCAL),
-    "a local disk without space for a checkpoint": (local_dir.Facts("/scratch", free=2 * GIB), LOCAL),
-    "a local disk that is read only": (
-        local_dir.Facts("/scratch", errors={"write": "Read-only file system"}),
-        LOCAL,
-    ),
-    "a local disk that hangs": (local_dir.Facts(error="no answer within 20 s"), LOCAL),
     "a disk with few files": (disk.Facts("/data", free_files=12),),
     "a disk without locks": (disk.Facts("/data", errors={"lock": "OSError: [Errno 37] No locks available"}),),
     "a disk with another clock": (disk.Facts("/data", skew_s=-90.0),),
