@@ -27,7 +27,6 @@ SHOWN = {
     "recipe": fields.RECIPE,
     "cluster": fields.CLUSTER,
     "pool": fields.POOL,
-    "domains": fields.DOMAINS,
     "group": fields.GROUP,
     "component": fields.COMPONENT,
     "parallel": fields.PARALLEL,

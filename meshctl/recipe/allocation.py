@@ -23,8 +23,7 @@ def allocation_of(
 
 def _neighbours(recipe: Recipe, group: str) -> Iterator[int]:
     """Yields the numbers of neighbouring ranks of a group that exchange data within every layer, and those
-    that shard a replica (HSDP). If the cluster has domains, these are also all ranks that share one
-    replica, so that they are in one rack where they fit there."""
+    that shard a replica (HSDP)."""
     components = [each for each in recipe.components_of(group) if _states_close_dims(each)]
     if not components or recipe.groups[group].device_type == "cpu":
         return
@@ -37,7 +36,7 @@ def _neighbours(recipe: Recipe, group: str) -> Iterator[int]:
     for dim in (*WITHIN_LAYERS, "fsdp"):
         for mesh in meshes:
             stride, size = mesh.stride(dim), mesh.size(dim)
-            is_close = dim != "fsdp" or mesh.size("dp") > 1 or recipe.cluster.nodes_per_domain
+            is_close = dim != "fsdp" or mesh.size("dp") > 1
             if stride and size > 1 and is_close:
                 yield size * stride
 

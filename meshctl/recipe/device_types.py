@@ -145,24 +145,6 @@ def _by_type(counts: Schema) -> Schema:
     return {**counts, "type": [*counts["type"], "object"], **by_type}
 
 
-class DomainSizes(Type):
-    """A number of nodes for each domain, or a list with a number per domain."""
-
-    empty: ClassVar[Any] = 0
-
-    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        if not node.is_list:
-            return Integer(1).read(reader, node, path)
-        sizes = [Integer(1).read(reader, item, (*path, str(index))) for index, item in enumerate(node.value)]
-        if not sizes:
-            help = "write one number for each domain"
-            reader.report(path, "MC102", f"`{shown(path)}` is empty", node.span, help=help)
-        return tuple(sizes) if sizes and all(sizes) else None
-
-    def schema(self) -> Schema:
-        return {**count_or_list(minItems=1), "items": whole(1)}
-
-
 @dataclass(frozen=True)
 class NodeNames(Type):
     """The number of a node, the name of a node pool, or a list of these."""

@@ -598,16 +598,6 @@ POOL = Section("pool", "a node pool", (
         related="gpus num_gpus n_gpus ranks"),
 ))
 
-DOMAINS = Section("domains", "`cluster.domains`", (
-    Field("nvlink", device_types.DomainSizes(),
-        doc="Number of neighbouring nodes whose devices are connected as fast as those of one node, or a "
-            "list with a number for each domain. tp and ep may cross the nodes of such a domain.",
-        aliases="nvl nvlink_domain superpod"),
-    Field("rack", device_types.DomainSizes(),
-        doc="Number of neighbouring nodes behind one switch, or a list with a number for each rack.",
-        aliases="switch leaf block"),
-))
-
 CLUSTER = Section("cluster", "`cluster`", (
     Field("nodes", CountOrNamed(POOL),
         doc="Number of nodes; or node pools, which are nodes with the same devices under a name: "
@@ -625,10 +615,8 @@ CLUSTER = Section("cluster", "`cluster`", (
             "the bytes of parameters, gradients and optimizer state on each rank.",
         aliases="gpu_memory memory_per_gpu memory_per_device vram",
         related="memory gpu_memory_utilization max_memory"),
-    Field("domains", Nested(DOMAINS),
-        doc="Neighbouring nodes with a faster network between them: {nvlink: 2, rack: 16}.",
-        aliases="network_domains topology"),
-))
+), (Retired("domains", None,
+    "groups are placed node by node; place a group in one rack with `nodes`"),))
 
 RECIPE = Section("recipe", "a recipe", (
     Field("defaults", Defaults(),
@@ -666,7 +654,7 @@ RECIPE = Section("recipe", "a recipe", (
 # fmt: on
 
 SECTIONS = (
-    *(PARALLEL, MODEL, CLUSTER, POOL, DOMAINS, GROUP, COMPONENT, CHECKPOINT, RUN, STOP, BEST),
+    *(PARALLEL, MODEL, CLUSTER, POOL, GROUP, COMPONENT, CHECKPOINT, RUN, STOP, BEST),
     *(RESTARTS, ELASTIC, LOGS, TRACE, CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE, BLOCK, INNER, REPEAT),
     *(engine_fields.ENGINE, *engine_fields.SECTIONS),
 )

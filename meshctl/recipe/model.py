@@ -16,7 +16,7 @@ from meshctl.dataclass import dataclass
 from meshctl.recipe.fields import GROUP, RECIPE, REPEAT, STAGE
 from meshctl.run.engine_choice import EngineChoice
 from meshctl.run.settings import Run
-from meshctl.topology.cluster import DevicesPerNode, NodeRanges, NodesPerDomain, devices_by_node
+from meshctl.topology.cluster import DevicesPerNode, NodeRanges, devices_by_node
 from meshctl.topology.modes import Dispatch
 
 
@@ -45,8 +45,6 @@ class Cluster:
     """Bytes of memory of each device; 0 if left out."""
     nodes_by_pool: tuple[NodePool, ...] = ()
     """The node pools, from node 0 on; empty if the nodes have no names."""
-    nodes_per_domain: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
-    """By kind of domain: a number of nodes for all domains, or a number per domain."""
 
     def devices_of(self, device_type: str) -> int | DevicesPerNode:
         """Returns the number of devices of one type per node: one number for all nodes, or runs of equal
@@ -67,14 +65,6 @@ class Cluster:
     def pools(self) -> tuple[tuple[str, int], ...]:
         """(name, number of nodes) of each node pool."""
         return tuple((pool.name, pool.count) for pool in self.nodes_by_pool)
-
-    @property
-    def domains(self) -> Mapping[str, int | NodesPerDomain]:
-        """By kind of domain: a number of nodes for all domains, or runs of equal domains."""
-        return {
-            kind: each if isinstance(each, int) else devices_by_node(len(each), each)
-            for kind, each in self.nodes_per_domain.items()
-        }
 
     def range_of(self, node: int | str) -> tuple[int, int] | None:
         """Returns the nodes [start, stop) of a node pool, or a single node; None for an unknown name."""

@@ -254,8 +254,7 @@ def _cluster(values: Mapping[str, Any]) -> model.Cluster:
     if isinstance(nodes, dict):
         others["nodes_by_pool"] = tuple(nodes.values())
         others["nodes"] = sum(pool.count for pool in nodes.values())
-    stated = others.pop("domains") or {}
-    return model.Cluster(**others, nodes_per_domain={kind: each for kind, each in stated.items() if each})
+    return model.Cluster(**others)
 
 
 def _layout(component: Node, values: Mapping[str, Any]) -> model.Sizes:

@@ -6,8 +6,8 @@
     colocate   a colocated group receives the first devices of the other group
 
 Some neighbouring ranks of a group with a count should be close to each other, because they exchange data
-within every layer. Devices are skipped so that each set of such neighbours is on one node, or else in one
-domain, where the cluster has enough devices for that. A cluster is never made larger for it.
+within every layer. Devices are skipped so that each set of such neighbours is on one node, where the cluster
+has enough devices for that. A cluster is never made larger for it.
 
 Where the groups do not fit in this order, those with larger workers receive theirs first, and then all
 distributions over the nodes are searched (`packing.py`).
@@ -25,10 +25,9 @@ from math import lcm
 from typing import Protocol
 
 from meshctl.dataclass import dataclass
-from meshctl.topology.cluster import ACCELERATORS, Cluster, DevicesPerNode, NodeRanges, NodesPerDomain
+from meshctl.topology.cluster import ACCELERATORS, Cluster, DevicesPerNode, NodeRanges
 from meshctl.topology.demand import Demand, Groups, Ranges, end_of
 from meshctl.topology.device_ranges import UNLIMITED, DeviceRanges, clipped
-from meshctl.topology.domains import domains_of
 
 MAX_LINEAR_STEPS = 64
 """The number of node sizes that the search for the smallest node tries one by one before it uses larger
@@ -47,10 +46,6 @@ class Hardware(Protocol):
         """The device types that the cluster has, whether or not a group uses them."""
 
     @property
-    def domains(self) -> Mapping[str, int | NodesPerDomain]:
-        """By kind of domain: the number of nodes in each domain, or the runs of equal domains."""
-
-    @property
     def pools(self) -> tuple[tuple[str, int], ...]:
         """(name, number of nodes) of each node pool."""
 
@@ -63,7 +58,7 @@ class Hardware(Protocol):
 
 
 Neighbours = tuple[int, ...]
-"""Numbers of ranks that should be on one node, or else in one domain: the most important one first."""
+"""Numbers of ranks that should be on one node, the most important one first."""
 
 
 @dataclass(frozen=True)
@@ -86,26 +81,20 @@ def allocate(groups: Groups, hardware: Hardware, neighbours: Mapping[str, Neighb
     on = {name: hardware.ranges_of(group.nodes) for name, group in groups.items() if group.nodes}
     nodes = hardware.nodes or _node_count(groups, hardware, types, on)
     on = {name: tuple(clipped(named, 0, nodes)) for name, named in on.items()}
-    domains = {
-        kind: domains_of(nodes, each) if isinstance(each, int) else each
-        for kind, each in hardware.domains.items()
-    }
-    cluster = Cluster(nodes, {}, hardware.pools, domains)
+    cluster = Cluster(nodes, {}, hardware.pools)
     ranges: dict[str, DeviceRanges] = dict.fromkeys(groups, ())
     for kind in types:
         given = hardware.devices_of(kind) or least_per_node(groups, kind, nodes, on)
         per_node = ((nodes, given),) if isinstance(given, int) else given
         cluster = replace(cluster, devices_per_node={**cluster.devices_per_node, kind: per_node})
-        ranges |= _close(Demand(groups, kind, per_node, on), neighbours, domains)
+        ranges |= _close(Demand(groups, kind, per_node, on), neighbours)
     placed = {name: nodes for name, nodes in on.items() if groups[name].device_type == "cpu"}
     return Allocation(cluster, ranges, dict(_beyond(groups, cluster, ranges)), placed)
 
 
-def _close(
-    demand: Demand, neighbours: Mapping[str, Neighbours], domains: Mapping[str, NodesPerDomain]
-) -> Ranges:
-    """Returns the devices of the groups of one type. Neighbours are kept inside a node, or else inside a
-    domain, in the order of preference of each group, as long as the stated nodes are enough."""
+def _close(demand: Demand, neighbours: Mapping[str, Neighbours]) -> Ranges:
+    """Returns the devices of the groups of one type. Neighbours are kept inside a node, in the order of
+    preference of each group, as long as the stated nodes are enough."""
     found = demand.allocated()
     if not demand.is_met(found):
         return found
@@ -113,11 +102,10 @@ def _close(
         size = group.gpus_per_worker
         for ranks in neighbours.get(group.name, ()):
             larger = lcm(size, ranks * group.gpus_per_worker)
-            for unit in ("", *domains) if group.devices % larger == 0 else ():
-                closer = demand.with_neighbours(group.name, larger, demand.units(unit, domains))
+            if group.devices % larger == 0:
+                closer = demand.with_neighbours(group.name, larger)
                 if closer.is_met(there := closer.allocated()):
                     demand, found, size = closer, there, larger
-                    break
     return found
 
 
@@ -128,11 +116,6 @@ def _node_count(
     values, the smallest number of nodes that is enough for the groups."""
     given = {kind: hardware.devices_of(kind) for kind in (*types, *hardware.named, "")}
     stated = [sum(count for count, _ in runs) for runs in given.values() if isinstance(runs, tuple)]
-    stated += [
-        sum(count * each for count, each in runs)
-        for runs in hardware.domains.values()
-        if isinstance(runs, tuple)
-    ]
     if stated:
         return max(stated)
     counts = [1, *(stop for nodes in on.values() for _, stop in nodes)]

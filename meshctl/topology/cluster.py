@@ -29,10 +29,6 @@ DevicesPerNode = tuple[tuple[int, int], ...]
 """(number of nodes, devices on each of them), from node 0 on."""
 NodeRanges = tuple[tuple[int, int], ...]
 """Numbers of nodes, as ranges [start, stop) in ascending order."""
-NodesPerDomain = tuple[tuple[int, int], ...]
-"""(number of domains, nodes in each of them), from node 0 on."""
-DOMAINS = ("nvlink", "rack")
-"""The kinds of domains, the smaller one first. A domain is some neighbouring nodes."""
 
 
 def transport_error(environ: Mapping[str, str]) -> str:
@@ -67,9 +63,6 @@ class Cluster:
     devices of other types."""
     pools: tuple[tuple[str, int], ...] = field(default=(), metadata=SPARSE)
     """(name, number of nodes) of each node pool, from node 0 on; empty if the nodes have no names."""
-    domains: Mapping[str, NodesPerDomain] = field(default_factory=dict, metadata=SPARSE)
-    """By kind of domain: ((3, 4), (1, 2)) are three domains of four nodes and one of two. Kinds that the
-    cluster does not distinguish are absent."""
 
     @classmethod
     def of(cls, nodes: int, **devices_per_node: int | Sequence[int]) -> Cluster:

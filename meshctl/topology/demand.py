@@ -9,7 +9,7 @@ from typing import Protocol
 
 from meshctl.dataclass import dataclass
 from meshctl.topology.bin_packing import MAX_GAPS, Item, distribute
-from meshctl.topology.cluster import Cluster, DevicesPerNode, NodeRanges, NodesPerDomain
+from meshctl.topology.cluster import Cluster, DevicesPerNode, NodeRanges
 from meshctl.topology.device_ranges import (
     UNLIMITED,
     DeviceRanges,
@@ -21,7 +21,6 @@ from meshctl.topology.device_ranges import (
     merged,
     whole_sets,
 )
-from meshctl.topology.domains import by_domain
 
 
 class Group(Protocol):
@@ -63,9 +62,8 @@ class Demand:
     nodes: DevicesPerNode
     on: Mapping[str, NodeRanges]
     """Group -> the nodes on which the recipe places it. Groups without such nodes are absent."""
-    neighbours: Mapping[str, tuple[tuple[int, Cluster | None], ...]] = field(default_factory=dict)
-    """Group -> (devices, domains) for each of its sets of neighbours: this number of them is in one domain,
-    or on one node if `domains` is None."""
+    neighbours: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Group -> the number of devices of each of its sets of neighbours, which are on one node."""
 
     @cached_property
     def own(self) -> list[Group]:
@@ -94,13 +92,9 @@ class Demand:
         """The number of devices that the groups with counts receive together."""
         return sum(group.devices for group in self.counted)
 
-    def units(self, kind: str, domains: Mapping[str, NodesPerDomain]) -> Cluster | None:
-        """Returns the domains of a kind as a cluster; None for nodes."""
-        return by_domain(replace(self.cluster, domains=domains), kind) if kind else None
-
-    def with_neighbours(self, group: str, devices: int, units: Cluster | None) -> Demand:
+    def with_neighbours(self, group: str, devices: int) -> Demand:
         """Returns the demand with a further set of neighbours, which contains whole sets of those before."""
-        neighbours = (*self.neighbours.get(group, ()), (devices, units))
+        neighbours = (*self.neighbours.get(group, ()), devices)
         return replace(self, neighbours={**self.neighbours, group: neighbours})
 
     def is_met(self, ranges: Ranges) -> bool:
@@ -152,31 +146,23 @@ class Demand:
 
     @property
     def _may_fit(self) -> bool:
-        """True if another order may help: there are enough devices, and no block is larger than a node or, if
-        domains are its units, than all devices."""
+        """True if another order may help: there are enough devices, and no block is larger than a node."""
         node = max([0, *(each for _, each in self.nodes)])
-        return self.devices <= self.total and all(
-            self._block(group) <= (self.total if self._is_in_domains(group) else node)
-            for group in self.counted
-        )
-
-    def _is_in_domains(self, group: Group) -> bool:
-        return any(domains for _, domains in self.neighbours.get(group.name, ()))
+        return self.devices <= self.total and all(self._block(group) <= node for group in self.counted)
 
     def _block(self, group: Group) -> int:
-        """Returns the number of devices of a group that must be in one unit: those of its largest set of
+        """Returns the number of devices of a group that must be on one node: those of its largest set of
         neighbours, or of a worker."""
         largest = max(devices for _, devices in self.cluster.devices_per_node[""])
         each, sets = group.gpus_per_worker, self.neighbours.get(group.name, ())
         is_whole = each > 1 and group.devices % each == 0 and each <= largest
-        return max([each if is_whole else 1, *(devices for devices, _ in sets)])
+        return max([each if is_whole else 1, *sets])
 
     def _searched(self) -> Ranges | None:
         """Returns the devices by a search over all distributions. None if there is none, or if it is not
-        tried: for many gaps, sets of neighbours in domains, and lists that are colocated with a count."""
+        tried: for many gaps, and lists that are colocated with a count."""
         ranges = self._listed
-        shares = any(host_of(self.groups, name) != name for name in ranges)
-        if shares or any(map(self._is_in_domains, self.counted)):
+        if any(host_of(self.groups, name) != name for name in ranges):
             return None
         gaps = self._free_gaps(ranges)
         if gaps is None:
@@ -219,7 +205,7 @@ class Demand:
 
     def _next_free(self, group: Group, taken: list[tuple[int, int]]) -> DeviceRanges:
         """Returns the lowest free devices for a group. All devices of a worker are on one node, and all of a
-        set of neighbours in one unit; devices of a node or unit that are too few for one more are skipped."""
+        set of neighbours; devices of a node that are too few for one more are skipped."""
         free, each = gaps_between(taken), group.gpus_per_worker
         neighbours = self.neighbours.get(group.name, ())
         if neighbours:  # only the stated nodes: on the imagined ones there may be no set at all
@@ -231,8 +217,8 @@ class Demand:
         largest = max(devices for _, devices in self.cluster.devices_per_node[""])
         if each > 1 and group.devices % each == 0 and each <= largest:
             free = whole_sets(free, each, self.cluster)
-        for devices, domains in neighbours:
-            free = whole_sets(free, devices, domains or self.cluster)
+        for devices in neighbours:
+            free = whole_sets(free, devices, self.cluster)
         return merged(first_of(free, group.devices))
 
 

@@ -273,42 +273,24 @@ def test_neighbours_begin_on_the_next_node_where_there_are_enough() -> None:
     assert allocate(full, Cluster(2, 7), {"b": (8,)}).devices["b"] == ((6, 14),)
 
 
-def test_neighbours_that_no_node_holds_are_in_a_domain() -> None:
-    groups = {"a": DeviceGroup("a", 8, "cuda"), "b": DeviceGroup("b", 16, "cuda")}
-    racks = Cluster(4, 8, nodes_per_domain={"nvlink": 2, "rack": 4})
-    assert allocate(groups, racks, {"b": (16,)}).devices["b"] == ((16, 32),)
-    assert allocate(groups, racks, {"b": (8,)}).devices["b"] == ((8, 24),)
-    assert allocate(groups, Cluster(4, 8, nodes_per_domain={"rack": 4}), {"b": (16,)}).devices["b"] == (
-        (8, 24),
-    )
-    moved = allocate(groups, Cluster(3, 8, nodes_per_domain={"nvlink": 2}), {"b": (16,)})
-    assert dict(moved.devices) == {"a": ((16, 24),), "b": ((0, 16),)}
-
-
 @given(st.data())
 @settings(max_examples=examples(150, 2000))
-def test_neighbours_are_in_one_unit_where_the_units_hold_them(data: st.DataObject) -> None:
-    """A single group on free nodes: each set is on one node if the nodes hold so many sets, or else in one
-    domain."""
+def test_neighbours_are_on_one_node_where_the_nodes_hold_them(data: st.DataObject) -> None:
+    """A single group on free nodes: each set is on one node if the nodes hold so many sets."""
     sizes = data.draw(st.lists(st.integers(0, 8), min_size=1, max_size=6).filter(any))
-    domain, ranks = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 8))
-    sets = data.draw(st.integers(1, 4))
+    ranks, sets = data.draw(st.integers(2, 8)), data.draw(st.integers(1, 4))
     group = DeviceGroup("a", ranks * sets, "cuda")
-    cluster = Cluster(0, tuple(sizes), nodes_per_domain={"nvlink": domain})
-    result = allocate({"a": group}, cluster, {"a": (ranks,)})
+    result = allocate({"a": group}, Cluster(0, tuple(sizes)), {"a": (ranks,)})
     devices = [device for start, stop in result.devices["a"] for device in range(start, stop)]
     assert len(devices) == len(set(devices)) == group.devices
     nodes = [result.cluster.node_of("cuda", device) for device in devices if device < sum(sizes)]
     if len(nodes) < group.devices:
         assert result.beyond and sum(sizes) < group.devices
         return
-    in_domains = [sum(sizes[start : start + domain]) for start in range(0, len(sizes), domain)]
-    for units, each in ((sizes, 1), (in_domains, domain)):
-        if sum(size // ranks for size in units) >= sets:
-            held = [{node // each for node in nodes[at : at + ranks]} for at in range(0, len(nodes), ranks)]
-            assert all(len(unit) == 1 for unit in held)
-            return
-    assert devices == list(range(group.devices))
+    if sum(size // ranks for size in sizes) >= sets:
+        assert all(len({*nodes[at : at + ranks]}) == 1 for at in range(0, len(nodes), ranks))
+    else:
+        assert devices == list(range(group.devices))
 
 
 # Recipes in which the next free devices are not enough
@@ -407,23 +389,3 @@ def test_neighbours_are_on_one_node_where_a_placement_exists(data: st.DataObject
         if has_placement(closer, sizes):
             assert is_close
             blocks = closer
-
-
-@given(st.data())
-@settings(max_examples=examples(150, 3000))
-def test_neighbours_are_in_one_domain_where_a_placement_exists(data: st.DataObject) -> None:
-    """Two groups, of which the second one has sets that no node holds."""
-    nodes, each = data.draw(st.integers(2, 6)), data.draw(st.integers(1, 3))
-    domain, count = data.draw(st.integers(2, 3)), data.draw(st.integers(1, 2))
-    ranks = data.draw(st.integers(each + 1, each * domain))
-    first = data.draw(st.integers(1, 6))
-    groups = {"a": DeviceGroup("a", first, "cuda"), "b": DeviceGroup("b", count * ranks, "cuda")}
-    result = allocate(groups, Cluster(nodes, each, nodes_per_domain={"rack": domain}), {"b": (ranks,)})
-    if result.beyond:
-        assert nodes * each < first + count * ranks
-        return
-    racks = [min(domain, nodes - start) * each for start in range(0, nodes, domain)]
-    own = numbers(result, "b")
-    held = [{one // each // domain for one in own[at : at + ranks]} for at in range(0, len(own), ranks)]
-    if has_placement([(count, ranks, tuple(range(len(racks)))), (first, 1, tuple(range(len(racks))))], racks):
-        assert all(len(unit) == 1 for unit in held)

@@ -174,15 +174,8 @@ def _of_job(topology: Topology) -> Facts:
             per_node[f"{kind}_per_node"] = tuple(sizes) if len(runs) > 1 else sizes[0]
     cluster = topology.cluster
     pools = {"pools": ", ".join(f"{name} {count}" for name, count in cluster.pools)} if cluster.pools else {}
-    domains = {f"{kind}_domains": _sizes(runs) for kind, runs in cluster.domains.items()}
     idle = topology.idle
-    return _facts(topology, "workers", nodes=cluster.nodes, **pools, **per_node, **domains, idle_devices=idle)
-
-
-def _sizes(runs: Sequence[tuple[int, int]]) -> str:
-    """Returns the numbers of domains and their nodes: `3 of 4, 1 of 2`."""
-    words = [f"{count} of {each}" for count, each in runs[:MAX_NODE_RUNS]]
-    return ", ".join([*words, *(["..."] if len(runs) > MAX_NODE_RUNS else [])])
+    return _facts(topology, "workers", nodes=cluster.nodes, **pools, **per_node, idle_devices=idle)
 
 
 def _of_groups(topology: Topology) -> dict[str, Facts]:

@@ -25,7 +25,6 @@ from meshctl.plan.views.topology import (
     PlacedComponent,
     PlacedGroup,
     PlacedStage,
-    Places,
     ProcessGroups,
     Topology,
     ZoomError,
@@ -217,7 +216,7 @@ def _of_size_one(dim: str, components: list[PlacedComponent], name: str) -> str:
 
 def _facts(plan: Plan, component: PlacedComponent, dim: str) -> ProcessGroups:
     known = next((groups for groups in component.process_groups if groups.dim == dim), None)
-    return known or process_groups(component.mesh, dim, Places(plan, component.group))
+    return known or process_groups(component.mesh, dim, plan.node_runs(component.group))
 
 
 def _one_by_one(plan: Plan, component: PlacedComponent, facts: ProcessGroups) -> DimOfComponent:

@@ -7,9 +7,8 @@ groups are a count, a size and a stride.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
-from functools import cached_property
 from itertools import pairwise
 
 from meshctl.dataclass import dataclass
@@ -18,8 +17,6 @@ from meshctl.plan.node_sets import extend, segments
 from meshctl.plan.views.ways import Over, carries_samples, ends_of, ways
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line
-from meshctl.topology.cluster import DOMAINS
-from meshctl.topology.domains import domain_runs
 from meshctl.topology.memory import Memory
 from meshctl.topology.mesh import VIEWS, DeviceMesh
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Route, part_count, producer_set
@@ -95,9 +92,6 @@ class ProcessGroups:
     example: tuple[int, ...]
     """The ranks of the first group, at most `EXAMPLE_RANKS`."""
     reach: Reach
-    domain: str = field(default="", metadata=SPARSE)
-    """For groups that span nodes: the smallest kind of domain such that each group is inside one; empty if
-    there is none."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +292,7 @@ def _group(plan: Plan, group: Group) -> PlacedGroup:
 
 def placed_component(plan: Plan, component: Component, letter: str) -> PlacedComponent:
     mesh = component.mesh
-    places = Places(plan, component.group)
+    runs = plan.node_runs(component.group)
     return PlacedComponent(
         name=component.name,
         letter=letter,
@@ -308,7 +302,7 @@ def placed_component(plan: Plan, component: Component, letter: str) -> PlacedCom
         mesh=mesh,
         layout=layout_of(mesh),
         data_size=mesh.data_size,
-        process_groups=tuple(process_groups(mesh, dim, places) for dim in dims_of(mesh)),
+        process_groups=tuple(process_groups(mesh, dim, runs) for dim in dims_of(mesh)),
     )
 
 
@@ -332,31 +326,12 @@ def dims_of(mesh: DeviceMesh) -> tuple[str, ...]:
     return (*(dim for dim in mesh.mesh_dim_names if mesh.size(dim) > 1), *views)
 
 
-class Places:
-    """The nodes and the domains on which the ranks of a group are."""
-
-    def __init__(self, plan: Plan, group: str) -> None:
-        self.node_runs = plan.node_runs(group)
-        self._cluster = plan.cluster
-
-    @cached_property
-    def domain_runs(self) -> dict[str, tuple[NodeRun, ...]]:
-        """Kind of domain -> the runs of ranks on domains, the smaller kind first."""
-        domains = self._cluster.domains
-        return {kind: domain_runs(self.node_runs, self._cluster, kind) for kind in DOMAINS if kind in domains}
-
-    def domain_of(self, mesh: DeviceMesh, dim: str) -> str:
-        """Returns the smallest kind of domain such that each process group of a dim is inside one."""
-        inside = (kind for kind, runs in self.domain_runs.items() if span_nodes(runs, mesh, dim) == "inside")
-        return next(inside, "")
-
-
-def process_groups(mesh: DeviceMesh, dim: str, places: Places) -> ProcessGroups:
+def process_groups(mesh: DeviceMesh, dim: str, runs: Sequence[NodeRun]) -> ProcessGroups:
+    """`runs` are the nodes on which the ranks of the group are."""
     size = mesh.size(dim)
     example = tuple(mesh.rank({dim: index}) for index in range(min(size, EXAMPLE_RANKS)))
-    reach = span_nodes(places.node_runs, mesh, dim)
-    domain = places.domain_of(mesh, dim) if reach != "inside" else ""
-    return ProcessGroups(dim, mesh.world_size // size, size, mesh.stride(dim), example, reach, domain)
+    reach = span_nodes(runs, mesh, dim)
+    return ProcessGroups(dim, mesh.world_size // size, size, mesh.stride(dim), example, reach)
 
 
 # The pipeline

@@ -19,7 +19,6 @@ from meshctl.text.english import counted
 from meshctl.topology.allocation import Allocation
 from meshctl.topology.cluster import Cluster, NodeRanges, Piece
 from meshctl.topology.device_ranges import DeviceRanges, device_count, first_split_worker
-from meshctl.topology.domains import domain_runs
 from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
 from meshctl.topology.placement import NodeRun, Reach, node_runs, span_nodes
 from meshctl.topology.sizes import divisors
@@ -27,8 +26,8 @@ from meshctl.topology.sizes import divisors
 MAX_SHOWN = 3
 """Maximum number of places or groups that are listed."""
 CODES = {"tp": "MC420", "ep": "MC421", "etp": "MC422"}
-"""Dims whose process groups communicate within every layer and therefore should not span nodes, or NVLink
-domains -> code of the warning."""
+"""Dims whose process groups communicate within every layer and therefore should not span nodes -> code of
+the warning."""
 
 
 # Idle devices
@@ -158,40 +157,19 @@ class AllocatedGroup:
     nodes: NodeRanges
 
 
-@dataclass(frozen=True)
-class Units:
-    """The nodes of a group's ranks or, if the cluster has NVLink domains, these domains."""
-
-    runs: tuple[NodeRun, ...]
-    noun: str
-    """`node`, or `NVLink domain`."""
-
-    @property
-    def are_one(self) -> bool:
-        return not self.runs or (len(self.runs) == 1 and self.runs[0].nodes == 1)
-
-
 def process_groups_stay_on_node(facts: Facts) -> Iterator[Diagnostic]:
-    """Process groups that communicate within every layer do not span nodes, or NVLink domains."""
+    """Process groups that communicate within every layer do not span nodes."""
     for name, component in facts.recipe.components.items():
         mesh = facts.meshes.get(name)
         if mesh is None or not isinstance(component.parallel, Sizes):
             continue
         dims = [dim for dim in CODES if mesh.size(dim) > 1]
-        units = _units(facts.allocation, facts.recipe.groups[component.group]) if dims else None
-        for dim in dims if units and not units.are_one else ():
-            assert units
-            reach = span_nodes(units.runs, mesh, dim)
+        runs = _node_runs(facts.allocation, facts.recipe.groups[component.group]) if dims else ()
+        is_one_node = len(runs) == 1 and runs[0].nodes == 1
+        for dim in dims if runs and not is_one_node else ():
+            reach = span_nodes(runs, mesh, dim)
             if reach != "inside":
-                yield _spans_nodes(facts, component, mesh, units, dim, reach)
-
-
-def _units(allocation: Allocation | None, group: DeviceGroup) -> Units:
-    """Returns the placement of a group's workers; without runs if it is wrong or unknown."""
-    runs = _node_runs(allocation, group)
-    if allocation and runs and "nvlink" in allocation.cluster.domains:
-        return Units(domain_runs(runs, allocation.cluster, "nvlink"), "NVLink domain")
-    return Units(runs, "node")
+                yield _spans_nodes(facts, component, mesh, runs, dim, reach)
 
 
 def _node_runs(allocation: Allocation | None, group: DeviceGroup) -> tuple[NodeRun, ...]:
@@ -210,23 +188,18 @@ def _node_runs(allocation: Allocation | None, group: DeviceGroup) -> tuple[NodeR
 
 
 def _spans_nodes(
-    facts: Facts, component: Component, mesh: DeviceMesh, units: Units, dim: str, reach: Reach
+    facts: Facts, component: Component, mesh: DeviceMesh, runs: Sequence[NodeRun], dim: str, reach: Reach
 ) -> Diagnostic:
     size, count, name = mesh.size(dim), mesh.world_size // mesh.size(dim), component.name
-    message = f"the only {dim} group of `{name}` crosses {units.noun}s"
+    message = f"the only {dim} group of `{name}` crosses nodes"
     if count > 1:
         which = "all" if reach == "all" else "some of the"
-        message = f"{which} {count} {dim} groups of `{name}` cross {units.noun}s"
+        message = f"{which} {count} {dim} groups of `{name}` cross nodes"
     span = facts.value("components", name, "parallel", f"{dim}_size").with_word(f"groups of {size} ranks")
-    on = "in an" if units.noun != "node" else "on a"
-    has = f"`{component.group}` has {_ranks_per_node(units.runs)} {on} {units.noun}"
-    seconds = [facts.value("groups", component.group, "ranks").with_word(has)]
-    if units.noun != "node":
-        nodes = facts.recipe.cluster.nodes_per_domain["nvlink"]
-        word = f"{counted(nodes, 'node')} in each" if isinstance(nodes, int) else "the domains"
-        seconds.append(facts.value("cluster", "domains", "nvlink").with_word(word))
-    help = _how_to_stay(facts, component, mesh, units, dim)
-    return Diagnostic(CODES[dim], message, span, tuple(seconds), help, "warning")
+    has = f"`{component.group}` has {_ranks_per_node(runs)} on a node"
+    second = facts.value("groups", component.group, "ranks").with_word(has)
+    help = _how_to_stay(facts, component, mesh, dim)
+    return Diagnostic(CODES[dim], message, span, (second,), help, "warning")
 
 
 def _ranks_per_node(runs: Sequence[NodeRun]) -> str:
@@ -239,7 +212,7 @@ def _ranks_per_node(runs: Sequence[NodeRun]) -> str:
     return counted(max(counts), "rank") if len(counts) == 1 else f"{min(counts)} to {max(counts)} ranks"
 
 
-def _how_to_stay(facts: Facts, component: Component, mesh: DeviceMesh, units: Units, dim: str) -> str:
+def _how_to_stay(facts: Facts, component: Component, mesh: DeviceMesh, dim: str) -> str:
     """Returns help that proposes the nearest layout whose process groups do not span nodes, or assigning the
     first devices to the group."""
     options: list[str] = []
@@ -247,25 +220,23 @@ def _how_to_stay(facts: Facts, component: Component, mesh: DeviceMesh, units: Un
         nearer = _with_sizes(mesh, sizes, order)
         if nearer is None:
             continue
-        there = _with_mesh(facts.recipe, component, nearer)
-        if span_nodes(there.runs, nearer, dim) == "inside":
+        if span_nodes(_with_mesh(facts.recipe, component, nearer), nearer, dim) == "inside":
             layout = _drawn(nearer) if dim in DIMS else " x ".join(f"{dim} {n}" for dim, n in sizes.items())
             usual = " without `order`" if order != mesh.mesh_dim_names else ""
-            inside = "an NVLink domain" if units.noun != "node" else "a node"
-            options.append(f"nearest that stays inside {inside}: {layout}{usual}")
+            options.append(f"nearest that stays inside a node: {layout}{usual}")
             break
     if _stays_if_first(facts, component.group, mesh, dim):
         options.append(f"write group `{component.group}` first")
     return "; or ".join(options)
 
 
-def _with_mesh(recipe: Recipe, component: Component, mesh: DeviceMesh) -> Units:
+def _with_mesh(recipe: Recipe, component: Component, mesh: DeviceMesh) -> tuple[NodeRun, ...]:
     """Returns the placement of a component's group if the component had another mesh."""
     dims = (*DIMS, "ulysses", "ep", "etp")
     given = tuple((f"{dim}_size", mesh.size(dim)) for dim in dims if mesh.size(dim) > 1)
     changed = replace(component, parallel=Sizes(given, mesh.mesh_dim_names))
     there = replace(recipe, components={**recipe.components, component.name: changed})
-    return _units(allocation_of(there), recipe.groups[component.group])
+    return _node_runs(allocation_of(there), recipe.groups[component.group])
 
 
 def _smaller(mesh: DeviceMesh, dim: str) -> Iterator[tuple[dict[str, int], Sequence[str]]]:
@@ -288,7 +259,7 @@ def _stays_if_first(facts: Facts, name: str, mesh: DeviceMesh, dim: str) -> bool
     now = facts.allocation.devices[name] if facts.allocation else ()
     if there.beyond or there.devices[name] == now:
         return False
-    return span_nodes(_units(there, group).runs, mesh, dim) == "inside"
+    return span_nodes(_node_runs(there, group), mesh, dim) == "inside"
 
 
 def _with_sizes(mesh: DeviceMesh, sizes: Mapping[str, int], order: Sequence[str]) -> DeviceMesh | None:

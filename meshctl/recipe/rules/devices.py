@@ -57,7 +57,7 @@ def workers_divide_devices(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def node_counts_agree(facts: Facts) -> Iterator[Diagnostic]:
-    """A list in `devices_per_node` has one number per node of the cluster, and domains have all nodes."""
+    """A list in `devices_per_node` has one number per node of the cluster."""
     counts = node_counts(facts.recipe.cluster)
     if not counts or not facts.is_valid("cluster"):
         return
@@ -69,8 +69,6 @@ def node_counts_agree(facts: Facts) -> Iterator[Diagnostic]:
             seconds = (facts.cluster_value(*first).with_word(stated),)
             message = f"`{'.'.join(key)}` lists {counted(nodes, 'node')}, but the cluster has {count}"
             help = "write one number for each node" + (", or remove `nodes`" if is_number else "")
-            if key[0] == "domains":
-                help = f"each node is in one domain: write sizes that add up to {count}"
             yield Diagnostic("MC315", message, facts.cluster_value(*key), seconds, help)
 
 

@@ -462,7 +462,4 @@ def node_counts(cluster: Cluster) -> dict[tuple[str, ...], int]:
     for key, each in by_key.items():
         if isinstance(each, tuple):
             counts["devices_per_node", *key] = len(each)
-    for kind, nodes in cluster.nodes_per_domain.items():
-        if isinstance(nodes, tuple):
-            counts["domains", kind] = sum(nodes)
     return counts

@@ -55,12 +55,8 @@ from tests.examples import examples
         ),
         (
             "cluster.d",
-            [
-                f"cluster.{key}"
-                for key in ("device_memory=", "devices_per_node=", "devices_per_node.", "domains.")
-            ],
+            [f"cluster.{key}" for key in ("device_memory=", "devices_per_node=", "devices_per_node.")],
         ),
-        ("cluster.domains.", ["cluster.domains.nvlink=", "cluster.domains.rack="]),
         ("cluster.devices_per_node.c", ["cluster.devices_per_node.cuda="]),
     ],
 )

@@ -24,9 +24,6 @@ from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, Segment, c
 
 REACHES = {"inside": "inside", "some": "some cross", "all": "cross"}
 """The words for `Reach`: process groups are inside nodes, or some or all cross their borders."""
-DOMAIN_NAMES = {"nvlink": "an NVLink domain", "rack": "a rack"}
-FAST_DOMAIN = "nvlink"
-"""The kind of domain in which communication is as fast as inside a node."""
 DIMS_IN_EVERY_LAYER = ("tp", "cp", "ep", "etp", "ulysses")
 """Dims with communication in every layer, for which crossing nodes is highlighted."""
 MAX_ROWS_WITHOUT_GAP = 3
@@ -175,7 +172,7 @@ def sentence(groups: ProcessGroups, width: int) -> Line:
     first = "first " * (groups.count > 1) + example(groups)
     nodes = " a node" if groups.reach == "inside" else " nodes"
     counts = f"  {count(groups.count, 'group')} of {groups.size}{stride}, "
-    words = f"inside {DOMAIN_NAMES[groups.domain]}" if groups.domain else f"{REACHES[groups.reach]}{nodes}"
+    words = f"{REACHES[groups.reach]}{nodes}"
     full = Line(styled(groups.dim, "bold"), counts, first, ", ", styled(words, reach(groups).style))
     counts = f"  {groups.count} x {groups.size}{stride}, "
     short = Line(styled(groups.dim, "bold"), counts, example(groups), ", ", reach(groups))
@@ -194,7 +191,5 @@ def example(groups: ProcessGroups) -> str:
 
 
 def reach(groups: ProcessGroups) -> Segment:
-    is_fast = groups.reach == "inside" or groups.domain == FAST_DOMAIN
-    is_slow = not is_fast and groups.dim in DIMS_IN_EVERY_LAYER
-    words = f"inside {groups.domain}" if groups.domain else REACHES[groups.reach]
-    return styled(words, "warning" if is_slow else "")
+    is_slow = groups.reach != "inside" and groups.dim in DIMS_IN_EVERY_LAYER
+    return styled(REACHES[groups.reach], "warning" if is_slow else "")

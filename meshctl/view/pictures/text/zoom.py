@@ -22,7 +22,6 @@ from meshctl.dataclass import dataclass
 from meshctl.plan.views.rank import Neighbours, Peers, RankInMesh, RankRoute, RankStage, RankZoom
 from meshctl.plan.views.selection import ComponentZoom, DimOfComponent, DimZoom, NodeZoom, Process, Zoom
 from meshctl.plan.views.topology import Topology
-from meshctl.topology.domains import domain_of
 from meshctl.topology.flows import Ranks
 from meshctl.topology.memory import Memory
 from meshctl.view.formatting import count
@@ -204,10 +203,7 @@ def _node(sheet: Sheet, zoom: NodeZoom) -> list[Line]:
     like = f", like {nodes_label(zoom.alike)}" if alike > 1 else ""
     whole = sheet.marks.topology
     pool = "".join(f", pool {name}" for name in whole.cluster.pools_on(((zoom.node, zoom.node + 1),)))
-    inside = "".join(
-        f", {kind} {domain_of(whole.cluster, kind, zoom.node)}" for kind in whole.cluster.domains
-    )
-    made = [Line(styled(f"node {zoom.node}", "bold"), f"  of {zoom.nodes}{pool}{inside}", like)]
+    made = [Line(styled(f"node {zoom.node}", "bold"), f"  of {zoom.nodes}{pool}", like)]
     kind = next(kind for kind in whole.nodes if kind.nodes == zoom.alike)
     alone = replace(whole, nodes=(replace(kind, nodes=((zoom.node, zoom.node + 1),)),))
     made += headed("placement", in_boxes(alone, sheet.marks, sheet.width))
