@@ -7,7 +7,7 @@ groups are a count, a size and a stride.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import field
 from itertools import pairwise
 
@@ -326,7 +326,7 @@ def dims_of(mesh: DeviceMesh) -> tuple[str, ...]:
     return (*(dim for dim in mesh.mesh_dim_names if mesh.size(dim) > 1), *views)
 
 
-def process_groups(mesh: DeviceMesh, dim: str, runs: Sequence[NodeRun]) -> ProcessGroups:
+def process_groups(mesh: DeviceMesh, dim: str, runs: tuple[NodeRun, ...]) -> ProcessGroups:
     """`runs` are the nodes on which the ranks of the group are."""
     size = mesh.size(dim)
     example = tuple(mesh.rank({dim: index}) for index in range(min(size, EXAMPLE_RANKS)))
