@@ -46,9 +46,12 @@ def is_key(path: KeyPath, root: Node) -> bool:
     if counts_devices(path[:-1]):
         device_type = path[-1].lower()
         return DEVICE_ALIASES.get(device_type, device_type) in ACCELERATORS
-    section = section_at(path[:-1], root)
-    is_retired = section is not None and any(path[-1] == old.key for old in section.retired)
-    return is_retired or path[-1] in keys_below(path[:-1], root)
+    return path[-1] in keys_below(path[:-1], root) or _is_retired(path, root)
+
+
+def _is_retired(path: KeyPath, root: Node) -> bool:
+    sections = [(section_at(path[:length], root), path[length]) for length in range(len(path))]
+    return any(section and any(key == old.key for old in section.retired) for section, key in sections)
 
 
 def counts_devices(path: KeyPath) -> bool:

@@ -34,6 +34,7 @@ def found(folder: Path, text: str, *overrides: str) -> list[tuple[str, str]]:
         ("run.checkpoint.local_dir=/scratch", [("MC108", "error")]),
         ("run.checkpoint.local_dir=null", [("MC109", "warning")]),
         ("cluster.domains={rack: 2}", [("MC108", "error")]),
+        ("cluster.domains.rack=2", [("MC108", "error")]),
     ],
 )
 def test_a_retired_key_is_reported(tmp_path: Path, key: str, expected: list[tuple[str, str]]) -> None:
