@@ -38,6 +38,8 @@ def head(path: Path, host: str, port: int, environ: Mapping[str, str] = os.envir
     choice = start.engine
     if choice.name not in ENGINES:
         return refuse(f"the run is of the engine `{choice.name}`, which this version does not have", REFUSED)
+    if choice.options.get("secure"):
+        return refuse("the run was to be encrypted, which meshctl no longer does: launch it again", REFUSED)
     engine = engine_named(choice.name, choice.options)
     if engine.supervisor == "inside":
         os.environ[IN_JOB] = "1"

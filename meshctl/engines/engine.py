@@ -239,6 +239,7 @@ class JobEngine(Engine, Protocol):
 
 def engine_named(name: str = DEFAULT_ENGINE, options: Mapping[str, Any] = MappingProxyType({})) -> Engine:
     """Returns an engine with its options, as a recipe states them."""
+    options = {key: value for key, value in options.items() if key != "secure"}  # one of meshctl 0.1
     module, _, attribute = ENGINES[name].partition(":")
     return cast(Engine, getattr(import_module(module), attribute)(**options))
 

@@ -616,7 +616,7 @@ CLUSTER = Section("cluster", "`cluster`", (
         aliases="gpu_memory memory_per_gpu memory_per_device vram",
         related="memory gpu_memory_utilization max_memory"),
 ), (Retired("domains", None,
-    "groups are placed node by node; place a group in one rack with `nodes`"),))
+    "groups are placed node by node; name the nodes of a rack in the `nodes` of a group"),))
 
 RECIPE = Section("recipe", "a recipe", (
     Field("defaults", Defaults(),

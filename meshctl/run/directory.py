@@ -41,7 +41,7 @@ import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +87,6 @@ class Start:
     def from_json(cls, data: Mapping[str, Any]) -> Start:
         """Returns the start of its fields as plain data. Those that an older version has not written have
         their defaults. Raises `KeyError`, `TypeError` and `ValueError`."""
-        engine = EngineChoice(**data.get("engine", {}))
-        options = dict(engine.options)
-        if options.pop("secure", False):  # an option of meshctl 0.1
-            raise ValueError("its connections were encrypted, which meshctl no longer does")
         replay = {str(route): str(folder) for route, folder in dict(data.get("replay", {})).items()}
         return cls(
             path=tuple(data["path"]),
@@ -101,7 +97,7 @@ class Start:
             after=int(data.get("after", 0)),
             debug=str(data.get("debug", "")),
             terminal=str(data.get("terminal", "")),
-            engine=replace(engine, options=options),
+            engine=EngineChoice(**data.get("engine", {})),
             plan=str(data.get("plan", "")),
         )
 

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from meshctl.cli.head import head
+from meshctl.engines.engine import engine_named
 from meshctl.recipe.fixes import apply
 from meshctl.recipe.load import load
-from meshctl.run.directory import Start
+from meshctl.run.directory import RunDir, Start
+from meshctl.run.engine_choice import EngineChoice
+from tests.paths import ROOT
 
 RECIPE = """\
 engine:
@@ -49,12 +53,17 @@ def test_the_fix_removes_the_line_of_an_idle_key(tmp_path: Path) -> None:
     assert apply(text, fixes) == RECIPE
 
 
-def test_a_run_that_was_to_be_encrypted_is_not_continued() -> None:
-    start = {"path": ["/a"], "attempt": 0, "resume": ""}
-    for secure in (False, True):
-        data = {**start, "engine": {"name": "ssh", "options": {"hosts": ["a"], "secure": secure}}}
-        if secure:
-            with pytest.raises(ValueError, match="encrypted"):
-                Start.from_json(data)
-        else:
-            assert Start.from_json(data).engine.options == {"hosts": ["a"]}
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_head_refuses_a_run_that_was_to_be_encrypted(
+    tmp_path: Path, secure: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run directory itself can still be read."""
+    [plan] = (ROOT / "tests/contract/runs").glob("*/plan.json")
+    (tmp_path / "plan.json").write_text(plan.read_text())
+    options = {"hosts": ["a"], "secure": secure}
+    start = Start(("/a",), engine=EngineChoice("unknown" if not secure else "ssh", options))
+    (tmp_path / "start.json").write_text(start.to_json())
+    assert RunDir(tmp_path).read_start().engine.options == options
+    assert engine_named("ssh", options)
+    assert head(tmp_path / "plan.json", "", 0, {}) == 4
+    assert ("encrypted" in capsys.readouterr().err) == secure
