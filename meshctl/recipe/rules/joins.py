@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import Input, Stage
 from meshctl.recipe.rules.facts import Facts, input_path
-from meshctl.recipe.rules.held_samples import (
-    MAX_SHORT_SAMPLES,
-    Pair,
-    are_always_alike,
-    balanced_by,
-    missing_samples,
-    path_of,
-)
 from meshctl.recipe.rules.loss_inputs import own_columns
-from meshctl.run.bounds import bounding_sources
-from meshctl.text.english import counted, listed
+from meshctl.text.english import listed
 from meshctl.topology.modes import DISPATCH
-from meshctl.topology.samples import Id, sample_name
 
 SOURCE_HELP = "name the files of both in one `path`, such as `data/*.jsonl`, or give each one its own stage"
-PEER_HELP = "write `execute: all`, which moves samples to the workers that need them"
+SAME_HELP = "take stages that have the same samples of one source"
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """The reason why two stages cannot have the same samples."""
 
     why: str
-    spans: tuple[Span, ...] = ()
-    help: str = "take stages that have the same samples of one source"
-    severity: Literal["error", "warning"] = "error"
-    """A warning if it follows from numbers of samples that only earlier stages state."""
+    spans: tuple[Span, ...]
 
 
 def joined_stages_give_batches(facts: Facts) -> Iterator[Diagnostic]:
@@ -86,16 +70,15 @@ def inputs_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
             first, lead = batches[0]
             if name == lead or _is_whole_of_cut(facts, stage, first, given):
                 continue
-            pipeline = facts.recipe.pipeline
-            pair = Pair(stage, (first, given), (pipeline[lead], pipeline[name]))
-            difference = _difference(facts, lead, name) or _difference_between_peers(facts, pair)
+            difference = _difference(facts, lead, name)
             if difference is None:
                 yield from _counts_are_unlikely(facts, stage, given, lead, name)
+                yield from _shares_may_differ(facts, stage, given, lead, name)
                 continue
             span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
             both = f"stage `{stage.name}` takes `{lead}` and `{name}` together"
             message = f"{both}, but their samples differ: {difference.why}"
-            yield Diagnostic("MC536", message, span, difference.spans, difference.help, difference.severity)
+            yield Diagnostic("MC536", message, span, difference.spans, SAME_HELP)
 
 
 def _is_batch(facts: Facts, name: str) -> bool:
@@ -158,6 +141,39 @@ def _counts_are_unlikely(
     yield Diagnostic("MC536", message, span, seconds, help, "warning")
 
 
+def _shares_may_differ(
+    facts: Facts, stage: Stage, given: Input, lead: str, name: str
+) -> Iterator[Diagnostic]:
+    """Warns if two inputs with `execute: peer`, which moves no samples between workers, come to their
+    producers by different ways."""
+    sources = [facts.recipe.pipeline[one] for one in (lead, name)]
+    is_per_producer = facts.modes[stage.name].execute_mode.is_per_producer
+    if not is_per_producer or _way(facts, sources[0]) == _way(facts, sources[1]):
+        return
+    both = f"stage `{stage.name}` takes `{lead}` and `{name}` together with `execute: peer`"
+    message = f"{both}, and workers may hold different samples of them"
+    seconds = tuple(facts.key("pipeline", source.name) for source in sources)
+    span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
+    help = "write `execute: all`, which moves samples to the workers that need them"
+    yield Diagnostic("MC536", message, span, seconds, help, "warning")
+
+
+def _way(facts: Facts, stage: Stage) -> list[object]:
+    """Returns what decides which producer of a stage holds which samples: the mesh and the modes of all
+    stages from its source to it."""
+    way: list[object] = []
+    seen: set[str] = set()
+    here: Stage | None = stage
+    while here is not None and here.kind == "call" and here.name not in seen:
+        seen.add(here.name)
+        modes = facts.modes[here.name]
+        way.append(
+            (facts.meshes.get(here.component), modes.execute, modes.collect, facts.lead_dispatch(here))
+        )
+        here = facts.lead_stage(here) if here.inputs else None
+    return way
+
+
 def _maker(facts: Facts, stage: Stage) -> Stage | None:
     """Returns the nearest stage, on the path from `stage` to its source, that states `samples`."""
     seen: set[str] = set()
@@ -183,82 +199,6 @@ def _origin(facts: Facts, stage: Stage) -> Stage | None:
         seen.add(before.name)
         stage = before
     return stage
-
-
-def _difference_between_peers(facts: Facts, pair: Pair) -> Difference | None:
-    """Returns the reason why a worker receives different samples from two stages in mode `execute: peer`,
-    which does not move samples between workers to align inputs."""
-    if not facts.modes[pair.stage.name].execute_mode.is_per_producer:
-        return None
-    balanced = [balanced_by(facts, source) for source in pair.sources]
-    is_even = not any(balanced)
-    first, second = (facts.producers(source) for source in pair.sources)
-    if first and second and first != second:
-        is_divided_evenly = not any(facts.dispatch(pair.stage, given).balance for given in pair.inputs)
-        if is_even and is_divided_evenly and are_always_alike(facts, pair):
-            return None
-        spans = [
-            facts.key("pipeline", source.name).with_word(counted(count, "producer"))
-            for source, count in zip(pair.sources, (first, second), strict=True)
-        ]
-        why = f"`execute: peer`, and {first} workers produce one, {second} the other"
-        return Difference(why, tuple(spans), PEER_HELP)
-    if not is_even:
-        return _difference_by_balance(facts, pair, balanced)
-    missing = missing_samples(facts, pair)
-    if missing is None:
-        return None
-    return _difference_by_shares(facts, pair, missing) if missing else _difference_at_the_end(facts, pair)
-
-
-def _difference_by_balance(facts: Facts, pair: Pair, balanced: list[Stage | None]) -> Difference | None:
-    """Returns the difference if `balance` moves the samples of one of two stages only. If it moves both,
-    token lengths decide."""
-    moved = [(source, stage) for source, stage in zip(pair.sources, balanced, strict=True) if stage]
-    if len(moved) != 1:
-        return None
-    [(source, stage)] = moved
-    span = facts.value("pipeline", stage.name, "dispatch").with_word("here samples go to other workers")
-    why = f"`execute: peer`, and those of `{source.name}` are on other workers"
-    return Difference(why, (span,), PEER_HELP)
-
-
-def _difference_by_shares(facts: Facts, pair: Pair, missing: Mapping[int, Id]) -> Difference:
-    """Returns the difference of two stages whose producers have different shares of the samples. `missing` is
-    rank -> a sample of the first stage that it does not receive from the second."""
-    one, other = (source.name for source in pair.sources)
-    rank, id = next(iter(missing.items()))
-    which = f"sample {sample_name(id)} of `{one}`, but not that of `{other}`"
-    why = f"`execute: peer`, and rank {rank} of `{pair.stage.component}` receives {which}"
-    paths = [path_of(facts, source) for source in pair.sources]
-    is_certain = all(stage.samples for path in paths for stage in path)
-    return Difference(why, _peers_on(facts, paths), PEER_HELP, "error" if is_certain else "warning")
-
-
-def _difference_at_the_end(facts: Facts, pair: Pair) -> Difference | None:
-    """Returns the difference that two stages have only in a short batch, with which the data of their source
-    may end."""
-    source, *_ = path_of(facts, pair.sources[0])
-    if source.name not in bounding_sources(facts.recipe.pipeline.values()):
-        return None
-    for total in range(1, min(MAX_SHORT_SAMPLES + 1, source.samples)):
-        if missing := missing_samples(facts, pair, total):
-            found = _difference_by_shares(facts, pair, missing)
-            why = f"{found.why}, if the data of `{source.name}` end with a batch of {total}"
-            return replace(found, why=why, severity="warning")
-    return None
-
-
-def _peers_on(facts: Facts, paths: Sequence[Sequence[Stage]]) -> tuple[Span, ...]:
-    """Returns the spans of the stages with `execute: peer` on only one of two paths, which keep the shares of
-    their input."""
-    passed = [{stage.name for stage in path} for path in paths]
-    stages = [stage for path in paths for stage in path if stage.name in passed[0] ^ passed[1]]
-    return tuple(
-        facts.key("pipeline", stage.name).with_word("`execute: peer` keeps the shares of its input")
-        for stage in stages
-        if facts.modes[stage.name].execute_mode.is_per_producer
-    )
 
 
 RULES = (joined_stages_give_batches, inputs_have_same_samples)
