@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 from meshctl.recipe.load import load
-from meshctl.recipe.rules.rank_bytes import memory_of
+from meshctl.recipe.rules.memory import memory_of
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = Path(__file__).resolve().parent / "peers" / "dims_sides.py"

@@ -89,7 +89,7 @@ def test_a_component_a_mode_and_an_engine_run(tmp_path: Path) -> None:
 
 
 def test_a_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(rules, "RULES", (*rules.RULES, *module("A rule").RULES))
+    monkeypatch.setattr(rules, "RULES", (*rules.RULES, *rules.rules_of(module("A rule"))))
     for name in ("scale", "modes"):
         (tmp_path / f"{name}.py").write_text(EXAMPLES["A component" if name == "scale" else "A mode"][0])
     (tmp_path / "trainer.py").write_text(CONSUMER)

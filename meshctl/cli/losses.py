@@ -10,7 +10,7 @@ from meshctl.cli.resizing import Resizing
 from meshctl.engines.checks.requirements import amount
 from meshctl.plan.model import Plan
 from meshctl.plan.resizing import Device, Lost, available
-from meshctl.recipe.rules.rank_bytes import checkpoint_bytes_of
+from meshctl.recipe.rules.memory import checkpoint_bytes_of
 from meshctl.run.row_file import last_row
 from meshctl.text.english import counted, in_units, in_words
 

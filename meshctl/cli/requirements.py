@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from meshctl.cli.load import Launchable
 from meshctl.engines.checks.device_files import devices_of_workers
 from meshctl.engines.checks.requirements import Needs, Requirements
-from meshctl.recipe.rules.rank_bytes import checkpoint_bytes_of, copy_bytes_of, memory_of
+from meshctl.recipe.rules.memory import checkpoint_bytes_of, copy_bytes_of, memory_of
 from meshctl.run.checkpoints.saved import steps_of
 
 

@@ -23,7 +23,7 @@ from meshctl.diagnostics import RecipeError, Report
 from meshctl.plan.resizing import CannotResize
 from meshctl.plan.views.topology import Topology, Warning, ZoomError, topology
 from meshctl.recipe.compose.folders import is_dir, is_file
-from meshctl.recipe.rules.rank_bytes import memory_of
+from meshctl.recipe.rules.memory import memory_of
 from meshctl.run.directory import write_whole
 from meshctl.text.english import counted, listed
 from meshctl.text.redaction import redact

@@ -71,8 +71,8 @@ HIDDEN = "import meshctl.cli.tracking as t; t.HIDDEN = {'own:Lines': ('WANDB_API
 """Makes the tracker one whose secret is kept from the workers."""
 WITHOUT = """
 from meshctl.cli import tracking
-from meshctl.recipe.rules import trackers
-tracking.installed_version = trackers.installed_version = lambda library: ""
+from meshctl.recipe.rules import run
+tracking.installed_version = run.installed_version = lambda library: ""
 """
 
 

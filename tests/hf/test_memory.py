@@ -16,7 +16,7 @@ from torch import Tensor
 from meshctl.hf import Model
 from meshctl.hf.sharding import local_of
 from meshctl.recipe.load import load
-from meshctl.recipe.rules.rank_bytes import model_of
+from meshctl.recipe.rules.memory import model_of
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.topology.memory import RankBytes
 from meshctl.topology.mesh import DeviceMesh

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshctl.recipe.load import load
-from meshctl.recipe.rules.rank_bytes import memory_of
+from meshctl.recipe.rules.memory import memory_of
 from meshctl.topology.traffic import EXCHANGE, GATHER, REDUCE, SCATTER
 from tests.hf import parity
 from tests.hf.parity import Case

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshctl.recipe.load import Loaded, load
-from meshctl.recipe.rules import components, costs, devices, flow, groups, joins, shares
+from meshctl.recipe.rules import components, costs, devices, flow, groups, rules_of
 from meshctl.recipe.rules.facts import Facts
 
 CODE = """
@@ -71,9 +71,7 @@ def test_twice_the_recipe_costs_twice(tmp_path: Path, recipe: Any) -> None:
     for size in (40, 80):
         facts = loaded(tmp_path, recipe(size)).facts
         assert facts is not None and facts.meshes and facts.classes
-        counts.append(
-            calls_of((*shares.RULES, *joins.RULES, *flow.RULES, *components.RULES, *costs.RULES), facts)
-        )
+        counts.append(calls_of((*rules_of(flow), *rules_of(components), *rules_of(costs)), facts))
     assert counts[1] < 2.2 * counts[0]
 
 
@@ -96,10 +94,6 @@ def test_a_long_chain_is_no_deep_one(tmp_path: Path) -> None:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(300)
     try:
-        assert not [
-            found
-            for rule in (*shares.RULES, *joins.RULES, *flow.RULES, *groups.RULES)
-            for found in rule(facts)
-        ]
+        assert not [found for rule in (*rules_of(flow), *rules_of(groups)) for found in rule(facts)]
     finally:
         sys.setrecursionlimit(limit)

@@ -2,70 +2,55 @@
 run in one pass.
 
 A rule is named after the correct state (`group_exists`). A rule skips values that have been reported as
-wrong, so that one cause leads to one diagnostic. A new rule is a function in the file of its subject and a
-name in the `RULES` of that file.
+wrong, so that one cause leads to one diagnostic. A new rule is a public function in the file of its subject.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import ModuleType
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.rules import (
     architectures,
-    argument_limits,
     arguments,
-    blocks,
     calls,
-    choices,
     components,
     costs,
-    data_files,
-    device_memory,
+    data,
     devices,
-    elastic,
-    ends,
     engines,
-    extras,
     flow,
     groups,
-    home,
-    interpreters,
-    jobset,
-    joins,
-    literal_texts,
-    loss_inputs,
-    loss_options,
+    memory,
     meshes,
     models,
-    names,
     nodes,
     pipeline,
-    restartable,
     rollouts,
     run,
     schedule,
-    sequence_lengths,
-    shares,
-    shipping,
-    stages,
-    tokenizers,
-    trackers,
-    trained,
-    vocabularies,
 )
 from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
-    *(names, groups, nodes, devices, elastic, restartable, interpreters),
-    *(meshes, models, stages, architectures, sequence_lengths, device_memory),
-    *(components, arguments, argument_limits, choices, extras, tokenizers, vocabularies, data_files),
-    *(literal_texts, trained),
-    *(pipeline, blocks, calls, home, shares, joins, flow, schedule, ends, run, trackers, costs, rollouts),
-    *(loss_inputs, loss_options, engines, jobset, shipping),
+    *(pipeline, groups, nodes, devices, meshes, models, architectures, memory, components, arguments, data),
+    *(calls, flow, schedule, run, costs, rollouts, engines),
 )
-RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)
+
+
+def rules_of(subject: ModuleType) -> tuple[Rule, ...]:
+    """Returns the rules of a module: its public functions from facts to diagnostics."""
+    is_rule = {"facts": "Facts", "return": "Iterator[Diagnostic]"}
+    return tuple(
+        found
+        for name, found in vars(subject).items()
+        if not name.startswith("_") and getattr(found, "__annotations__", {}) == is_rule
+    )
+
+
+RULES = tuple(dict.fromkeys(rule for subject in SUBJECTS for rule in rules_of(subject)))
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:

@@ -21,7 +21,7 @@ from meshctl.recipe.code.tp_plans import EP_PLAN, divides_layers, plan_of
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.meshes import sizes_of
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.rules.layouts import LayoutNeeds
+from meshctl.recipe.rules.meshes import LayoutNeeds
 from meshctl.text.english import did_you_mean, listed
 from meshctl.topology.memory import HEADS, are_divisible
 from meshctl.topology.mesh import DeviceMesh
@@ -277,17 +277,3 @@ def vocabulary_has_shards(facts: Facts) -> Iterator[Diagnostic]:
         if layouts := LayoutNeeds(facts, component, sizes).help:
             help = f"{layouts}; {help}"
         yield Diagnostic("MC467", message, span, (at.with_word(f"`vocab_size` is {rows}"),), help)
-
-
-RULES = (
-    architecture_has_tp_plan,
-    tokens_can_be_divided,
-    packed_texts_have_borders,
-    cached_texts_have_no_state,
-    experts_can_be_divided,
-    lora_adapts_layers_on_tp,
-    lora_adapts_no_experts_on_ep,
-    lora_targets_exist,
-    tied_embeddings_have_equal_shards,
-    vocabulary_has_shards,
-)

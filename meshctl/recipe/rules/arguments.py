@@ -1,18 +1,31 @@
-"""MC505, MC506, MC508 and MC105: checks `args` against the constructor of the class that `_target_` names."""
+"""MC105, MC453, MC457 to MC459, MC462, MC463, MC505 to MC508 and MC579: checks `args` against the constructor
+of the class that `_target_` names, and against the limits that the class declares.
+
+`CHOICES = {"args.loss": "losses.LOSSES"}` is the table with the names that an argument can have. The argument
+is a name, or a mapping whose keys are names. A name with dots is the dotted path of the user's own function
+or class. `RANGES = {"args.top_p": "> 0, <= 1"}` is for numbers and texts, `EXCLUDES` has the arguments that
+must not be set together, `NEEDS` those that need another one, and `RESERVED` the keys of a mapping that the
+class sets itself. A value that is known at the launch only, such as that of an environment variable, is
+checked by the constructor.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from meshctl.diagnostics import Diagnostic, Fix
-from meshctl.recipe.code.classes import Class
+from meshctl.argument_limits import ALL
+from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.recipe.code.classes import Class, Code
+from meshctl.recipe.code.names import names_in, wrong_path
 from meshctl.recipe.code.signatures import Hint, Signature
-from meshctl.recipe.compose.yaml_tree import Node, leaves, plain
+from meshctl.recipe.compose.yaml_tree import KeyPath, Node, leaves, plain
 from meshctl.recipe.fields import COMPONENT
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.foreign_words import foreign_help
-from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.rules.facts import Facts, named_by
 from meshctl.recipe.scalars import (
+    CURLY_QUOTES,
     NO_VALUE,
     as_whole,
     found_instead,
@@ -21,7 +34,7 @@ from meshctl.recipe.scalars import (
     reference_hint,
     rewritten,
 )
-from meshctl.text.english import listed, nearest
+from meshctl.text.english import counted, did_you_mean, listed, nearest
 
 YAML_1_1_BOOLEANS = ("yes", "no", "on", "off", "y", "n")
 """Words that YAML 1.1 may read as true and false."""
@@ -143,4 +156,208 @@ def booleans_are_explicit(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC105", message, node.span, (), help, "warning", fixes)
 
 
-RULES = (arguments_exist, argument_types_fit, booleans_are_explicit)
+def names_exist(facts: Facts) -> Iterator[Diagnostic]:
+    """An argument names an entry of its table."""
+    for component in facts.recipe.components:
+        for path, table in facts.declares(component).choices.items():
+            if facts.is_valid("components", component, *path):
+                for name, span in given_names(facts, component, path):
+                    yield from _checked(facts.code_of(component), ".".join(path[1:]), name, span, table)
+
+
+def given_names(facts: Facts, component: str, path: KeyPath) -> Iterator[tuple[str, Span]]:
+    """Yields the names in an argument, each with its place: a text, or the keys of a mapping."""
+    mapping = facts.argument(component, path)
+    if mapping is not None and mapping.is_mapping:
+        yield from ((name, value.key or value.span) for name, value in mapping.items())
+    elif node := named_by(facts, component, path):
+        yield node.value, node.span
+
+
+def _checked(code: Code, argument: str, name: str, span: Span, table: str) -> Iterator[Diagnostic]:
+    if "." in name:
+        if (last := name.removeprefix("torch.")) in names_in(code, table):
+            message = f"`{argument}` is `{name}`, and takes a name without `torch`"
+            yield Diagnostic("MC453", message, span, help=f"write `{last}`")
+        elif wrong := wrong_path(code, name):
+            message = f"`{argument}` is `{name}`, and {wrong.reason}"
+            yield Diagnostic("MC453", message, span, help=did_you_mean(wrong.word, wrong.options))
+        return
+    names = names_in(code, table)
+    if names and name not in names:
+        message, help = f"`{argument}` is `{name}`, which does not exist", did_you_mean(name, names)
+        yield Diagnostic("MC453", message, span, help=help, fixes=renamed(span, name, names))
+
+
+def values_are_in_range(facts: Facts) -> Iterator[Diagnostic]:
+    """Each number and text is in the range that the class declares. A value to which other arguments refer is
+    reported once, in its own place if it is an argument."""
+    found = [
+        (component, path, range, node)
+        for component in facts.recipe.components
+        for path, range in facts.declares(component).ranges.items()
+        for node in _items(_given(facts, component, path))
+        if not range.has(plain(node))
+    ]
+    reported: set[Span] = set()
+    for component, path, range, node in sorted(found, key=lambda one: one[-1].target is not None):
+        place = node.target or node.span
+        if place not in reported:
+            reported.add(place)
+            value, needed = plain(node), f"it must be {range.described}"
+            wrong = "an empty text" if isinstance(value, str) else f"{value}; {needed}"
+            message = f"`{'.'.join(path[1:])}` of `{component}` is {wrong}"
+            seconds = (place.with_word("this is its value"),) if node.target else ()
+            yield Diagnostic("MC457", message, node.span, seconds, _help(facts, component, path))
+
+
+def _items(node: Node | None) -> Iterator[Node]:
+    """Yields a value, or the known items of a list."""
+    if node is not None and node.is_list:
+        yield from (one for one in node.value if not one.from_environment and not one.is_interpolated)
+    elif node is not None:
+        yield node
+
+
+def _help(facts: Facts, component: str, path: KeyPath) -> str:
+    """Returns the value that an argument has if it is left out."""
+    found = facts.class_of(component)
+    defaults = found.constructor.defaults if found and found.constructor and len(path) == 2 else {}
+    if path[-1] not in defaults:
+        return ""
+    default = defaults[path[-1]]
+    return f"leave it out for {'the default' if default is None else f'the default, {default}'}"
+
+
+def arguments_do_not_exclude_each_other(facts: Facts) -> Iterator[Diagnostic]:
+    """No two arguments are set that exclude each other."""
+    for component in facts.recipe.components:
+        for path, others in facts.declares(component).excludes.items():
+            node = _given(facts, component, path)
+            for other in others if node is not None and plain(node) else ():
+                second = _given(facts, component, other)
+                if node is not None and second is not None and plain(second):
+                    names = [".".join(one[1:]) for one in (path, other)]
+                    message = f"{listed(names)} of `{component}` exclude each other"
+                    seconds = (second.span.with_word(f"`{names[1]}` is set"),)
+                    yield Diagnostic("MC458", message, node.span, seconds, "leave one of them out")
+
+
+def arguments_have_what_they_need(facts: Facts) -> Iterator[Diagnostic]:
+    """An argument that needs one of several others has at least one of them."""
+    for component in facts.recipe.components:
+        for path, others in facts.declares(component).needs.items():
+            is_whole = path == (ALL,)
+            node = facts.key("components", component, "args") if is_whole else None
+            given = None if is_whole else _given(facts, component, path)
+            if given is not None and plain(given):
+                node = given.span
+            if node is None or any(_may_be_set(facts, component, other) for other in others):
+                continue
+            names = listed([".".join(other[1:]) for other in others], "or")
+            what = f"`{component}`" if is_whole else f"`{'.'.join(path[1:])}` of `{component}`"
+            stated = [one for other in others if (one := _given(facts, component, other))]
+            seconds = tuple(one.span.with_word(f"this is {one.written}") for one in stated)
+            help = f"set {names}" if is_whole else f"set {names}, or leave out `{'.'.join(path[1:])}`"
+            yield Diagnostic("MC462", f"{what} needs {names}", node, seconds, help)
+
+
+def _may_be_set(facts: Facts, component: str, path: KeyPath) -> bool:
+    """Returns whether an argument is set, by the recipe or by its default, or is unknown."""
+    if facts.node("components", component, *path) is not None:
+        node = _given(facts, component, path)
+        return node is None or bool(plain(node))
+    found = facts.class_of(component)
+    if found is None or found.constructor is None or len(path) != 2:
+        return True
+    return bool(found.constructor.defaults.get(path[-1], True))
+
+
+def keys_are_not_reserved(facts: Facts) -> Iterator[Diagnostic]:
+    """A mapping of further arguments has no key that the class sets itself."""
+    for component in facts.recipe.components:
+        for path, keys in facts.declares(component).reserved.items():
+            node = _given(facts, component, path)
+            for key, value in node.items() if node is not None else ():
+                if key in keys:
+                    name = ".".join((*path[1:], key))
+                    message = f"`{name}` of `{component}` follows from other arguments or from the mesh"
+                    yield Diagnostic("MC463", message, value.key or value.span, help="leave it out")
+
+
+def group_has_supported_devices(facts: Facts) -> Iterator[Diagnostic]:
+    """The group of a component has devices that the class and the arguments support."""
+    for name, component in facts.recipe.components.items():
+        group, supported = facts.recipe.groups.get(component.group), facts.declares(name).devices
+        if group is None or not facts.is_valid("groups", group.name):
+            continue
+        owner = (facts.value("components", name, "group").with_word(f"`{name}` is on `{group.name}`"),)
+        most, each = supported.per_worker, group.gpus_per_worker
+        if most is not None and each > most:
+            message = (
+                f"`{name}` uses {counted(most, 'device')} in each worker; one of `{group.name}` has {each}"
+            )
+            help = f"write `gpus_per_worker: {most}`; a large model is split by `parallel`"
+            span = facts.value("groups", group.name, "gpus_per_worker")
+            yield Diagnostic("MC459", message, span, owner, help)
+        for path, kinds in supported.types.items():
+            node = _given(facts, name, path)
+            if node is not None and plain(node) and group.device_type and group.device_type not in kinds:
+                needs = f"`{'.'.join(path[1:])}` of `{name}` needs {' or '.join(kinds)}"
+                message = f"{needs}, and the devices of `{group.name}` are {group.device_type}"
+                yield Diagnostic("MC459", message, node.span, owner, "leave it out")
+
+
+def _given(facts: Facts, component: str, path: KeyPath) -> Node | None:
+    return facts.argument(component, path) if facts.is_valid("components", component, *path) else None
+
+
+VARIABLE = re.compile(r"\$([A-Z][A-Z0-9_]*)(/.*)?")
+"""A variable of a shell, such as `$DATA` or `$HOME/data`."""
+HOME = re.compile("~(/|$)")
+OPTION = re.compile(r"(--[a-zA-Z][\w.-]*) +(\S+)")
+"""An option of a program with its value, such as `--port 8000`."""
+PLACES = (("components", "args"), ("groups", "args"), ("groups", "env"))
+"""(section, key) of the values that are passed on as they are written."""
+
+
+def texts_are_literal(facts: Facts) -> Iterator[Diagnostic]:
+    """No text that is passed on as it is written looks like a variable, a reference or a text in quotes."""
+    reported = set()
+    for path, node in _texts(facts):
+        span = node.target or node.span
+        if span in reported or node.from_environment or not isinstance(node.value, str):
+            continue
+        if found := _looks_replaced(facts, path, node):
+            reported.add(span)
+            yield Diagnostic("MC579", found[0], span, help=found[1], severity="warning")
+
+
+def _texts(facts: Facts) -> Iterator[tuple[KeyPath, Node]]:
+    """Yields the key path and node of each value that is passed on."""
+    for section, key in PLACES:
+        names = facts.recipe.components if section == "components" else facts.recipe.groups
+        for name in names:
+            place = (section, name, key)
+            node = facts.node(*place)
+            if node is not None and facts.is_valid(*place):
+                yield from leaves(node, place)
+
+
+def _looks_replaced(facts: Facts, path: KeyPath, node: Node) -> tuple[str, str] | None:
+    """Returns (message, help) for a text that is probably not meant as it is written."""
+    text = node.value
+    if found := VARIABLE.fullmatch(text):
+        right = f"${{oc.env:{found[1]}}}{found[2] or ''}"
+        return f"`{text}` is passed on as it is: no shell replaces it", f'write "{right}"'
+    if HOME.match(text):
+        return f"`{text}` is passed on as it is: nothing replaces `~`", f'write "${{oc.env:HOME}}{text[1:]}"'
+    reference = reference_hint(node).removeprefix("write ")
+    keys = tuple(reference.strip("${}").split("."))
+    if len(keys) > 1 and facts.tree.at(keys) is not None:
+        return f"`{text}` is not an interpolation", f'write "{reference}"'
+    if len(text) > 1 and text[0] in CURLY_QUOTES and text[-1] in CURLY_QUOTES:
+        return "the typographic quotes are part of this text", "use straight quotes"
+    if path[0] == "groups" and path[2] == "args" and (found := OPTION.fullmatch(text)):
+        return f"`{text}` is one argument of the program", f"write two: {found[1]}, {found[2]}"
+    return None

@@ -329,13 +329,3 @@ def _without_ids(call: Call, returned: Hint, span: Span) -> Diagnostic:
         message = f"{call.name} may return a Batch, {given}"
         return Diagnostic("MC524", message, span, help=help, severity="warning")
     return Diagnostic("MC524", f"{call.name} returns a Batch, {given}", span, help=help)
-
-
-RULES = (
-    call_names_method,
-    endpoint_exists,
-    decorator_is_readable,
-    inputs_fit_parameters,
-    inputs_fit_types,
-    results_can_be_collected,
-)

@@ -1,4 +1,5 @@
-"""MC50x: components, and the classes that their `_target_` names, read as text."""
+"""MC50x, MC442, MC558, MC559 and MC586: components, the classes that their `_target_` names, read as text,
+the libraries that they need, and the state and weights of those that are trained."""
 
 from __future__ import annotations
 
@@ -7,10 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.package import install_command, missing_libraries, outdated_libraries
 from meshctl.recipe.code.classes import Class, Code, Found, NoClass, NotFound
+from meshctl.recipe.code.extras import extras_of
 from meshctl.recipe.code.modules import Unread
 from meshctl.recipe.compose.folders import files
+from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.fixes import meant, renamed
+from meshctl.recipe.model import Stage
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import did_you_mean, listed, nearest
 
@@ -198,4 +203,107 @@ def values_are_not_hidden(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC578", message, span, help=help, severity="warning")
 
 
-RULES = (module_exists, class_is_component, state_is_loaded, values_are_not_hidden)
+def _trains(facts: Facts, stage: Stage) -> bool:
+    return stage.kind == "call" and stage.method in facts.trained_by(stage.component)
+
+
+def changes_are_saved(facts: Facts) -> Iterator[Diagnostic]:
+    """A component that is trained, or whose weights are sent repeatedly, has state in checkpoints."""
+    changes: dict[str, list[Span]] = {}
+    for name, stage in facts.recipe.pipeline.items():
+        if _trains(facts, stage) or (stage.kind == "sync" and "start" not in facts.times[name].at):
+            does = "trains it" if stage.kind == "call" else "sends its weights"
+            span = facts.value("pipeline", name, stage.kind).with_word(f"`{name}` {does}")
+            changes.setdefault(stage.component, []).append(span)
+    for name, component in facts.recipe.components.items():
+        found, spans = facts.class_of(name), tuple(changes.get(name, ()))
+        if spans and component.frozen:
+            message = f"`{name}` is frozen and changes: its weights would be in no checkpoint"
+            help = "remove `frozen`; a sync whose weights never change has `when: start`"
+            yield Diagnostic("MC558", message, facts.value("components", name, "frozen"), spans, help)
+        elif not spans or not facts.recipe.run.checkpoint or not found or not found.is_complete:
+            continue
+        elif found.is_component and not found.methods & {*STATE_METHODS}:
+            message = f"checkpoints do not contain `{name}`: `{found.target}` has no `state_dict`"
+            help = "define `state_dict` and `load_state_dict`; otherwise a resume begins with new weights"
+            span = facts.value("components", name, "_target_")
+            yield Diagnostic("MC559", message, span, spans[:1], help, "warning")
+
+
+def training_is_not_delayed(facts: Facts) -> Iterator[Diagnostic]:
+    """A stage that trains does not run at the end only because one of its inputs does."""
+    pipeline, times = facts.recipe.pipeline, facts.times
+    for name, stage in pipeline.items():
+        late = [one for one in stage.takes if one in times and times[one].at]
+        if late and not stage.when and _trains(facts, stage):
+            spans = [facts.value("pipeline", one, "when") for one in pipeline if pipeline[one].when]
+            message = (
+                f"stage `{name}` trains `{stage.component}` only {times[name]}, when {listed(late)} runs"
+            )
+            help = f"remove that `when`; if this is meant, write `when` in `{name}`, too"
+            span = facts.value("pipeline", name, "in")
+            yield Diagnostic("MC548", message, span, tuple(spans), help, "warning")
+
+
+def samplers_get_weights(facts: Facts) -> Iterator[Diagnostic]:
+    """A component that can load weights receives those of the trained component of the same model. Without
+    names of models, one that cannot send weights receives those of one that can."""
+    pipeline = facts.recipe.pipeline.values()
+    syncs = [stage for stage in pipeline if stage.kind == "sync"]
+    done = {stage.component for stage in pipeline if _trains(facts, stage)}
+    called = dict.fromkeys(stage.component for stage in pipeline if stage.kind == "call")
+    methods = {name: found.methods for name in called if (found := facts.class_of(name))}
+    senders = [name for name in methods if "weights" in methods[name]]
+    for name in () if any(stage.component == stage.to for stage in syncs) else methods:
+        model, is_kept = _model(facts, name), facts.recipe.components[name].frozen
+        is_synced = any(name in (stage.component, stage.to) for stage in syncs)
+        if name in done or is_synced or is_kept or "load_weights" not in methods[name]:
+            continue
+        others = sorted(done) if model else senders if name not in senders else []
+        if same := [other for other in others if _model(facts, other) == model]:
+            message = f"`{name}` keeps its first weights: no sync sends it those of `{same[0]}`"
+            help = f"add `publish: {{sync: {same[0]}, to: {name}}}` to the pipeline, or `frozen: true` to it"
+            seconds, span = (facts.key("components", same[0]),), facts.key("components", name)
+            yield Diagnostic("MC586", message, span, seconds, help, "warning" if model else "note")
+
+
+def _model(facts: Facts, component: str) -> object:
+    """Returns the name or the config of a component's model; None if its arguments do not tell."""
+    node = facts.argument(component, next(iter(facts.declares(component).model), ("args", "model")))
+    return plain(node) if node is not None else None
+
+
+def extras_are_installed(facts: Facts) -> Iterator[Diagnostic]:
+    """The libraries of each extra are installed. Each extra is reported once, with all components that need
+    it. Nothing is known of an interpreter that is on another machine."""
+    users: dict[tuple[str, str], list[str]] = {}
+    for name, component in facts.recipe.components.items():
+        interpreter = facts.group_code.interpreters.get(component.group)
+        if interpreter and not interpreter.folders:
+            continue  # MC322 reports an interpreter whose packages are not known
+        path = interpreter.path if interpreter else ""
+        for extra in extras_of(facts.code_of(name), facts.declares(name), component.args):
+            users.setdefault((extra, path), []).append(name)
+    for (extra, path), names in users.items():
+        yield from _missing(facts, extra, path, names)
+
+
+def _missing(facts: Facts, extra: str, path: str, names: list[str]) -> Iterator[Diagnostic]:
+    """Reports the libraries of an extra that an interpreter lacks, or that are too old. `path` is empty for
+    the launcher's."""
+    folders = facts.code_of(names[0]).installed if path else None
+    missing = missing_libraries(extra, folders)
+    span = facts.value("components", names[0], "_target_")
+    needs = f"{listed(names)} {'needs' if len(names) == 1 else 'need'}"
+    if missing is None:
+        message = f"{needs} the extra `{extra}`, which this version of meshctl does not have"
+        yield Diagnostic("MC442", message, span, severity="note")
+        return
+    where = f"for {path}" if path else "here"
+    help = install_command(extra, path)
+    if missing:
+        message = f"{needs} {listed(missing)}, not installed {where}"
+        yield Diagnostic("MC442", message, span, help=help, severity="note")
+    elif outdated := outdated_libraries(extra, folders):
+        message = f"{needs} {listed(outdated)}"
+        yield Diagnostic("MC442", message, span, help=help, severity="note")

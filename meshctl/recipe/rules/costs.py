@@ -286,6 +286,3 @@ def _drawn(mesh: DeviceMesh) -> str:
     """Returns a layout as text, in the order of the mesh: `dp 2 x tp 4`."""
     sizes = zip(mesh.mesh_dim_names, mesh.shape, strict=True)
     return " x ".join(f"{dim} {size}" for dim, size in sizes if size > 1) or "one rank"
-
-
-RULES = (devices_are_used, process_groups_stay_on_node)

@@ -424,17 +424,3 @@ def environment_keeps_devices(facts: Facts) -> Iterator[Diagnostic]:
                 message = f"{takes_place} that meshctl assigns to each worker of `{name}`"
                 help = "remove it, or write it as `visible_devices`"
                 yield Diagnostic("MC321", message, span, seconds, help, "warning")
-
-
-RULES = (
-    workers_divide_devices,
-    node_counts_agree,
-    workers_stay_on_node,
-    devices_are_disjoint,
-    cluster_has_devices,
-    one_mps_device_per_node,
-    enough_devices_are_visible,
-    device_names_are_known,
-    hardware_is_disjoint,
-    environment_keeps_devices,
-)

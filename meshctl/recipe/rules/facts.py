@@ -6,26 +6,25 @@ Facts that several rules use are computed here, once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, reduce
 from pathlib import Path
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics import Span
+from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.allocation import allocation_of
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
 from meshctl.recipe.code.declarations import TRAINED_BY, Declarations
 from meshctl.recipe.code.group_code import GroupCode
-from meshctl.recipe.code.layouts import KeyPath
 from meshctl.recipe.code.model_config import Config, config, config_of_name, model_types_in, sizes_in
+from meshctl.recipe.code.modules import Unread
 from meshctl.recipe.code.names import names_in
-from meshctl.recipe.code.tp_plans import plan_of
-from meshctl.recipe.compose.yaml_tree import MISSING, Node, merge, plain
+from meshctl.recipe.code.tp_plans import Plan, plan_of
+from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node, merge, plain
 from meshctl.recipe.meshes import NoMesh, mesh_of
 from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage, stage_path
 from meshctl.recipe.reader import Read
-from meshctl.recipe.rules.model_facts import ModelSizes, TpPlan
 from meshctl.recipe.stages import StageModes, Times, modes_of, times_by_stage
 from meshctl.topology.allocation import Allocation
 from meshctl.topology.cluster import DEVICE_ALIASES
@@ -463,3 +462,102 @@ def node_counts(cluster: Cluster) -> dict[tuple[str, ...], int]:
         if isinstance(each, tuple):
             counts["devices_per_node", *key] = len(each)
     return counts
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """The known sizes of a component's model."""
+
+    sizes: Mapping[str, int]
+    spans: Mapping[str, Span]
+    has_tp_plan: bool = False
+    """True if a plan of a library splits it over tp ranks. Such a plan does not replicate kv heads, and the
+    shards of a vocabulary may differ in size."""
+
+    def get(self, size: str) -> int:
+        """Returns a size; 0 if it is unknown."""
+        return self.sizes.get(size, 0)
+
+    def stated(self, *sizes: str) -> tuple[Span, ...]:
+        """Returns the spans of those of the sizes that are known, each labelled with its number."""
+        known = [size for size in sizes if size in self.sizes]
+        return tuple(self.spans[size].with_word(f"`{size}` is {self.sizes[size]}") for size in known)
+
+    def repeats_kv_heads(self, tp: int) -> bool:
+        """Returns whether there are fewer kv heads than tp ranks, so that each kv head is on several
+        ranks."""
+        kv_heads = self.get("num_kv_heads")
+        return 0 < kv_heads < tp and tp % kv_heads == 0
+
+    def undivided_by_tp(self, tp: int) -> list[str]:
+        """Returns the sizes that tp does not divide. If there are fewer kv heads than ranks, and they can be
+        replicated, their number must divide tp instead."""
+        kv_heads = self.get("num_kv_heads")
+        undivided = [size for size in ("num_heads", "num_kv_heads", "hidden_size") if self.get(size) % tp]
+        can_repeat = kv_heads and tp % kv_heads == 0 and not self.has_tp_plan
+        if can_repeat and "num_kv_heads" in undivided:
+            undivided.remove("num_kv_heads")
+        return undivided
+
+
+@dataclass(frozen=True)
+class TpPlan:
+    """The plan of a library that splits an architecture over tp ranks."""
+
+    model_type: str
+    span: Span
+    plan: Plan | Unread
+    """Empty if there is none; `Unread` if it is unknown."""
+
+    @property
+    def exists(self) -> bool | Unread:
+        return self.plan if isinstance(self.plan, Unread) else bool(self.plan)
+
+    def others_than(self, styles: Sequence[str], targets: Sequence[str] | None) -> dict[str, str]:
+        """Returns layer or fused weight of experts -> style, for those whose style in the plan is none of
+        `styles`: those called `targets`, or all linear layers. The style of fused weights is that of their
+        module."""
+        # Imported here, because most recipes have no adapters.
+        from meshctl.recipe.code.architectures import fused_weights, linear_layers
+
+        plan = {} if isinstance(self.plan, Unread) else self.plan
+        modules = {layer: layer for layer in linear_layers(self.model_type)}
+        if targets is not None:
+            modules |= {weight: weight.rpartition(".")[0] for weight in fused_weights(self.model_type)}
+        named = {layer: plan.get(f"layers.*.{module}") for layer, module in modules.items()}
+        return {
+            layer: style
+            for layer, style in named.items()
+            if isinstance(style, str)
+            and style not in styles
+            and (targets is None or any(f".{layer}".endswith(f".{target}") for target in targets))
+        }
+
+
+def named_by(facts: Facts, component: str, path: KeyPath) -> Node | None:
+    """Returns the value of an argument if it is a name; None for an empty text and for other values, also
+    those that are unknown before the launch."""
+    node = facts.argument(component, path)
+    return node if node is not None and isinstance(node.value, str) and node.value else None
+
+
+def texts_listed_by(facts: Facts, component: str, path: KeyPath) -> list[str] | None:
+    """Returns the texts in the list that an argument is; none if it is left out, and None if one of them is
+    unknown before the launch."""
+    if facts.node("components", component, *path) is None:
+        return []
+    node = facts.argument(component, path)
+    if node is None or not node.is_list:
+        return None
+    is_known = not any(one.from_environment or one.is_interpolated for one in node.value)
+    return [one for one in plain(node) if isinstance(one, str)] if is_known else None
+
+
+def once(diagnostics: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+    """Yields the first of the diagnostics with the same code and message, since several components may name
+    the same thing."""
+    seen: set[tuple[str, str]] = set()
+    for one in diagnostics:
+        if (one.code, one.message) not in seen:
+            seen.add((one.code, one.message))
+            yield one

@@ -1,14 +1,25 @@
-"""MC525, MC528, MC538 and MC539: modes that contradict each other, and values that no stage uses."""
+"""MC525, MC528 and MC534 to MC543: the samples that stages exchange: which ranks receive them, how many there
+are for how many shares, and whether inputs that are joined by id have the same ones.
+
+The number of samples is known if a stage states `samples`. Samples that a stage produces from the same sample
+form a group, which is not divided.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
+from math import ceil
+from typing import NamedTuple
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.model import DispatchWords, Input, Stage
-from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.model import DispatchWords, Input, Sizes, Stage
+from meshctl.recipe.rules.facts import Facts, input_path
+from meshctl.recipe.rules.meshes import LayoutNeeds
+from meshctl.recipe.rules.rollouts import own_columns
+from meshctl.text.english import counted, listed
 from meshctl.topology.consumers import samples_by_rank
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import (
@@ -17,6 +28,7 @@ from meshctl.topology.modes import (
     Dispatch,
     DispatchMode,
     ExecuteMode,
+    part_count,
     producers_of,
     workers_of,
 )
@@ -260,4 +272,440 @@ def _idle(facts: Facts, message: str, *path: str) -> Diagnostic:
     return Diagnostic("MC525", message, facts.key(*path), help="remove it", severity="warning")
 
 
-RULES = (batches_are_taken, peers_have_same_samples, every_sample_comes_once, words_have_effect)
+MAX_DATA_RANKS = 64
+"""Maximum number of data ranks that are checked one by one."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """One `home` key of a recipe."""
+
+    stage: Stage
+    """The stage whose samples are sent home."""
+    home: str
+    """The stage that produced them."""
+    words: DispatchWords
+    path: tuple[str, ...]
+    """The key path of `home` below the stage."""
+    sources: tuple[str, ...]
+    """The stages from which these samples come."""
+
+
+def homes_of(stage: Stage) -> Iterator[Home]:
+    """Yields the `home` keys of a stage: that of its `dispatch`, and those of its inputs."""
+    if stage.dispatch.home:
+        plain = [given for given in stage.inputs if given.dispatch is None]
+        sources = tuple(name for given in plain for name in given.stages)
+        yield Home(stage, stage.dispatch.home, stage.dispatch, ("dispatch", "home"), sources)
+    for given in stage.inputs:
+        if given.dispatch and given.dispatch.home:
+            path = ("in", given.parameter, "dispatch", "home")
+            yield Home(stage, given.dispatch.home, given.dispatch, path, given.stages)
+
+
+def home_made_samples(facts: Facts) -> Iterator[Diagnostic]:
+    """The samples of a stage with `home` come from the home stage, which has the same group and the same
+    number of shares."""
+    pipeline, components = facts.recipe.pipeline, facts.recipe.components
+    for one in (one for stage in pipeline.values() for one in homes_of(stage)):
+        if one.home not in pipeline or one.stage.name in one.sources:
+            continue
+        span, name = facts.value("pipeline", one.stage.name, *one.path), one.stage.name
+        own, maker = components.get(one.stage.component), components.get(pipeline[one.home].component)
+        strangers = [
+            source for source in one.sources if source in pipeline and not _passed(facts, source, one.home)
+        ]
+        if own and maker and own.group != maker.group:
+            if not {own.group, maker.group} <= {*facts.recipe.groups}:
+                continue
+            seconds = facts.key("pipeline", one.home).with_word(f"`{one.home}` runs on `{maker.group}`")
+            message = f"`home` of stage `{name}` (on `{own.group}`) must be a stage of the same group"
+            yield Diagnostic("MC535", message, span, (seconds,), "write a stage of the same group")
+        elif strangers:
+            message = (
+                f"the samples of `{strangers[0]}` do not come from `{one.home}`, so none has a rank there"
+            )
+            help = "write a stage that it takes, directly or through others"
+            yield Diagnostic("MC535", message, span, help=help)
+        elif own and maker and facts.is_valid("pipeline", name):
+            yield from _shares_match(facts, one, maker.name, span)
+
+
+def _passed(facts: Facts, source: str, home: str) -> bool:
+    """Returns whether a stage's samples come from the home stage, directly or through other stages."""
+    seen: set[str] = set()
+    pending = [source]
+    while pending:
+        here = pending.pop()
+        if here == home:
+            return True
+        stage = facts.recipe.pipeline.get(here)
+        if stage is not None and here not in seen:
+            seen.add(here)
+            lead = facts.lead_input(stage)
+            pending += lead.stages if lead else ()
+    return False
+
+
+def _shares_match(facts: Facts, one: Home, maker: str, span: Span) -> Iterator[Diagnostic]:
+    """The stage has one share per data rank of the home stage, on the same workers, and no share is empty."""
+    name, component, made = one.stage.name, one.stage.component, facts.recipe.pipeline[one.home]
+    mesh, home_mesh = facts.meshes.get(component), facts.meshes.get(maker)
+    mode = DISPATCH.get(one.words.with_default(facts.endpoint(one.stage).dispatch).mode)
+    execute = EXECUTE.get(facts.modes[name].execute)
+    if mesh is None or home_mesh is None or mode is None or execute is None or execute.is_single:
+        return
+    made_by = EXECUTE.get(facts.modes[made.name].execute)
+    is_spread = facts.join(made) == "samples" and made_by is not None and not made_by.is_single
+    ranks, shares = home_mesh.data_size if is_spread else 1, mode.share_count(mesh)
+    seconds = facts.key("components", maker).with_word(f"`{maker}` has {counted(ranks, 'data rank')}")
+    if ranks < home_mesh.data_size:
+        seconds = facts.key("pipeline", made.name).with_word("one worker produces its samples")
+    homes = f"the samples of stage `{name}` come from {counted(ranks, 'data rank')} of `{maker}`"
+    same_layout = "give both the same layout: `parallel: COMPONENT`"
+    if execute.is_per_producer:
+        if ranks > 1:
+            sends = f"`execute: peer` sends the samples of stage `{name}` to their producer's workers"
+            yield Diagnostic(
+                "MC535", f"{sends}, not to the rank of `home`", span, (seconds,), "write `execute: all`"
+            )
+    elif ranks > shares or (ranks < shares and not one.words.allow_empty):
+        message = f"{homes}, but `{component}` has {counted(shares, 'share')}"
+        yield Diagnostic("MC535", message, span, (seconds,), same_layout)
+    elif (moved := _first_moved(mode, mesh, home_mesh, ranks)) is not None:
+        worker = home_mesh.representative(moved)
+        where = f"data rank {moved} is worker {worker} there, which has another share here"
+        yield Diagnostic("MC535", f"{homes}, and {where}", span, (seconds,), same_layout)
+    elif 0 < made.samples < ranks and not one.words.allow_empty:
+        few = facts.value("pipeline", made.name, "samples").with_word(counted(made.samples, "sample"))
+        help = "write `allow_empty: true` here too, or produce more samples"
+        yield Diagnostic("MC535", f"{homes}, some of which produce none", span, (few,), help)
+
+
+def _first_moved(mode: DispatchMode, mesh: DeviceMesh, home: DeviceMesh, ranks: int) -> int | None:
+    """Returns the first data rank whose samples would reach other workers than those that produced them; None
+    if there is none. Only the first data ranks are checked, because different meshes differ there."""
+    for data_rank in range(min(ranks, MAX_DATA_RANKS)):
+        if mode.share_of(mesh, home.representative(data_rank)) != data_rank:
+            return data_rank
+    return None
+
+
+def _consumers(facts: Facts) -> dict[str, list[Stage]]:
+    """Returns stage -> the stages whose lead input it is. The lead input determines the order and shares of
+    all inputs."""
+    consumers: dict[str, list[Stage]] = {}
+    for stage in facts.known_calls:
+        lead = facts.lead_input(stage)
+        for name in lead.stages[:1] if lead else ():
+            consumers.setdefault(name, []).append(stage)
+    return consumers
+
+
+def every_share_has_samples(facts: Facts) -> Iterator[Diagnostic]:
+    """Every share has at least one sample, unless the dispatch allows empty shares. Stages with an unknown
+    number of samples are skipped."""
+    consumers = _consumers(facts)
+    too_few = set[str]()
+    for source in facts.known_calls:
+        shares = _shares(facts, source, consumers.get(source.name, ()))
+        too_many = {component: count for component, count in shares if 0 < source.samples < count}
+        if too_many:
+            too_few.add(source.name)
+            yield _too_few(facts, source, too_many)
+    yield from _groups_stay_whole(facts, consumers, too_few)
+
+
+def _shares(facts: Facts, source: Stage, consumers: Sequence[Stage]) -> Iterator[tuple[str, int]]:
+    """Yields (component, number of shares) for each component that must receive samples of `source`. The
+    component of a source is included, because its ranks divide the sample numbers."""
+    producers = facts.producers(source)
+    if source.is_source and producers and not source.dispatch.allow_empty:
+        yield source.component, producers
+    collect = facts.modes[source.name].collect_mode
+    if not (collect.is_batch or collect.is_first):
+        return
+    for stage in consumers:
+        mesh, dispatch = facts.meshes.get(stage.component), facts.lead_dispatch(stage)
+        execute = facts.modes[stage.name].execute_mode
+        if mesh is None or dispatch.allow_empty or dispatch.home:
+            continue
+        if producers or not execute.is_per_producer:
+            yield stage.component, part_count(mesh, execute, DISPATCH[dispatch.mode], producers)
+
+
+def _too_few(facts: Facts, source: Stage, shares: dict[str, int]) -> Diagnostic:
+    gives = f"stage `{source.name}` produces {counted(source.samples, 'sample')}"
+    message = f"{gives}, too few for the shares of {listed(shares)}"
+    help = f"produce at least {max(shares.values())}, or write `dispatch: {{allow_empty: true}}`"
+    if len(shares) == 1:
+        ((name, count),) = shares.items()
+        component = facts.recipe.components[name]
+        message = f"{gives}, too few for the {count} shares of `{name}`"
+        if isinstance(component.parallel, Sizes) and component.parallel.given:
+            proposals = LayoutNeeds(facts, component, component.parallel).help
+            help = f"{help}; {proposals}" if proposals else help
+    seconds = tuple(
+        facts.key("components", name).with_word(f"`{name}` has {counted(count, 'share')}")
+        for name, count in shares.items()
+    )
+    return Diagnostic("MC541", message, facts.value("pipeline", source.name, "samples"), seconds, help)
+
+
+def _groups_stay_whole(
+    facts: Facts, consumers: Mapping[str, list[Stage]], too_few: Collection[str]
+) -> Iterator[Diagnostic]:
+    """There are at least as many groups of samples as shares, because a group is not divided. Groups of the
+    samples of a stage in `too_few` are not counted, because their number was reported there."""
+    known = dict[str, int]()
+    for source in facts.known_calls:
+        groups = _group_count(facts, source, known, too_few) if source.name in consumers else 0
+        for stage in consumers[source.name] if groups else ():
+            mesh, given = facts.meshes.get(stage.component), facts.lead_input(stage)
+            if mesh is None or given is None or not facts.modes[stage.name].execute_mode.is_joint:
+                continue
+            dispatch = facts.dispatch(stage, given)
+            shares = DISPATCH[dispatch.mode].share_count(mesh)
+            is_free = dispatch.allow_empty or dispatch.split_groups or dispatch.home
+            if is_free or not groups < shares <= source.samples:
+                continue
+            each = f"{source.samples // groups} samples from each of {groups}"
+            seconds = (facts.value("pipeline", source.name, "samples").with_word(each),)
+            are = f"the {source.samples} samples of `{source.name}` form {counted(groups, 'group')}"
+            span = facts.value("pipeline", stage.name, *input_path(given, 0))
+            help = "write `dispatch: {split_groups: true}`, or `allow_empty: true`, or use more samples"
+            yield Diagnostic(
+                "MC542", f"{are}, but `{stage.component}` has {shares} shares", span, seconds, help
+            )
+
+
+def _group_count(facts: Facts, stage: Stage, known: dict[str, int], too_few: Collection[str]) -> int:
+    """Returns the number of groups of a stage's samples; 0 if there are none or it is unknown. Stores the
+    results of all visited stages in `known`."""
+    groups, passed = 0, dict[str, None]()
+    while stage.name not in passed:
+        if stage.name in known:
+            groups = known[stage.name]
+            break
+        passed[stage.name] = None
+        before = facts.lead_stage(stage)
+        if before is None or not stage.samples or not before.samples:
+            break
+        if stage.samples != before.samples:
+            is_known = stage.samples % before.samples == 0 and before.name not in too_few
+            groups = before.samples if is_known else 0
+            break
+        stage = before
+    known |= dict.fromkeys(passed, groups)
+    return groups
+
+
+def pipelines_are_filled(facts: Facts) -> Iterator[Diagnostic]:
+    """Every data rank has at least as many samples as pipeline stages. Otherwise some pipeline stages are
+    idle in every step."""
+    for stage in facts.known_calls:
+        mesh, source, name = facts.meshes.get(stage.component), facts.lead_stage(stage), stage.component
+        if mesh is None or source is None or mesh.size("pp") == 1:
+            continue
+        is_by_data_rank = DISPATCH[facts.lead_dispatch(stage).mode].is_by_data_rank
+        if not is_by_data_rank or not facts.modes[stage.name].execute_mode.is_joint:
+            continue
+        stages, samples = mesh.size("pp"), source.samples
+        each = ceil(samples / mesh.data_size)
+        if mesh.data_size <= samples and each < stages:
+            span = facts.value("pipeline", source.name, "samples")
+            pp_size = facts.value("components", name, "parallel", "pp_size")
+            gets = f"each data rank of `{name}` receives {counted(each, 'sample')}"
+            message = f"{gets}, fewer than it has pipeline stages"
+            help = f"produce at least {stages * mesh.data_size} samples, or choose a smaller `pp_size`"
+            seconds = (pp_size.with_word(f"{stages} stages"),)
+            yield Diagnostic("MC543", message, span, seconds, help, "warning")
+
+
+SOURCE_HELP = "name the files of both in one `path`, such as `data/*.jsonl`, or give each one its own stage"
+SAME_HELP = "take stages that have the same samples of one source"
+
+
+class Difference(NamedTuple):
+    """The reason why two stages cannot have the same samples."""
+
+    why: str
+    spans: tuple[Span, ...]
+
+
+def joined_stages_give_batches(facts: Facts) -> Iterator[Diagnostic]:
+    """A list of stages contains only stages that return batches, whose columns can be joined."""
+    for stage in facts.known_calls:
+        for given in stage.inputs:
+            if len(given.stages) > 1:
+                yield from _of_several_sources(facts, stage, given)
+                for index, name in enumerate(given.stages):
+                    yield from _joins_batch(facts, stage, given, index, name)
+
+
+def _of_several_sources(facts: Facts, stage: Stage, given: Input) -> Iterator[Diagnostic]:
+    """Yields a diagnostic if two sources in a list have a column of the same name."""
+    first: dict[str, str] = {}
+    for index, name in enumerate(given.stages):
+        source = facts.recipe.pipeline.get(name)
+        columns = own_columns(facts, source) if source is not None and not source.inputs else ()
+        if twice := sorted(column for column in columns or () if first.setdefault(column, name) != name):
+            message = f"the sources `{first[twice[0]]}` and `{name}` both have {listed(twice)}"
+            span = facts.value("pipeline", stage.name, *input_path(given, index))
+            yield Diagnostic("MC537", message, span, help=SOURCE_HELP)
+
+
+def _joins_batch(facts: Facts, stage: Stage, given: Input, index: int, name: str) -> Iterator[Diagnostic]:
+    source = facts.recipe.pipeline.get(name)
+    if source is None or source.kind != "call" or not facts.is_valid("pipeline", name):
+        return
+    modes = facts.modes[name]
+    if not modes.are_known or not (modes.collect_mode.is_reduced or modes.collect_mode.is_list):
+        return
+    gives = "numbers" if modes.collect_mode.is_reduced else "a list of its workers' values"
+    span = facts.value("pipeline", stage.name, *input_path(given, index))
+    seconds = (facts.key("pipeline", name).with_word(f"`collect` is {modes.collect}"),)
+    message = f"a list of stages joins batches, but `{name}` produces {gives}"
+    yield Diagnostic(
+        "MC537", message, span, seconds, "use one parameter for each: in: {PARAMETER: STAGE, ...}"
+    )
+
+
+def inputs_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
+    """All inputs of a stage have the same sample ids, because they are aligned by id."""
+    for stage in facts.known_calls:
+        taken = [(given, name) for given in stage.inputs for name in given.stages]
+        batches = [(given, name) for given, name in taken if _is_batch(facts, name)]
+        for given, name in batches[1:]:
+            first, lead = batches[0]
+            if name == lead or _is_whole_of_cut(facts, stage, first, given):
+                continue
+            difference = _difference(facts, lead, name)
+            if difference is None:
+                yield from _counts_are_unlikely(facts, stage, given, lead, name)
+                yield from _shares_may_differ(facts, stage, given, lead, name)
+                continue
+            span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
+            both = f"stage `{stage.name}` takes `{lead}` and `{name}` together"
+            message = f"{both}, but their samples differ: {difference.why}"
+            yield Diagnostic("MC536", message, span, difference.spans, SAME_HELP)
+
+
+def _is_batch(facts: Facts, name: str) -> bool:
+    stage = facts.recipe.pipeline.get(name)
+    if stage is None or stage.kind != "call" or not facts.is_valid("pipeline", name):
+        return False
+    if not facts.modes[name].are_known:
+        return False
+    collect, returns = facts.modes[name].collect_mode, facts.endpoint(stage).signature.returns
+    return collect.is_batch or (collect.is_first and returns is not None and returns.is_batch)
+
+
+def _is_whole_of_cut(facts: Facts, stage: Stage, lead: Input, given: Input) -> bool:
+    """Returns whether an input is sent whole to all ranks while the lead input is divided. Such inputs need
+    no common samples."""
+    modes = [DISPATCH[facts.dispatch(stage, one).mode] for one in (lead, given)]
+    return modes[0].cuts_samples and not modes[1].cuts_samples
+
+
+def _difference(facts: Facts, one: str, other: str) -> Difference | None:
+    """Returns the reason why the samples of two stages differ; None if they may be the same."""
+    stages = [facts.recipe.pipeline[name] for name in (one, other)]
+    first, second = (stage.samples for stage in stages)
+    if first and second and first != second:
+        return Difference(f"{first} and {second}", _counts(facts, stages, "samples"))
+    sources = [_origin(facts, stage) for stage in stages]
+    if sources[0] is None or sources[1] is None or sources[0].name == sources[1].name:
+        return None
+    origins = [source for source in sources if source]
+    first, second = (source.samples for source in origins)
+    both = f"their sources `{origins[0].name}` and `{origins[1].name}`"
+    if first and second and first != second:
+        return Difference(f"{both} produce different numbers of samples", _counts(facts, origins, "a step"))
+    times = [facts.times[source.name] for source in origins]
+    if times[0] != times[1]:
+        pairs = zip(origins, times, strict=True)
+        spans = [facts.key("pipeline", source.name).with_word(f"runs {when}") for source, when in pairs]
+        return Difference(f"{both} run at different times", tuple(spans))
+    return None
+
+
+def _counts_are_unlikely(
+    facts: Facts, stage: Stage, given: Input, lead: str, name: str
+) -> Iterator[Diagnostic]:
+    """Warns if the numbers of samples of two inputs differ, where they are known only from earlier stages."""
+    makers = {one: _maker(facts, facts.recipe.pipeline[one]) for one in (lead, name)}
+    counts = {one: maker.samples for one, maker in makers.items() if maker is not None}
+    silent = [one for one in counts if not facts.recipe.pipeline[one].samples]
+    if len(set(counts.values())) < 2 or not silent:
+        return
+    seconds = tuple(
+        facts.value("pipeline", maker.name, "samples").with_word(f"{maker.samples} samples reach `{one}`")
+        for one, maker in makers.items()
+        if maker is not None
+    )
+    both = f"stage `{stage.name}` takes `{lead}` and `{name}` together"
+    message = f"{both}, of which {counts[lead]} and {counts[name]} samples are expected"
+    span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
+    help = f"write `samples` in {listed(silent)}, or take stages with the same samples"
+    yield Diagnostic("MC536", message, span, seconds, help, "warning")
+
+
+def _shares_may_differ(
+    facts: Facts, stage: Stage, given: Input, lead: str, name: str
+) -> Iterator[Diagnostic]:
+    """Warns if two inputs with `execute: peer`, which moves no samples between workers, come to their
+    producers by different ways."""
+    sources = [facts.recipe.pipeline[one] for one in (lead, name)]
+    is_per_producer = facts.modes[stage.name].execute_mode.is_per_producer
+    if not is_per_producer or _way(facts, sources[0]) == _way(facts, sources[1]):
+        return
+    both = f"stage `{stage.name}` takes `{lead}` and `{name}` together with `execute: peer`"
+    message = f"{both}, and workers may hold different samples of them"
+    seconds = tuple(facts.key("pipeline", source.name) for source in sources)
+    span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
+    help = "write `execute: all`, which moves samples to the workers that need them"
+    yield Diagnostic("MC536", message, span, seconds, help, "warning")
+
+
+def _way(facts: Facts, stage: Stage) -> list[object]:
+    """Returns what decides which producer of a stage holds which samples: the mesh and the modes of all
+    stages from its source to it."""
+    way: list[object] = []
+    seen: set[str] = set()
+    here: Stage | None = stage
+    while here is not None and here.kind == "call" and here.name not in seen:
+        seen.add(here.name)
+        modes = facts.modes[here.name]
+        way.append(
+            (facts.meshes.get(here.component), modes.execute, modes.collect, facts.lead_dispatch(here))
+        )
+        here = facts.lead_stage(here) if here.inputs else None
+    return way
+
+
+def _maker(facts: Facts, stage: Stage) -> Stage | None:
+    """Returns the nearest stage, on the path from `stage` to its source, that states `samples`."""
+    seen: set[str] = set()
+    here: Stage | None = stage
+    while here is not None and not here.samples and here.name not in seen and here.kind == "call":
+        seen.add(here.name)
+        here = facts.lead_stage(here) if here.inputs else None
+    return here if here is not None and here.samples else None
+
+
+def _counts(facts: Facts, stages: list[Stage], unit: str) -> tuple[Span, ...]:
+    spans = (facts.value("pipeline", stage.name, "samples") for stage in stages)
+    return tuple(span.with_word(f"{stage.samples} {unit}") for span, stage in zip(spans, stages, strict=True))
+
+
+def _origin(facts: Facts, stage: Stage) -> Stage | None:
+    """Returns the source of a stage's samples, found through the lead inputs."""
+    seen: set[str] = set()
+    while stage.inputs:
+        before = facts.lead_stage(stage)
+        if before is None or before.kind != "call" or before.name in seen:
+            return None
+        seen.add(before.name)
+        stage = before
+    return stage

@@ -1,15 +1,34 @@
-"""MC3xx: device groups and the components or programs that run on them. `devices.py` checks their devices."""
+"""MC3xx: device groups, and the components or programs that run on them: their interpreters (MC322), those
+that go on with fewer ranks (MC327 to MC329), and those that restart alone (MC330 to MC334). `devices.py`
+checks their devices.
+
+Notes about interpreters depend on the machine. `launch` refuses to start with one that is missing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from meshctl import __version__
 from meshctl.diagnostics import Diagnostic
+from meshctl.package import install_command, namesake, reinstall_command, version_in
 from meshctl.recipe.compose.folders import files, is_dir, is_file
 from meshctl.recipe.model import DeviceGroup, Program
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import counted, listed, nearest
+
+if TYPE_CHECKING:
+    from meshctl.recipe.code.interpreters import Interpreter
+from itertools import islice
+
+from meshctl.recipe.code.classes import Class
+from meshctl.recipe.elastic import layouts_of, replica_ranks
+from meshctl.recipe.model import Stage
+from meshctl.recipe.rules.components import STATE_METHODS
+from meshctl.run.bounds import bounding_sources
+from meshctl.run.settings import Elastic
 
 DETECTED = "`device_type` is not set: write the type of the machine that runs the recipe"
 """Help for an error that depends on the device type of this machine."""
@@ -194,11 +213,215 @@ def _listed(folders: Iterable[str | Path]) -> str:
     return listed(dict.fromkeys(map(str, folders)))
 
 
-RULES = (
-    recipe_has_groups,
-    cpu_ranks_are_count,
-    keys_fit_device_type,
-    colocated_group_exists,
-    group_runs_something,
-    program_exists,
-)
+READ_HERE = "its components are read from the launcher's packages; `launch` needs the interpreter"
+
+
+def interpreters_exist(facts: Facts) -> Iterator[Diagnostic]:
+    """The interpreter of each group is on this machine and has meshctl in this version."""
+    for name, interpreter in facts.group_code.interpreters.items():
+        has_components = bool(facts.recipe.components_of(name))
+        problem, help = _problem(interpreter, has_components)
+        if problem and facts.is_valid("groups", name, "python"):
+            message = f"the interpreter {interpreter.path} of group `{name}` {problem}"
+            span = facts.value("groups", name, "python")
+            yield Diagnostic("MC322", message, span, help=help, severity="note")
+
+
+def _problem(interpreter: Interpreter, has_components: bool) -> tuple[str, str]:
+    """Returns the problem, as the end of a sentence, and the help; empty if there is no problem."""
+    if interpreter.problem or not has_components:
+        return interpreter.problem, READ_HERE if has_components else ""
+    if not interpreter.folders:
+        return "has no folder of packages beside it", READ_HERE
+    packages = (Path(folder, "meshctl") for folder in interpreter.folders)
+    package = next((one for one in packages if is_file(one / "__init__.py")), None)
+    if package is None:
+        return "has no meshctl", install_command(python=interpreter.path)
+    if (have := version_in(package)) == __version__:
+        return "", ""
+    if other := namesake(interpreter.folders):
+        return f"has {other}", reinstall_command(interpreter.path)
+    found = f"meshctl {have or 'of an unknown version'}"
+    return f"has {found}, and this is {__version__}", install_command(python=interpreter.path)
+
+
+COUNTS_MAX = 4
+"""The number of counts that a note lists."""
+
+
+def elastic_restarts(facts: Facts) -> Iterator[Diagnostic]:
+    """A run that changes its size starts again after a failure."""
+    run = facts.recipe.run
+    if run.elastic and run.restarts is None and facts.is_valid("run", "restarts"):
+        message = "`run.elastic` has no effect without `run.restarts`: the run ends with its first failure"
+        yield Diagnostic("MC327", message, facts.key("run", "elastic"), help="add `restarts: 3` to `run`")
+
+
+def group_can_shrink(facts: Facts) -> Iterator[Diagnostic]:
+    """Each elastic group has a smaller count of ranks, of at least `min_ranks`, for which its components have
+    a layout. A note says with how many it goes on."""
+    for elastic in facts.recipe.run.elastic:
+        group = facts.recipe.groups.get(elastic.group)
+        if group is None or not _is_known(facts, elastic.group):
+            continue
+        counts = [
+            one.ranks for one in layouts_of(facts.recipe, group.name, group.devices - 1, elastic.min_ranks)
+        ]
+        if not counts:
+            yield _impossible(facts, group, elastic)
+        elif facts.recipe.run.restarts:
+            yield _possible(facts, group, counts)
+
+
+def _is_known(facts: Facts, name: str) -> bool:
+    """Returns whether the sizes of a group and of its components are right."""
+    components = facts.recipe.components_of(name)
+    is_sized = facts.recipe.groups[name].workers > 0 and facts.is_valid("groups", name)
+    return is_sized and all(one.name in facts.meshes for one in components)
+
+
+def _impossible(facts: Facts, group: DeviceGroup, elastic: Elastic) -> Diagnostic:
+    ranks, step = group.devices, replica_ranks(facts.recipe, group.name)
+    least = ("run", "elastic", group.name, "min_ranks")
+    span = facts.value(*least) if facts.node(*least) else facts.key(*least[:-1])
+    seconds = [facts.value("groups", group.name, "ranks").with_word(f"`{group.name}` has {ranks} ranks")]
+    message = f"`{group.name}` cannot lose a rank and keep {elastic.min_ranks}"
+    if elastic.min_ranks >= ranks:
+        help = f"write a `min_ranks` below {ranks}"
+    elif ranks - step > 0:
+        help = f"only dp and fsdp sizes change, so the next smaller count is {ranks - step}: `min_ranks`"
+        help = f"{help} must be {ranks - step} or less"
+    else:
+        help = "only dp and fsdp sizes change, and its other sizes take all ranks: leave it out of `elastic`"
+    for one in facts.recipe.components_of(group.name):
+        if step > 1 and facts.node("components", one.name, "parallel"):
+            sizes = facts.value("components", one.name, "parallel")
+            seconds.append(sizes.with_word(f"a replica takes {counted(step, 'rank')}"))
+            break
+    return Diagnostic("MC328", message, span, tuple(seconds), help)
+
+
+def _possible(facts: Facts, group: DeviceGroup, counts: list[int]) -> Diagnostic:
+    shown = [str(count) for count in islice(counts, COUNTS_MAX)]
+    more = f" or {counts[-1]}" if len(counts) > COUNTS_MAX + 1 else ""
+    numbers = f"{', '.join(shown)} ...{more}" if more else _either(shown)
+    message = (
+        f"without a rank that is lost for good, `{group.name}` goes on with {numbers} of {group.devices}"
+    )
+    parts = []
+    if idle := group.devices - 1 - counts[0]:
+        parts.append(f"{counted(idle, 'rank')} of it {'is' if idle == 1 else 'are'} idle then")
+    if firm := [name for name in facts.recipe.groups if name not in _elastic(facts)]:
+        parts.append(f"a loss of {listed(firm, 'or')} for good ends the run")
+    if facts.recipe.run.checkpoint is None:
+        parts.append("without `run.checkpoint` it begins again from the start, and never grows back")
+    parts.append("`samples` stays global; rules for the learning rate and the batch size are yours")
+    span = facts.key("run", "elastic", group.name)
+    return Diagnostic("MC329", message, span, help="; ".join(parts), severity="note")
+
+
+def _either(words: list[str]) -> str:
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _elastic(facts: Facts) -> set[str]:
+    return {one.group for one in facts.recipe.run.elastic}
+
+
+def restartable_restarts(facts: Facts) -> Iterator[Diagnostic]:
+    """A restart of a single group is one of `run.restarts`."""
+    for group in _restartable(facts):
+        if facts.recipe.run.restarts is None and facts.is_valid("run", "restarts"):
+            message = f"`{group.name}` never restarts: `restartable` has no effect without `run.restarts`"
+            span = facts.value("groups", group.name, "restartable")
+            seconds = (facts.key("run"),) if facts.is_named("run") else ()
+            yield Diagnostic("MC330", message, span, seconds, "add `restarts: 3` to `run`")
+
+
+def restartable_has_no_state(facts: Facts) -> Iterator[Diagnostic]:
+    """The components of a restartable group have no state, which a restart would lose."""
+    for group in _restartable(facts):
+        span = facts.value("groups", group.name, "restartable")
+        if group.program:
+            message = f"`{group.name}` cannot restart alone: the state of its program is unknown"
+            yield Diagnostic("MC331", message, span, help="remove `restartable`")
+        for component in facts.recipe.components_of(group.name):
+            found = facts.class_of(component.name)
+            methods = [name for name in STATE_METHODS if found and name in found.methods]
+            if methods and not component.frozen:
+                message = f"`{group.name}` cannot restart alone: `{component.name}` has state"
+                second = facts.value("components", component.name, "_target_")
+                seconds = (second.with_word(f"it has `{methods[0]}`"),)
+                help = "remove `restartable`, or write `frozen: true` there if nothing of its state changes"
+                yield Diagnostic("MC331", message, span, seconds, help)
+
+
+def restartable_sources_have_lengths(facts: Facts) -> Iterator[Diagnostic]:
+    """A source that may end the run, or a block of the group, has a length: the last step is known before."""
+    bounding = bounding_sources(facts.recipe.pipeline.values())
+    for group in _restartable(facts):
+        for stage in facts.recipe.pipeline.values():
+            is_own = _group_of(facts, stage.component) == group.name
+            if not stage.is_source or not (stage.name in bounding or (stage.block and is_own)):
+                continue
+            found = facts.class_of(stage.component)
+            if isinstance(found, Class) and found.is_complete and "__len__" not in found.methods:
+                code = "MC332" if is_own else "MC334"
+                message = (
+                    f"`{group.name}` cannot restart alone: the source `{stage.component}` has no `__len__`"
+                )
+                span = facts.value("groups", group.name, "restartable")
+                target = facts.value("components", stage.component, "_target_")
+                seconds = (target, facts.key("pipeline", stage.name).with_word("it may end the run"))
+                help = "define `__len__`, the number of samples of an epoch"
+                if not stage.block:
+                    help += f"; if it never ends, write `ends_run: false` in `{stage.name}`"
+                yield Diagnostic(code, message, span, seconds, help)
+
+
+def restartable_routes_reopen(facts: Facts) -> Iterator[Diagnostic]:
+    """The routes of a restartable group can be reopened."""
+    for group in _restartable(facts):
+        for stage, why, help in _fixed_routes(facts, group):
+            message = f"`{group.name}` cannot restart alone: {why}"
+            span = facts.value("groups", group.name, "restartable")
+            yield Diagnostic("MC333", message, span, (facts.key("pipeline", stage.name),), help)
+            break
+
+
+def _fixed_routes(facts: Facts, group: DeviceGroup) -> Iterator[tuple[Stage, str, str]]:
+    """Yields the stages whose routes between a group and other groups cannot be reopened, each with the
+    reason and a help."""
+    for stage, source, target in _routes(facts):
+        ends = {_group_of(facts, source.component), _group_of(facts, target)}
+        if group.name not in ends or len(ends) < 2 or "" in ends:
+            continue
+        [other] = ends - {group.name}
+        if stage.kind == "sync" and _group_of(facts, source.component) == group.name:
+            yield stage, f"`{stage.name}` sends weights of it, which are state", "remove `restartable`"
+        elif stage.block and stage.block == source.block:
+            why = f"`{stage.name}` exchanges several values in a step with `{other}`, in a block"
+            yield stage, why, f"remove `restartable`, or move the stage out of `{stage.block}`"
+
+
+def _routes(facts: Facts) -> Iterator[tuple[Stage, Stage, str]]:
+    """Yields the stage of each route, the stage that produces its values, and the component that receives
+    them."""
+    for stage in facts.recipe.pipeline.values():
+        if stage.kind == "sync":
+            yield stage, stage, stage.to
+        for given in stage.inputs:
+            for name in given.stages:
+                if source := facts.recipe.pipeline.get(name):
+                    yield stage, source, stage.component
+
+
+def _restartable(facts: Facts) -> list[DeviceGroup]:
+    return [group for group in facts.recipe.groups.values() if group.restartable]
+
+
+def _group_of(facts: Facts, component: str) -> str:
+    """Returns the group of a component; empty if there is none."""
+    found = facts.recipe.components.get(component)
+    group = facts.group_of(found) if found else None
+    return group.name if group else ""

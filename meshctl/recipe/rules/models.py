@@ -1,4 +1,5 @@
-"""MC430 to MC436, MC438, MC466 and MC473: checks the sizes of a component's model, also against its layout.
+"""MC430 to MC438, MC440, MC441, MC466, MC468, MC469 and MC473: checks the sizes of a component's model, also
+against its layout, its pipeline stages and the lengths of its sequences.
 
     model: llama/config.json      model: llama      model: {num_heads: 32, sequence_length: 4096}
 
@@ -8,21 +9,22 @@ also read. Unknown sizes are not checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import gcd
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.model_config import LATENT, NAMES
+from meshctl.recipe.code.model_config import LATENT, NAMES, POSITIONS
+from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.meshes import NoMesh, sizes_of
 from meshctl.recipe.model import Component
-from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.rules.layouts import LayoutNeeds, nearest_that_fit, sequence_parts
-from meshctl.recipe.rules.model_facts import ModelSizes
+from meshctl.recipe.rules.facts import Facts, ModelSizes
+from meshctl.recipe.rules.meshes import LayoutNeeds, lacks_stages, nearest_that_fit, sequence_parts
 from meshctl.text.english import counted, listed
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.sizes import DIMS, Needs, divisors
+from meshctl.topology.stage_split import SPLITS, by_count
 
 DIVIDED_BY_TP = {"num_heads": "heads", "num_kv_heads": "kv heads", "hidden_size": "hidden size"}
 
@@ -241,13 +243,110 @@ def sequences_split_evenly(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC436", message, span, one.model.stated("sequence_length"), help)
 
 
-RULES = (
-    config_is_readable,
-    config_is_on_this_machine,
-    model_is_not_quantized,
-    heads_share_kv_heads,
-    tp_divides_model,
-    ulysses_divides_heads,
-    ep_divides_experts,
-    sequences_split_evenly,
-)
+def stages_have_layers(facts: Facts) -> Iterator[Diagnostic]:
+    """Every pipeline stage has at least one layer, and the numbers that an argument states fit. Warns if the
+    numbers of layers differ, and no argument states that."""
+    for one in fitted_models(facts):
+        pp, vpp = one.mesh.size("pp"), one.mesh.vpp_size
+        layers, stages = one.model.get("num_layers"), pp * vpp
+        if not layers or stages == 1:
+            continue
+        split = facts.argument(one.component.name, facts.declares(one.component.name).layouts.split)
+        if layers < stages:
+            yield _too_few(facts, one, layers)
+        elif split is not None:
+            wrong = _wrong_split(plain(split), layers, stages)
+            if wrong:
+                name, fitting = one.component.name, [len(own) for own in by_count(layers, stages)]
+                message = f"`split` of `{name}` {wrong}"
+                seconds = (_drawn(facts, one), *one.model.stated("num_layers"))
+                yield Diagnostic("MC468", message, split.span, seconds, f"nearest that fits: {fitting}")
+        elif layers % stages:
+            yield _uneven(facts, one, layers)
+
+
+def _drawn(facts: Facts, one: Fitted) -> Span:
+    pp, vpp = one.mesh.size("pp"), one.mesh.vpp_size
+    drawn = f"pp {pp} x vpp {vpp} = {pp * vpp}" if vpp > 1 else f"pp {pp}"
+    return one.span(facts, "vpp_size" if vpp > 1 else "pp_size").with_word(drawn)
+
+
+def _too_few(facts: Facts, one: Fitted, layers: int) -> Diagnostic:
+    pp, vpp = one.mesh.size("pp"), one.mesh.vpp_size
+    has = f"`{one.component.name}` has {counted(layers, 'layer')} for {counted(pp * vpp, 'pipeline stage')}"
+    message, fewer = f"{has}, so some stages would have none", layers // pp
+    is_possible = vpp > 1 and fewer > 0 and one.fits_with(one.layout.with_ring, vpp=fewer)
+    options = [f"vpp {fewer}"] if is_possible else []
+    help = nearest_that_fit([*options, *one.layout.proposals])
+    return Diagnostic("MC434", message, _drawn(facts, one), one.model.stated("num_layers"), help)
+
+
+def _uneven(facts: Facts, one: Fitted, layers: int) -> Diagnostic:
+    name, stages = one.component.name, one.mesh.size("pp") * one.mesh.vpp_size
+    least, more = divmod(layers, stages)
+    others = "the other" if more + 1 == stages else "the others"
+    numbers = f"{more} {'has' if more == 1 else 'have'} {least + 1}, {others} {least}"
+    message = f"the {layers} layers of `{name}` cannot be divided evenly over {stages} stages: {numbers}"
+    help = "the component must distribute them in this way"
+    if argument := facts.declares(name).layouts.split:
+        help = f"`{'.'.join(argument)}: cost` also counts the head, which the last stage has"
+    seconds = one.model.stated("num_layers")
+    return Diagnostic("MC437", message, _drawn(facts, one), seconds, help, "warning")
+
+
+def _wrong_split(split: object, layers: int, stages: int) -> str:
+    """Returns why a value of `split` is wrong; empty if it is right."""
+    if isinstance(split, str):
+        return "" if split in SPLITS else f"is none of {' and '.join(SPLITS)}, and no list of numbers"
+    if not isinstance(split, Sequence) or not all(type(one) is int and one > 0 for one in split):
+        return "contains a value other than a positive integer"
+    if len(split) != stages:
+        return f"has {counted(len(split), 'number')} for {counted(stages, 'pipeline stage')}"
+    if sum(split) != layers:
+        return f"has {counted(sum(split), 'layer')}, and the model has {layers}"
+    return ""
+
+
+def architecture_has_stages(facts: Facts) -> Iterator[Diagnostic]:
+    """The library has a plan by which pipeline stages divide the architecture."""
+    for name, mesh in facts.meshes.items():
+        found = lacks_stages(facts, name) if mesh.size("pp") > 1 else None
+        if found is None:
+            continue
+        kind, at, unknown = found
+        component = facts.recipe.components[name]
+        owner, sizes = sizes_of(facts.recipe, component)
+        span = facts.value("components", owner.name, "parallel", "pp_size")
+        seconds = (at.with_word(f"`model_type` is {kind}"),)
+        if unknown:
+            message = f"whether pp can divide the layers of `{kind}` in `{name}` is unknown: {unknown.why}"
+            yield Diagnostic("MC440", message, span, seconds, severity="note")
+        else:
+            message = f"`pp_size` is {mesh.size('pp')}, but transformers has no plan that divides `{kind}`"
+            yield Diagnostic("MC469", message, span, seconds, LayoutNeeds(facts, component, sizes).help)
+
+
+def sequences_fit_positions(facts: Facts) -> Iterator[Diagnostic]:
+    """A model has a position for each token of the longest sequence."""
+    for name, model in facts.models.items():
+        positions = model.get(POSITIONS)
+        lengths = dict.fromkeys(_lengths(facts, name)) if positions else {}
+        for length, span in lengths:
+            if length > positions:
+                fitting = f"the {positions} positions of the model of `{name}`"
+                message = f"sequences of up to {length} tokens exceed {fitting}"
+                help = f"at most {positions} tokens fit"
+                yield Diagnostic("MC441", message, span, model.stated(POSITIONS), help, "warning")
+
+
+def _lengths(facts: Facts, component: str) -> Iterator[tuple[int, Span]]:
+    """Yields (number, span) of the lengths of the sequences on which a component computes."""
+    model, pipeline = facts.models[component], facts.recipe.pipeline
+    if length := model.get("sequence_length"):
+        yield length, model.spans["sequence_length"]
+    calls = [stage for stage in pipeline.values() if stage.component == component and stage.kind == "call"]
+    sources = [pipeline[taken].component for stage in calls for taken in stage.takes if taken in pipeline]
+    for source in (component, *sources):
+        stated = facts.sequence_length(source) if source in facts.recipe.components else None
+        if stated is not None:
+            yield stated

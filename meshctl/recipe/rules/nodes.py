@@ -127,6 +127,3 @@ def _where_it_fits(facts: Facts, group: DeviceGroup, allocation: Allocation) -> 
         if count and fits(replace(recipe.cluster, nodes=nodes, nodes_by_pool=larger), group.nodes):
             return f"write `cluster.nodes.{named.name}.count: {count}`"
     return ""
-
-
-RULES = (pools_state_their_devices, named_nodes_exist, nodes_are_for_counts, named_nodes_have_devices)

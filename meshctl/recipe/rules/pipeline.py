@@ -1,15 +1,222 @@
-"""MC51x to MC55x: the components and stages to which a pipeline refers, and the order of its stages."""
+"""MC51x to MC55x and MC572 to MC577: the names to which a recipe refers, the order of stages, and blocks of
+stages that run several times in a step (`repeat`).
+
+An unknown name is reported once, with all places that use it. If it is similar to a group, component or stage
+to which nothing refers, the definition is probably misspelt and is reported instead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
-from meshctl.diagnostics import Diagnostic
+from meshctl.dataclass import dataclass
+from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.classes import Endpoint
+from meshctl.recipe.fields import PARALLEL
+from meshctl.recipe.fixes import renamed
+from meshctl.recipe.model import Block, Stage
 from meshctl.recipe.rules.facts import Facts, input_path
-from meshctl.recipe.rules.names import named_stages
-from meshctl.text.english import counted
+from meshctl.recipe.rules.flow import homes_of
+from meshctl.recipe.suggestions import called, odd_letter
+from meshctl.text.english import counted, did_you_mean, nearest, similar
+from meshctl.topology.modes import COLLECT, DISPATCH
+
+MAX_SECONDS = 4
+"""Maximum number of further places of an unknown name that a report shows."""
+NOUNS = {"groups": "group", "components": "component", "pipeline": "stage"}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference of the recipe to a group, a component or a stage."""
+
+    top: str
+    name: str
+    span: Span
+    code: str
+    message: str
+    """The message if the name does not exist."""
+    own: str = ""
+    """The name of the group, component or stage that contains the reference. It is not suggested."""
+    after: str = ""
+    """The text after the name at the span, such as the method of `call`."""
+    options: tuple[str, ...] | None = None
+    """The names to suggest; None for all names in `top`."""
+    help: str = ""
+    """The help if no name is similar."""
+
+
+def references(facts: Facts) -> Iterator[Reference]:
+    """Yields all references whose values are valid."""
+    yield from _groups(facts)
+    yield from _components(facts)
+    yield from _stages(facts)
+
+
+def _groups(facts: Facts) -> Iterator[Reference]:
+    for name, component in facts.recipe.components.items():
+        if component.group and facts.is_valid("components", name, "group"):
+            span = facts.value("components", name, "group")
+            message = f"component `{name}` runs on group `{component.group}`, which does not exist"
+            yield Reference("groups", component.group, span, "MC500", message)
+    for name, group in facts.recipe.groups.items():
+        if group.colocate and group.device_type != "cpu":
+            span = facts.value("groups", name, "colocate")
+            message = f"group `{name}` shares the devices of group `{group.colocate}`, which does not exist"
+            yield Reference("groups", group.colocate, span, "MC305", message, own=name)
+    for elastic in facts.recipe.run.elastic:
+        span = facts.key("run", "elastic", elastic.group)
+        message = f"group `{elastic.group}` of `run.elastic` does not exist"
+        yield Reference("groups", elastic.group, span, "MC328", message)
+
+
+def _components(facts: Facts) -> Iterator[Reference]:
+    for name, stage in facts.recipe.pipeline.items():
+        call_key = "call" if stage.kind == "call" else "sync"
+        for key, component in ((call_key, stage.component), ("to", stage.to)):
+            span, node = facts.value("pipeline", name, key), facts.node("pipeline", name, key)
+            text = str(node.value) if node else ""
+            if not component or not facts.is_valid("pipeline", name, key) or text in facts.targets:
+                continue  # a class in place of a component is another mistake
+            method = text[len(component) :]
+            message = f"component `{component}` does not exist"
+            yield Reference("components", component, span, "MC512", message, after=method)
+    for name, given in facts.recipe.components.items():
+        if isinstance(given.parallel, str):
+            span = facts.value("components", name, "parallel")
+            same = tuple(one.name for one in facts.recipe.components_of(given.group) if one.name != name)
+            message = f"component `{given.parallel}`, whose mesh `{name}` takes, does not exist"
+            size = called(given.parallel, PARALLEL.keys)
+            yield Reference(
+                *("components", given.parallel, span, "MC402", message, name),
+                options=() if size else same,
+                help=f"write sizes: {{{size or 'dp_size'}: 2}}",
+            )
+
+
+def _stages(facts: Facts) -> Iterator[Reference]:
+    names = _names_in_blocks(facts)
+    for name, stage in facts.recipe.pipeline.items():
+        for other, path in named_stages(stage):
+            span = facts.value("pipeline", name, *path)
+            message, options = f"stage `{other}` does not exist", names[stage.block]
+            if (owner := other.partition(".")[0]) in facts.recipe.components:
+                message = f"{message}: `{owner}` is a component, and a stage takes the value of a stage"
+                calls = [one for one in facts.recipe.pipeline.values() if one.component == owner]
+                options = tuple(one.name for one in calls if one.kind == "call" and one is not stage)
+            yield Reference("pipeline", other, span, "MC530", message, name, options=options)
+        for one in homes_of(stage):
+            span = facts.value("pipeline", name, *one.path)
+            message = f"stage `{one.home}` of `home` does not exist"
+            yield Reference("pipeline", one.home, span, "MC534", message, name, options=names[stage.block])
+    for block in facts.recipe.blocks.values():
+        is_own = f"{block.name}.{block.over}" in block.stages  # another rule reports that
+        if block.over and not is_own and facts.is_valid("pipeline", block.name, "repeat"):
+            span = facts.value("pipeline", block.name, "repeat", "over")
+            message = f"stage `{block.over}`, given as `over` of block `{block.name}`, does not exist"
+            yield Reference("pipeline", block.over, span, "MC530", message)
+        for index, other in enumerate(block.after):
+            span = facts.item("pipeline", block.name, "after", index=index)
+            yield Reference("pipeline", other, span, "MC530", f"stage `{other}` does not exist")
+    for _, metric, span in facts.named_metrics() if facts.recipe.pipeline else ():
+        other = _stage_of(facts, metric)
+        message = f"stage `{other}` of metric `{metric}` does not exist"
+        yield Reference("pipeline", other, span, "MC560", message, after=metric[len(other) :])
+
+
+def _stage_of(facts: Facts, metric: str) -> str:
+    """Returns the name of the stage in a metric; of a misspelt block, the name with the inner stage."""
+    name, rest = facts.recipe.metric(metric)
+    inner = f"{name}.{rest.partition('.')[0]}"
+    is_inner = name not in facts.recipe.pipeline and "." in rest and nearest(inner, facts.recipe.pipeline)
+    return inner if is_inner else name
+
+
+def _names_in_blocks(facts: Facts) -> dict[str, tuple[str, ...] | None]:
+    """Returns block -> the names that may be meant in its stages: those of its other stages, as they are
+    named there, and those outside. None for stages of no block, where all names may be meant."""
+    outside = tuple(name for name, stage in facts.recipe.pipeline.items() if not stage.block)
+    names: dict[str, tuple[str, ...] | None] = {"": None}
+    for block in facts.recipe.blocks.values():
+        names[block.name] = (*(name.partition(".")[2] for name in block.stages), *outside)
+    return names
+
+
+def named_stages(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yields (name of a stage, key path below `stage`) for each stage to which a stage refers."""
+    for given in stage.inputs:
+        for index, other in enumerate(given.stages):
+            yield other, input_path(given, index)
+    for index, other in enumerate(stage.after):
+        yield other, ("after", str(index)) if len(stage.after) > 1 else ("after",)
+
+
+@dataclass
+class _Names:
+    """The names of `groups`, `components` or `pipeline`: the defined ones, the used ones, and those that are
+    used and not defined."""
+
+    defined: tuple[str, ...]
+    used: set[str] = field(default_factory=set)
+    missing: dict[str, list[Reference]] = field(default_factory=dict)
+
+    @cached_property
+    def unused(self) -> tuple[str, ...]:
+        return tuple(name for name in self.defined if name not in self.used)
+
+
+def names_exist(facts: Facts) -> Iterator[Diagnostic]:
+    defined: Mapping[str, Mapping[str, object]] = {
+        "groups": facts.recipe.groups,
+        "components": facts.recipe.components,
+        "pipeline": facts.recipe.pipeline,
+    }
+    by_top = {top: _Names(tuple(names)) for top, names in defined.items()}
+    for one in references(facts):
+        names = by_top[one.top]
+        if facts.is_named(one.top, one.name):
+            names.used.add(one.name)
+        else:
+            names.missing.setdefault(one.name, []).append(one)
+    for names in by_top.values():
+        for name, some in names.missing.items():
+            misspelt = nearest(name, names.unused) if len(some) > 1 else ""
+            yield _definition(facts, misspelt, name, some) if misspelt else _missing(names, some)
+
+
+def _definition(facts: Facts, name: str, meant: str, some: list[Reference]) -> Diagnostic:
+    """Returns the diagnostic for a name that is misspelt in its definition."""
+    (block, _, inner), (meant_block, _, meant_inner) = name.partition("."), meant.partition(".")
+    if inner and inner == meant_inner:
+        name, meant = block, meant_block
+    span, noun = facts.key(some[0].top, name), NOUNS[some[0].top]
+    seconds = tuple(one.span.with_word(f"`{meant}` is used here") for one in some[:MAX_SECONDS])
+    message = f"{noun} `{meant}` is used {len(some)} times but does not exist; `{name}` is never used"
+    fixes = renamed(span, name, [meant])
+    return Diagnostic(
+        some[0].code, message, span, seconds, f"did you mean `{meant}`?", fixes=fixes, missing=True
+    )
+
+
+def _missing(names: _Names, some: list[Reference]) -> Diagnostic:
+    first = some[0]
+    options = names.defined if first.options is None else first.options
+    others = [other for other in similar(first.name, options) if other != first.own]
+    near = nearest(first.name, others)
+    help = f"did you mean `{near}`?"
+    if not near:
+        help = did_you_mean("", (other for other in options if other != first.own)) or first.help
+    fixes = tuple(fix for one in some for fix in renamed(one.span, one.name, others, one.after))
+    parts = first.name.split()
+    if odd := odd_letter(first.name):
+        help = f"{odd}; {help}"
+    if first.code == "MC530" and len(parts) > 1 and set(parts) <= set(options):
+        help, fixes = f"write `,` between the names of the stages: [{', '.join(parts)}]", ()
+    seconds = tuple(one.span.with_word("and here") for one in some[1 : MAX_SECONDS + 1])
+    return Diagnostic(first.code, first.message, first.span, seconds, help, fixes=fixes, missing=True)
 
 
 def components_have_pipeline(facts: Facts) -> Iterator[Diagnostic]:
@@ -175,13 +382,167 @@ def _is_for_batches(method: str, endpoint: Endpoint | None, key: str) -> bool:
     return bool(endpoint.signature.required) if key == "sync" else not method.startswith("load_")
 
 
-RULES = (
-    components_have_pipeline,
-    sources_state_samples,
-    components_are_used,
-    inputs_are_calls,
-    stages_are_acyclic,
-    joined_stages_differ,
-    sync_has_two_ends,
-    sync_methods_exist,
-)
+def block_has_one_source(facts: Facts) -> Iterator[Diagnostic]:
+    """`until` names the one source of a block. With `over` the block has none."""
+    for block in _known_blocks(facts):
+        sources = [name for name in block.stages if facts.recipe.pipeline[name].is_source]
+        inner = [name.partition(".")[2] for name in sources]
+        if block.until and block.until not in sources:
+            span, name = facts.value("pipeline", block.name, "repeat", "until"), _inner(block.until)
+            is_stage = block.until in block.stages
+            why = "it takes the values of others" if is_stage else "it is not a stage of the block"
+            message = f"`{name}` is not the source of block `{block.name}`: {why}"
+            help = did_you_mean("", inner) or "use one of its stages that has no `in`"
+            yield Diagnostic("MC572", message, span, help=help, missing=True)
+            continue
+        others = [name for name in sources if name != block.until]
+        if others:
+            first = facts.key("pipeline", others[0])
+            message = f"`{_inner(others[0])}` is a second source of block `{block.name}`"
+            what, help = f"the block runs until the data of `{_inner(block.until)}` end", ""
+            if block.over:
+                message = (
+                    f"`{_inner(others[0])}` is a source, but block `{block.name}` repeats `{block.over}`"
+                )
+                what, help = f"its minibatches come from `{block.over}`", f"write `in: {block.over}`"
+            key = "until" if block.until else "over"
+            seconds = (facts.value("pipeline", block.name, "repeat", key).with_word(what),)
+            yield Diagnostic("MC572", message, first, seconds, help or "take its value from outside")
+
+
+def stages_take_what_is_repeated(facts: Facts) -> Iterator[Diagnostic]:
+    """Every other stage of a block takes the source, or the minibatches, directly or not: otherwise it would
+    not know when the block ends."""
+    for block in _known_blocks(facts):
+        repeated = block.until or block.over
+        if repeated not in facts.recipe.pipeline or (repeated in block.stages) != bool(block.until):
+            continue
+        if block.until and not facts.recipe.pipeline[block.until].is_source:
+            continue
+        reached = {repeated}
+        pending = [facts.recipe.pipeline[name] for name in block.stages]
+        while more := [stage for stage in pending if reached & {*stage.takes}]:
+            reached |= {stage.name for stage in more}
+            pending = [stage for stage in pending if stage.name not in reached]
+        if block.until and len(reached) == 1:
+            message = f"no stage of block `{block.name}` takes `{_inner(block.until)}`"
+            yield Diagnostic("MC573", message, facts.key("pipeline", block.until), missing=True)
+        for stage in pending:
+            if stage.name in reached or stage.is_source:
+                continue  # the block's source, or one that is reported
+            what = f"`{_inner(repeated)}`, directly or not"
+            message = f"stage `{_inner(stage.name)}` of block `{block.name}` does not take {what}"
+            span, help = facts.key("pipeline", stage.name), "move it out of the block, or add it to `in`"
+            yield Diagnostic("MC573", message, span, help=help)
+
+
+def over_has_samples(facts: Facts) -> Iterator[Diagnostic]:
+    """Minibatches are parts of a batch that a stage outside of the block returns."""
+    for block in facts.recipe.blocks.values():
+        if not block.over or not facts.is_valid("pipeline", block.name, "repeat"):
+            continue
+        stage, span = (
+            facts.recipe.pipeline.get(block.over),
+            facts.value("pipeline", block.name, "repeat", "over"),
+        )
+        message = ""
+        if block.over in facts.recipe.blocks or f"{block.name}.{block.over}" in block.stages:
+            message = f"`{block.over}` is not a stage outside of block `{block.name}`"
+        elif stage is not None and stage.kind == "sync":
+            message = f"`{block.over}` is a sync, which has no samples"
+        elif stage is not None and facts.is_valid("pipeline", block.over):
+            mode = COLLECT.get(facts.modes[block.over].collect)
+            if stage.is_without_data or (mode and not (mode.is_batch or mode.is_first)):
+                message = f"`{block.over}` has no batch that block `{block.name}` can cut into minibatches"
+        if message:
+            yield Diagnostic(
+                "MC574", message, span, help="use a stage outside of the block that produces a batch"
+            )
+        elif stage is not None and 0 < stage.samples < block.size:
+            size = facts.value("pipeline", block.name, "repeat", "size")
+            message = f"`size` {block.size} is not smaller than the {stage.samples} samples of `{block.over}`"
+            seconds = (facts.value("pipeline", block.over, "samples"),)
+            help = "each round is a single pass; use a smaller `size` for several"
+            yield Diagnostic("MC577", message, size, seconds, help, severity="warning")
+        else:
+            yield from _minibatches_are_shared(facts, block)
+
+
+def _minibatches_are_shared(facts: Facts, block: Block) -> Iterator[Diagnostic]:
+    """Warns where a minibatch has fewer samples than a component has shares."""
+    for name in block.stages:
+        stage = facts.recipe.pipeline[name]
+        mesh, lead = facts.meshes.get(stage.component), facts.lead_stage(stage)
+        is_known = mesh is not None and stage in facts.known_calls and facts.modes[name].execute_mode.is_joint
+        if mesh is None or not is_known or lead is None or lead.name != block.over:
+            continue
+        shares = DISPATCH[facts.lead_dispatch(stage).mode].share_count(mesh)
+        if 0 < block.size < shares and not stage.dispatch.allow_empty:
+            samples = counted(block.size, "sample")
+            message = f"a minibatch has {samples}, fewer than the {shares} shares of `{stage.component}`"
+            size = facts.value("pipeline", block.name, "repeat", "size")
+            seconds = (facts.key("components", stage.component).with_word(f"{shares} shares"),)
+            help = f"some ranks have none in each pass; write `size: {shares}` or more"
+            yield Diagnostic("MC577", message, size, seconds, help, "warning")
+            return
+
+
+def only_the_last_stage_is_taken(facts: Facts) -> Iterator[Diagnostic]:
+    """A stage outside takes the last stage of a block by its full name."""
+    for name, stage in facts.recipe.pipeline.items():
+        homes = [(one.home, one.path) for one in homes_of(stage)]
+        for other, path in (*named_stages(stage), *homes):
+            block = facts.recipe.blocks.get(other.partition(".")[0])
+            is_order = path[0] == "after" and other in facts.recipe.blocks
+            if block is None or not block.stages or stage.block == block.name or is_order:
+                continue
+            span, last = facts.value("pipeline", name, *path), block.stages[-1]
+            if other == block.name:
+                message = f"`{other}` is a block, not a stage"
+                yield Diagnostic("MC575", message, span, help=f"its last stage is `{last}`")
+            elif path[0] == "after":
+                help = f"write `after: {block.name}`"
+                yield Diagnostic("MC575", f"`{other}` is inside block `{block.name}`", span, help=help)
+            elif other != last and other in block.stages:
+                message = f"stage `{name}` takes `{other}`, which is inside a block and not its last stage"
+                seconds = (facts.key("pipeline", last).with_word("only this one can be taken"),)
+                yield Diagnostic("MC575", message, span, seconds, f"take `{last}`")
+
+
+def passes_are_not_recorded(facts: Facts) -> Iterator[Diagnostic]:
+    """Routes inside a block have a value in each pass, and recordings one in each step."""
+    recipe = facts.recipe
+    inside = {
+        route: stage
+        for stage in recipe.pipeline.values()
+        for route, source in _routes_with_sources(stage)
+        if stage.block and source in recipe.pipeline and recipe.pipeline[source].block == stage.block
+    }
+    for index, word in enumerate(recipe.run.record if facts.is_valid("run", "record") else ()):
+        routes = [route for route, stage in inside.items() if word in (route, route.partition(" ->")[0])]
+        if routes:
+            message = (
+                f"`{routes[0]}` is inside block `{inside[routes[0]].block}`: its passes are not recorded"
+            )
+            help = "record a route into the block, or out of it"
+            yield Diagnostic("MC576", message, facts.item("run", "record", index=index), help=help)
+
+
+def _routes_with_sources(stage: Stage) -> Iterator[tuple[str, str]]:
+    sources = [source for given in stage.inputs for source in given.stages]
+    return zip(stage.routes, sources, strict=True)
+
+
+def _known_blocks(facts: Facts) -> Iterator[Block]:
+    """Yields the blocks whose keys and stages are valid, and take stages that exist."""
+    pipeline = facts.recipe.pipeline
+    for block in facts.recipe.blocks.values():
+        stages = [pipeline[name] for name in block.stages]
+        is_valid = facts.is_valid("pipeline", block.name) and all(stage.kind for stage in stages)
+        if stages and is_valid and all(other in pipeline for stage in stages for other in stage.takes):
+            yield block
+
+
+def _inner(name: str) -> str:
+    """Returns the name of a stage as its block names it."""
+    return name.rpartition(".")[2]

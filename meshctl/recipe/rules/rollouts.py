@@ -1,24 +1,35 @@
-"""MC454 to MC456: compares a sampler with the models that learn from its answers, or send it their weights.
+"""MC454 to MC456, MC461, MC465, MC508 and MC588: what samplers give, and what losses, advantages and rewards
+need.
 
-A class declares the arguments of sampling and of learning as `ROLLOUT`. Whether an advantage compares the
-answers to one prompt is read from its function, which then has the parameter `group_index`.
+    loss `ppo`, whose function has the parameter `advantages`
+      --advantage `gae`, whose function has the parameter `values`--> the update needs a column `values`
+
+A class declares in `RETURNS` the columns of its endpoints, and in `ROLLOUT` the arguments of sampling and of
+learning, and which inputs of its losses it computes itself. If the columns of one stage before the update are
+unknown, nothing is reported. The options of a function are its keyword-only parameters. An advantage compares
+the answers to one prompt if it has the parameter `group_index`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import permutations
+from typing import Any
 
+from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.declarations import TRAINED_BY
-from meshctl.recipe.code.functions import parameters_of
+from meshctl.recipe.code.functions import Parameters, parameters_of
 from meshctl.recipe.code.layouts import KeyPath
 from meshctl.recipe.code.model_config import POSITIONS
 from meshctl.recipe.code.modules import Sources
-from meshctl.recipe.code.names import entries_in
+from meshctl.recipe.code.names import entries_in, literal_in, names_in
 from meshctl.recipe.compose.yaml_tree import plain
+from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Stage
-from meshctl.recipe.rules.facts import Facts
-from meshctl.text.english import listed
+from meshctl.recipe.rules.arguments import given_names, wrong_type
+from meshctl.recipe.rules.facts import Facts, texts_listed_by
+from meshctl.text.english import did_you_mean, listed
 
 GROUP = "group_index"
 """The input of an advantage that compares the answers to one prompt."""
@@ -173,4 +184,262 @@ def _inputs(code: Sources, path: str) -> tuple[str, ...]:
     return found.required if found else ()
 
 
-RULES = (synced_models_are_equal, groups_have_several_answers, temperatures_are_equal)
+REWARDS = "meshctl.rewards.functions.FUNCTIONS"
+"""The table of functions whose parameters are columns of the samples."""
+RENAMED = ("args", "columns")
+"""The argument with the columns of parameters whose names differ."""
+ANSWERS = ("completion", "completions", "responses")
+"""Names of the column `response` in other tools."""
+SIDES = ("chosen_", "rejected_")
+REFERENCE = "ref_"
+"""The beginning of the names of inputs that a reference model computes."""
+ANSWER_HELP = "the answer is `response`, one text, for which the function returns one number"
+
+
+@dataclass(frozen=True)
+class Needed:
+    """The inputs that a loss, or its advantage, needs and does not receive."""
+
+    function: str
+    """The function, for messages: "loss `grpo`"."""
+    inputs: tuple[str, ...]
+    span: Span
+
+
+def inputs_are_given(facts: Facts) -> Iterator[Diagnostic]:
+    """The stages before an update return the columns that its loss needs."""
+    for stage in facts.recipe.pipeline.values():
+        component = stage.component
+        if stage.kind != "call" or not facts.declares(component).rollout.computes:
+            continue
+        trained_by = (facts.declares(component).memory or {}).get(TRAINED_BY, ())
+        found = facts.class_of(component)
+        if stage.method not in trained_by or found is None or "ROLLOUT" in found.overridden:
+            continue
+        columns = _inputs_of(facts, stage, frozenset())
+        if columns is not None:
+            yield from (_diagnostic(facts, stage, needed) for needed in _needed(facts, component, columns))
+
+
+def rewards_are_computable(facts: Facts) -> Iterator[Diagnostic]:
+    """The stages before a reward return the columns that its functions need."""
+    for stage in facts.recipe.pipeline.values():
+        component, found = stage.component, facts.class_of(stage.component)
+        paths = [path for path, table in facts.declares(component).choices.items() if table == REWARDS]
+        if not paths or stage.method != "score" or found is None or "RETURNS" in found.overridden:
+            continue
+        columns, code = _inputs_of(facts, stage, frozenset()), facts.code_of(component)
+        given = facts.node("components", component, *RENAMED)
+        renamed = {} if given is None else facts.argument(component, RENAMED) and plain(given)
+        for name, span in (one for path in paths for one in given_names(facts, component, path)):
+            parameters = parameters_of(code, entries_in(code, REWARDS).get(name, name))
+            if parameters is None or columns is None or not isinstance(renamed, dict):
+                continue
+            needed = [renamed.get(one, one) for one in parameters.required]
+            if missing := [one for one in needed if one not in columns]:
+                what = f"`{stage.name}` does not receive {listed(missing)}, which `{name}`"
+                kept = f"a source keeps columns of its rows: keep: [{', '.join(missing)}]"
+                help = ANSWER_HELP if missing[0] in ANSWERS else kept
+                yield Diagnostic("MC461", f"{what} of `{component}` needs", span, help=help)
+
+
+def _diagnostic(facts: Facts, stage: Stage, needed: Needed) -> Diagnostic:
+    needs = f"which {needed.function} of `{stage.component}` needs"
+    message = f"`{stage.name}` does not receive {listed(needed.inputs)}, {needs}"
+    seconds = (needed.span.with_word(needed.function.replace("`", "")),)
+    helps = dict.fromkeys(_help(facts, stage, name) for name in needed.inputs)
+    help = "; ".join(filter(None, helps))
+    return Diagnostic("MC461", message, facts.value("pipeline", stage.name, "in"), seconds, help)
+
+
+def _help(facts: Facts, stage: Stage, column: str) -> str:
+    """Returns where a column comes from: a stage of the recipe, or what `providers` of the class names."""
+    producers = [one.name for one in facts.recipe.pipeline.values() if _can_take(facts, stage, one, column)]
+    if producers:
+        taken = ", ".join((*stage.takes, producers[0]))
+        return f"take `{producers[0]}` too: in: [{taken}]"
+    table = facts.declares(stage.component).rollout.providers
+    provider = entries_in(facts.code_of(stage.component), table).get(column, "") if table else ""
+    return f"`{column}` comes from {provider}" if provider else ""
+
+
+def _can_take(facts: Facts, stage: Stage, producer: Stage, column: str) -> bool:
+    """Returns whether a stage makes a column, and comes before or beside another stage."""
+    columns = own_columns(facts, producer)
+    is_elsewhere = producer.block not in ("", stage.block)
+    if not columns or column not in columns or is_elsewhere:
+        return False
+    waiting, seen = [producer.name], {""}
+    while waiting:
+        name = waiting.pop()
+        if name == stage.name:
+            return False
+        source = facts.recipe.pipeline.get(name)
+        waiting += [one for one in (source.takes if source else ()) if one not in seen]
+        seen.add(name)
+    return True
+
+
+# Columns
+
+
+def _inputs_of(facts: Facts, stage: Stage, seen: frozenset[str]) -> frozenset[str] | None:
+    """Returns the columns that a stage receives; None if some may be unknown. `seen` are the stages that take
+    it, directly or not."""
+    found: frozenset[str] = frozenset()
+    for name in stage.takes:
+        source = facts.recipe.pipeline.get(name)
+        own = own_columns(facts, source) if source is not None and name not in seen else None
+        if own is None or source is None:
+            return None
+        kept: frozenset[str] | None = frozenset()
+        if facts.declares(source.component).returns[source.method].keeps_inputs:
+            kept = _inputs_of(facts, source, seen | {stage.name})
+        if kept is None:
+            return None
+        found |= own | kept
+    return found if stage.takes else None
+
+
+def own_columns(facts: Facts, stage: Stage) -> frozenset[str] | None:
+    """Returns the columns that a stage makes; None if some may be unknown."""
+    component, found = stage.component, facts.class_of(stage.component)
+    returned = facts.declares(component).returns.get(stage.method) if stage.kind == "call" else None
+    is_valid = facts.is_valid("pipeline", stage.name) and facts.is_valid("components", component, "args")
+    if returned is None or found is None or "RETURNS" in found.overridden or not is_valid:
+        return None
+    names = [*returned.names]
+    for path in returned.listed_by:
+        listed_names = texts_listed_by(facts, component, path)
+        if listed_names is None:
+            return None
+        names += listed_names
+    for path, columns in returned.added_by.items():
+        if _is_given(facts, component, path) is not False:
+            names += columns
+    return frozenset(names)
+
+
+def _is_given(facts: Facts, component: str, path: KeyPath) -> bool | None:
+    """Returns whether an argument has another value than 0 or null; None if it is unknown."""
+    if facts.node("components", component, *path) is None:
+        return False
+    node = facts.argument(component, path)
+    return bool(plain(node)) if node is not None else None
+
+
+# Inputs
+
+
+def _needed(facts: Facts, component: str, columns: frozenset[str]) -> Iterator[Needed]:
+    """Yields what the loss of a component and its advantage need and do not get from `columns`; nothing for a
+    loss that is unknown."""
+    declared, chosen = facts.declares(component).rollout, loss_of(facts, component)
+    if chosen is None:
+        return
+    loss, path, span = chosen
+    missing = _missing(facts, component, path, declared.loss_options, columns)
+    estimated = tuple(name for name in missing if name in declared.estimates)
+    if others := tuple(name for name in missing if name not in estimated):
+        yield Needed(f"loss `{loss}`", others, span)
+    advantage = advantage_of(facts, component) if estimated else None
+    if advantage is not None:
+        name, path, at = advantage
+        if missing := _missing(facts, component, path, declared.advantage_options, columns):
+            yield Needed(f"advantage `{name}`", missing, at)
+    elif estimated and value_of(facts, component, declared.advantage) is not None:
+        yield Needed(f"loss `{loss}`", estimated, span)
+
+
+def _missing(
+    facts: Facts, component: str, function: str, options: KeyPath, columns: frozenset[str]
+) -> tuple[str, ...]:
+    """Returns the inputs that a function needs, and that are neither columns nor computed by the model."""
+    parameters = parameters_of(facts.code_of(component), function)
+    if parameters is None:
+        return ()
+    required = (*parameters.required, *_switched_on(facts, component, parameters, options))
+    return tuple(
+        name for name in required if name not in columns and not _is_computed(facts, component, name, columns)
+    )
+
+
+def _switched_on(facts: Facts, component: str, parameters: Parameters, options: KeyPath) -> Iterator[str]:
+    """Yields the optional inputs that options require."""
+    declared, given = facts.declares(component).rollout, dict[str, Any]()
+    if options and facts.node("components", component, *options) is not None:
+        node = facts.argument(component, options)
+        if node is None or not node.is_mapping:
+            return
+        given = plain(node)
+    switches = literal_in(facts.code_of(component), declared.switches) if declared.switches else None
+    chosen = {**parameters.options, **given}
+    for name in parameters.optional:
+        needs = switches.get(name, {}) if isinstance(switches, Mapping) else {}
+        if any(_is_on(chosen.get(option), values) for option, values in needs.items()):
+            yield name
+
+
+def _is_on(value: Any, values: tuple[str, ...]) -> bool:
+    """Returns whether an option has one of `values`; without `values`, whether it is a number other than
+    0."""
+    return value in values if values else isinstance(value, (int, float)) and value != 0
+
+
+def _is_computed(facts: Facts, component: str, name: str, columns: frozenset[str]) -> bool:
+    declared, code = facts.declares(component).rollout, facts.code_of(component)
+    tables = [names_in(code, table) for table in declared.computes]
+    if not all(tables):
+        return True
+    computed = {one for table in tables for one in table}
+    is_of_pair = name.removeprefix(REFERENCE).startswith(SIDES)
+    tokens = ("chosen_input_ids", "input_ids") if is_of_pair else ("input_ids", "chosen_input_ids")
+    if tokens[0] not in columns and tokens[1] in columns:
+        return False  # the model has pairs in place of single texts, or the other way round
+    if name in computed:
+        return True
+    has_reference = bool(declared.reference) and _is_given(facts, component, declared.reference) is not False
+    return has_reference and name.startswith(REFERENCE) and name.removeprefix(REFERENCE) in computed
+
+
+def columns_come_once(facts: Facts) -> Iterator[Diagnostic]:
+    """No stage of a list has all columns of another one, because its class declares that it keeps them."""
+    for stage in facts.recipe.pipeline.values():
+        lists = [given.stages for given in stage.inputs if len(given.stages) > 1]
+        for one, other in (pair for names in lists for pair in permutations(names, 2)):
+            source = facts.recipe.pipeline.get(other)
+            returned = facts.declares(source.component).returns.get(source.method) if source else None
+            if source and returned and returned.keeps_inputs and one in source.takes:
+                message = f"`{stage.name}` receives the columns of `{one}` twice: `{other}` returns them, too"
+                span = facts.value("pipeline", stage.name, "in")
+                yield Diagnostic("MC588", message, span, help=f"take `{other}` without `{one}`")
+
+
+def options_exist(facts: Facts) -> Iterator[Diagnostic]:
+    """The functions of the loss and of its advantage have the options that the recipe sets."""
+    for component in facts.recipe.components:
+        declared = facts.declares(component).rollout
+        if loss := loss_of(facts, component):
+            yield from _checked(facts, component, "loss", loss[:2], declared.loss_options)
+        if advantage := advantage_of(facts, component):
+            yield from _checked(facts, component, "advantage", advantage[:2], declared.advantage_options)
+
+
+def _checked(
+    facts: Facts, component: str, kind: str, function: tuple[str, str], options: KeyPath
+) -> Iterator[Diagnostic]:
+    """Checks the options of a function, given as (its name, its dotted path)."""
+    name, path = function
+    given = facts.argument(component, options) if options else None
+    parameters = parameters_of(facts.code_of(component), path)
+    if given is None or not given.is_mapping or parameters is None:
+        return
+    known = parameters.keywords
+    for option, value in given.items():
+        if option not in known:
+            message = f"{kind} `{name}` of `{component}` has no option `{option}`"
+            help = did_you_mean(option, known) if known else "it has no options"
+            span = value.key or value.span
+            yield Diagnostic("MC465", message, span, help=help, fixes=renamed(span, option, known))
+        elif (hint := parameters.hints.get(option)) and not value.from_environment:
+            yield from wrong_type(value, hint, f"`{option}` of {kind} `{name}`")

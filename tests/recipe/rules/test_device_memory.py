@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from meshctl.recipe.load import Loaded, load
-from meshctl.recipe.rules.rank_bytes import memory_of
+from meshctl.recipe.rules.memory import memory_of
 from meshctl.topology.memory import ComponentMemory, Memory
 
 CODE = """

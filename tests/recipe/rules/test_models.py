@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.load import load
-from meshctl.recipe.rules import Facts, meshes, models
+from meshctl.recipe.rules import Facts, meshes, models, rules_of
 from tests.examples import examples
 from tests.recipe.rules.facts import facts_of
 
@@ -43,7 +43,7 @@ def recipe_of(ranks: int, parallel: dict[str, Any], models: list[Sizes], samples
 
 
 def reported(facts: Facts) -> list[Diagnostic]:
-    return [one for rule in (*meshes.RULES, *models.RULES) for one in rule(facts)]
+    return [one for rule in (*rules_of(meshes), *rules_of(models)) for one in rule(facts)]
 
 
 def proposed(help: str) -> list[Sizes]:

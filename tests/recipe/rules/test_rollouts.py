@@ -9,7 +9,7 @@ import pytest
 from meshctl.diagnostics import Diagnostic
 from meshctl.package import install_command
 from meshctl.recipe.load import load
-from meshctl.recipe.rules import extras
+from meshctl.recipe.rules import components
 
 CODES = ("MC454", "MC455", "MC456")
 MODEL = "{model_type: llama, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 4, vocab_size: 260, hidden_size: 64}"
@@ -199,7 +199,7 @@ def test_the_module_of_a_function_declares_its_extra(tmp_path: Path) -> None:
 
 
 def test_a_ready_function_needs_the_extra_of_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "missing_libraries", lambda extra, path: ("math-verify",))
+    monkeypatch.setattr(components, "missing_libraries", lambda extra, path: ("math-verify",))
     (one,) = judged(tmp_path, "function: math")
     assert (one.code, one.severity, one.help) == ("MC442", "note", install_command("rewards"))
 

@@ -13,7 +13,7 @@ from meshctl.data.streams import Stream
 from meshctl.diagnostics import Diagnostic
 from meshctl.package import install_command
 from meshctl.recipe.load import load
-from meshctl.recipe.rules import extras
+from meshctl.recipe.rules import components
 
 CODES = {f"MC{number}" for number in range(442, 450)}
 CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
@@ -203,7 +203,7 @@ def test_the_sources_declare_the_suffixes_that_they_read() -> None:
 
 def test_missing_libraries_are_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows(tmp_path, CHAT)
-    monkeypatch.setattr(extras, "missing_libraries", lambda extra, path: ("transformers",))
+    monkeypatch.setattr(components, "missing_libraries", lambda extra, path: ("transformers",))
     (one,) = reported(tmp_path, "path: rows.jsonl, tokenizer: byte")
     assert (one.code, one.severity, one.help) == ("MC442", "note", install_command("hf"))
     assert one.message == "`one` and `other` need `transformers`, not installed here"

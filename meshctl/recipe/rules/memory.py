@@ -1,5 +1,5 @@
-"""The bytes of each component's model on a rank, read from the recipe, from literals of the classes, and from
-configs or the headers of weight files on this machine.
+"""MC450 and MC472: the bytes of each component's model on a rank, read from the recipe, from literals of the
+classes, and from configs or the headers of weight files on this machine.
 
     class Trainer(Component):
         MODEL = "args.model"                                             where the model is named
@@ -13,18 +13,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from meshctl.dataclass import dataclass
+from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.code.architectures import Values, parameters_of
 from meshctl.recipe.code.declarations import TRAINED_BY
 from meshctl.recipe.code.layouts import Layouts
 from meshctl.recipe.code.safetensors_headers import shapes_of
 from meshctl.recipe.code.tp_plans import LIBRARY
 from meshctl.recipe.compose.yaml_tree import plain
+from meshctl.recipe.meshes import sizes_of
 from meshctl.recipe.model import Component, Stage
 from meshctl.recipe.rules.components import STATE_METHODS
 from meshctl.recipe.rules.facts import ALL_LINEAR, Facts
+from meshctl.text.english import listed, size
 from meshctl.topology.memory import (
     DTYPE_BYTES,
     Adapter,
@@ -47,6 +51,7 @@ from meshctl.topology.memory import (
     with_sync,
 )
 from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.sizes import divisors
 from meshctl.topology.stage_split import by_cost, by_count, of_counts
 from meshctl.topology.traffic import Layout, moves
 
@@ -335,3 +340,91 @@ def _of_shapes(shapes: Mapping[str, tuple[int, ...]], is_tied: bool, head: str) 
             yield Parameter("score.weight", (1, *shape[1:]))
         elif not (is_output and is_tied):
             yield Parameter(name, shape, layers, is_linear=len(shape) == 2 and name.endswith(".weight"))
+
+
+MAX_DOUBLINGS = 6
+"""The number of times that the present number of ranks is doubled to find one that fits."""
+PROPOSED_RANK = 16
+"""The `r` of the adapter that is proposed."""
+
+
+def _too_large(facts: Facts, memory: Memory, device: DeviceMemory) -> Diagnostic:
+    totals = {one.component: one.total for one in memory.components}
+    largest = max(device.components, key=lambda name: totals[name])
+    names = listed(device.components)
+    need = "needs" if len(device.components) == 1 else "need"
+    has = size(device.device_memory)
+    message = f"{names} {need} {size(device.total)} on each device, which has {has}"
+    owner = sizes_of(facts.recipe, facts.recipe.components[largest])[0].name
+    path = ("components", owner, "parallel")
+    span = facts.value(*path) if facts.is_named(*path) else facts.key("components", owner)
+    second = facts.value("cluster", "device_memory").with_word(f"{has} each")
+    space = device.device_memory - (device.total - totals[largest])
+    options = list(_that_fit(facts, largest, space))
+    help = f"what fits: {'; '.join(options)}" if options else ""
+    return Diagnostic("MC450", message, span, (second,), help, "warning")
+
+
+def _that_fit(facts: Facts, component: str, space: int) -> Iterator[str]:
+    """Yields changes of a component, each of which alone reduces its bytes to at most `space`."""
+    model = model_of(facts, facts.recipe.components[component])
+    found = facts.class_of(component)
+    if model is None or found is None or found.declares.memory is None:
+        return
+    if found.declares.layouts.supports("fsdp"):
+        yield from _layouts_that_fit(model, facts.meshes[component].data_size, space)
+    is_argument = {key: isinstance(item, tuple) for key, item in found.declares.memory.items()}
+    training = model.training
+    is_whole = training.is_trained and training.adapter is None
+    short = replace(model, training=replace(training, dtype="bfloat16"))
+    if is_argument.get("dtype") and not is_whole and training.dtype == "float32" and _fits(short, space):
+        yield "dtype: bfloat16"
+    adapted = replace(model, training=replace(training, adapter=Adapter(PROPOSED_RANK)))
+    if is_argument.get("lora") and is_whole and _fits(adapted, space):
+        yield f"lora: {{r: {PROPOSED_RANK}}}"
+
+
+def _layouts_that_fit(model: Model, data_size: int, space: int) -> Iterator[str]:
+    """Yields the smallest fsdp size on the present ranks, or else on a multiple of them."""
+    tp = model.split.tp
+    sizes = [fsdp for fsdp in divisors(data_size) if fsdp > model.split.fsdp]
+    multiples = [data_size << doubled for doubled in range(1, MAX_DOUBLINGS + 1)]
+    for fsdp in [*sizes, *multiples]:
+        if _fits(replace(model, split=Split(max(1, data_size // fsdp), fsdp, tp)), space):
+            on = f" on {fsdp * tp} ranks" if fsdp > data_size else ""
+            yield f"fsdp_size: {fsdp}{on}"
+            return
+
+
+def _fits(model: Model, space: int) -> bool:
+    return model.rank_bytes.total <= space
+
+
+SHORT = ("bfloat16", "float16", "half")
+
+
+def models_fit_device(facts: Facts) -> Iterator[Diagnostic]:
+    """The models on a device need at most its memory."""
+    if not facts.recipe.cluster.device_memory or not facts.is_valid("cluster"):
+        return
+    memory = memory_of(facts)
+    for device in memory.devices:
+        if device.total > device.device_memory > 0:
+            yield _too_large(facts, memory, device)
+
+
+def updates_are_not_rounded_away(facts: Facts) -> Iterator[Diagnostic]:
+    """Weights that an optimizer of torch changes are stored in more than 16 bits."""
+    for name in dict.fromkeys(stage.component for stage in facts.recipe.pipeline.values()):
+        dtype, optimizer = (facts.memory_argument(name, key) for key in ("dtype", "optimizer"))
+        memory = facts.declares(name).memory or {}
+        is_own = optimizer and "." in str(optimizer.value) and not str(optimizer.value).startswith("torch.")
+        calls = [one for one in facts.recipe.pipeline.values() if one.component == name]
+        trains = any(one.kind == "call" and one.method in memory.get(TRAINED_BY, ()) for one in calls)
+        if dtype is None or dtype.value not in SHORT or not trains or is_own:
+            continue
+        if facts.memory_argument(name, "lora") is None:
+            message = f"`{name}` trains weights in {dtype.value}, which rounds most small updates away"
+            help = "leave it out, and compute in 16 bits: compute_dtype: bfloat16"
+            help = help if isinstance(memory.get("compute_dtype"), tuple) else "store them in float32"
+            yield Diagnostic("MC472", message, dtype.span, help=help, severity="warning")

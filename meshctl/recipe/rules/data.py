@@ -1,0 +1,202 @@
+"""MC443 to MC449 and MC460: the data and tokenizers that arguments of components name: files, the columns of
+the first row, chat templates, and the tokens, which are compared with the vocabulary of a model.
+
+A component with a tokenizer of its own, such as a sampler, makes new tokens, so the tokenizers of its inputs
+are compared with its own model only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from meshctl.diagnostics import Diagnostic
+from meshctl.recipe.code.data_files import FirstRow, Found, files_nearby, find, first_row
+from meshctl.recipe.code.tokenizers import Tokenizer, token_count, tokenizer
+from meshctl.recipe.compose.folders import is_file
+from meshctl.recipe.compose.yaml_tree import KeyPath, Node
+from meshctl.recipe.rules.facts import Facts, named_by, once, texts_listed_by
+from meshctl.text.english import listed, nearest
+
+
+def data_are_usable(facts: Facts) -> Iterator[Diagnostic]:
+    """The data of each source exist, and their first row has the columns that it reads. Each path is reported
+    once."""
+    return once(one for name in facts.recipe.components if (one := _of_component(facts, name)))
+
+
+def _of_component(facts: Facts, component: str) -> Diagnostic | None:
+    declared = facts.declares(component).data
+    node = named_by(facts, component, declared.path)
+    if node is None:
+        return None
+    found = find(node.value, facts.code.path, declared.suffixes, _split(facts, component))
+    near = nearest(node.value, files_nearby(node.value, facts.code.path, declared.suffixes))
+    return _of_path(facts, node, found, near) or _of_row(facts, component, node, found)
+
+
+def _split(facts: Facts, component: str) -> str:
+    """Returns the split that a source reads; empty if it is unknown or if the class declares none."""
+    path = facts.declares(component).data.split
+    if path and facts.node("components", component, *path) is None:
+        return "train"
+    node = named_by(facts, component, path)
+    return str(node.value) if node is not None else ""
+
+
+def _of_path(facts: Facts, node: Node, found: Found, near: str) -> Diagnostic | None:
+    """Returns a diagnostic if the path of a source leads to no data on this machine. `near` is the path of a
+    file with a similar name; empty if there is none."""
+    meant = f"did you mean `{near}`?" if near else ""
+    if found.is_remote:
+        message = f"{found.wrong}, so its columns are not checked"
+        return Diagnostic(
+            "MC449", message, node.span, help=meant or "it must be a dataset of the hub", severity="note"
+        )
+    if found.wrong:
+        help = f"searched in {listed(facts.code.own)} and the installed packages"
+        return Diagnostic("MC446", found.wrong, node.span, help=found.help or meant or help)
+    return None
+
+
+def _of_row(facts: Facts, component: str, node: Node, found: Found) -> Diagnostic | None:
+    """Returns a diagnostic about the first row of the first file that is not empty."""
+    rows = (first_row(file) for file in found.files)
+    row = next((row for row in rows if not row.is_empty), FirstRow(is_empty=bool(found.files)))
+    if row.is_empty:
+        return Diagnostic("MC447", f"`{node.value}` has no rows", node.span)
+    if row.wrong:
+        return Diagnostic("MC447", row.wrong, node.span, help="a row is a line with one JSON object")
+    missing = [column for column in _columns(facts, component) if column not in (row.columns or ())]
+    if row.columns is None or not missing:
+        return None
+    message = f"the first row of `{node.value}` has no {listed(missing, 'or')}"
+    help = f"its columns are {listed(row.columns)}" if row.columns else "the row is empty"
+    if renamed := facts.declares(component).data.renamed:
+        help += f"; for another one: {renamed[-1]}: {{{missing[0]}: COLUMN}}"
+    return Diagnostic("MC448", message, node.span, help=help)
+
+
+def _columns(facts: Facts, component: str) -> Iterator[str]:
+    """Yields the names that the columns of a component have in its data."""
+    declares = facts.declares(component)
+    names = facts.argument(component, declares.data.renamed)
+    renamed = {key: one.value for key, one in names.items()} if names is not None and names.is_mapping else {}
+    for column in declares.columns:
+        if not column.startswith("args."):
+            yield str(renamed.get(column, column))
+            continue
+        yield from texts_listed_by(facts, component, tuple(column.split("."))) or ()
+
+
+def tokenizers_are_usable(facts: Facts) -> Iterator[Diagnostic]:
+    """Each tokenizer exists, and has a chat template where chats are rendered. Each one is reported once."""
+    return once(one for name in facts.recipe.components if (one := _of_tokenizer_name(facts, name)))
+
+
+def _of_tokenizer_name(facts: Facts, component: str) -> Diagnostic | None:
+    declared = facts.declares(component).tokenizer
+    is_left_out = _is_empty(facts, component, declared.name)
+    node = named_by(facts, component, declared.model if is_left_out else declared.name)
+    if node is None:
+        return _without_name(facts, component) if is_left_out else None
+    found = tokenizer(node.value, facts.code.path, facts.hub)
+    needs_template = bool(declared.chat_template) and _is_empty(facts, component, declared.chat_template)
+    template = named_by(facts, component, declared.chat_template)
+    return _of_file(facts, template) or _of_tokenizer(node, found, needs_template)
+
+
+def _without_name(facts: Facts, component: str) -> Diagnostic | None:
+    """Returns a diagnostic if neither the tokenizer nor the model has a name."""
+    declared = facts.declares(component).tokenizer
+    model = facts.argument(component, declared.model)
+    if model is None or not model.is_mapping or not facts.is_valid("components", component, "args"):
+        return None
+    message = f"`{component}` has no tokenizer: its model is a mapping of config values"
+    help = f"add `{'.'.join(declared.name[1:])}` to its args: `byte`, a folder, or a name of the hub"
+    return Diagnostic("MC444", message, model.key or model.span, help=help)
+
+
+def _is_empty(facts: Facts, component: str, path: KeyPath) -> bool:
+    """Returns whether the recipe does not set an argument. Its value may be unknown until the launch."""
+    node = facts.node("components", component, *path)
+    return node is None or not node.value
+
+
+def _of_file(facts: Facts, template: Node | None) -> Diagnostic | None:
+    """Returns a diagnostic if the file of a chat template does not exist."""
+    if template is None or any(is_file(Path(folder, template.value)) for folder in facts.code.path):
+        return None
+    message = f"chat template `{template.value}` does not exist"
+    return Diagnostic("MC444", message, template.span, help=f"searched in {listed(facts.code.own)}")
+
+
+def _of_tokenizer(node: Node, found: Tokenizer, needs_template: bool) -> Diagnostic | None:
+    if found.is_remote:
+        help = f"the launch downloads it; to check it before: hf download {node.value}"
+        return Diagnostic("MC445", found.wrong, node.span, help=help, severity="note")
+    if found.wrong:
+        help = "write `byte`, the folder of a tokenizer, or the name of one on the hub"
+        return Diagnostic("MC444", found.wrong, node.span, help=help)
+    if needs_template and not found.has_template:
+        message = f"tokenizer `{node.value}` has no chat template"
+        help = "name a file with one in `chat_template`, or use the tokenizer of a model trained on chats"
+        return Diagnostic("MC443", message, node.span, help=help)
+    return None
+
+
+def tokens_are_in_vocabulary(facts: Facts) -> Iterator[Diagnostic]:
+    """A model has an embedding for each token of the tokenizers of its inputs. Each tokenizer is reported
+    once for a model."""
+    return once(_found(facts))
+
+
+def _found(facts: Facts) -> Iterator[Diagnostic]:
+    counts: dict[str, int] = {}
+    for name, model in facts.models.items():
+        vocabulary = model.get("vocab_size")
+        for node in _tokenizers(facts, name) if vocabulary else ():
+            if node.value not in counts:
+                counts[node.value] = _token_count(facts, node.value)
+            count = counts[node.value]
+            if count > vocabulary:
+                has = f"the vocabulary of the model of `{name}` has only {vocabulary}"
+                message = f"tokenizer `{node.value}` has {count} tokens, but {has}"
+                help = (
+                    f"name the tokenizer of the model; a new model needs a `vocab_size` of at least {count}"
+                )
+                yield Diagnostic("MC460", message, node.span, model.stated("vocab_size"), help)
+
+
+def _token_count(facts: Facts, name: str) -> int:
+    """Returns the number of tokens of a tokenizer; 0 if it is unknown."""
+    folder = tokenizer(name, facts.code.path, facts.hub).folder
+    return token_count(folder) if folder else 0
+
+
+def _tokenizers(facts: Facts, component: str) -> Iterator[Node]:
+    """Yields the names of the tokenizers whose tokens a component receives, each at its place."""
+    if own := _named(facts, component):
+        yield own
+    seen, waiting = {component}, [component]
+    while waiting:
+        for source in _inputs(facts, waiting.pop()):
+            if source in seen or source not in facts.recipe.components:
+                continue
+            seen.add(source)
+            if named := _named(facts, source):
+                yield named
+            else:
+                waiting.append(source)
+
+
+def _named(facts: Facts, component: str) -> Node | None:
+    return named_by(facts, component, facts.declares(component).tokenizer.name)
+
+
+def _inputs(facts: Facts, component: str) -> Iterator[str]:
+    """Yields the components whose values the stages of a component take."""
+    pipeline = facts.recipe.pipeline
+    for stage in pipeline.values():
+        if stage.component == component and stage.kind == "call":
+            yield from (pipeline[taken].component for taken in stage.takes if taken in pipeline)
