@@ -2,7 +2,7 @@
 
     python benchmarks/report.py [--workers 64] [--steps 100000] [--rounds 3]
 
-The run directory is made by the writers of meshctl: `EventHistory` for the folded events of old steps,
+The run directory is made by the writers of meshctl: `folded` for the events of old steps,
 `Journal` for those of the newest ones (three files of 1 MiB for each worker), the rows of eight metrics, and
 the observer that keeps `state.json`. The command is started as a user does. Medians of several rounds count.
 """
@@ -21,8 +21,7 @@ from benchmarks.watching import MadeRun, measured
 from meshctl.run import clock
 from meshctl.run.directory import write_whole
 from meshctl.run.event_files import folded_name
-from meshctl.run.event_folding import KEPT_SEGMENTS
-from meshctl.run.event_history import EventHistory
+from meshctl.run.event_folding import KEPT_SEGMENTS, folded
 from meshctl.run.events import SEGMENT_BYTES, Event, parsed
 
 GOALS = {"seconds": 10.0, "megabytes": 5.0}
@@ -47,7 +46,7 @@ class LongRun(MadeRun):
 
     def prepare(self) -> None:
         for group, stage in (("one", "batch"), ("two", "total")):
-            history = EventHistory()
+            lines = list[bytes]()
             for step in range(1, self._old + 1):
                 value = {
                     "seconds": 1.0,
@@ -55,11 +54,12 @@ class LongRun(MadeRun):
                     "waits": {stage: 0.1},
                     "routes": {},
                 }
-                history.add_step(Event("step", group, 0, step, value=value, time=self._began_at + step))
-            events = [event for event in map(parsed, history.lines()) if event]
+                event = Event("step", group, 0, step, value=value, time=self._began_at + step)
+                lines.append(json.dumps(vars(event), separators=(",", ":")).encode() + b"\n")
+            events = [event for event in map(parsed, folded((), lines)[0]) if event]
             for rank in range(self.plan.group(group).workers):
-                lines = (json.dumps(vars(replace(event, rank=rank))) + "\n" for event in events)
-                write_whole(self.run.events / folded_name(f"{group}-{rank}", 9), "".join(lines))
+                texts = (json.dumps(vars(replace(event, rank=rank))) + "\n" for event in events)
+                write_whole(self.run.events / folded_name(f"{group}-{rank}", 9), "".join(texts))
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from meshctl.network.authentication import TOKEN_VARIABLE
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import number_of
 from meshctl.run.directory import RunDir
-from meshctl.run.job_signals import IN_JOB
+from meshctl.run.process import IN_JOB
 
 QUIET = "TORCH_CPP_LOG_LEVEL", "ERROR"
 """torch reads this variable when it is imported. Otherwise each worker whose address has no name warns of

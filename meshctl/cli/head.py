@@ -18,7 +18,7 @@ from meshctl.network.addresses import address_of
 from meshctl.plan.model import Plan
 from meshctl.run.checkpoints.saved import NoWholeCheckpoint
 from meshctl.run.directory import RunDir
-from meshctl.run.job_signals import IN_JOB
+from meshctl.run.process import IN_JOB
 from meshctl.view.live.state_file import StateFile
 
 

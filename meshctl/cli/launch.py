@@ -35,14 +35,12 @@ from meshctl.engines.supervise.start_watch import watched
 from meshctl.network.addresses import joined
 from meshctl.network.authentication import new_token
 from meshctl.plan.model import Group, Plan
+from meshctl.run.checkpoints.best import EarlyStopping
 from meshctl.run.checkpoints.saved import WholeCheckpoint
-from meshctl.run.directory import RunDir, Start
-from meshctl.run.early_stopping import EarlyStopping
-from meshctl.run.engine_choice import EngineChoice
-from meshctl.run.git_state import record_git_state
-from meshctl.run.launches import record_launch
+from meshctl.run.directory import EngineChoice, RunDir, Start
+from meshctl.run.events import Observer
+from meshctl.run.launches import record_git_state, record_launch
 from meshctl.run.media import forget_media
-from meshctl.run.observer import Observer
 from meshctl.run.row_file import rows_of
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line, redact

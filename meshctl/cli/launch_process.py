@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 from meshctl.cli.parallel_start import run_and_exit
 from meshctl.engines.node.forkserver import flush
-from meshctl.engines.node.termination import die_with
 from meshctl.engines.supervise.signals import Signals
+from meshctl.run.process import die_with
 
 
 class LaunchProcess:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from meshctl.data.errors import DataError
 from meshctl.dataclass import dataclass
-from meshctl.run.parent_death import die_with
+from meshctl.run.process import die_with
 
 Result = TypeVar("Result")
 AHEAD = 2

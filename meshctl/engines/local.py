@@ -31,11 +31,12 @@ from meshctl.engines.node.scratch import remove_scratch
 from meshctl.network.authentication import TOKEN_VARIABLE
 from meshctl.plan.model import Plan
 from meshctl.run.directory import NO_START, RunDir, Start
+from meshctl.run.process import adopt_orphans
 
 HOST = "127.0.0.1"
 AGENT = """
 import runpy, signal, sys
-from meshctl.run.parent_death import die_with
+from meshctl.run.process import die_with
 die_with(int(sys.argv.pop(1)), signal.SIGTERM)
 runpy.run_module("meshctl", run_name="__main__", alter_sys=True)
 """
@@ -76,7 +77,7 @@ class LocalEngine:
         from meshctl.engines.node.node_job import NodeJob
         from meshctl.engines.node.node_process import fork
 
-        termination.adopt_orphans()
+        adopt_orphans()
         handle = LocalHandle(job)
         for node in nodes_of(job.plan):
             node_job = NodeJob(job.run, node, job.head, job.token, job.worker, keep=job.keep)

@@ -30,7 +30,7 @@ from meshctl.recipe.field_types import (
 )
 from meshctl.recipe.scalars import SECONDS_SCHEMA, number_of
 from meshctl.recipe.section_types import Field, Nested, Retired, Section
-from meshctl.run.engine_choice import EngineChoice
+from meshctl.run.directory import EngineChoice
 from meshctl.text.english import listed
 
 if TYPE_CHECKING:

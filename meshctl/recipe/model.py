@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from meshctl.dataclass import dataclass
 from meshctl.recipe.fields import GROUP, RECIPE, REPEAT, STAGE
-from meshctl.run.engine_choice import EngineChoice
+from meshctl.run.directory import EngineChoice
 from meshctl.run.settings import Run
 from meshctl.topology.cluster import DevicesPerNode, NodeRanges, devices_by_node
 from meshctl.topology.modes import Dispatch

@@ -32,7 +32,7 @@ from meshctl.recipe.fields import (
     SYNC,
 )
 from meshctl.recipe.section_types import Section
-from meshctl.run.engine_choice import EngineChoice
+from meshctl.run.directory import EngineChoice
 from meshctl.run.settings import Best, Checkpoint, Elastic, Restarts, Run, Stop, Trace, Track
 from meshctl.topology.sizes import SIZES
 

@@ -20,7 +20,7 @@ from typing import Any
 from meshctl.rewards.functions import Choice, FunctionError
 from meshctl.rewards.messages import receive, send
 from meshctl.rewards.scoring import Scorer
-from meshctl.run.parent_death import die_with
+from meshctl.run.process import die_with
 
 
 def main(arguments: list[str]) -> None:

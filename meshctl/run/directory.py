@@ -47,13 +47,24 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.run.checkpoints.best import ScoredCheckpoint
-from meshctl.run.engine_choice import EngineChoice
 from meshctl.run.reading import DAMAGED, decoded, text_of
 
 SHIP_TO = "~/meshctl-runs"
 """The folder of runs on a node that does not share the launcher's one (`engine.NAME.ship`)."""
 RUNS = "runs"
 """The folder in which a command finds a run by its name, if the user names no other one."""
+
+LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """The engine that a recipe chooses. `start.json` contains it, and the plan does not, so that a run can be
+    continued on another engine."""
+
+    name: str = LOCAL
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The options of the engine, by key; plain data."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +116,45 @@ class Start:
 NO_START = Start(())
 
 
+class _Below:
+    """A path below the run directory, as a property of `RunDir`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDir, owner: object = None) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunDir:
     path: Path
+
+    recipe = _Below("recipe.yaml")
+    plan = _Below("plan.json")
+    start = _Below("start.json")
+    lock = _Below(".lock")
+    head = _Below("head.json")
+    token = _Below(".token")
+    commands = _Below("commands.txt")
+    job = _Below("job.json")
+    submitted = _Below("job")
+    ray_log = _Below("logs/ray.log")
+    copied = _Below(".copied")
+    state = _Below("state.json")
+    launches = _Below("launches.jsonl")
+    events = _Below("events")
+    metrics = _Below("metrics.jsonl")
+    lost_metrics = _Below("metrics.lost.jsonl")
+    checkpoints = _Below("checkpoints")
+    best = _Below("checkpoints/best.json")
+    latest = _Below("checkpoints/latest")
+    launcher_log = _Below("logs/launcher.log")
+    media = _Below("media")
+    git = _Below("git.txt")
+    trackers = _Below("trackers")
+    stalls = _Below("logs/stalls.log")
+    trace = _Below("trace.json")
 
     @classmethod
     def create(cls, parent: Path, name: str, when: str) -> RunDir:
@@ -127,14 +174,6 @@ class RunDir:
     def of_plan(cls, plan: Path) -> RunDir:
         return cls(plan.resolve().parent)
 
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.yaml"
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
     def plan_of(self, start: Start) -> Path:
         """Returns the file of the plan of an attempt."""
         return self.path / start.plan if start.plan else self.plan
@@ -143,77 +182,6 @@ class RunDir:
         """Returns the file of a plan with fewer workers than that of the recipe."""
         return self.path / f"plan-{digest}.json"
 
-    @property
-    def start(self) -> Path:
-        return self.path / "start.json"
-
-    @property
-    def lock(self) -> Path:
-        """The file that the launcher of the run has locked, and its node processes with it."""
-        return self.path / ".lock"
-
-    @property
-    def head(self) -> Path:
-        return self.path / "head.json"
-
-    @property
-    def token(self) -> Path:
-        return self.path / ".token"
-
-    @property
-    def commands(self) -> Path:
-        return self.path / "commands.txt"
-
-    @property
-    def job(self) -> Path:
-        return self.path / "job.json"
-
-    @property
-    def submitted(self) -> Path:
-        """The folder with what was submitted."""
-        return self.path / "job"
-
-    @property
-    def ray_log(self) -> Path:
-        return self.path / "logs" / "ray.log"
-
-    @property
-    def copied(self) -> Path:
-        """A file whose time is the beginning of the last complete copy (`mirror.py`)."""
-        return self.path / ".copied"
-
-    @property
-    def state(self) -> Path:
-        return self.path / "state.json"
-
-    @property
-    def launches(self) -> Path:
-        return self.path / "launches.jsonl"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def lost_metrics(self) -> Path:
-        return self.path / "metrics.lost.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def best(self) -> Path:
-        return self.checkpoints / "best.json"
-
-    @property
-    def latest(self) -> Path:
-        return self.checkpoints / "latest"
-
     def journal(self, who: str) -> Path:
         """Returns the event file of a process. `who` is "launcher", "agent-GROUP-NODE" or "GROUP-RANK"."""
         return self.events / f"{who}.jsonl"
@@ -221,34 +189,8 @@ class RunDir:
     def log(self, group: str, rank: int | str) -> Path:
         return self.path / "logs" / group / f"{rank}.log"
 
-    @property
-    def launcher_log(self) -> Path:
-        """The output of a launcher that runs in the background."""
-        return self.path / "logs" / "launcher.log"
-
     def tracker_log(self, name: str) -> Path:
         return self.path / "logs" / f"tracker-{name.replace(':', '.')}.log"
-
-    @property
-    def media(self) -> Path:
-        return self.path / "media"
-
-    @property
-    def git(self) -> Path:
-        return self.path / "git.txt"
-
-    @property
-    def trackers(self) -> Path:
-        return self.path / "trackers"
-
-    @property
-    def stalls(self) -> Path:
-        """The log of the stacks of workers that have held up the run."""
-        return self.path / "logs" / "stalls.log"
-
-    @property
-    def trace(self) -> Path:
-        return self.path / "trace.json"
 
     def traced(self, group: str, rank: int) -> Path:
         """Returns the file of a worker's trace."""

@@ -1,95 +1,158 @@
 """Folds the events of old steps, so that the event files of a run are bounded.
 
     folding = EventFolding(run)
-    folding.poll(now, follower)          # a few milliseconds each time
+    folding.poll(now, follower)          # folds one segment, if there is one
 
 A segment of a worker's events is folded once newer ones exist, the supervisor has read it, and the rows of
-its steps are in `metrics.jsonl`. Its `step` events become parts of a few `steps` events with their sums, all
-but the first one of an attempt, which takes longer than the others.
-Metrics, which are in the rows, and the files of old checkpoints are left out. A folded file replaces the
-segments in one rename, so a kill at any moment loses nothing and counts nothing twice.
+its steps are in `metrics.jsonl`. Its `step` events become `steps` events with their sums, all but the first
+one of an attempt, which takes longer than the others. The number of sums is bounded, and large enough that
+the run can be drawn over time. Metrics, which are in the rows, and the files of old checkpoints are left out.
+A folded file replaces the segments in one rename, so a kill at any moment loses nothing and counts nothing
+twice.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.event_files import EventFiles, delete_folded, event_files, folded_name, segment_name
-from meshctl.run.event_history import EventHistory
-from meshctl.run.events import Follower, parsed
+from meshctl.run.events import TIMES, Event, Follower, parsed
 from meshctl.run.reading import lines_of
-from meshctl.run.row_file import last_row
+from meshctl.run.row_file import Row, last_row
 
 POLL_S = 1.0
 """Seconds between two searches for segments."""
 KEPT_SEGMENTS = 2
 """Number of segments of a worker that are not folded, beside the one that is being written."""
-LINES_PER_POLL = 1500
-_FOLDED = (b'{"name":"step"', b'{"name":"steps"')
-_MEMORY, _STEP, _READY = b'{"name":"memory"', b'{"name":"step"', b'{"name":"ready"'
+SUM_STEPS, MAX_SUMS = 100, 200
+"""Number of steps of a new `steps` event, and maximum number of these events of a worker. Beyond it,
+neighbours are added up."""
+MAX_MEMORY = 200
+"""Maximum number of kept events about memory. Beyond it, every second one is left out."""
+MAX_OTHERS = 2000
+"""Maximum number of other events that are kept, the newest ones."""
+_STEP, _MEMORY, _READY = b'{"name":"step"', b'{"name":"memory"', b'{"name":"ready"'
+_FOLDED = (_STEP, b'{"name":"steps"')
 _LEFT_OUT = (b'{"name":"metric"', b'{"name":"saved"', b'{"name":"saving"')
+_TIME = re.compile(rb'"time":([0-9.]+)}\s*$')
 
 
 class EventFolding:
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self._next = -math.inf
-        self._running: Iterator[None] | None = None
-        self._waiting: dict[str, int] = {}
-        """Process -> the last step of its oldest segment, which had no row yet."""
 
     def poll(self, now: float, follower: Follower) -> None:
-        """Folds a part of what there is to fold. `follower` is the supervisor's."""
-        if self._running is None and now >= self._next:
-            self._next = now + POLL_S
-            self._running = self._fold(follower)
-        if self._running is not None:
-            try:
-                next(self._running)
-            except (StopIteration, OSError):  # a full disk or a deleted run directory is reported elsewhere
-                self._running = None
+        """Folds the oldest segment of a worker. `follower` is the supervisor's."""
+        if now < self._next:
+            return
+        with suppress(OSError):  # a full disk or a deleted run directory is reported elsewhere
+            if self._fold(follower):
+                return
+        self._next = now + POLL_S
 
-    def _fold(self, follower: Follower) -> Iterator[None]:
+    def _fold(self, follower: Follower) -> bool:
+        """Returns whether a segment was folded."""
         row = last_row(self._run.metrics)
-        covered = row["step"] if row else -1
         for process in event_files(self._run.events):
-            for number in process.segments[: -1 - KEPT_SEGMENTS]:
-                has_rows = self._waiting.get(process.who, -1) <= covered
-                if not has_rows or not follower.has_read(process.who, number):
-                    break
-                history = EventHistory()
-                yield from self._add_lines(process, number, history)
-                if history.last > covered:
-                    self._waiting[process.who] = history.last
-                    break
-                self._write(process.who, number, history)
-                process = replace(process, folded=number)
+            for number in process.segments[: -1 - KEPT_SEGMENTS][:1]:
+                if follower.has_read(process.who, number) and self._replace(process, number, row):
+                    return True
+        return False
 
-    def _add_lines(self, process: EventFiles, number: int, history: EventHistory) -> Iterator[None]:
-        """Adds the lines of a process's folded file and of a segment. Yields after each part of them."""
-        names = [folded_name(process.who, process.folded)] if process.folded >= 0 else []
-        is_first = False
-        for name in [*names, segment_name(process.who, number)]:
-            for count, line in enumerate(lines_of(self._run.events / name), 1):
-                if is_first and line.startswith(_STEP):
-                    history.add_first_step(line)
-                    is_first = False
-                elif line.startswith(_FOLDED):
-                    if event := parsed(line):
-                        history.add_step(event)
-                elif line.startswith(_MEMORY):
-                    history.add_memory(line)
-                elif not line.startswith(_LEFT_OUT):
-                    history.add_other(line)
-                    is_first = is_first or line.startswith(_READY)
-                if count % LINES_PER_POLL == 0:
-                    yield
-
-    def _write(self, who: str, number: int, history: EventHistory) -> None:
-        folder = self._run.events
-        text = b"".join(history.lines()).decode(errors="replace")
-        write_whole(folder / folded_name(who, number), text)
+    def _replace(self, process: EventFiles, number: int, row: Row | None) -> bool:
+        """Replaces the folded file of a process and a segment by another folded file, unless `row`, the last
+        one of the metrics, is of an earlier step than the segment's last one."""
+        folder, who = self._run.events, process.who
+        old = lines_of(folder / folded_name(who, process.folded)) if process.folded >= 0 else ()
+        lines, last = folded(old, lines_of(folder / segment_name(who, number)))
+        if row is None or last > row["step"]:
+            return False
+        write_whole(folder / folded_name(who, number), b"".join(lines).decode(errors="replace"))
         delete_folded(folder, who, number)
+        return True
+
+
+@dataclass
+class StepSums:
+    """The sums of the `step` events of one worker."""
+
+    first: int = 0
+    count: int = 0
+    seconds: float = 0.0
+    totals: dict[str, dict[str, float]] = field(
+        default_factory=lambda: {name: {} for name in ("stages", "times", "waits", "routes", *TIMES)}
+    )
+    newest: Event = field(default_factory=lambda: Event("step", step=-1))
+
+    def add(self, event: Event) -> None:
+        """Adds a `step` or a `steps` event."""
+        value, step = event.value, event.step or 0
+        times = value.get("times", dict.fromkeys(value.get("stages", {}), 1))
+        if not self.count:
+            self.first = value.get("first", step)
+        self.count += value.get("count", 1)
+        self.seconds += value.get("seconds", 0.0)
+        for name, sums in self.totals.items():
+            for key, number in (times if name == "times" else value.get(name, {})).items():
+                sums[key] = sums.get(key, 0) + number
+        if step >= (self.newest.step or 0):
+            self.newest = event
+
+    def event(self) -> Event:
+        value = {"first": self.first, "count": self.count, "seconds": self.seconds, **self.totals}
+        return replace(self.newest, name="steps", value=value)
+
+
+def folded(old: Iterable[bytes], new: Iterable[bytes]) -> tuple[list[bytes], int]:
+    """Returns the lines of a folded file in the order of time, from the lines of the one before it and those
+    of a segment, and the last step of the segment; -1 without one."""
+    sums, memory, others = list[Event](), list[bytes](), list[bytes]()
+    last, is_first = -1, False
+    for line in old:
+        if line.startswith(_FOLDED[1]) and (event := parsed(line)):
+            sums.append(event)
+        else:
+            (memory if line.startswith(_MEMORY) else others).append(line)
+    current = StepSums()
+    for line in new:
+        if line.startswith(_FOLDED) and (event := parsed(line)):
+            if is_first:
+                others.append(line)
+            else:
+                runs_again = (event.step or 0) <= (current.newest.step or 0)
+                if current.count and (runs_again or current.count >= SUM_STEPS):
+                    sums.append(current.event())
+                    current = StepSums()
+                current.add(event)
+            last, is_first = max(last, event.step or 0), False
+        elif line.startswith(_MEMORY):
+            memory.append(line)
+        elif not line.startswith(_LEFT_OUT):
+            others.append(line)
+            is_first = is_first or line.startswith(_READY)
+    sums += [current.event()] if current.count else []
+    texts = [json.dumps(asdict(one), separators=(",", ":")).encode() + b"\n" for one in _thinned(sums)]
+    kept = memory[::-2][::-1] if len(memory) > MAX_MEMORY else memory
+    return sorted([*others[-MAX_OTHERS:], *kept, *texts], key=_time_of), last
+
+
+def _thinned(sums: Sequence[Event]) -> Sequence[Event]:
+    """Adds up pairs of neighbours while there are too many sums."""
+    while len(sums) > MAX_SUMS:
+        pairs = [StepSums() for _ in sums[::2]]
+        for place, event in enumerate(sums):
+            pairs[place // 2].add(event)
+        sums = [pair.event() for pair in pairs]
+    return sums
+
+
+def _time_of(line: bytes) -> float:
+    found = _TIME.search(line)
+    return float(found[1]) if found else 0.0

@@ -64,16 +64,14 @@ import heapq
 import json
 import math
 import os
-import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from meshctl.dataclass import dataclass
 from meshctl.run import clock
@@ -90,8 +88,6 @@ RETRY_S = 0.1
 """Seconds between two attempts to write to a full disk."""
 TIMES = ("sends", "awaited", "full", "peers")
 """The keys of a `step` event, and fields of its report, that are left out where they are empty."""
-MAX_TEMPLATES = 256
-"""Maximum number of cached lines of a process."""
 _LINE = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -126,19 +122,7 @@ class EventLog(ABC):
     def write_step(self, report: StepReport) -> None:
         """Appends the events of a step: those of its metrics, then `step`."""
         self.write_metrics(report)
-        more: dict[str, Any] = {"collectives": report.collectives} if report.collectives else {}
-        if report.in_collectives:
-            more["in_collectives"] = report.in_collectives
-        more |= {key: times for key in TIMES if (times := getattr(report, key))}
-        self.write(
-            "step",
-            step=report.step,
-            seconds=report.seconds,
-            stages=report.stages,
-            waits=report.waits,
-            routes=report.routes,
-            **more,
-        )
+        self.write("step", step=report.step, **report.value)
 
 
 @dataclass(slots=True)
@@ -168,6 +152,16 @@ class StepReport:
     """Key of a process group -> what this rank has called in it."""
     seconds: float = 0.0
 
+    @property
+    def value(self) -> dict[str, Any]:
+        """The value of the `step` event, with the times in tenths of a microsecond."""
+        value: dict[str, Any] = {"seconds": round(self.seconds, 7)}
+        value |= {"stages": _rounded(self.stages), "waits": _rounded(self.waits), "routes": self.routes}
+        if self.collectives:
+            value["collectives"] = self.collectives
+        times = [(key, found) for key in ("in_collectives", *TIMES) if (found := getattr(self, key))]
+        return value | {key: _rounded(found) for key, found in times}
+
     def add_times(self, stage: str, waited: float, called: float, in_collectives: float = 0.0) -> None:
         """Adds the seconds of one call of a stage; in a block there are several in a step."""
         if in_collectives:
@@ -178,6 +172,10 @@ class StepReport:
     def add_metric(self, stage: str, values: Mapping[str, float], weight: float, collect: str) -> None:
         if values:
             self.metrics.append({"stage": stage, "values": values, "weight": weight, "collect": collect})
+
+
+def _rounded(times: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(seconds, 7) for name, seconds in times.items()}
 
 
 class Journal(EventLog):
@@ -197,10 +195,6 @@ class Journal(EventLog):
         """The number of the last error of the disk."""
         if self._size and not _ends_with_line(self._path):
             self._append(b"\n")  # a writer before this one was killed, or the disk was full
-        self._templates: dict[tuple[str, ...], bytes] = {}
-        """The names in a `step` line (stages, routes) -> the line, with formats for numbers."""
-        self._metrics: dict[tuple[str, ...], bytes] = {}
-        """The same for the lines of metrics, by their stage, `collect` and names."""
 
     def write(
         self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any
@@ -209,45 +203,16 @@ class Journal(EventLog):
         self._append(self._line(name, who, step, stage, value, clock.now()))
 
     def write_step(self, report: StepReport) -> None:
-        """Appends the events of a step in one write. The `step` line is a template filled with numbers,
-        because encoding it as JSON would take longer than everything else in the loop of an empty step."""
-        stages, waits, routes, sends = report.stages, report.waits, report.routes, report.sends
-        awaited, full, peers = report.awaited, report.full, report.peers
-        key = (*stages, "", *waits, "", *routes, "", *sends, "", *awaited, "", *full, "", *peers)
-        template = self._templates.get(key)
-        if template is None:
-            if len(self._templates) >= MAX_TEMPLATES:
-                self._templates.clear()
-            template = self._templates[key] = self._template(report)
-        numbers = (
-            *(report.step, report.seconds),
-            *(*stages.values(), *waits.values(), *routes.values()),
-            *(*sends.values(), *awaited.values(), *full.values(), *peers.values()),
-        )
-        now = clock.now()
+        """Appends the events of a step in one write, all with the same time: readers sort by it and keep
+        their order."""
+        now, step = round(clock.now(), 6), report.step
         if self._size >= SEGMENT_BYTES:
             self._begin_segment()
-        if not report.metrics and not report.collectives:
-            self._append(template % (*numbers, b"", now))
-            return
-        now = round(now, 6)  # all have the same time: readers sort by it and keep their order
-        lines = []
+        lines = list[bytes]()
         for metric in report.metrics:
-            lines.append(self._metric(metric, report.step, now))
-        self._append(b"".join([*lines, template % (*numbers, _collectives_of(report), now)]))
-
-    def _metric(self, metric: Mapping[str, Any], step: int, now: float) -> bytes:
-        """Returns the line of a metric: a template as well, where its numbers are finite."""
-        values, weight = metric["values"], metric["weight"]
-        numbers = (*values.values(), weight)
-        if not all(type(number) in (float, int) and math.isfinite(number) for number in numbers):
-            value = {key: value for key, value in metric.items() if key != "stage"}
-            return self._line("metric", self._rank, step, metric["stage"], value, now)
-        key = (metric["stage"], metric["collect"], *values)
-        template = self._metrics.get(key)
-        if template is None:
-            template = self._metrics[key] = self._metric_template(metric)
-        return template % (step, *numbers, now)
+            value = {key: metric[key] for key in ("values", "weight", "collect")}
+            lines.append(self._line("metric", self._rank, step, metric["stage"], value, now))
+        self._append(b"".join([*lines, self._line("step", self._rank, step, "", report.value, now)]))
 
     def _append(self, text: bytes) -> None:
         """Appends whole lines. What a full disk does not take is written with a later event. Raises `OSError`
@@ -295,26 +260,6 @@ class Journal(EventLog):
         }
         return (_LINE.encode(event) + "\n").encode()
 
-    def _template(self, report: StepReport) -> bytes:
-        """Returns the line of a `step` event with the keys of this report, and formats in place of the
-        numbers."""
-        stages, waits = _template_of(report.stages, "%.7f"), _template_of(report.waits, "%.7f")
-        routes = _template_of(report.routes, "%d")
-        more = [(key, times) for key in TIMES if (times := getattr(report, key))]
-        rest = "".join(f',"{key}":{_template_of(times, "%.7f")}' for key, times in more)
-        value = f'{{"seconds":%.7f,"stages":{stages},"waits":{waits},"routes":{routes}{rest}%b}}'
-        return f'{self._head("step")},"step":%d,"stage":"","value":{value},"time":%.6f}}\n'.encode()
-
-    def _metric_template(self, metric: Mapping[str, Any]) -> bytes:
-        stage, collect = (_LINE.encode(metric[key]).replace("%", "%%") for key in ("stage", "collect"))
-        values = _template_of(metric["values"], "%a")
-        value = f'{{"values":{values},"weight":%a,"collect":{collect}}}'
-        return f'{self._head("metric")},"step":%d,"stage":{stage},"value":{value},"time":%.6f}}\n'.encode()
-
-    def _head(self, name: str) -> str:
-        event = {"name": name, "group": self._group, "rank": self._rank}
-        return _LINE.encode(event).replace("%", "%%")[:-1]
-
     def flush(self, seconds: float = 0.0) -> None:
         """Writes the events that a full or read-only disk did not take, and waits for it, at most this long.
         Raises `OSError` if the disk still does not take them."""
@@ -330,36 +275,10 @@ class Journal(EventLog):
         os.close(self._file)
 
 
-def _collectives_of(report: StepReport) -> bytes:
-    """Returns the end of the value of a `step` event."""
-    if not report.collectives:
-        return b""
-    calls = b",".join(b"%b:%b" % (_text(key), _calls(value)) for key, value in report.collectives.items())
-    times = b",".join(b"%b:%.7f" % (_text(stage), n) for stage, n in report.in_collectives.items())
-    return b',"collectives":{%b}%b' % (calls, b',"in_collectives":{%b}' % times if times else b"")
-
-
-def _calls(value: Mapping[str, Any]) -> bytes:
-    if len(value) == 2:
-        return b'{"count":%d,"digest":%d}' % (value["count"], value["digest"])
-    return _LINE.encode(value).encode()
-
-
-@cache
-def _text(name: str) -> bytes:
-    return _LINE.encode(name).encode()
-
-
 def _ends_with_line(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
-
-
-def _template_of(values: Mapping[str, float], number: str) -> str:
-    """Returns a mapping as JSON with the format `number` in place of each value."""
-    names = [_LINE.encode(name).replace("%", "%%") for name in values]
-    return "{" + ",".join(f"{name}:{number}" for name in names) + "}"
 
 
 @dataclass(slots=True)
@@ -394,12 +313,6 @@ class Follower:
         for one event of each process, because its events are in order."""
         return heapq.merge(*map(self._events, self._grown()), key=lambda event: event.time)
 
-    def of_steps(self, steps: Container[int]) -> Iterator[Event]:
-        """Yields the events since the last call that are metrics or ends of `steps`, or belong to the time
-        before a worker's first step. All others are skipped without decoding them."""
-        for process in self._grown():
-            yield from self._events(process, steps)
-
     def skip(self) -> None:
         """Skips all events so far."""
         for process in self._files():
@@ -433,7 +346,7 @@ class Follower:
             or size_of(tail.path) > tail.position
         ]
 
-    def _events(self, process: EventFiles, steps: Container[int] | None = None) -> Iterator[Event]:
+    def _events(self, process: EventFiles) -> Iterator[Event]:
         names = process.names_from(self._tails[process.who].segment if process.who in self._tails else -1)
         tail = self._tails.setdefault(process.who, _Tail())
         for number, name in names:
@@ -443,21 +356,13 @@ class Follower:
             tail.segment = number
             for line in lines_of(path, tail.position):
                 tail.position += len(line)
-                if (steps is None or _is_of(line, steps)) and (event := parsed(line)):
+                if event := parsed(line):
                     yield event
 
 
 def events_of(path: Path) -> Iterator[Event]:
     """Yields the events of one file."""
     return filter(None, map(parsed, lines_of(path)))
-
-
-_STEP = re.compile(rb'{"name":"(?:metric|step)","group":"[^"]*","rank":\d+,"step":(\d+),')
-
-
-def _is_of(line: bytes, steps: Container[int]) -> bool:
-    found = _STEP.match(line)
-    return int(found[1]) in steps if found else line.startswith((b'{"name":"phase"', b'{"name":"ready"'))
 
 
 def parsed(line: bytes) -> Event | None:
@@ -468,3 +373,52 @@ def parsed(line: bytes) -> Event | None:
         is_right = is_right and {type(event.name), type(event.group), type(event.stage)} == {str}
         return event if is_right and {type(event.rank), type(event.step)} <= {int, type(None)} else None
     return None
+
+
+def restart_line(event: Event) -> str:
+    """Returns the line about a restart, `restarted after step 40: train:1 failed: killed by SIGKILL`; with
+    `, train with 3 of 4 workers` after the step if groups change their size. `rollout restarts alone` is the
+    beginning where a single group restarts."""
+    if group := event.value.get("group"):
+        return f"{group} restarts alone: {event.value.get('cause', '')}"
+    where = f"after step {event.step}" if event.step else "from the beginning"
+    sizes = [f", {size_change(name, *pair)}" for name, pair in sizes_in(event.value.get("sizes"))]
+    return f"restarted {where}{''.join(sizes)}: {event.value.get('cause', '')}"
+
+
+def sizes_in(sizes: object) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yields (group, numbers of its workers before and after) of the field of an event."""
+    for name, pair in sizes.items() if isinstance(sizes, dict) else ():
+        if isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, int) for one in pair):
+            yield str(name), (pair[0], pair[1])
+
+
+def size_change(group: str, before: int, after: int) -> str:
+    """Returns `train with 3 of 4 workers`, or `train with 4 workers again`."""
+    return (
+        f"{group} with {after} of {before} workers"
+        if after < before
+        else f"{group} with {after} workers again"
+    )
+
+
+class Observer(Protocol):
+    """An object that watches a run and cannot disturb it: the dashboard or the plain output, and the
+    trackers. The supervisor calls it from one thread, in this order:
+
+        on_attempt, (on_event | on_row)*, on_attempt, ..., on_end
+    """
+
+    def on_attempt(self, number: int, step: int | None) -> None:
+        """Attempt `number` begins. Its first step is the one after `step`, or the first of the run where that
+        is None. Rows of later steps, which an earlier attempt produced, no longer count."""
+
+    def on_event(self, event: Event) -> None:
+        """Something has happened. Events of one process arrive in order."""
+
+    def on_row(self, row: Mapping[str, Any]) -> None:
+        """A step is complete: `step`, `time`, and its metrics by `STAGE.NAME`. The row of the last step may
+        arrive again with more metrics."""
+
+    def on_end(self, code: int, reason: str) -> None:
+        """The run is over, with an exit code and the cause or the signal. Called once, and last."""

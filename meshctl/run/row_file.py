@@ -1,6 +1,12 @@
 """The file `metrics.jsonl`: a row for each step, in the order of the steps.
 
 The file of a long run has millions of rows. Its end is found from the end, and its rows are read one by one.
+When a run continues after a step, the rows up to it survive. The others were of steps that are lost: they run
+again, and their rows move to `metrics.lost.jsonl`, each with the attempt that made it.
+
+    attempts = PastAttempts()
+    for event in events_of(run.journal("launcher")): attempts.add(event)
+    elapsed = continue_rows(run, step, attempts)
 """
 
 from __future__ import annotations
@@ -12,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Event
 from meshctl.run.reading import MAX_LINES_BYTES, decoded, is_number, lines_of, opened
 
 Row = dict[str, Any]
@@ -40,12 +48,6 @@ def last_row(path: Path) -> Row | None:
     return next((row for _, row in _from_end(path)), None)
 
 
-def end_of(path: Path, after: int) -> tuple[int, Row | None]:
-    """Returns the size in bytes of a file without the rows of the steps after `after`, and its last row
-    then."""
-    return next(((end, row) for end, row in _from_end(path) if row["step"] <= after), (0, None))
-
-
 def cut(path: Path, after: int) -> float:
     """Removes the rows of the steps after `after`. Returns the `time` of the last row that stays, in seconds;
     0 if none does."""
@@ -55,17 +57,41 @@ def cut(path: Path, after: int) -> float:
     return float(row["time"]) if row else 0.0
 
 
-def has_all(path: Path, last: Row) -> bool:
-    """Returns whether a file that ends with the row `last` has a row for each step up to it. A line that is
-    no row makes this false."""
-    first = next(rows_of(path), last)
-    rows = int(last["step"]) - int(first["step"]) + 1
-    return int(first["step"]) <= 1 and _count_lines(path) == rows
+class PastAttempts:
+    """The steps after which the attempts of a run have begun."""
+
+    def __init__(self) -> None:
+        self._begun: list[tuple[int, int]] = []
+        """The number of each attempt and the step before its first one, in their order."""
+
+    def add(self, event: Event) -> None:
+        if event.name == "launched":
+            self._begun.append((int(event.value.get("attempt", 0)), 0))
+        elif event.name == "resumed" and self._begun:
+            self._begun[-1] = self._begun[-1][0], event.step or 0
+
+    def last_of(self, step: int) -> int:
+        """Returns the last attempt that can have run a step; 0 if there is none."""
+        return next((number for number, begun in reversed(self._begun) if begun < step or not step), 0)
 
 
-def _count_lines(path: Path) -> int:
-    with opened(path, MAX_LINES_BYTES) as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(16 * BLOCK_BYTES), b""))
+def continue_rows(run: RunDir, step: int | None, attempts: PastAttempts) -> float:
+    """Moves the rows that are lost where a run continues after `step`, or starts again where it is None.
+    Returns the `time` of the last row, in seconds; 0 without one. Raises `OSError` if a file cannot be
+    written."""
+    last = -1 if step is None else step
+    end, _ = end_of(run.metrics, last)
+    if lost := [row for row in rows_of(run.metrics, end) if row["step"] > last]:
+        with run.lost_metrics.open("a", encoding="utf-8") as file:
+            for row in lost:
+                file.write(as_json({**row, "attempt": attempts.last_of(row["step"])}))
+    return cut(run.metrics, last)
+
+
+def end_of(path: Path, after: int) -> tuple[int, Row | None]:
+    """Returns the size in bytes of a file without the rows of the steps after `after`, and its last row
+    then."""
+    return next(((end, row) for end, row in _from_end(path) if row["step"] <= after), (0, None))
 
 
 def _from_end(path: Path) -> Iterator[tuple[int, Row]]:

@@ -16,7 +16,7 @@ import os
 import signal
 from contextlib import suppress
 
-from meshctl.run.parent_death import allow_tracing_by
+from meshctl.run.process import allow_tracing_by
 
 SIGNAL = signal.SIGRTMIN + 11
 """A real-time signal: libraries and users rather use the others."""

@@ -1,6 +1,6 @@
 """Trackers: observers of a run that write its metrics to a destination, one file per library.
 
-A tracker is a class with the methods of `meshctl.run.observer.Observer` and a constructor that takes the run
+A tracker is a class with the methods of `meshctl.run.events.Observer` and a constructor that takes the run
 directory and keyword options. A new one is a file with the class, one line in `TRACKERS`, and its options in
 `recipe/tracker_fields.py`. `jsonl` runs in the launcher, the others in processes of their own (`feed.py`).
 """
@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, cast
 
 from meshctl.run.directory import RunDir
-from meshctl.run.observer import Observer
+from meshctl.run.events import Observer
 
 TRACKERS = {
     "jsonl": "meshctl.trackers.jsonl:JsonLines",

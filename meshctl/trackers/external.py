@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.run.directory import RunDir, write_whole
-from meshctl.run.events import Event
-from meshctl.run.git_state import git_state
+from meshctl.run.events import Event, restart_line
+from meshctl.run.launches import git_state
 from meshctl.run.media import Media, media_at
-from meshctl.run.restart_event import restart_line
 from meshctl.run.row_file import Row, rows_of
 from meshctl.text.redaction import HIDDEN, is_secret_at, redact
 

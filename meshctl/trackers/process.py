@@ -25,10 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.run.directory import RunDir
-from meshctl.run.events import Event
-from meshctl.run.job_signals import is_in_job, shield
-from meshctl.run.observer import Observer
-from meshctl.run.parent_death import die_with
+from meshctl.run.events import Event, Observer
+from meshctl.run.process import die_with, is_in_job, shield
 from meshctl.text.redaction import redact
 from meshctl.trackers import tracker_named
 

@@ -24,8 +24,7 @@ from meshctl.engines.engine import Exited, Handle, Job, Rendered, agent_commands
 from meshctl.network.connection import Connection, Message
 from meshctl.plan.model import Plan
 from meshctl.run.directory import NO_START, RunDir, Start
-from meshctl.run.events import Journal
-from meshctl.run.observer import Observer
+from meshctl.run.events import Journal, Observer
 from tests.hang import HANG_S
 
 POLL_S = 0.01

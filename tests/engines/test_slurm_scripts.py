@@ -20,7 +20,7 @@ from meshctl.engines.slurm.steps import failed_task, steps_of
 from meshctl.plan.model import Cluster, Group, Plan, Restarts, Run
 from meshctl.recipe.slurm_fields import slurm_time
 from meshctl.run.directory import RunDir
-from meshctl.run.job_signals import IN_JOB
+from meshctl.run.process import IN_JOB
 from tests.cli.commands import meshctl
 from tests.cli.small_launch import PARTS
 from tests.engines.test_slurm import ENGINE, TWO_SETS, needs_slurm

@@ -8,7 +8,7 @@ import pytest
 
 from meshctl.recipe.load import Loaded, load
 from meshctl.recipe.rules.engines import hosts_are_given
-from meshctl.run.engine_choice import EngineChoice
+from meshctl.run.directory import EngineChoice
 
 RECIPE = """
 groups: {train: {ranks: 2, device_type: cpu}}

@@ -10,8 +10,7 @@ from meshctl.cli.head import head
 from meshctl.engines.engine import engine_named
 from meshctl.recipe.fixes import apply
 from meshctl.recipe.load import load
-from meshctl.run.directory import RunDir, Start
-from meshctl.run.engine_choice import EngineChoice
+from meshctl.run.directory import EngineChoice, RunDir, Start
 from tests.paths import ROOT
 
 RECIPE = """\

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.run.checkpoints.best import Mode
-from meshctl.run.early_stopping import EarlyStopping
+from meshctl.run.checkpoints.best import EarlyStopping, Mode
 
 Values = list[float | None]
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from meshctl.run import event_folding, event_history
+from meshctl.run import event_folding
 from meshctl.run import events as events_module
 from meshctl.run.directory import RunDir
 from meshctl.run.event_files import event_files
-from meshctl.run.event_folding import EventFolding
-from meshctl.run.event_history import MAX_SUMS, EventHistory, StepSums
+from meshctl.run.event_folding import MAX_MEMORY, MAX_SUMS, EventFolding, StepSums, folded
 from meshctl.run.events import Event, Follower, Journal, StepReport, parsed
 from meshctl.run.row_file import as_json
 
@@ -57,7 +57,6 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(events_module, "SEGMENT_BYTES", 1000)
-    monkeypatch.setattr(event_folding, "LINES_PER_POLL", 20)
     return Run(tmp_path)
 
 
@@ -181,19 +180,20 @@ def test_a_segment_may_be_folded_while_another_process_reads(
     assert first.step == 1 and len([event for event in events if event.name == "step"]) < STEPS
 
 
+def lines_of(steps: range, start: float = 0.0) -> list[bytes]:
+    value = {"seconds": 0.5, "stages": {"loss": 0.25}, "waits": {}, "routes": {"a -> b": 10}}
+    events = (Event("step", "train", 0, step, value=value, time=start + step) for step in steps)
+    return [json.dumps(vars(event), separators=(",", ":")).encode() + b"\n" for event in events]
+
+
 def test_sums_of_a_long_run_are_a_bounded_history() -> None:
-    history, steps = EventHistory(), 30_000
-    for step in range(1, steps + 1):
-        value = {"seconds": 0.5, "stages": {"loss": 0.25}, "waits": {}, "routes": {"a -> b": 10}}
-        history.add_step(Event("step", "train", 0, step, value=value, time=float(step)))
-        if step % 10_000 == 0:  # as from a folded file
-            lines, history = history.lines(), EventHistory()
-            for event in filter(None, map(parsed, lines)):
-                history.add_step(event)
-    events = [event for event in map(parsed, history.lines()) if event]
+    lines, steps = list[bytes](), 60_000
+    for begin in range(1, steps, 10_000):
+        lines, last = folded(lines, lines_of(range(begin, begin + 10_000)))
+        assert last == begin + 9999
+    events = [event for event in map(parsed, lines) if event]
     assert MAX_SUMS / 4 < len(events) <= MAX_SUMS
     assert [event.value["first"] for event in events[1:]] == [(event.step or 0) + 1 for event in events[:-1]]
-    assert max(event.value["count"] for event in events) < 8 * steps / MAX_SUMS
     whole = StepSums()
     for event in events:
         whole.add(event)
@@ -202,24 +202,15 @@ def test_sums_of_a_long_run_are_a_bounded_history() -> None:
 
 
 def test_steps_that_run_again_are_sums_of_their_own() -> None:
-    history = EventHistory()
-    for time, step in enumerate([*range(1, 3001), *range(2001, 3001)]):
-        value = {"seconds": 1.0, "stages": {}}
-        history.add_step(Event("step", "train", 0, step, value=value, time=float(time)))
-    events = [event for event in map(parsed, history.lines()) if event]
-    assert sum(event.value["count"] for event in events) == 4000
-    assert [event.time for event in events] == sorted(event.time for event in events)
-    assert sum(event.value["first"] == 2001 for event in events) >= 1
+    again = lines_of(range(2001, 3001), start=1000.0)
+    events = [parsed(line) for line in folded((), [*lines_of(range(1, 3001)), *again])[0]]
+    assert sum(event.value["count"] for event in events if event) == 4000
+    assert sum(event.value["first"] == 2001 for event in events if event) == 2
 
 
 def test_events_about_memory_are_thinned_and_others_stay() -> None:
-    history = EventHistory()
-    for time in range(5000):
-        history.add_memory(b'{"name":"memory","value":{},"time":%d.0}\n' % time)
-    history.add_other(b'{"name":"phase","value":{},"time":0.5}\n')
-    lines = history.lines()
-    assert (
-        len(lines) <= event_history.MAX_MEMORY + 1
-        and b"4999.0" in lines[-1]
-        and b"0.5" in lines[0] + lines[1]
-    )
+    lines = [b'{"name":"phase","value":{},"time":0.5}\n']
+    for begin in range(0, 5000, 100):
+        memory = [b'{"name":"memory","value":{},"time":%d.0}\n' % time for time in range(begin, begin + 100)]
+        lines, _ = folded(lines, memory)
+    assert len(lines) <= MAX_MEMORY + 1 and b"4999.0" in lines[-1] and any(b"phase" in one for one in lines)

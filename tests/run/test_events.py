@@ -127,20 +127,6 @@ def test_a_cut_line_is_skipped_and_the_next_writer_begins_a_new_one(tmp_path: Pa
     assert [event.step for event in Follower(tmp_path).new()] == [2, 3]
 
 
-def test_only_the_events_of_some_steps_are_read(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "train-0.jsonl", "train", 0)
-    journal.write("phase", phase="connection")
-    journal.write("ready", step=0)
-    for step in (1, 2, 21):
-        journal.write("metric", step=step, values={})
-        journal.write("step", step=step)
-    journal.write("saved", step=2)
-    follower = Follower(tmp_path)
-    found = [(event.name, event.step) for event in follower.of_steps(range(2, 3))]
-    assert found == [("phase", None), ("ready", 0), ("metric", 2), ("step", 2)]
-    assert not list(follower.new())
-
-
 def test_events_are_skipped_as_a_whole(tmp_path: Path) -> None:
     journal, follower = Journal(tmp_path / "train-0.jsonl", "train", 0), Follower(tmp_path)
     journal.write("ready")

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from meshctl.dataclass import dataclass
 from meshctl.engines.node import termination
 from meshctl.package import PACKAGE_DIR
+from meshctl.run.process import die_with
 
 ROOT = str(PACKAGE_DIR.parent)
 _CHILD = (
@@ -145,7 +146,7 @@ class Probe:
 def child(function: str, arguments: str, writer: str) -> NoReturn:
     """Runs in the child: calls the function, writes its value or its error, and exits."""
     with suppress(Exception):  # the check also runs on a kernel without this feature
-        termination.die_with(os.getppid(), signal.SIGKILL)
+        die_with(os.getppid(), signal.SIGKILL)
     module, _, name = function.partition(":")
     try:
         answer: list[Any] = [getattr(import_module(module), name)(*json.loads(arguments)), ""]

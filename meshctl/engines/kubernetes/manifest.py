@@ -21,7 +21,7 @@ from meshctl.network.authentication import TOKEN_VARIABLE
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import NodeSet, node_sets
 from meshctl.run.directory import RunDir
-from meshctl.run.job_signals import ENDED_BY_HEAD, ENDED_BY_SCHEDULER
+from meshctl.run.process import ENDED_BY_HEAD, ENDED_BY_SCHEDULER
 from meshctl.text.kubernetes_names import replicated_job, subdomain_of
 
 API_VERSION = "jobset.x-k8s.io/v1alpha2"

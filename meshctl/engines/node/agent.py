@@ -56,7 +56,7 @@ from meshctl.network.control_store import StoreClient, StoreLost
 from meshctl.plan.model import Group, Plan, Worker
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.events import Journal
-from meshctl.run.job_signals import is_in_job
+from meshctl.run.process import is_in_job
 
 POLL_S = 0.1
 """Seconds between two reads of the store. The end of a worker is noticed at once."""

@@ -8,7 +8,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from meshctl.engines.node import forkserver, process_setup, termination
+from meshctl.engines.node import forkserver
+from meshctl.run import process
 
 BUG = 70
 """Exit code of a task that raises an exception."""
@@ -25,10 +26,10 @@ def become(title: str, parent: int, log: str, keep: Sequence[int], task: Callabl
         os.setsid()
         forkserver.default_signals()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        termination.die_with(parent, signal.SIGKILL)
-        process_setup.set_title(title)
+        process.die_with(parent, signal.SIGKILL)
+        process.set_title(title)
         forkserver.redirect_to_file(log)
-        process_setup.close_files(keep)
+        process.close_files(keep)
         code = task()
     except BaseException:
         traceback.print_exc()

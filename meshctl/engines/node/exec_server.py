@@ -21,12 +21,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from meshctl.engines.node import forkserver, process_setup, termination
+from meshctl.engines.node import forkserver, termination
 from meshctl.engines.node.interpreter import environ_of
 from meshctl.engines.node.preload import preload
 from meshctl.plan.model import Plan
+from meshctl.run import process
 from meshctl.run.directory import RunDir
-from meshctl.run.job_signals import is_in_job
+from meshctl.run.process import is_in_job
 
 MODULE = "meshctl.engines.node.exec_server"
 WORKER_FUNCTION = "meshctl.runtime.worker:main"
@@ -84,9 +85,9 @@ def _exec_server(
     control, parent, records = numbers
     try:
         forkserver.default_signals()
-        termination.die_with(parent, signal.SIGTERM)
+        process.die_with(parent, signal.SIGTERM)
         forkserver.redirect_to_file(log)
-        process_setup.close_files([control, records])
+        process.close_files([control, records])
         for descriptor in (control, records):
             os.set_inheritable(descriptor, True)
         os.execve(python, [python, "-P", "-m", MODULE, *map(str, numbers), *words], environ)
@@ -100,9 +101,9 @@ def main(control: int, parent: int, records: int, plan: Path, groups: Sequence[s
     """Serves the agents whose sockets arrive over `control`, until `control` closes or the parent dies.
     Imports in advance what the components of `groups` of a plan import."""
     in_job = is_in_job()
-    termination.die_with(parent, signal.SIGKILL if in_job else signal.SIGTERM)
-    termination.adopt_orphans()
-    process_setup.set_title(forkserver.TITLE)
+    process.die_with(parent, signal.SIGKILL if in_job else signal.SIGTERM)
+    process.adopt_orphans()
+    process.set_title(forkserver.TITLE)
     module, _, name = WORKER_FUNCTION.partition(":")
     os.set_inheritable(records, False)
     preload(Plan.read(plan), RunDir.of_plan(plan).read_start().path, groups)

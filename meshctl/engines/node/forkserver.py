@@ -38,10 +38,10 @@ from typing import Any, NoReturn
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.engine import WorkerMain
-from meshctl.engines.node import process_setup, termination
+from meshctl.engines.node import termination
 from meshctl.engines.node.scratch import use_scratch
-from meshctl.run import stack_dump
-from meshctl.run.job_signals import is_in_job, shield
+from meshctl.run import process, stack_dump
+from meshctl.run.process import is_in_job, shield
 from meshctl.run.progress import VARIABLE
 
 PACKET_BYTES_MAX = 1 << 20
@@ -334,11 +334,11 @@ def _become(request: SpawnRequest, output: int, worker: WorkerMain, server: int,
     try:
         os.setsid()  # a Ctrl-C in the terminal does not reach a session of its own
         default_signals()
-        termination.die_with(server, signal.SIGKILL)
+        process.die_with(server, signal.SIGKILL)
         redirect(output, request.terminal)
         has_record = request.record >= 0
-        process_setup.close_files([records] if has_record else [])
-        process_setup.set_title(request.name)
+        process.close_files([records] if has_record else [])
+        process.set_title(request.name)
         os.environ.update(request.env)
         if has_record:
             os.environ[VARIABLE] = f"{records}:{request.record}"

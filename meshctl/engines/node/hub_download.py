@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from meshctl.engines.checks.models import Download
-from meshctl.engines.node import child, forkserver, process_setup
+from meshctl.engines.node import child, forkserver
 from meshctl.engines.node.interpreter import environ_of
 from meshctl.hub_cache import missing_weights
 from meshctl.package import install_command
+from meshctl.run import process
 
 MODULE = "meshctl.engines.node.hub_download"
 TOKENIZER_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
@@ -106,7 +107,7 @@ def _exec(wanted: Sequence[Download], writer: int) -> NoReturn:
 
 def main(writer: int, wanted: Sequence[Download]) -> int:
     """Continues in the interpreter of the first download. Returns the exit code."""
-    process_setup.set_title(TITLE)
+    process.set_title(TITLE)
     return _download_here(wanted, wanted[0].python, writer)
 
 

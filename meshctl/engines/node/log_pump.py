@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.node import forkserver, process_setup, termination
+from meshctl.engines.node import forkserver, termination
 from meshctl.engines.node.scratch import Scratch
+from meshctl.run import process
 from meshctl.run.log_files import LogFile
 
 TITLE = "meshctl-logs"
@@ -144,8 +145,8 @@ def become(control: socket.socket, states: mmap.mmap, scratch: Scratch) -> NoRet
     try:
         os.setsid()
         forkserver.default_signals()
-        process_setup.set_title(TITLE)
-        process_setup.close_files([control.fileno(), scratch.descriptor])
+        process.set_title(TITLE)
+        process.close_files([control.fileno(), scratch.descriptor])
         states[:] = bytes(len(states))
         termination.kill_marked(scratch.mark, LogPump(control, states).run())
         scratch.release()

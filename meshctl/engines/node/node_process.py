@@ -33,7 +33,7 @@ from meshctl.engines.checks.device_files import own_and_missing
 from meshctl.engines.checks.models import downloads
 from meshctl.engines.connection import BEAT_S, beat_s, join
 from meshctl.engines.engine import CannotStart, groups_on
-from meshctl.engines.node import forkserver, process_setup, stacks, termination
+from meshctl.engines.node import forkserver, stacks, termination
 from meshctl.engines.node.agent import AgentJob, become_agent
 from meshctl.engines.node.event_forwarding import EVENTS_S, EventForwarding, prune
 from meshctl.engines.node.exec_server import ExecServer
@@ -52,8 +52,9 @@ from meshctl.engines.node.worker_logs import WorkerLogs
 from meshctl.network.addresses import interface_of
 from meshctl.network.connection import Connection, Message, ProtocolError
 from meshctl.plan.model import Plan
+from meshctl.run import process
 from meshctl.run.directory import Start, write_whole
-from meshctl.run.job_signals import ENDED_BY_HEAD, is_in_job
+from meshctl.run.process import ENDED_BY_HEAD, is_in_job
 
 OK, FAILED, REFUSED = 0, 1, 4
 """Exit codes, besides `ENDED_BY_HEAD` inside a job."""
@@ -456,8 +457,8 @@ def serve(
 
     To be called from the main thread, after the heavy imports and before any other thread exists.
     """
-    termination.adopt_orphans()
-    process_setup.set_title(forkserver.TITLE)
+    process.adopt_orphans()
+    process.set_title(forkserver.TITLE)
     try:
         connection, lease_s = join(job.head, job.node, job.token, job.digest, job.limit_s, job.wait_s)
     except CannotStart as error:
@@ -483,9 +484,9 @@ def fork(job: NodeJob) -> int:
     try:
         os.setsid()
         forkserver.default_signals()
-        termination.die_with(parent, signal.SIGTERM)
+        process.die_with(parent, signal.SIGTERM)
         forkserver.redirect_to_file(str(log))
-        process_setup.close_files(job.keep)
+        process.close_files(job.keep)
         code = serve(job)
     except BaseException:
         traceback.print_exc()

@@ -25,17 +25,9 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from meshctl.engines.node.process_setup import SET_CHILD_SUBREAPER, prctl
-from meshctl.run.parent_death import die_with as die_with
-
 GRACE_S = 2.0
 """Seconds between SIGTERM and SIGKILL at a forced end. The recipe's `grace` is the time for an orderly
 end."""
-
-
-def adopt_orphans() -> None:
-    """Makes this process, in place of init, the parent of its orphaned descendants."""
-    prctl(SET_CHILD_SUBREAPER, 1)
 
 
 def name_of(code: int) -> str:

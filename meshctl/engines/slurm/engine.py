@@ -31,8 +31,8 @@ from meshctl.engines.slurm.steps import SlurmHandle, Step, steps_of
 from meshctl.network.addresses import address_towards, default_address
 from meshctl.plan.model import Plan
 from meshctl.run.directory import NO_START, RunDir, Start, write_whole
-from meshctl.run.job_signals import is_in_job
-from meshctl.run.observer import Observer
+from meshctl.run.events import Observer
+from meshctl.run.process import is_in_job
 
 JOB_ID = "SLURM_JOB_ID"
 PORT = 9

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import NodeSet, node_sets
 from meshctl.run.directory import RunDir
-from meshctl.run.job_signals import IN_JOB
+from meshctl.run.process import IN_JOB
 
 if TYPE_CHECKING:
     from meshctl.engines.slurm.engine import SlurmOptions

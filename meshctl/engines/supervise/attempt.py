@@ -24,7 +24,7 @@ from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.events import Follower, events_of
 from meshctl.run.media import forget_media
 from meshctl.run.metrics import Fold
-from meshctl.run.surviving_rows import PastAttempts, continue_rows
+from meshctl.run.row_file import PastAttempts, continue_rows
 from meshctl.text.redaction import holds_literal, referred_names, stretches
 
 HELD_S, HELD_POLL_S = 1.0, 0.05

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from meshctl.run.events import Event
-from meshctl.run.observer import Observer
+from meshctl.run.events import Event, Observer
 
 CLOSED = (errno.EPIPE, errno.EIO, errno.EBADF)
 """Errors of a closed terminal or pipe. They cause no warning."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import ClassVar
 
-from meshctl.run.job_signals import ENDED_BY_SCHEDULER
+from meshctl.run.process import ENDED_BY_SCHEDULER
 
 DUPLICATE_S = 0.2
 """Two equal signals within this time count as one, because some senders signal both the process and its

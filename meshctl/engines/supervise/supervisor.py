@@ -39,9 +39,8 @@ from meshctl.network.addresses import joined
 from meshctl.network.authentication import TOKEN_VARIABLE, new_token
 from meshctl.plan.resizing import CannotResize
 from meshctl.run.checkpoints.saved import NoWholeCheckpoint
-from meshctl.run.events import Event, Journal
-from meshctl.run.job_signals import ENDED_BY_SCHEDULER
-from meshctl.run.observer import Observer
+from meshctl.run.events import Event, Journal, Observer
+from meshctl.run.process import ENDED_BY_SCHEDULER
 
 MakeObservers = Callable[[], Iterable[Observer]]
 """Returns the observers of a run. Called after the engine has forked, because an observer may start a

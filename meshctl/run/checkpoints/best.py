@@ -1,4 +1,5 @@
-"""Finds the best values of a metric, and the checkpoints to which they belong.
+"""Finds the best values of a metric, and the checkpoints to which they belong, and ends a run whose metric no
+longer improves.
 
 The value of a checkpoint is the last one that the metric had at or before its step. A checkpoint whose last
 value is not finite, or that has none, is never among the best.
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from meshctl.dataclass import dataclass
+from meshctl.text.english import counted
 
 Mode = Literal["min", "max"]
 """The best value of a metric: the smallest one or the largest one."""
@@ -65,3 +67,37 @@ class BestCheckpoints:
         if index < 0 or math.isnan(self._values[index]):
             return None
         return ScoredCheckpoint(step, self._values[index], self._steps[index])
+
+
+class EarlyStopping:
+    """Decides when a run ends because a metric no longer improves, from the rows of `metrics.jsonl` alone: a
+    run that continues from a checkpoint decides in the same step as one that was never interrupted."""
+
+    def __init__(self, metric: str, mode: Mode, patience: int) -> None:
+        """`metric` is STAGE.NAME. `patience` is the number of consecutive values that are not better than all
+        earlier ones. A value that is not finite is never better."""
+        self._metric, self._mode, self._patience = metric, mode, patience
+        self._best: float | None = None
+        self._best_step = self._last_step = -1
+        self._waited = 0
+        self.reason = ""
+        """The reason why the run ends, in one line; empty if it goes on."""
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Adds a row. Rows arrive in the order of their steps. A row that arrives again is ignored."""
+        if self._metric not in row or row["step"] <= self._last_step or self.reason:
+            return
+        self._last_step, value = row["step"], row[self._metric]
+        if value is not None and (self._best is None or is_better(value, self._best, self._mode)):
+            self._best, self._best_step, self._waited = value, self._last_step, 0
+            return
+        self._waited += 1
+        if self._waited >= self._patience:
+            self.reason = self._described()
+
+    def _described(self) -> str:
+        values, metric = counted(self._waited, "value"), f"`{self._metric}`"
+        if self._best is None:
+            return f"{metric} had no finite value in {values}, up to step {self._last_step}"
+        best = f"its best value is {self._best:.4g}, in step {self._best_step}"
+        return f"{metric} has not improved in {values}, up to step {self._last_step}: {best}"

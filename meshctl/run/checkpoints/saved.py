@@ -21,6 +21,8 @@ STEP = re.compile(r"step-([0-9]{1,15})")
 DAMAGED = "damaged-"
 """The prefix of the name under which a damaged checkpoint is kept when its step is run again."""
 
+BEFORE_MANIFESTS = "it is incomplete, or older than meshctl 0.1.0, the last version that reads such a one"
+
 
 class NoWholeCheckpoint(Exception):
     """There are checkpoints, and none is whole. The message names the damaged files."""
@@ -59,21 +61,12 @@ def damage(run: RunDir, step: int, published: int) -> str | None:
     try:
         manifest = Manifest.read(folder)
     except FileNotFoundError:
-        return _damage_without_manifest(run, step, published)
+        return f"{folder} has no manifest: {BEFORE_MANIFESTS}" if step <= published else None
     except ValueError as error:
         return str(error)
     if manifest.step != step:
         return f"{folder / MANIFEST} is of step {manifest.step}"
     return manifest.damage(folder)
-
-
-def _damage_without_manifest(run: RunDir, step: int, published: int) -> str | None:
-    from meshctl.run.checkpoints.older import is_older, missing_part  # needs pickle, which few runs need
-
-    folder, is_published = run.checkpoint(step), step <= published
-    if is_older(folder):
-        return missing_part(folder, run.plan) if is_published or not published else None
-    return f"{folder} has no manifest" if is_published else None
 
 
 def _warning(damaged: dict[int, str], step: int) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:  # this package contains every report, and reports need none of these
     from meshctl.plan.model import Plan
     from meshctl.run.directory import RunDir
-    from meshctl.run.observer import Observer
+    from meshctl.run.events import Observer
 
 
 def for_terminal(

@@ -16,8 +16,7 @@ from typing import Any, TextIO
 
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
-from meshctl.run.events import Event
-from meshctl.run.restart_event import restart_line
+from meshctl.run.events import Event, restart_line
 from meshctl.view.formatting import count, duration, number
 from meshctl.view.live.output import Output, OutputThread
 from meshctl.view.live.run_state import RunState, download_line, saving_line

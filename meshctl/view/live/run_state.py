@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from meshctl.plan.model import Plan
-from meshctl.run.events import Event
-from meshctl.run.restart_event import restart_line
+from meshctl.run.events import Event, restart_line
 from meshctl.view.times.measures import time_use
 from meshctl.view.times.use import TimeUse
 from meshctl.view.times.worker_times import WorkerTimes

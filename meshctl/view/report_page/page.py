@@ -13,7 +13,7 @@ from typing import Any
 from meshctl import __version__
 from meshctl.dataclass import dataclass
 from meshctl.run import clock
-from meshctl.run.restart_event import restart_line
+from meshctl.run.events import restart_line
 from meshctl.text.redaction import redact
 from meshctl.view.formatting import count
 from meshctl.view.pictures.colors import HUES, tokens

@@ -9,8 +9,7 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.run.events import Event
-from meshctl.run.git_state import git_state
-from meshctl.run.launches import launches
+from meshctl.run.launches import git_state, launches
 from meshctl.run.log_files import read_tail, without_stamps
 from meshctl.run.row_file import rows_of
 from meshctl.text.redaction import redact

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshctl.plan.model import Plan
-from meshctl.run.restart_event import restart_line
+from meshctl.run.events import restart_line
 from meshctl.text.redaction import redact
 from meshctl.view.formatting import duration
 from meshctl.view.pictures.colors import HUES

@@ -18,8 +18,7 @@ from meshctl.plan.model import Plan
 from meshctl.run import clock
 from meshctl.run.clock_offset import Offset
 from meshctl.run.directory import RunDir
-from meshctl.run.events import Event
-from meshctl.run.restart_event import restart_line
+from meshctl.run.events import Event, restart_line
 from meshctl.view.trace.merging import Instant, Merging
 from meshctl.view.trace.profile_times import move
 

@@ -140,52 +140,14 @@ def test_steps_that_run_again_have_room(run: RunDir) -> None:
     assert (found.step, found.warning) == (20, "")
 
 
-# Checkpoints without a manifest, of version 14c7d3c
-
-
-@pytest.fixture
-def older(tmp_path: Path) -> RunDir:
+def test_one_of_a_version_without_manifests_is_refused_and_stays(tmp_path: Path) -> None:
     shutil.copytree(OLDER, tmp_path / "run", symlinks=True)
-    return RunDir(tmp_path / "run")
-
-
-def test_a_complete_older_one_is_used(older: RunDir) -> None:
-    found = newest_whole_checkpoint(older)
-    assert (found.step, found.warning) == (3, "")
-
-
-OLDER_DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "a missing position": ("rollout.json", Path.unlink, "has the position of source"),
-    "a damaged position": ("rollout.json", lambda path: path.write_text("{"), "is damaged"),
-    "a missing part": ("trainer/__0_0.distcp", Path.unlink, "is missing"),
-    "a cut part": ("trainer/__0_0.distcp", lambda path: os.truncate(path, 10), "has 10 bytes"),
-    "no metadata": ("trainer/.metadata", Path.unlink, "is missing"),
-    "cut metadata": ("trainer/.metadata", lambda path: os.truncate(path, 50), "is damaged"),
-    "other metadata": ("trainer/.metadata", lambda path: path.write_bytes(b"\x80\x04N."), "is damaged"),
-}
-
-
-@pytest.mark.parametrize("damage", OLDER_DAMAGES)
-def test_an_incomplete_older_one_is_named(damage: str, older: RunDir) -> None:
-    name, spoil, reason = OLDER_DAMAGES[damage]
-    path = older.checkpoint(3) / name
-    spoil(path)
-    with pytest.raises(NoWholeCheckpoint) as raised:
-        newest_whole_checkpoint(older)
-    assert str(path) in str(raised.value) and reason in str(raised.value)
-
-
-def test_an_older_one_that_was_not_published_is_none(older: RunDir) -> None:
-    shutil.copytree(older.checkpoint(3), older.checkpoint(4))
-    assert newest_whole_checkpoint(older).step == 3
-
-
-def test_metadata_runs_no_code(older: RunDir, tmp_path: Path) -> None:
-    path = older.checkpoint(3) / "trainer" / ".metadata"
-    path.write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
-    with pytest.raises(NoWholeCheckpoint):
-        newest_whole_checkpoint(older)
-    assert not (tmp_path / "ran").exists()
+    run = RunDir(tmp_path / "run")
+    with pytest.raises(NoWholeCheckpoint, match=r"older than meshctl 0\.1\.0, the last version"):
+        newest_whole_checkpoint(run)
+    assert sorted(path.relative_to(run.path) for path in run.path.rglob("*")) == sorted(
+        path.relative_to(OLDER) for path in OLDER.rglob("*")
+    )
 
 
 def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from meshctl.run.events import Event
-from meshctl.run.restart_event import restart_line
+from meshctl.run.events import Event, restart_line
 from meshctl.view.live.run_state import MAX_POINTS, History, RunState
 from meshctl.view.live.state_file import data_of, state_of
 from tests.view.recorded import Recorded, make_plan

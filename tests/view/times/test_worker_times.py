@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from meshctl.run.event_history import StepSums
+from meshctl.run.event_folding import StepSums
 from meshctl.run.events import Event
 from meshctl.view.times.worker_times import WorkerTimes
 
