@@ -22,8 +22,8 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from benchmarks import samples
 from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
 from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
-from meshctl.runtime.routes.published import channel_for
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.world import connect_all
 from meshctl.topology.mesh import DeviceMesh
@@ -133,7 +133,7 @@ def moving(end: End, next: Callable[[], Batch], use: Callable[[Batch], Any]) -> 
 
 
 def _step(end: End, transport: DataPlane, next: Callable[[], Batch], use: Callable[[Batch], Any]) -> Step:
-    channel = channel_for(end.context(transport))
+    channel = Channel(end.context(transport))
 
     def give() -> int:
         channel.bytes_sent, batch = 0, next()

@@ -8,7 +8,6 @@ from functools import partial
 from meshctl.runtime.loop_context import LoopContext
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE, RouteContext
-from meshctl.runtime.routes.published import channel_for
 from meshctl.runtime.routes.record import ReplayedChannel
 from meshctl.runtime.routes.resumable import ResumableChannel, ResumableWeights
 from meshctl.runtime.routes.weights import WeightChannel, WeightsOf, weights_of
@@ -50,7 +49,7 @@ def _channel(context: LoopContext, route: Route, number: int) -> Channel:
     producer = context.side(source.component, source.execute)
     consumer = context.side(target.component, target.execute)
     made = RouteContext(route, producer, consumer, context.transport, number * TAGS_PER_ROUTE)
-    return ResumableChannel(made, _kept_values(context)) if made.is_resumable else channel_for(made)
+    return ResumableChannel(made, _kept_values(context)) if made.is_resumable else Channel(made)
 
 
 def _kept_values(context: LoopContext) -> int:

@@ -51,10 +51,10 @@ from meshctl.runtime.routes.rows import RowRange, fill, gather
 from meshctl.runtime.routes.shared_write import SharedWrite
 from meshctl.runtime.routes.step import Partition, Partitions, StepHeader
 from meshctl.runtime.routes.table import decode_table, encode_parts
-from meshctl.runtime.transports.allgather import exchange
+from meshctl.runtime.transports.allgather import allgather
 from meshctl.runtime.transports.buffers.frames import FrameError, unpack
 from meshctl.runtime.transports.errors import BuffersHeld, PeerLost
-from meshctl.runtime.transports.transport import Delivery, Exchange, flat
+from meshctl.runtime.transports.transport import Delivery, flat
 from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
 from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_of_some, parts_within
 from meshctl.topology.modes import producer_set
@@ -97,11 +97,6 @@ class Channel:
         )
         """The ranks of the called component that receive each part."""
 
-    @property
-    def consumer_job_ranks(self) -> tuple[int, ...]:
-        """The job ranks that receive."""
-        return tuple(map(self._consumer.job_rank, self.consumers.part_of))
-
     @cached_property
     def paths(self) -> Paths:
         return Paths(self.context, self._producers, self.consumers)
@@ -109,12 +104,6 @@ class Channel:
     @cached_property
     def _shared_write(self) -> SharedWrite:
         return SharedWrite(self.context, self.job_ranks, self.consumers, self.paths)
-
-    @cached_property
-    def _gather(self) -> Exchange:
-        """Exchanges a row with the other producers."""
-        assert self._me is not None
-        return exchange(self._transport, self.job_ranks, self._me, self._tag + TABLES)
 
     @cached_property
     def _led(self) -> tuple[int, ...]:
@@ -150,7 +139,8 @@ class Channel:
 
     def _gathered(self, own: ProducerHeader) -> list[bytes]:
         """Returns the headers of all producers, of which this rank's is `own`."""
-        return self._gather(encode(own))
+        assert self._me is not None
+        return allgather(self._transport, self.job_ranks, self._me, self._tag + TABLES, encode(own))
 
     def _send_with(self, table: list[bytes], own: ProducerHeader, value: Any) -> bool:
         """Sends a value with the headers of all producers. Returns whether the stream has ended."""
@@ -234,12 +224,11 @@ class Channel:
                     self.bytes_sent += len(frame)
                     self._transport.send_inline(job_ranks, self._tag + VALUES, frame)
                 return
-        layout, is_copied = flat.held(me, ALIGNED), len(header.partition.producers[part]) > 1
-        lease_of = self._transport.lease_copied if is_copied else self._transport.lease
+        layout = flat.held(me, ALIGNED)
         head = flat_frame.head(self._generation, header.digest, table, ALIGNED)
         for job_ranks in self._destinations(part):
             nbytes = len(head) + layout.nbytes
-            lease = lease_of(job_ranks, self._tag + VALUES, nbytes)
+            lease = self._transport.lease(job_ranks, self._tag + VALUES, nbytes)
             flat_frame.write_head(lease.frame, head)
             flat_frame.write(lease.frame, len(head), layout, value, me)
             self.bytes_sent += nbytes
@@ -313,14 +302,6 @@ class Channel:
                 self._check(sent[producer], header.digest, producer)
         if not sent:  # the leader itself has no samples any more
             return Received(header.empty_batch(), header)
-        return self._assembled(header, part, sent, message)
-
-    def _assembled(
-        self, header: StepHeader, part: int, sent: Mapping[int, Message], message: Message
-    ) -> Received:
-        """Returns the samples of a part from the frames of its producers. `message` is the frame of the
-        leader."""
-        partition, leader = header.partition, self.consumers.leaders[part]
         if flat := header.flat_part(part):
             return self._received_flat(header, part, flat, sent)
         if layout := self._shared_write.layout_of(header, part):
@@ -351,8 +332,8 @@ class Channel:
                 raise self._unexpected(producer, "no rows")
         if len(sent) == 1:
             [(producer, message)] = sent.items()
-            rows, alignment, _ = message.batch
-            is_readable = alignment == ALIGNED and not rows.readonly and message.slot_of is None
+            rows, alignment = message.batch
+            is_readable = alignment == ALIGNED and not rows.readonly
             if is_whole or is_readable:
                 if len(rows) != flat.nbytes or not is_readable:
                     raise self._unexpected(producer, f"{len(rows)} bytes for other rows")
@@ -362,7 +343,6 @@ class Channel:
         for producer, message in sent.items():
             if not flat.copy(into, producer, message.batch):
                 raise self._unexpected(producer, f"{len(message.batch.rows)} bytes for other rows")
-            self._return_slot(message)
         batch = header.batch_of(part, flat.columns_in(buffer))
         buffers = [buffer] if isinstance(buffer, bytearray) else []
         return Received(batch, header, buffers=buffers, is_buffered=bool(buffers) and not flat.has_offsets)
@@ -380,11 +360,6 @@ class Channel:
                 raise self._unexpected(producer, "no frame of a route")
             if message.generation >= self._generation:
                 return message
-            self._return_slot(message)
-
-    def _return_slot(self, message: Message) -> None:
-        if message.slot_of is not None:
-            self._transport.return_slot(message.slot_of, self._tag)
 
     def _receive_from(self, part: int, producer: int) -> Message | None:
         """Receives a frame from a producer, or from the rank of this node that forwards it."""
@@ -405,7 +380,7 @@ class Channel:
     def _message_in(self, delivery: Delivery, source: int) -> Message | None:
         """Returns the message in a frame, or None for a frame of another form."""
         try:
-            found = flat_frame.decode(delivery.frame, source if delivery.holds_slot else None)
+            found = flat_frame.decode(delivery.frame)
         except FrameError as error:
             raise self._transport.peer_lost(source, f"sent a malformed frame: {error}") from None
         if found:

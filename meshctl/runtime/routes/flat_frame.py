@@ -54,8 +54,6 @@ class FlatRows(NamedTuple):
 
     rows: memoryview
     alignment: int
-    whole: int | None = None
-    """The number of samples where these are all rows of the producer's batch, not only those of the part."""
 
 
 class Message(NamedTuple):
@@ -69,8 +67,6 @@ class Message(NamedTuple):
     """A batch, or its `FlatRows` where the frame is flat."""
     memory: bytearray | None = None
     """The memory of the batch where the frame came as bytes and is not flat."""
-    slot_of: int | None = None
-    """The job rank to which the slot is returned when the rows have been copied; None if it was returned."""
 
 
 Edges = Mapping[int | None, Sequence[int]]
@@ -116,7 +112,7 @@ class FlatPart:
         self._placed: list[_Placed] = []
         self._held: dict[tuple[int, int], FlatPart] = {}
         self._sources: dict[int, list[tuple[str, list[tuple[int, int, int]]]]] = {}
-        self._moves: dict[tuple[int, int, int | None], tuple[int, list[tuple[slice, slice]]]] = {}
+        self._moves: dict[tuple[int, int], tuple[int, list[tuple[slice, slice]]]] = {}
         self.nbytes = 0
         """Bytes of all columns, each at a multiple of `alignment`."""
         for column in columns:
@@ -221,8 +217,8 @@ class FlatPart:
     def copy(self, buffer: memoryview, producer: int, sent: FlatRows) -> bool:
         """Copies the rows that one producer sent to their places in a buffer. Returns False if they have
         another size than those that it holds."""
-        rows, alignment, whole = sent
-        key = producer, alignment, whole
+        rows, alignment = sent
+        key = producer, alignment
         found = self._moves.get(key)
         if found is None:
             found = self._moves[key] = self._find_moves(*key)
@@ -233,19 +229,15 @@ class FlatPart:
             buffer[into] = rows[sent_rows]
         return True
 
-    def _find_moves(
-        self, producer: int, alignment: int, whole: int | None
-    ) -> tuple[int, list[tuple[slice, slice]]]:
+    def _find_moves(self, producer: int, alignment: int) -> tuple[int, list[tuple[slice, slice]]]:
         """Returns the bytes that a producer sends, and where its rows go: the bytes in the buffer of all
         columns, and those in the rows that it sends."""
         numbers = self._numbers(producer)
-        source = self.held(producer, alignment) if whole is None else whole_batch(self.columns, whole)
+        source = self.held(producer, alignment)
         found: list[tuple[int, int, int, int]] = []
         for (column, at, edges), given in zip(self._placed, source._placed, strict=True):
             row, start = column.row_bytes, given.at
             for number in numbers:
-                if whole is not None:
-                    start = given.at + self.runs[number].start * row
                 begin, stop = at + edges[number] * row, at + edges[number + 1] * row
                 end = start + stop - begin
                 if found and (found[-1][1], found[-1][3]) == (begin, start):
@@ -254,16 +246,6 @@ class FlatPart:
                 start = end
         moves = [(slice(begin, stop), slice(start, end)) for begin, stop, start, end in found]
         return source.nbytes, moves
-
-    @property
-    def places(self) -> list[tuple[str, int, int]]:
-        """Name, first byte and bytes of each column."""
-        return [(column.name, at, edges[-1] * column.row_bytes) for column, at, edges in self._placed]
-
-
-def whole_batch(columns: Sequence[PlainColumn], count: int) -> FlatPart:
-    """Returns the layout of all columns of a producer's batch of `count` samples. None of them is ragged."""
-    return FlatPart(columns, [Run(0, 0, count)], {None: [0, count]})
 
 
 def head(generation: int, digest: int, table: Sequence[bytes] | None, alignment: int) -> bytes:
@@ -301,9 +283,9 @@ def write_head(into: Tensor, head: bytes) -> None:
     ctypes.memmove(into.data_ptr(), head, len(head))
 
 
-def decode(frame: Tensor | bytes, slot_of: int | None = None) -> Message | None:
-    """Returns a decoded flat frame, or None for a frame of another kind. `slot_of` is the job rank
-    whose slot it holds. Raises `FrameError` for a malformed one."""
+def decode(frame: Tensor | bytes) -> Message | None:
+    """Returns a decoded flat frame; None for a frame of another kind. Raises `FrameError` for a malformed
+    one."""
     content: Any = frame if isinstance(frame, bytes) else frame.numpy()
     view = memoryview(content)
     if len(view) < HEAD_BYTES:
@@ -322,7 +304,7 @@ def decode(frame: Tensor | bytes, slot_of: int | None = None) -> Message | None:
         table = msgpack.unpackb(view[HEAD_BYTES : HEAD_BYTES + length]) if length else None
     except (ValueError, msgpack.UnpackException) as error:
         raise FrameError(f"a malformed table: {error}") from None
-    return Message(generation, digest, table, FlatRows(view[start:], alignment), None, slot_of)
+    return Message(generation, digest, table, FlatRows(view[start:], alignment))
 
 
 def _rows_start(table_bytes: int, alignment: int) -> int:

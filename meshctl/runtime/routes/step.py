@@ -317,8 +317,6 @@ class Partitions:
         self._last: tuple[PartitionKey, Partition] | None = None
         """The last partition that may be used again, with its key."""
         self._known: _KnownTable | None = None
-        self.sends_parts = True
-        """False if consumers read the headers themselves, and compute all parts."""
 
     def known(self, table: Any) -> tuple[Sequence[ProducerHeader], Partition] | None:
         """Returns the headers and the partition of a step whose table differs from an earlier one only in
@@ -348,7 +346,7 @@ class Partitions:
         except RouteError as error:
             raise RouteError(f"`{source}` produces for stage `{target}` {error}") from None
         if key is None:
-            return Partition(parts, is_sent=self.sends_parts and is_even and are_few(parts))
+            return Partition(parts, is_sent=is_even and are_few(parts))
         self._last = key, Partition(parts)
         return self._last[1]
 

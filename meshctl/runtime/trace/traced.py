@@ -124,12 +124,6 @@ class TracedDataPlane(DataPlane):
         self._leases.append((lease, begin))
         return lease
 
-    def lease_copied(self, to: Sequence[int], tag: int, nbytes: int) -> Lease:
-        begin = perf_counter()
-        lease = super().lease_copied(to, tag, nbytes)
-        self._leases.append((lease, begin))
-        return lease
-
     def deliver(self, lease: Lease) -> None:
         begin = sent = perf_counter()
         super().deliver(lease)

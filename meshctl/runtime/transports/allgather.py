@@ -3,39 +3,18 @@ ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import msgpack
 
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
-from meshctl.runtime.transports.transport import Exchange, Transport, tensor_of
+from meshctl.runtime.transports.transport import tensor_of
 
 MAX_DIRECT = 4
 """The largest number of ranks among which each rank sends its row directly to all others, in one round. More
 ranks need several rounds, and each round waits for the one before it."""
-
-
-MAX_EXCHANGE = 16
-"""The largest number of ranks in which each rank reads the rows of all others without messages."""
-
-
-def exchange(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int) -> Exchange:
-    """Returns the all-gather of a tag, which all `job_ranks` call once in each step: without messages, where
-    one transport reaches all of them and offers that."""
-    transport = only_transport(data_plane, job_ranks)
-    found = None
-    if transport and len(job_ranks) <= MAX_EXCHANGE:
-        found = transport.exchange(job_ranks, tag)
-    return found or partial(allgather, data_plane, job_ranks, me, tag)
-
-
-def only_transport(data_plane: DataPlane, job_ranks: Iterable[int]) -> Transport | None:
-    """Returns the transport that reaches all of some other job ranks, if it is a single one."""
-    found = {data_plane.transport_to(other) for other in job_ranks if other != data_plane.job_rank}
-    return found.pop() if len(found) == 1 else None
 
 
 def allgather(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int, row: bytes) -> list[bytes]:

@@ -131,11 +131,6 @@ class DataPlane:
         self._take_slots([(other, tag) for other in to] + [(other, writer_tag) for other in writers])
         return self._transport_of(to).lease(to, tag, nbytes, out_of_band)
 
-    def lease_copied(self, to: Sequence[int], tag: int, nbytes: int) -> Lease:
-        """Returns memory for a frame that its receivers copy; otherwise as `lease`."""
-        self._take_slots([(other, tag) for other in to])
-        return self._transport_of(to).lease_copied(to, tag, nbytes)
-
     def deliver(self, lease: Lease) -> None:
         """Sends a leased frame. Its memory belongs to the receivers from then on."""
         transport = self._transport_of(lease.to)
@@ -213,15 +208,14 @@ class DataPlane:
                 credits[key] -= 1
 
     def _has_slot(self, key: tuple[int, int]) -> bool:
-        """Returns whether a slot of (job rank, tag) is free, after all returned slots are counted."""
+        """Returns whether a slot of (job rank, tag) is free."""
         credits, (to, tag) = self._credits, key
         if key not in credits:
             credits[key] = inf if to == self.job_rank else self._slots.get(tag, SLOTS) or inf
-        credits[key] += self.transport_to(to).returned(to, tag)
         return credits[key] > 0
 
     def _await_slot(self, key: tuple[int, int]) -> None:
-        self.transport_to(key[0]).wait(*key, partial(self._wait, partial(self._has_slot, key), *key))
+        self._wait(partial(self._has_slot, key), *key)
 
     # Receiving
 
@@ -253,7 +247,7 @@ class DataPlane:
         if not queue or not queue[0].is_complete:
             self.wait_unless(lambda: bool(queue) and queue[0].is_complete, source, tag)
         delivery = queue.popleft()
-        if not delivery.holds_slot and source != self.job_rank and self._slots.get(tag, SLOTS):
+        if source != self.job_rank and self._slots.get(tag, SLOTS):
             self.transport_to(source).credit(source, tag)
         return delivery
 
@@ -261,20 +255,16 @@ class DataPlane:
         """Returns the queue of a tag. `setdefault` is atomic, so threads that ask first get the same one."""
         return self._inbox.setdefault((source, tag), deque())
 
-    def return_slot(self, source: int, tag: int) -> None:
-        """Returns the slot of a frame that holds it to the sender."""
-        self.transport_to(source).credit(source, tag)
-
     # Called by transports
 
-    def on_frame(self, source: int, tag: int, frame: Tensor | bytes, *, holds_slot: bool = False) -> None:
+    def on_frame(self, source: int, tag: int, frame: Tensor | bytes) -> None:
         """Queues a received frame without out-of-band tensors. Called on the thread that waits only. Raises
         `ProtocolError` where the peer `source` has no slot for the frame."""
         queue = self._inbox.get((source, tag))
         if queue is None or queue:
             self.check_slot(source, tag)
             queue = self._queue(source, tag)
-        queue.append(Delivery(frame, holds_slot=holds_slot))
+        queue.append(Delivery(frame))
 
     def check_slot(self, source: int, tag: int) -> None:
         """Raises `ProtocolError` if a peer has no slot for the frame that it sends."""
@@ -337,11 +327,6 @@ class DataPlane:
         self.fail(self.peer_lost(job_rank, f"broke off: {error}"))
 
     # Waiting
-
-    @property
-    def bell(self) -> int:
-        """The eventfd that ends a wait of this process."""
-        return self._poller.bell if self._poller else -1
 
     def add_file(self, file: int, act: Callable[[], object]) -> None:
         """Has every wait call `act` when the file is readable."""

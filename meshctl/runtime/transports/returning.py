@@ -21,7 +21,6 @@ from meshctl.runtime.devices.backend import finish
 from meshctl.runtime.transports.context import SLOTS, Context
 from meshctl.runtime.transports.data_plane import NO_SLOT, DataPlane
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
-from meshctl.runtime.transports.transport import Lease
 from meshctl.runtime.transports.turn import Turn
 
 
@@ -169,9 +168,6 @@ class ReturningDataPlane(DataPlane):
     def _await_slot(self, key: tuple[int, int]) -> None:
         if not self._is_forced:
             super()._await_slot(key)
-
-    def lease_copied(self, to: Sequence[int], tag: int, nbytes: int) -> Lease:
-        return self.lease(to, tag, nbytes)  # a frame beyond the slots needs memory of its own
 
     def check_slot(self, source: int, tag: int) -> None:
         most = (self._slots.get(tag, SLOTS) or SLOTS) + self._extra.get(tag, 0)

@@ -44,9 +44,6 @@ class Delivery:
     """uint8 `[n]` each."""
     is_complete: bool = True
     """False while a transfer from another device still brings some of the tensors."""
-    holds_slot: bool = False
-    """True if the memory of the frame belongs to its slot, so that the slot must be returned by `return_slot`
-    when the frame has been copied."""
     memory: bytearray | None = None
     """The memory of the tensors of the decoded value, where the frame arrived as bytes."""
 
@@ -71,37 +68,6 @@ class Transfers(Protocol):
     ) -> None: ...
     def clear_to_send(self, to: int) -> None: ...
     def close(self) -> None: ...
-
-
-NO_ROWS = -1
-"""The bytes of the rows where a header is published alone."""
-Exchange = Callable[[bytes], list[bytes]]
-"""Returns the rows of all job ranks, in their order, for one's own row. All of them call it."""
-
-
-class Publication(Protocol):
-    """Entries that some job ranks, the writers, publish to others, the readers. Each call has one entry of
-    every writer: a header, and mostly rows."""
-
-    def write(self, header: bytes, nbytes: int) -> int:
-        """Begins a writer's call, and returns the address for `nbytes` bytes of rows; `NO_ROWS` for a header
-        only. Waits where a reader is as many calls behind as the tag has slots."""
-
-    def publish(self) -> None:
-        """Shows the entry of the call to the readers and to the other writers."""
-
-    def gather(self) -> list[bytes] | None:
-        """Returns the headers of all writers, in their order, to a writer that has published its own."""
-
-    def receive(self) -> list[bytes]:
-        """Begins a reader's call: returns the headers of all writers, in their order."""
-
-    def rows_of(self, writer: int) -> memoryview | None:
-        """Returns the rows of another writer, until a reader calls `release`; None if it has published its
-        header only."""
-
-    def release(self) -> None:
-        """Ends a reader's call, and returns its slot to all writers."""
 
 
 class Transport:
@@ -139,11 +105,6 @@ class Transport:
         """Returns memory for a frame. The transport `accepts` all tensors of `out_of_band`."""
         return Lease(tuple(to), tag, torch.empty(nbytes, dtype=torch.uint8), out_of_band)
 
-    def lease_copied(self, to: Sequence[int], tag: int, nbytes: int) -> Lease:
-        """Returns memory for a frame that all receivers copy. Those that receive it in shared memory return
-        its slot then (`Delivery.holds_slot`)."""
-        return self.lease(to, tag, nbytes)
-
     def own_delivery(self, lease: Lease) -> Delivery:
         """Returns the delivery of a leased frame to this job rank itself, which is one of its receivers."""
         return Delivery(lease.frame, lease.out_of_band)
@@ -170,27 +131,6 @@ class Transport:
     def credit(self, to: int, tag: int) -> None:
         """Sends the credit for a received frame to its sender: a slot of the tag is free again."""
         raise NotImplementedError
-
-    def returned(self, to: int, tag: int) -> int:
-        """Returns how many slots of a tag a receiver has returned without a message since the last call."""
-        return 0
-
-    def wait(self, peer: int, tag: int, wait: Callable[[], object]) -> None:
-        """Calls `wait`, which waits for slots that the peer returns."""
-        wait()
-
-    def exchange(self, job_ranks: Sequence[int], tag: int) -> Exchange | None:
-        """Returns the exchange of rows of a tag among some job ranks, all of this transport, and this one. It
-        is None for a transport that has only messages for them."""
-        return None
-
-    def publication(
-        self, writers: Sequence[int], readers: Sequence[int], tag: int, gather_tag: int
-    ) -> Publication | None:
-        """Returns what some job ranks publish to others under a tag, all of this transport: this process is
-        one of them. It is None for a transport that has only messages for them. Waits of writers for one
-        another are reported under `gather_tag`."""
-        return None
 
     def reopen(self, job_ranks: Sequence[int]) -> None:
         """Closes the connections to peers whose processes have been replaced, and takes back the memory that

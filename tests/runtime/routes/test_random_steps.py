@@ -26,7 +26,6 @@ from meshctl.runtime.routes.end import (
     RouteContext,
     RouteSide,
 )
-from meshctl.runtime.routes.published import channel_for
 from meshctl.runtime.transports.buffers.frames import bytes_of
 from meshctl.runtime.transports.context import Context
 from meshctl.runtime.transports.data_plane import DataPlane
@@ -208,7 +207,7 @@ def run_on_sockets(
             addresses[job_rank] = transport.address
             meeting.wait()
             transport.connect(addresses)
-            channel = channel_for(RouteContext(route, *sides, plane))
+            channel = Channel(RouteContext(route, *sides, plane))
             rank = job_rank - producers.world_size
             if rank < 0:
                 send(channel, job_rank)

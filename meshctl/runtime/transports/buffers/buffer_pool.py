@@ -11,7 +11,7 @@ it.
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 from typing import Any
@@ -57,8 +57,6 @@ class LeaseState:
 
     block: Block | None
     out_of_band: tuple[BufferRef | DeviceBuffer, ...] = ()
-    is_copied: bool = False
-    """True if the block belongs to the slot of the frame."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,6 @@ class BufferPool:
         self._data_plane, self._drop, self._job_rank = data_plane, drop, data_plane.job_rank
         self._max_out_of_band: Counter[int] = Counter()
         """Tag -> the most tensors that have travelled out of band with one frame."""
-        self._copied: defaultdict[tuple[int, tuple[int, ...]], deque[Block]] = defaultdict(deque)
-        """(Tag, receivers) -> the blocks of copied frames, one for each slot, that of the last frame last."""
         self._sent = SentMemory(has_digests=data_plane.context.has_digests)
         self._is_closed = False
 
@@ -144,28 +140,6 @@ class BufferPool:
         self._await_block(self.arena, use, nbytes)
         block = self.arena.take(use, nbytes, to)
         return Lease(tuple(to), tag, block.memory.view(0, nbytes), tensors, LeaseState(block, out_of_band))
-
-    def lease_copied(self, to: Sequence[int], tag: int, nbytes: int) -> Lease:
-        """Leases memory for a frame that its receivers copy before they return its slot. They have returned
-        the slot of the frame that was sent as many frames ago as there are slots, so its block is free."""
-        self._sent.compare()
-        use = (tag, tuple(to))
-        blocks = self._copied[use]
-        block = blocks.popleft() if len(blocks) >= self._data_plane.slots(tag) else None
-        if block is None or block.nbytes < nbytes:
-            block = self._replaced(block, use, nbytes)
-        blocks.append(block)
-        return Lease(use[1], tag, block.memory.view(0, nbytes), (), LeaseState(block, is_copied=True))
-
-    def _replaced(self, block: Block | None, use: tuple[int, tuple[int, ...]], nbytes: int) -> Block:
-        """Returns a new block for copied frames, in place of one that is too small."""
-        if block:
-            self.arena.give_back(block.number, self._job_rank)
-            self.arena.discard(block)
-        try:
-            return self.arena.take(("copied", *use), nbytes, [self._job_rank])
-        except ArenaError as error:
-            raise self._data_plane.context.out_of_memory(nbytes, use[0], error) from None
 
     def own_delivery(self, lease: Lease) -> Delivery:
         """Returns the delivery of a lease to this job rank itself, where it is one of the receivers."""

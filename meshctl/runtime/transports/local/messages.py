@@ -33,8 +33,7 @@ class Kind(IntEnum):
     WRITE = 3
     """An invitation to write to a frame, which lies in a block."""
     CREDIT = 4
-    """A slot of the tag is free. `block` is the word of the board in which the sender counts later ones; 0 if
-    it sends a message for each."""
+    """A slot of the tag is free."""
     FREE = 5
     """The last view of a block has died; `tag` is its `Use`."""
     DROP = 6
@@ -48,18 +47,6 @@ class Kind(IntEnum):
     """Body: one out-of-band tensor on a device (`device_buffers`)."""
     CLEAR_TO_SEND = 11
     """The next transfer between devices may begin."""
-    BOARD = 12
-    """The sender's board (`boards`), with its files. `size` is the board's size in bytes. The process that
-    opened the connection sends it first, and the other one answers with its own."""
-    ROWS = 13
-    """`block` is the first word of the sender's rows of the tag on its board (`row_exchange`); 0 if they come
-    in messages."""
-    COPIED = 14
-    """A frame, which lies in a block, and which the receiver copies before it returns the slot. The block is
-    never returned on its own."""
-    PUBLICATION = 15
-    """The sender's memory for what it publishes under a tag (`publication`), with its file. `size` is that of
-    the memory, and `nbytes` that of an entry. It holds the calls from number `block` on."""
 
 
 class Use(IntEnum):

@@ -32,7 +32,6 @@ from meshctl.runtime.transports.buffers.mapped_concat import MappedConcat
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
 from meshctl.runtime.transports.local.blocks import PeerBlocks
-from meshctl.runtime.transports.local.boards import BOARD_BYTES, HAS_ORDERED_STORES, Boards, code_of
 from meshctl.runtime.transports.local.connection import (
     Address,
     Connection,
@@ -44,9 +43,7 @@ from meshctl.runtime.transports.local.listener import Listener
 from meshctl.runtime.transports.local.messages import HEAD, Kind, Message, Use
 from meshctl.runtime.transports.local.out_of_band import OutOfBand, introduce
 from meshctl.runtime.transports.local.processes import PeerProcesses
-from meshctl.runtime.transports.local.publication import Publications
-from meshctl.runtime.transports.local.row_exchange import ROWS_WORDS, RowExchange
-from meshctl.runtime.transports.transport import Delivery, Exchange, Lease, Publication, Transport
+from meshctl.runtime.transports.transport import Delivery, Lease, Transport
 
 
 class LocalTransport(Transport):
@@ -80,8 +77,6 @@ class LocalTransport(Transport):
         self.out_of_band = OutOfBand(data_plane, self.pool, self.peer_blocks, self._send, self._release)
         self._is_leaving = self._is_closed = False
         data_plane.add_file(self._listener.fileno(), self._accept)
-        self.boards = Boards(self._job_rank, data_plane.bell)
-        self._publications = Publications(data_plane, self.boards, self._announce)
 
     def connect(self, addresses: Mapping[int, Address]) -> None:
         """Registers where peers listen. A connection is opened when there is something to send."""
@@ -117,11 +112,6 @@ class LocalTransport(Transport):
     def lease(self, to: Sequence[int], tag: int, nbytes: int, out_of_band: Sequence[Tensor] = ()) -> Lease:
         return self.pool.lease(to, tag, nbytes, out_of_band)
 
-    def lease_copied(self, to: Sequence[int], tag: int, nbytes: int) -> Lease:
-        if self._job_rank in to:  # it returns no slots to itself
-            return self.pool.lease(to, tag, nbytes, ())
-        return self.pool.lease_copied(to, tag, nbytes)
-
     def own_delivery(self, lease: Lease) -> Delivery:
         return self.pool.own_delivery(lease)
 
@@ -141,7 +131,7 @@ class LocalTransport(Transport):
         if state.out_of_band:
             self.out_of_band.send(connection, tag, state.out_of_band)
         if state.block:
-            kind = Kind.WRITE if write else Kind.COPIED if state.is_copied else Kind.BLOCK
+            kind = Kind.WRITE if write else Kind.BLOCK
             size, files = introduce(connection, state.block, write)
             self._send(connection, kind, tag, state.block.number, size, len(lease.frame), files=files)
         else:
@@ -155,37 +145,8 @@ class LocalTransport(Transport):
             self.send_queue.push(self._to.get(receiver) or self._connection_to(receiver), message)
 
     def credit(self, to: int, tag: int) -> None:
-        if not self.boards.credit(to, tag) and to in self._from:  # the peer may have been replaced
-            self._send(self._from[to], Kind.CREDIT, tag, self.boards.new_counter(to, tag))
-
-    def returned(self, to: int, tag: int) -> int:
-        return self.boards.returned(to, tag)
-
-    def wait(self, peer: int, tag: int, wait: Callable[[], object]) -> None:
-        self.boards.wait(code_of(peer, tag), wait)
-
-    def exchange(self, job_ranks: Sequence[int], tag: int) -> Exchange | None:
-        if not HAS_ORDERED_STORES:
-            return None
-        place = self.boards.take(ROWS_WORDS)
-        for other in job_ranks:
-            if other != self._job_rank:
-                self._send(self._to.get(other) or self._connection_to(other), Kind.ROWS, tag, place)
-        return RowExchange(self._data_plane, self.boards, job_ranks, tag, place)
-
-    def publication(
-        self, writers: Sequence[int], readers: Sequence[int], tag: int, gather_tag: int
-    ) -> Publication | None:
-        found = self._publications.open(writers, readers, tag, gather_tag)
-        return found if HAS_ORDERED_STORES else None
-
-    def _announce(self, peer: int, tag: int, sizes: tuple[int, int, int], file: int) -> None:
-        connection = self._to.get(peer) or self._connection_to(peer)
-        self._send(connection, Kind.PUBLICATION, tag, *sizes, files=[file])
-
-    def _send_board(self, connection: Connection) -> None:
-        if HAS_ORDERED_STORES:
-            self._send(connection, Kind.BOARD, size=BOARD_BYTES, files=self.boards.files)
+        if to in self._from:  # the peer may have been replaced
+            self._send(self._from[to], Kind.CREDIT, tag)
 
     def _send(
         self,
@@ -215,7 +176,6 @@ class LocalTransport(Transport):
             return connection
         connection = self._to[peer] = self._open(Connection(sock, peer, generation))
         self._send(connection, Kind.HELLO, self._job_rank, generation, body=self._token)
-        self._send_board(connection)
         return connection
 
     def _open(self, connection: Connection) -> Connection:
@@ -299,13 +259,6 @@ class LocalTransport(Transport):
         release = partial(self._release, connection, Use.FRAME, message.block)
         self._on_frame(connection, message.tag, memory.view(0, message.nbytes, release))
 
-    def _on_copied(self, connection: Connection, message: Message) -> None:
-        if connection.out_of_band:
-            raise ProtocolError("tensors beside a frame that is copied")
-        memory = self.peer_blocks.get(connection.job_rank, message.block, message.size, message.files)
-        frame = memory.view(0, message.nbytes)
-        self._data_plane.on_frame(connection.job_rank, message.tag, frame, holds_slot=True)
-
     def _on_write(self, connection: Connection, message: Message) -> None:
         peer = connection.job_rank
         memory = self.peer_blocks.get(peer, message.block, message.size, message.files, write=True)
@@ -337,20 +290,7 @@ class LocalTransport(Transport):
             raise ProtocolError(f"kind {message.kind}")
 
     def _on_credit(self, connection: Connection, message: Message) -> None:
-        if message.block:
-            self.boards.add_counter(connection.job_rank, message.tag, message.block)
         self._data_plane.on_credit(connection.job_rank, message.tag)
-
-    def _on_board(self, connection: Connection, message: Message) -> None:
-        self.boards.add(connection.job_rank, message.size, message.files)
-        if not connection.is_outgoing:
-            self._send_board(connection)
-
-    def _on_rows(self, connection: Connection, message: Message) -> None:
-        self.boards.add_rows(connection.job_rank, message.tag, message.block, ROWS_WORDS)
-
-    def _on_publication(self, connection: Connection, message: Message) -> None:
-        self._publications.add(connection.job_rank, message)
 
     def _on_free(self, connection: Connection, message: Message) -> None:
         peer, device = connection.job_rank, self.pool.device
@@ -373,13 +313,9 @@ class LocalTransport(Transport):
     _ACTIONS: Mapping[int, _Action] = {
         Kind.INLINE: _on_inline,
         Kind.BLOCK: _on_block,
-        Kind.COPIED: _on_copied,
         Kind.WRITE: _on_write,
         Kind.OUT_OF_BAND: _on_out_of_band,
         Kind.DEVICE: _on_device,
-        Kind.BOARD: _on_board,
-        Kind.ROWS: _on_rows,
-        Kind.PUBLICATION: _on_publication,
         Kind.DROP: _on_drop,
         Kind.GOODBYE: _on_goodbye,
         Kind.LOST: _on_lost,
@@ -387,7 +323,6 @@ class LocalTransport(Transport):
     """Kind -> action, for its further messages."""
     _ANSWERS: Mapping[int, _Action] = {
         Kind.CREDIT: _on_credit,
-        Kind.BOARD: _on_board,
         Kind.FREE: _on_free,
         Kind.CLEAR_TO_SEND: _on_clear_to_send,
         Kind.GOODBYE: _on_goodbye,
@@ -450,8 +385,6 @@ class LocalTransport(Transport):
         for mapped in self.peer_blocks.drop_peers(job_ranks):
             self.mapped_concat.forget(mapped)
         self.pool.forget_peers(job_ranks)
-        self.boards.forget(job_ranks)
-        self._publications.forget(job_ranks)
 
     def announce_loss(self, lost: int) -> None:
         if self._is_closed:
@@ -491,7 +424,6 @@ class LocalTransport(Transport):
         self._processes.close()
         self._listener.close()
         self.pool.close()
-        self.boards.close()
         self.peer_blocks.clear()
         self.mapped_concat.clear()
         self.send_queue.close()

@@ -15,7 +15,6 @@ from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.routes import negotiation, sync_plan, weights
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
-from meshctl.runtime.routes.published import PublishedChannel, channel_for
 from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.transports.buffers.arena import GRAIN
 from meshctl.runtime.transports.context import Context
@@ -252,16 +251,15 @@ def channel_of(worker: Worker, dispatch: Dispatch) -> Channel:
     """Returns a channel from job ranks 0 and 1 to 2 and 3."""
     mesh = DeviceMesh.from_sizes(dp_size=2)
     sides = RouteSide(mesh, 0, group="a"), RouteSide(mesh, 2, group="b")
-    return channel_for(RouteContext(Route("a -> b", "a", "b", dispatch=dispatch), *sides, worker.transport))
+    return Channel(RouteContext(Route("a -> b", "a", "b", dispatch=dispatch), *sides, worker.transport))
 
 
-def publishing(job_rank: int, victim: int, steps: int) -> Callable[[Worker], int]:
-    """A worker of a route whose producers publish their batches. The victim dies after some steps, and workers
-    that lose a peer end too."""
+def steady(job_rank: int, victim: int, steps: int) -> Callable[[Worker], int]:
+    """A worker of a route of small batches. The victim dies after some steps, and workers that lose a peer end
+    too."""
 
     def work(worker: Worker) -> int:
         channel = channel_of(worker, Dispatch())
-        assert isinstance(channel, PublishedChannel)
         try:
             for step in range(10_000):
                 if job_rank == victim and step == steps:
@@ -320,8 +318,8 @@ def test_a_death_between_any_two_messages_ends_all_who_wait(victim: int, seed: i
 
 @pytest.mark.parametrize("victim", [0, 1, 2, 3])
 @pytest.mark.parametrize("steps", [0, 1, 5])
-def test_a_death_between_published_steps_ends_all_who_wait(victim: int, steps: int) -> None:
-    with World(*[publishing(job_rank, victim, steps) for job_rank in range(4)]) as world:
+def test_a_death_between_steps_ends_all_who_wait(victim: int, steps: int) -> None:
+    with World(*[steady(job_rank, victim, steps) for job_rank in range(4)]) as world:
         assert world.status(victim) == -signal.SIGKILL
         for job_rank in set(range(4)) - {victim}:
             kind, text, _ = world.ends(job_rank)
