@@ -155,9 +155,7 @@ class Node:
 def facts(plan: str, nonce: str, needs: str) -> dict[str, Any]:
     """Returns what a node reports about itself: the same for all, which are on this machine."""
     run = RunDir.of_plan(Path(plan))
-    return on_node.examine(
-        Plan.read(run.plan), run, run.read_start(), 0, Needs.from_json(json.loads(needs)), nonce
-    )
+    return on_node.examine(Plan.read(run.plan), run, run.read_start(), 0, Needs(**json.loads(needs)), nonce)
 
 
 def simulate(numbers: Sequence[int], run: RunDir, address: str, go: socket.socket) -> None:

@@ -96,8 +96,8 @@ def test_the_namesake_is_not_our_former_name(site: Path) -> None:
 
 
 def test_a_launch_names_it(tmp_path: Path) -> None:
-    program = "from meshctl.engines.checks import versions\n"
-    program += "versions.namesake = lambda: 'the distribution `meshctl` 2.7 (another tool)'\n"
+    program = "from meshctl.engines.checks import machine\n"
+    program += "machine.namesake = lambda: 'the distribution `meshctl` 2.7 (another tool)'\n"
     (tmp_path / "script.py").write_text("print('done')")
     (tmp_path / "recipe.yaml").write_text(
         "groups: {train: {ranks: 1, device_type: cpu, program: script.py}}\nrun: {dir: runs}\n"

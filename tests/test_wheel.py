@@ -20,8 +20,8 @@ from tests.paths import CONF, PACKAGE, ROOT
 pytestmark = pytest.mark.slow
 CHECKS = """
 from meshctl.engines.checks.requirements import Requirements
-from meshctl.engines.checks.runner import preflight
-for check in preflight(Requirements()):
+from meshctl.engines.checks.machine import problems
+for check in problems(Requirements()):
     print(check.found, check.remedy)
 """
 """Prints what `launch` would say of this machine, in one process and without a time limit."""

@@ -374,7 +374,7 @@ def doctor(
     format: DataFormat = "text",
     run: Annotated[
         bool,
-        option("Also send data along all paths between workers, and check and time it.", None, "--run"),
+        option("Also send data along all paths between workers, and check it.", None, "--run"),
     ] = False,
 ) -> None:
     """Check this machine, and suggest corrections."""

@@ -1,5 +1,5 @@
-"""`meshctl doctor [RECIPE]`: examines this machine and gives advice. With a recipe, also checks whether
-`launch` would start it here."""
+"""`meshctl doctor [RECIPE]`: examines this machine as `launch` does. With a recipe, checks whether `launch`
+would start it here."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from meshctl.cli.color import has_color
 from meshctl.cli.doctor_run import Interrupted, run_paths
 from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.cli.output import refuse, write
-from meshctl.cli.requirements import requirements_of
+from meshctl.cli.requirements import needs_of, requirements_of
 from meshctl.cli.stdin_source import resolve_source
 from meshctl.diagnostics import RecipeError
 from meshctl.diagnostics.health import Check, as_data, tally
-from meshctl.engines.checks.interpreters import interpreter_checks
+from meshctl.engines.checks.machine import examine
 from meshctl.engines.checks.requirements import Requirements
-from meshctl.engines.checks.runner import examine
 from meshctl.engines.engine import CannotStart, engine_named
 from meshctl.run.directory import Start
 from meshctl.text.english import counted, listed
@@ -37,7 +36,7 @@ def doctor(recipe: str, overrides: list[str], format: str, run: bool = False) ->
         return refuse(f"format `{format}` does not exist; available: {listed(FORMATS)}")
     code, ready, checks = (0, None, ()) if not recipe else prepared(recipe, overrides)
     try:
-        checks = (*examine(requirements_of(ready) if ready else Requirements()), *checks)
+        checks = (*examine(requirements_of(ready, needs_of(ready)) if ready else Requirements()), *checks)
         if run:
             if sys.stderr.isatty():
                 print("trying all paths between workers, about 20 seconds", file=sys.stderr, flush=True)
@@ -69,8 +68,7 @@ def prepared(recipe: str, overrides: list[str]) -> tuple[int, Launchable | None,
         return 1, None, (Check("recipe", "text", "failure", redact(found), again),)
     plan = ready.plan
     found = f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.job_size, 'worker')}"
-    checks = interpreter_checks(plan, ready.path)
-    return 0, ready, (Check("recipe", "text", "ok", found), *checks, preflight(ready))
+    return 0, ready, (Check("recipe", "text", "ok", found), preflight(ready))
 
 
 def preflight(ready: Launchable) -> Check:
@@ -78,25 +76,14 @@ def preflight(ready: Launchable) -> Check:
     try:
         engine_named().preflight(ready.plan, Start(ready.path))
     except CannotStart as refused:
-        return Check(
-            "recipe",
-            "start",
-            "failure",
-            redact(str(refused)),
-            "change the recipe, or launch it on another machine",
-        )
+        remedy = "change the recipe, or launch it on another machine"
+        return Check("recipe", "start", "failure", redact(str(refused)), remedy)
     return Check("recipe", "start", "ok", "`launch` would start it here")
 
 
 def show(checks: tuple[Check, ...], format: str) -> None:
-    width = (
-        min(WIDEST, shutil.get_terminal_size((NO_TERMINAL, 24)).columns)
-        if sys.stdout.isatty()
-        else NO_TERMINAL
-    )
-    text = (
-        json.dumps(as_data(checks), indent=2) + "\n"
-        if format == "json"
-        else table(checks, width=width, color=has_color(sys.stdout))
-    )
-    write(text, sys.stdout)
+    if format == "json":
+        write(json.dumps(as_data(checks), indent=2) + "\n", sys.stdout)
+        return
+    columns = shutil.get_terminal_size((NO_TERMINAL, 24)).columns if sys.stdout.isatty() else NO_TERMINAL
+    write(table(checks, width=min(WIDEST, columns), color=has_color(sys.stdout)), sys.stdout)

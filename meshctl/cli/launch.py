@@ -18,7 +18,7 @@ from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.cli.output import REFUSED, refuse, silence, why, write
 from meshctl.cli.parallel_start import run_in_fork
 from meshctl.cli.replay import Misused, narrow_to_group, refuse_alone
-from meshctl.cli.requirements import needs_of
+from meshctl.cli.requirements import needs_of, requirements_of
 from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.tracking import check_trackers, feeds_of, without_secrets
 from meshctl.cli.validate import draw
@@ -185,7 +185,7 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
                 raise
             refusal = f"{error}"
         needs = needs_of(ready)
-        ready, checks = replace(ready, needs=needs), engine.examine(needs.requirements)
+        ready, checks = replace(ready, needs=needs), engine.examine(requirements_of(ready, needs))
         if ready.resume:
             ready = with_checkpoint(ready, ready.resume)
     except (RecipeError, Unreadable) as error:
@@ -237,7 +237,7 @@ def serialize(code: int, ready: Launchable | None) -> tuple[int, str]:
 
 def deserialize(text: str) -> Launchable:
     plan, composed, path, run, (saved, step, warning), given_start, given_needs = json.loads(text)
-    start, needs = Start.from_json(given_start), Needs.from_json(given_needs)
+    start, needs = Start.from_json(given_start), Needs(**given_needs)
     resume = RunDir(Path(run)) if run else None
     whole = WholeCheckpoint(Path(saved) if saved else None, step, warning)
     made = Launchable(Plan.from_json(plan), composed, tuple(path), Report(), resume, whole, start=start)

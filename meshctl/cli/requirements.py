@@ -1,63 +1,35 @@
-"""The requirements of a recipe on this machine, for `doctor` and for the preflight of `launch`."""
+"""The needs of a recipe in memory and on disk, and what they require of this machine."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 from meshctl.cli.load import Launchable
-from meshctl.engines.checks.device_files import devices_of_workers
+from meshctl.engines.checks.device_files import requirements_on
 from meshctl.engines.checks.requirements import Needs, Requirements
 from meshctl.recipe.rules.memory import checkpoint_bytes_of, copy_bytes_of, memory_of
 from meshctl.run.checkpoints.saved import steps_of
 
 
-def requirements_of(ready: Launchable) -> Requirements:
-    """Returns the requirements of a recipe. Bytes that are not known count as 0."""
-    plan, facts, saving = ready.plan, ready.facts, ready.plan.run.checkpoint
-    bytes_of = bytes_by_group(ready)
-    devices = devices_of_workers(plan)
-    device_bytes = Counter[str]()
-    for group, names in devices.items():
-        device_bytes.update(dict.fromkeys(names, bytes_of[group]))
-    uses = Counter(name for keys in devices.values() for key in keys for name in key.split(","))
-    on_cpu = [group for group in plan.groups if group.device_type == "cpu"]
-    return Requirements(
-        str(ready.resume.path if ready.resume else plan.run.dir),
-        ready.path,
-        sorted({group.device_type for group in plan.groups}),
-        plan.job_size,
-        checkpoint_bytes=checkpoint_bytes_of(facts) if facts and saving else 0,
-        checkpoints=further_checkpoints(ready),
-        model_bytes=sum(bytes_of[group.name] * group.workers for group in on_cpu),
-        device_bytes=dict(device_bytes),
-        shared_devices=[name for name, count in uses.items() if count > 1],
-        copy_bytes=bytes_of_copies(ready),
-    )
+def requirements_of(ready: Launchable, needs: Needs) -> Requirements:
+    """Returns the requirements of a recipe on this machine."""
+    return requirements_on(ready.plan, str(ready.resume.path if ready.resume else ready.plan.run.dir), needs)
 
 
 def needs_of(ready: Launchable) -> Needs:
-    """Returns what a recipe needs, for its nodes. Bytes that are not known count as 0."""
-    return Needs(requirements_of(ready), dict(bytes_by_group(ready)))  # `asdict` copies no Counter
-
-
-def bytes_by_group(ready: Launchable) -> Mapping[str, int]:
-    """Returns group -> the bytes of its models on the rank with the most."""
-    found = Counter[str]()
-    for one in memory_of(ready.facts).components if ready.facts else ():
+    """Returns the needs of a recipe. Bytes that are not known count as 0."""
+    plan, facts, saving = ready.plan, ready.facts, ready.plan.run.checkpoint
+    if facts is None:
+        return Needs(checkpoints=further_checkpoints(ready))
+    models, copies = Counter[str](), Counter[str]()
+    for one in memory_of(facts).components:
         if not one.unknown:
-            found[ready.plan.component(one.component).group] += one.total
-    return found
-
-
-def bytes_of_copies(ready: Launchable) -> int:
-    """Returns the memory of the copies that asynchronous checkpoints write: one of the state of each
-    worker."""
-    saving = ready.plan.run.checkpoint
-    if not (saving and saving.is_async and ready.facts):
-        return 0
-    workers = {one.name: ready.plan.group(one.group).workers for one in ready.plan.components}
-    return sum(size * workers[name] for name, size in copy_bytes_of(ready.facts).items())
+            models[plan.component(one.component).group] += one.total
+    if saving and saving.is_async:
+        for component, size in copy_bytes_of(facts).items():
+            copies[plan.component(component).group] += size
+    checkpoint_bytes = checkpoint_bytes_of(facts) if saving else 0
+    return Needs(dict(models), dict(copies), checkpoint_bytes, further_checkpoints(ready))
 
 
 def further_checkpoints(ready: Launchable) -> int:

@@ -2,7 +2,7 @@
 
     engine = engine_named("local")
     engine.preflight(plan, start)             # raises `CannotStart` if the environment lacks something
-    engine.examine(requirements)              # what the machine lacks, as checks of `doctor`
+    engine.examine(requirements)              # what the machine lacks
     engine.render(plan, run, "HOST:PORT")     # pure: the files and commands that `--dry-run` prints
     handle = engine.start(job)                # one node process per node; the supervisor never sees a pid
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshctl.diagnostics.health import Check
+from meshctl.engines.checks.machine import problems
+from meshctl.engines.checks.on_node import check_start
 from meshctl.engines.checks.requirements import Requirements
-from meshctl.engines.checks.runner import preflight
-from meshctl.engines.checks.start import check_start
 from meshctl.engines.connection import JOIN_S
 from meshctl.engines.engine import CannotStart, Exited, Handle, Job, Rendered, agent_commands, nodes_of
 from meshctl.engines.node import termination
@@ -64,7 +64,7 @@ class LocalEngine:
         check_start(plan, start)
 
     def examine(self, requirements: Requirements) -> tuple[Check, ...]:
-        return preflight(requirements)
+        return problems(requirements)
 
     def render(
         self, plan: Plan, run: RunDir, head: str = f"{HOST}:PORT", start: Start = NO_START, recipe: str = ""

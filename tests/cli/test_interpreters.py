@@ -242,20 +242,6 @@ def test_an_interpreter_that_is_missing(folder: Path) -> None:
     assert remedy.startswith(f"python3 -m venv {place} && {python} -m pip install ")
 
 
-@pytest.mark.slow_suite
-def test_doctor_examines_interpreters(folder: Path) -> None:
-    def checks(python: str) -> dict[str, dict[str, str]]:
-        words = ("doctor", "recipe.yaml", f"groups.rollout.python={python}", "--format", "json")
-        listed = json.loads(meshctl(folder, *words).stdout)["checks"]
-        return {one["name"]: one for one in listed if one["subject"] in ("python", "recipe")}
-
-    good = checks("envs/other/bin/python")["`rollout`"]
-    assert good["state"] == "ok" and good["found"].startswith("Python 3.") and ", torch 2." in good["found"]
-    wrong = checks("none/python")
-    assert wrong["`rollout`"]["state"] == wrong["start"]["state"] == "failure"
-    assert wrong["`rollout`"]["found"] == f"{folder}/none/python does not exist"
-
-
 @pytest.mark.slow
 def test_meshctl_and_its_libraries_must_be_there(folder: Path) -> None:
     empty = environment(folder / "envs" / "empty")

@@ -44,8 +44,8 @@ def test_a_launcher_that_can_open_no_further_file_is_the_cause(folder: Path) -> 
     """The limit is lower than what preflight lets pass."""
     code = f"""
 import resource
-from meshctl.engines.checks import limits
-limits.FILES = limits.Budget(0, 0, 0, 0)
+from meshctl.engines.checks import machine
+machine.FILES = machine.FILES_PER_WORKER = machine.MAX_FILES_PER_WORKER = 0
 resource.setrlimit(resource.RLIMIT_NOFILE, (25, 25))
 {MAIN}"""
     done = meshctl(folder, "launch", "recipe.yaml", code=code)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+from torch import Tensor
 
-from meshctl.components import paths
-from meshctl.components.paths import OPERATIONS, Mesh, Receiver, Sender, Source, Weights, rank_values
+from meshctl.components.paths import Mesh, Receiver, Sender, Source, Weights
 from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.collectives.collective import Collective
 
 WIDTH = 40
 
 
 def made() -> Batch:
-    return Sender(WIDTH).make(Source().ask(range(5, 12)))
+    return Sender(WIDTH).make(Source().ask(range(7, 14)))
 
 
 def test_what_was_made_is_right() -> None:
-    assert Receiver(WIDTH).take(made()) == {"rows": 7.0, "wrong": 0.0}
+    assert Receiver(WIDTH, 7).take(made()) == {"rows": 7.0}
 
 
 @pytest.mark.parametrize("column", ["row", "tokens", "text", "number"])
@@ -31,30 +30,32 @@ def test_each_wrong_value_is_found(column: str) -> None:
     text = ["9" if place == 3 else batch["text"][place] for place in range(7)]
     numbers = batch["number"] + torch.tensor([0, 0, 0, 1, 0, 0, 0])
     wrong = {"row": rows, "tokens": Ragged.of(tokens), "text": text, "number": numbers}[column]
-    assert Receiver(WIDTH).take(batch.with_columns(**{column: wrong})) == {"rows": 7.0, "wrong": 1.0}
+    with pytest.raises(RuntimeError, match="wrong values arrived"):
+        Receiver(WIDTH, 7).take(batch.with_columns(**{column: wrong}))
+
+
+def test_a_lost_sample_is_found() -> None:
+    with pytest.raises(RuntimeError, match="samples: wrong"):
+        Receiver(WIDTH, 7).take(made()[:6])
 
 
 def test_reduced_numbers() -> None:
     batch = Source().ask(range(5, 12))
     number = Sender(WIDTH).count(batch)
-    assert Receiver(WIDTH).compare(number, batch)["wrong"] == 0.0
-    assert Receiver(WIDTH).compare(number + 1, batch)["wrong"] == 1.0
+    assert Receiver(WIDTH, 7).compare(number, batch) == {"rows": 1.0}
+    with pytest.raises(RuntimeError, match="a reduced number"):
+        Receiver(WIDTH, 7).compare(number + 1, batch)
 
 
 def test_a_collective_that_returns_something_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Mesh(32).exchange() == {"rows": float(len(OPERATIONS)), "wrong": 0.0}
-    broken = replace(OPERATIONS["all_gather"], call=lambda peers, own: own.flip(0))
-    monkeypatch.setattr(paths, "OPERATIONS", {**OPERATIONS, "all_gather": broken})
-    assert Mesh(32).exchange()["wrong"] == 1.0
+    assert Mesh(32).exchange() == {"rows": 5.0}
 
+    def reversed_(self: Collective, tensor: Tensor) -> Tensor:
+        return tensor.flip(0)
 
-def test_what_three_ranks_must_get() -> None:
-    values = [rank_values(rank, 8) for rank in range(3)]
-    assert OPERATIONS["all_reduce"].expected(values, 1).tolist() == [39 + 3 * place for place in range(8)]
-    assert OPERATIONS["reduce_scatter"].expected(values, 2).tolist() == [57.0, 60.0]
-    assert OPERATIONS["all_to_all"].expected(values, 2).tolist() == [6, 7, 19, 20, 32, 33]
-    assert torch.equal(OPERATIONS["send_recv"].expected(values, 0), values[2])
-    assert len(OPERATIONS["all_gather"].expected(values, 0)) == 24
+    monkeypatch.setattr(Collective, "all_gather_joined", reversed_)
+    with pytest.raises(RuntimeError, match="all_gather: wrong"):
+        Mesh(32).exchange()
 
 
 def test_weights_of_another_step_are_found() -> None:
@@ -63,6 +64,7 @@ def test_weights_of_another_step_are_found() -> None:
         component.setup()
     sent = [(name, tensor.detach().clone()) for name, tensor in sender.weights()]
     receiver.load_weights(iter(sent))
-    assert receiver.check() == {"rows": 2.0, "wrong": 0.0}
+    assert receiver.check() == {"rows": 2.0}
     receiver.load_weights((name, tensor + 1) for name, tensor in sent)
-    assert receiver.check()["wrong"] == 2.0
+    with pytest.raises(RuntimeError, match="weights `first`"):
+        receiver.check()

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics.health import Check
-from meshctl.engines.checks import devices, on_node
-from meshctl.engines.checks.disk import MAX_CLOCK_SKEW_S
+from meshctl.diagnostics.health import Check, State
 from meshctl.engines.checks.on_node import NodeFacts
 from meshctl.plan.model import Group, Plan
+from meshctl.text.english import in_words
 
+MAX_CLOCK_SKEW_S = 2.0
 NODES_MAX = 4
 """The number of nodes that a problem names."""
 SHARE = "put run.dir, and the recipe, on a file system that all nodes mount at the same path"
@@ -54,7 +53,8 @@ def judge(
     whether the nodes must see the head's run directory."""
     found: defaultdict[Check, list[int]] = defaultdict(list)
     for node, one in facts.items():
-        for check in (*on_node.checks_of(one), *_of_node(one, clocks.get(node, 0.0), is_shared)):
+        own = (Check(**problem) for problem in one.problems)
+        for check in (*own, *_of_node(one, clocks.get(node, 0.0), is_shared)):
             found[check].append(node)
     for group in plan.groups:
         for check, nodes in _of_group(group, plan, facts):
@@ -67,11 +67,7 @@ def names_of(nodes: Sequence[int], facts: Mapping[int, NodeFacts]) -> str:
     """Returns `node 1 (gpu-b)`, or `node 1 (gpu-b), node 2 (gpu-c) and 7 more`."""
     words = [name_of(node, facts) for node in nodes]
     more = len(words) - NODES_MAX
-    return _joined([*words[:NODES_MAX], *([f"{more} more"] if more > 0 else [])])
-
-
-def _joined(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+    return in_words([*words[:NODES_MAX], *([f"{more} more"] if more > 0 else [])])
 
 
 def name_of(node: int, facts: Mapping[int, NodeFacts]) -> str:
@@ -80,7 +76,7 @@ def name_of(node: int, facts: Mapping[int, NodeFacts]) -> str:
 
 
 def _of_node(facts: NodeFacts, clock_s: float, is_shared: bool) -> Iterator[Check]:
-    if is_shared and not facts.shares_files and not facts.error:
+    if is_shared and not facts.shares_files and facts.is_examined:
         found = "a file that the head has just written there is missing: it is another file system"
         yield Check("files", "run directory", "failure", found, SHARE)
     if abs(clock_s) > MAX_CLOCK_SKEW_S:
@@ -93,15 +89,17 @@ def _of_group(group: Group, plan: Plan, facts: Mapping[int, NodeFacts]) -> Itera
     """Yields the differences between the nodes of a group, each with the nodes that differ from the first
     one."""
     own = {*plan.nodes_of(group.name)}
-    nodes = [node for node in facts if node in own and not facts[node].error]
-    has_own = bool(group.program.python if group.program else group.python)
-    if not has_own:
+    nodes = [node for node in facts if node in own and facts[node].is_examined]
+    if not (group.program.python if group.program else group.python):
         yield from _differing(group, nodes, facts, "torch", _release, "failure", SAME_TORCH)
         yield from _differing(group, nodes, facts, "python", _minor, "warning", SAME_TORCH)
     if group.device_type == "cuda":
-        models = partial(_devices, group.name)
+
+        def models(one: NodeFacts) -> str:
+            return one.devices.get(group.name, "")
+
         yield from _differing(group, nodes, facts, "devices", models, "warning", SAME_DEVICES)
-        yield from _differing(group, nodes, facts, "driver", _driver, "warning", SAME_DEVICES)
+        yield from _differing(group, nodes, facts, "driver", lambda one: one.driver, "warning", SAME_DEVICES)
 
 
 def _differing(
@@ -110,7 +108,7 @@ def _differing(
     facts: Mapping[int, NodeFacts],
     what: str,
     read: Callable[[NodeFacts], str],
-    state: str,
+    state: State,
     remedy: str,
 ) -> Iterator[tuple[Check, list[int]]]:
     values = {node: value for node in nodes if (value := read(facts[node]))}
@@ -119,7 +117,7 @@ def _differing(
     first = next(iter(values))
     for other in sorted(set(values.values()) - {values[first]}):
         found = f"{other}, and {name_of(first, facts)} has {values[first]}: both run group {group.name}"
-        check = Check("differences", what, "failure" if state == "failure" else "warning", found, remedy)
+        check = Check("differences", what, state, found, remedy)
         yield check, [node for node, value in values.items() if value == other]
 
 
@@ -130,19 +128,3 @@ def _release(facts: NodeFacts) -> str:
 
 def _minor(facts: NodeFacts) -> str:
     return ".".join(facts.python.split(".")[:2])
-
-
-def _devices(group: str, facts: NodeFacts) -> str:
-    """Returns the models of the devices that a group has on a node, which may have others, too."""
-    own = facts.devices.get(group)
-    found = [one for one in _of_smi(facts) if own is None or any(map(one.is_named, own))]
-    return _joined(sorted({f"{one.name} of {one.total >> 30} GiB" for one in found}))
-
-
-def _driver(facts: NodeFacts) -> str:
-    return _joined(sorted({one.driver for one in _of_smi(facts)}))
-
-
-def _of_smi(facts: NodeFacts) -> tuple[devices.Device, ...]:
-    measured, _ = facts.measured.get("devices", (None, ""))
-    return devices.read_rows((measured or {}).get("smi", ()))

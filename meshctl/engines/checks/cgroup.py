@@ -77,17 +77,3 @@ def kills_for_memory() -> int:
     files = [folder / "memory.events" for folder in folders()][:1]
     files += [folder / "memory.oom_control" for folder in folders("memory")][:1]
     return max((_entry(file, "oom_kill") for file in files), default=0)
-
-
-def cpus() -> float:
-    """Returns the smallest CPU quota, in processors; 0 for no quota."""
-    found = []
-    for folder in folders():
-        with suppress(OSError, ValueError):
-            quota, period = (folder / "cpu.max").read_text().split()
-            found.append(int(quota) / int(period))
-    for folder in folders("cpu"):
-        quota_us, period_us = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
-        if quota_us and period_us:
-            found.append(quota_us / period_us)
-    return min(found, default=0.0)

@@ -1,15 +1,18 @@
-"""Counts the devices of a machine by their device files, and checks that a plan fits them. It calls no
-driver, because CUDA does not survive a fork."""
+"""The devices of a machine, counted by their device files, and those that the groups of a plan use on it. No
+driver is called, because CUDA does not survive a fork."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
-from meshctl.engines.checks import torch_build
+from meshctl.engines.checks.requirements import Needs, Requirements, names_in
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.visible_devices import (
     DeviceList,
@@ -99,6 +102,30 @@ def devices_of_workers(plan: Plan, node: int = 0) -> dict[str, list[str]]:
     }
 
 
+def requirements_on(plan: Plan, runs: str, needs: Needs, node: int | None = None) -> Requirements:
+    """Returns the requirements of the groups of a plan on a node; None is one machine that runs all of them.
+    `runs` is the folder of run directories."""
+    workers = {
+        group.name: group.workers if node is None else len(list(plan.workers(group.name, node)))
+        for group in plan.groups
+    }
+    device_bytes, uses = Counter[str](), Counter[str]()
+    for name, keys in devices_of_workers(plan, node or 0).items():
+        device_bytes.update(dict.fromkeys(keys, needs.worker_bytes.get(name, 0)))
+        uses.update(name for key in keys for name in names_in(key))
+    on_cpu = [group.name for group in plan.groups if group.device_type == "cpu"]
+    return Requirements(
+        runs,
+        sum(workers.values()),
+        needs.checkpoint_bytes,
+        needs.checkpoints,
+        model_bytes=sum(needs.worker_bytes.get(name, 0) * workers[name] for name in on_cpu),
+        copy_bytes=sum(needs.copy_bytes.get(name, 0) * count for name, count in workers.items()),
+        device_bytes=dict(device_bytes),
+        shared_devices=[name for name, count in uses.items() if count > 1],
+    )
+
+
 def owner_of_devices(plan: Plan, group: Group) -> str:
     """Returns the name of the group that owns a group's devices: the group itself, or the one that it is
     colocated with."""
@@ -138,4 +165,15 @@ def count_devices(device_type: str, rocm: bool = False) -> int:
 
 def is_rocm() -> bool:
     """Returns whether the installed torch is a ROCm build. Imports nothing."""
-    return bool(torch_build.read().get("hip"))
+    return bool(torch_build().get("hip"))
+
+
+def torch_build() -> Mapping[str, str]:
+    """Returns what torch's `version.py` states about its build, without an import: `__version__`, `cuda` and
+    `hip`. Returns an empty dict if it is not found."""
+    found = importlib.util.find_spec("torch")
+    version = Path(found.origin).with_name("version.py") if found and found.origin else None
+    if version is None or not version.is_file():
+        return {}
+    stated = re.findall(r"""^(__version__|cuda|hip)\b.*=\s*['"]([^'"]*)""", version.read_text(), re.M)
+    return dict(stated)

@@ -3,26 +3,25 @@ libraries that every worker imports, and those of the extras of its components."
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from pathlib import Path
 
 from meshctl import __version__, package
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics.health import Check
+from meshctl.engines.checks.fork import output_of
 from meshctl.engines.checks.models import extras_of
-from meshctl.engines.checks.probe import Answer, Probe
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.interpreter import environ_of, groups_of, server_python
 from meshctl.package import (
     PACKAGE_DIR,
     builds_of,
     install_command,
-    installed_version,
     is_in_range,
     is_newer,
     our_digest,
@@ -33,25 +32,22 @@ from meshctl.package import (
 from meshctl.plan.model import Plan
 from meshctl.recipe.code.interpreters import VERSION_MIN, problem_of, too_old
 from meshctl.text.english import listed
-from meshctl.topology.cluster import DIRECT
 
 SECONDS = 60.0
 """Time limit for an interpreter to start and to report its facts."""
 WORKER_LIBRARIES = ("torch", "numpy", "msgpack")
 """The libraries that every worker imports."""
-NCCL_LIBRARIES = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
-"""The libraries that contain the NCCL of torch, of which an installation has one."""
 CHILD = f"""
-import json, os, sys
+import json, sys
 sys.path[:] = [folder for folder in sys.path if folder]
-script, function, arguments, writer = sys.argv[1:]
+script, libraries = sys.argv[1:]
 answer = {{"python": list(sys.version_info[:2])}}
 if sys.version_info >= {VERSION_MIN}:
     import runpy
-    answer = runpy.run_path(script)[function](*json.loads(arguments))
-os.write(int(writer), (json.dumps([answer, ""]) + "\\n").encode())
+    answer = runpy.run_path(script)["facts"](json.loads(libraries))
+print("\\n" + json.dumps(answer))
 """
-"""Calls a function of a file. It also runs in a Python that is too old for the file."""
+"""Prints the facts of `package.py` in the last line. Also runs in a Python that is too old for the file."""
 
 
 @dataclass(frozen=True)
@@ -72,68 +68,41 @@ class Facts:
     """Library -> version; empty if it is not installed."""
 
 
-@dataclass(frozen=True)
-class Examined:
-    """The result of the checks of one interpreter."""
-
-    python: str
-    groups: Sequence[str]
-    problem: str
-    """The reason that it cannot be used, as the end of a sentence about it; empty if it can be."""
-    remedy: str
-    found: str
-    """Its versions."""
-    warning: str = ""
-    """A difference from the launcher's interpreter that makes the run slower; empty without one."""
-
-    @property
-    def sentence(self) -> str:
-        groups = listed(self.groups)
-        words = f"the interpreter {self.python} of group{'s'[: len(self.groups) > 1]} {groups} {self.problem}"
-        return f"{words}: {self.remedy}" if self.remedy else words
-
-
 def check_interpreters(plan: Plan, path: Sequence[str]) -> None:
-    """Raises `CannotStart` for the first interpreter of the plan that cannot be used. `path` lists the
-    folders of the recipe's code."""
-    for one in examine(plan, path):
-        if one.problem:
-            raise CannotStart(one.sentence)
-
-
-def interpreter_checks(plan: Plan, path: Sequence[str]) -> tuple[Check, ...]:
-    """Returns the checks of the interpreters for `meshctl doctor`."""
-    return tuple(map(_check, examine(plan, path)))
-
-
-def _check(one: Examined) -> Check:
-    groups = listed(one.groups)
-    if one.problem:
-        return Check("python", groups, "failure", f"{one.python} {one.problem}", one.remedy)
-    if one.warning:
-        remedy = "install versions of torch with the same NCCL, where speed between the groups matters"
-        return Check("python", groups, "warning", f"{one.found}; {one.warning}", remedy)
-    return Check("python", groups, "ok", one.found)
-
-
-def examine(plan: Plan, path: Sequence[str]) -> tuple[Examined, ...]:
-    """Examines all interpreters of a plan at the same time, except that of the launcher."""
+    """Examines all interpreters of a plan at the same time, except that of the launcher. Raises `CannotStart`
+    for the first one that cannot be used. `path` lists the folders of the recipe's code."""
     pythons = dict.fromkeys(server_python(group, path) for group in plan.groups if not group.program)
     pythons.pop(sys.executable, None)
-    with ExitStack() as stack:
-        probes = {}
-        for python in pythons:
-            if not problem_of(python):
-                needed = tuple(_needed(plan, path, python))
-                probes[python] = Probe(
-                    "facts",
-                    [[*_builds(needed), *NCCL_LIBRARIES]],
-                    SECONDS,
-                    (python, "-c", CHILD, package.__file__),
-                    environ_of(python, os.environ),
-                )
-                stack.callback(probes[python].close)
-        return tuple(_examined(plan, path, python, probes.get(python)) for python in pythons)
+    if not pythons:
+        return
+    with ThreadPoolExecutor() as pool:
+        for python, (problem, remedy) in zip(
+            pythons, pool.map(lambda python: _problem(plan, path, python), pythons), strict=True
+        ):
+            if problem:
+                groups = groups_of(plan, path, python)
+                of = f"group{'s'[: len(groups) > 1]} {listed(groups)}"
+                text = f"the interpreter {python} of {of} {problem}"
+                raise CannotStart(f"{text}: {remedy}" if remedy else text)
+
+
+def _problem(plan: Plan, path: Sequence[str], python: str) -> tuple[str, str]:
+    """Returns why an interpreter cannot be used, as the end of a sentence, and the remedy; empty if it can
+    be."""
+    if problem := problem_of(python):
+        return problem, "" if os.path.lexists(python) else _environment_command(plan, path, python)
+    needed = tuple(_needed(plan, path, python))
+    libraries = [build for _, names in needed for name in names for build in builds_of(name)]
+    command = (python, "-c", CHILD, package.__file__, json.dumps(libraries))
+    try:
+        facts = Facts(
+            **json.loads(output_of(command, SECONDS, environ_of(python, os.environ)).splitlines()[-1])
+        )
+    except OSError as error:
+        return f"cannot be started: {error}", ""
+    except (LookupError, TypeError, ValueError):
+        return "cannot be started: it is not a Python interpreter", ""
+    return _difference(facts, python, needed)
 
 
 def _needed(plan: Plan, path: Sequence[str], python: str) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -142,29 +111,6 @@ def _needed(plan: Plan, path: Sequence[str], python: str) -> Iterator[tuple[str,
     yield "", WORKER_LIBRARIES
     for extra in extras_of(plan, path, groups_of(plan, path, python)):
         yield extra, tuple(required_ranges(requirements(), extra))
-
-
-def _builds(needed: Iterable[tuple[str, Iterable[str]]]) -> Iterator[str]:
-    """Yields the names of the distributions that contain the needed libraries."""
-    for _, libraries in needed:
-        for library in libraries:
-            yield from builds_of(library)
-
-
-def _examined(plan: Plan, path: Sequence[str], python: str, probe: Probe | None) -> Examined:
-    groups = groups_of(plan, path, python)
-    if probe is None:
-        remedy = "" if os.path.lexists(python) else _environment_command(plan, path, python)
-        return Examined(python, groups, problem_of(python), remedy, "")
-    answer = probe.answer()
-    if not isinstance(answer.value, dict):
-        return Examined(python, groups, f"cannot be started: {_why(answer)}", "", "")
-    facts = Facts(**answer.value)
-    problem, remedy = _problem(facts, python, tuple(_needed(plan, path, python)))
-    number, versions = ".".join(map(str, facts.python)), facts.versions
-    found = f"Python {number}, meshctl {facts.version}, torch {versions.get('torch')}, {python}"
-    has_devices = any(plan.group(group).device_type in DIRECT for group in groups)
-    return Examined(python, groups, problem, remedy, found, _warning(facts) if has_devices else "")
 
 
 def _environment_command(plan: Plan, path: Sequence[str], python: str) -> str:
@@ -179,26 +125,14 @@ def _environment_command(plan: Plan, path: Sequence[str], python: str) -> str:
     return f"{environment}{' && ' if ' -m pip ' in install else ', then '}{install}"
 
 
-def _warning(facts: Facts) -> str:
-    theirs = next((found for name in NCCL_LIBRARIES if (found := facts.versions.get(name))), "")
-    ours = next((found for name in NCCL_LIBRARIES if (found := installed_version(name))), "")
-    if not theirs or not ours or theirs == ours:
-        return ""
-    return f"its NCCL is {theirs} and the launcher's {ours}, so tensors between them pass host memory"
-
-
-def _why(answer: Answer) -> str:
-    return answer.error or "it is not a Python interpreter"
-
-
-def _problem(facts: Facts, python: str, needed: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[str, str]:
-    """Returns the problem of an interpreter, as the end of a sentence, and its remedy; empty without one."""
+def _difference(facts: Facts, python: str, needed: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[str, str]:
+    """Returns what an interpreter lacks, as the end of a sentence, and its remedy; empty for nothing."""
     if tuple(facts.python) < VERSION_MIN:
         return too_old(facts.python), ""
     if not facts.folder:
         return "has no meshctl", install_command(python=python)
     if facts.digest != our_digest():
-        return _difference(facts), reinstall_command(python)
+        return _other_meshctl(facts), reinstall_command(python)
     for extra, libraries in needed:
         if missing := [name for name in libraries if not _version(facts, name)]:
             return f"lacks {listed(missing)}", install_command(extra, python)
@@ -212,7 +146,7 @@ def _problem(facts: Facts, python: str, needed: Sequence[tuple[str, tuple[str, .
     return "", ""
 
 
-def _difference(facts: Facts) -> str:
+def _other_meshctl(facts: Facts) -> str:
     """Returns the difference between the meshctl of an interpreter and this one, as the end of a sentence."""
     if facts.namesake:
         return f"has {facts.namesake}"

@@ -28,7 +28,7 @@ class NodeChecks:
     def obey(self, message: Message) -> None:
         """Raises `LookupError`, `TypeError` and `ValueError` for a malformed message."""
         if message["type"] == "examine":
-            needs = Needs.from_json(message["needs"])
+            needs = Needs(**message["needs"])
             ports = {str(what): str(address) for what, address in message["ports"].items()}
             self._examination = Examination(
                 self._run, self._node, needs, str(message["nonce"]), ports, self._log

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from meshctl.engines.checks import limits, on_node, start
+from meshctl.diagnostics.health import Check
+from meshctl.engines.checks import on_node
 from meshctl.engines.checks.across_nodes import judge, names_of
-from meshctl.engines.checks.devices import SMI_FIELDS
+from meshctl.engines.checks.device_files import requirements_on
+from meshctl.engines.checks.devices import Device, Report
 from meshctl.engines.checks.on_node import NodeFacts
-from meshctl.engines.checks.requirements import Needs, Requirements
+from meshctl.engines.checks.requirements import GIB, Needs, Requirements
 from meshctl.plan.model import Cluster, Group, Plan, Program, Run
 from meshctl.run.directory import RunDir, Start
 
 GROUP = Group("train", "cpu", 2, 0)
+
+
+REFUSAL = asdict(Check("node", "start", "failure", "group train needs 2 devices", "use another node"))
 
 
 def plan_of(group: Group = GROUP) -> Plan:
@@ -24,7 +30,7 @@ def plan_of(group: Group = GROUP) -> Plan:
 
 
 def facts(**changes: object) -> NodeFacts:
-    values = {"host": "a", "python": "3.11.2", "torch": "2.13.0+cpu", "requirements": {}, **changes}
+    values = {"host": "a", "python": "3.11.2", "torch": "2.13.0+cpu", **changes}
     return NodeFacts(**values)  # type: ignore[arg-type]
 
 
@@ -49,32 +55,29 @@ def test_versions_of_a_group_differ() -> None:
 
 
 def test_devices_of_a_group_differ() -> None:
-    def of(name: str, total_mib: int, driver: str) -> NodeFacts:
-        row = dict(zip(SMI_FIELDS, ["0", name, driver, "0", str(total_mib), "Default", "GPU-0"], strict=True))
-        return facts(measured={"devices": [{"smi": [list(row.values())]}, ""]})
+    def of(name: str) -> NodeFacts:
+        return facts(devices={"train": name}, driver="550.1")
 
     group = Group("train", "cuda", 2, 0, devices=((0, 1), (1, 2)))
     plan = Plan("test", 0, Cluster.of(2, cuda=1), (group,), (), (), (), Run())
-    found = judge({0: of("H100", 81559, "550.1"), 1: of("A100", 40960, "550.1")}, {}, plan)
+    found = judge({0: of("H100 of 79 GiB"), 1: of("A100 of 40 GiB")}, {}, plan)
     assert [(one.check.name, one.check.state) for one in found] == [("devices", "warning")]
     assert "A100 of 40 GiB, and node 0 (a) has H100 of 79 GiB" in found[0].text
 
 
-def test_only_the_devices_of_the_group_are_compared() -> None:
-    """Nodes of an uneven cluster: the second one has an older device, which another group uses."""
-
-    def of(used: list[str], *names: str) -> NodeFacts:
-        rows = [
-            [str(index), name, "550.1", "0", "40960", "Default", f"GPU-{index}"]
-            for index, name in enumerate(names)
-        ]
-        return facts(measured={"devices": [{"smi": rows}, ""]}, devices={"train": used})
-
-    group = Group("train", "cuda", 2, 0, devices=((0, 1), (1, 2)))
+def test_only_the_devices_of_the_group_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second node of an uneven cluster has an older device, which another group uses."""
+    smi = Report(
+        tuple(
+            Device(index, name, "550.1", 0, 40 * GIB, "Default") for index, name in enumerate(["T4", "A100"])
+        )
+    )
+    monkeypatch.setattr(on_node, "nvidia_smi", lambda: smi)
+    monkeypatch.setattr("meshctl.engines.checks.device_files.count_devices", lambda kind, rocm: 2)
+    group = Group("train", "cuda", 2, 0, devices=((0, 1), (2, 3)))
     plan = Plan("test", 0, Cluster.of(2, cuda=[1, 2]), (group,), (), (), (), Run())
-    assert judge({0: of(["0"], "A100"), 1: of(["1"], "T4", "A100")}, {}, plan) == []
-    [problem] = judge({0: of(["0"], "A100"), 1: of(["0"], "T4", "A100")}, {}, plan)
-    assert "T4 of 40 GiB, and node 0 (a) has A100" in problem.text
+    found = on_node.examine(plan, RunDir(tmp_path), Start((str(tmp_path),)), 1, Needs(), "")
+    assert found["devices"] == {"train": "A100 of 40 GiB"} and found["driver"] == "550.1"
 
 
 def test_each_node_needs_what_its_own_groups_need(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,17 +89,17 @@ def test_each_node_needs_what_its_own_groups_need(monkeypatch: pytest.MonkeyPatc
     )
     plan = Plan("test", 0, Cluster.of(2, cuda=[1, 2]), groups, (), (), (), Run())
     monkeypatch.setattr("meshctl.engines.checks.device_files.count_devices", lambda kind, rocm: 2)
-    needs = Needs(Requirements(workers=3), {"train": 5, "same": 7, "judge": 11})
+    needs = Needs({"train": 5, "same": 7, "judge": 11})
 
     def needed(node: int) -> Requirements:
-        return on_node.requirements_on(start.on_node(plan, node), RunDir(Path("/r")), Start(()), node, needs)
+        return requirements_on(on_node.on_node(plan, node), "/r", needs, node)
 
     assert needed(0).device_bytes == {"0": 12} and needed(0).shared_devices == ["0"]
     assert needed(1).device_bytes == {"0,1": 11} and needed(1).shared_devices == []
 
 
 def test_files_clocks_and_refusals_name_the_node() -> None:
-    one, two = facts(), facts(host="b", shares_files=False, refusal="group train needs 2 devices")
+    one, two = facts(), facts(host="b", shares_files=False, problems=[REFUSAL])
     assert texts(one, two) == [
         "failure node 1 (b): start: group train needs 2 devices",
         "failure node 1 (b): run directory: a file that the head has just written there is missing: it is "
@@ -107,11 +110,10 @@ def test_files_clocks_and_refusals_name_the_node() -> None:
     assert late.text.startswith("node 1 (a): clock: 7 s behind that of the head") and not late.is_failure
 
 
-def test_the_topics_of_doctor_are_judged_at_the_head() -> None:
-    measured = {"limits": [json.loads(json.dumps({**limits.measure({}), "files": [16, 16]})), ""]}
-    one = facts(measured=measured, requirements=asdict(Requirements(workers=2)))
-    [problem] = [found for found in judge({0: one, 3: one}, {}, plan_of()) if found.is_failure]
-    assert problem.nodes == (0, 3) and problem.text.startswith("node 0 (a) and node 3 (a): open files: 16")
+def test_nodes_with_the_same_problem_share_it() -> None:
+    one = facts(problems=[REFUSAL])
+    [problem] = judge({0: one, 3: one}, {}, plan_of())
+    assert problem.nodes == (0, 3) and problem.text.startswith("node 0 (a) and node 3 (a): start: group")
 
 
 def test_an_examination_that_failed_is_a_warning() -> None:
@@ -128,15 +130,17 @@ def test_a_node_sees_the_file_of_the_head(tmp_path: Path, is_written: bool) -> N
     run = RunDir(tmp_path)
     if is_written:
         on_node.write_nonce(run, ".seen-1")
-    needs = Needs(Requirements(workers=2, copy_bytes=100), {"train": 7})
-    found = NodeFacts(
-        **json.loads(
-            json.dumps(on_node.examine(plan_of(), run, Start((str(tmp_path),)), 1, needs, ".seen-1"))
-        )
-    )
-    assert found.shares_files == is_written
-    assert found.refusal == "" and found.host and found.torch
-    assert found.requirements["workers"] == 1
-    assert (found.requirements["model_bytes"], found.requirements["copy_bytes"]) == (7, 50)
-    assert {"versions", "memory", "limits", "disk", "network"} <= {*found.measured}
-    assert not [one for one in on_node.checks_of(found) if one.state == "failure"]
+    start, needs = Start((str(tmp_path),)), Needs({"train": 1 << 60})
+    found = NodeFacts(**json.loads(json.dumps(on_node.examine(plan_of(), run, start, 1, needs, ".seen-1"))))
+    assert found.shares_files == is_written and found.host and found.torch
+    assert [(one["name"], one["state"]) for one in found.problems] == [("memory", "warning")]
+
+
+def test_a_node_that_does_not_reach_the_head_reports_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    ports = {"the store": f"127.0.0.1:{port}"}
+    found = on_node.examine(plan_of(), RunDir(tmp_path), Start((str(tmp_path),)), 0, Needs(), "", ports)
+    [problem] = [one for one in found["problems"] if one["name"] == "ports"]
+    expected = f"it does not reach the store of the head at 127.0.0.1:{port}: connection refused"
+    assert problem["found"] == expected and problem["state"] == "failure"

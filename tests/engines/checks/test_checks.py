@@ -1,350 +1,233 @@
-"""The checks of `doctor`: pinned findings for many kinds of machines, the child processes, and the
-measurements.
-
-python -m tests.engines.checks.test_checks      regenerates the golden text; read the difference
-"""
+"""What `launch` and `doctor` examine: devices, disks, memory and limits, those of this machine and imagined
+ones."""
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
-from importlib import import_module
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshctl.diagnostics.health import Check
-from meshctl.engines.checks import (
-    clock,
-    devices,
-    disk,
-    limits,
-    memory,
-    network,
-    runner,
-    versions,
+from meshctl.engines.checks import cgroup, device_files, machine
+from meshctl.engines.checks.devices import Device, Report, check_devices, nvidia_smi
+from meshctl.engines.checks.disk import check_disk
+from meshctl.engines.checks.machine import examine, problems
+from meshctl.engines.checks.requirements import GIB, MIB, Requirements, amount
+from meshctl.package import is_in_range, required_ranges
+
+TWO = Requirements(device_bytes={"0": 20 * GIB, "1": 20 * GIB})
+ROWS = (
+    "0, NVIDIA H200, 570.86.15, 1024, 143771, Default, GPU-5a1",
+    "1, GB10, 580.1, [N/A], [N/A], [N/A], GPU-7c2",
 )
-from meshctl.engines.checks.probe import Answer, Probe
-from meshctl.engines.checks.requirements import GIB, MIB, Finding, Requirements, amount
-from meshctl.view.reports.health import table
-from tests.engines.checks.facts import row
-from tests.paths import ROOT
-
-GOLDEN = Path(__file__).parent / "golden" / "doctor.txt"
+FIRST = Device(0, "NVIDIA H200", "570.86.15", GIB, 143771 * MIB, "Default", "GPU-5a1")
 
 
-RANGES = {"python": ">=3.11", "torch": ">=2.11", "hydra-core": "<1.4,>=1.3.8"}
+def device(index: int, used_gib: int = 0, mode: str = "Default") -> Device:
+    return Device(index, "H200", "570.86", used_gib * GIB, 140 * GIB, mode, f"GPU-{index}")
 
 
-INSTALLED = {"python": "3.11.7", "torch": "2.13.0+cu126", "hydra-core": "1.3.8"}
+def sharing(bytes_of: dict[str, int], *shared: str) -> Requirements:
+    return Requirements(device_bytes=bytes_of, shared_devices=shared)
 
 
-TORCH: Mapping[str, Any] = {
-    "version": "2.13.0+cu126",
-    "file": "/env/lib/torch/__init__.py",
-    "seconds": 2.0,
-    "cuda": "12.6",
-    "hip": "",
+ALONE = "1 of 2 devices is in use by other processes: device 1 has"
+CASES = {
+    "others leave enough": (
+        [device(0), device(1, 126)],
+        TWO,
+        ("failure", f"{ALONE} 126 GiB of 140 GiB taken, but"),
+    ),
+    "others take little": ([device(0), device(1, 1)], TWO, None),
+    "others take some": ([device(0), device(1, 60)], TWO, ("warning", f"{ALONE} 60 GiB of 140 GiB taken")),
+    "too large": (
+        [device(0)],
+        sharing({"0": 150 * GIB}),
+        ("failure", "1 of 1 device is too small: device 0 has 140 GiB, but its models take at least 150 GiB"),
+    ),
+    "by UUID": (
+        [device(0, 126), device(1, 126)],
+        sharing({"GPU-1": 20 * GIB}),
+        ("failure", "1 of 1 device is in use by other processes: device 1 has"),
+    ),
+    "two devices of a worker": (
+        [device(0), device(1, 90)],
+        sharing({"0,1": 200 * GIB}),
+        (
+            "failure",
+            "the devices of 1 of 1 worker are in use by other processes: devices 0, 1 have 90 GiB of 280 GiB taken, but their models take at least 200 GiB",
+        ),
+    ),
+    "too large for two": (
+        [device(0), device(1)],
+        sharing({"0,1": 300 * GIB}),
+        ("failure", "the devices of 1 of 1 worker are too small: devices 0, 1 have 280 GiB"),
+    ),
+    "one process only": (
+        [device(0), device(1, 0, "Exclusive_Process")],
+        sharing({"0": 0, "1": 0}, "1"),
+        ("failure", "device 1 is in compute mode Exclusive_Process"),
+    ),
+    "not shared": ([device(0), device(1, 0, "Exclusive_Process")], sharing({"0": 0, "1": 0}), None),
+    "unknown memory": ([Device(0, "GB10", "580.1", 0, 0, "[N/A]")], sharing({"0": GIB}), None),
 }
+"""Name -> devices, requirements, and the state and beginning of the only problem."""
 
 
-CPU_TORCH = {**TORCH, "version": "2.13.0+cpu", "cuda": ""}
+@pytest.mark.parametrize(("devices", "requirements", "expected"), CASES.values(), ids=CASES)
+def test_devices(
+    devices: list[Device],
+    requirements: Requirements,
+    expected: tuple[str, str] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device_files, "torch_build", lambda: {"__version__": "2.13.0", "cuda": "12.6"})
+    checks = check_devices(requirements, Report(tuple(devices)))
+    found = [check for check in checks if check.state != "ok" and check.name != "permission"]
+    assert [one.state for one in found] == ([expected[0]] if expected else [])
+    assert not expected or (found[0].found.startswith(expected[1]) and found[0].remedy)
 
 
-SEEN: Mapping[str, Any] = {
-    "kind": "cuda",
-    "count": 2,
-    "driver": 12080,
-    "names": ["NVIDIA H200"] * 2,
-    "capabilities": [[9, 0]] * 2,
-    "archs": ["sm_80", "sm_90"],
-}
+def test_torch_for_cpu_is_a_failure_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        device_files, "torch_build", lambda: {"__version__": "2.13.0+cpu", "cuda": "", "hip": ""}
+    )
+    monkeypatch.setattr(device_files, "count_devices", lambda kind, rocm: 2)
+    *_, found = check_devices(TWO, Report((device(0), device(1))))
+    assert (found.name, found.state) == ("torch on cuda", "failure")
 
 
-VERSIONS = versions.Facts(
-    "0.1.0", RANGES, INSTALLED, "/env/bin/meshctl", "/env", "/env/lib/meshctl", (), TORCH
-)
-
-
-DEVICES = devices.Facts({"cuda": 2}, smi=[row(0), row(1)], torch=TORCH, seen=SEEN)
-
-
-NO_DEVICE = devices.Facts(torch=CPU_TORCH, seen={"kind": "cuda", "count": 0})
-
-
-TRAINS = Requirements(device_types=("cuda",), workers=8)
-
-
-ONLY_CPU = Requirements(device_types=("cpu",))
-
-
-NEEDS_20_GIB = Requirements(device_types=("cuda",), workers=2, device_bytes={"0": 20 * GIB, "1": 20 * GIB})
-
-
-SAVES = Requirements(workers=2, checkpoint_bytes=3 * GIB, checkpoints=4)
-
-
-BIG = limits.Facts(cpus=256, allowed=256)
-
-
-NOW = time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1))
-
-
-CLOCK = clock.Facts("Linux", "6.8.0", now=NOW + 60, written=NOW)
-
-
-def seen(**changes: Any) -> devices.Facts:
-    """Returns the facts of two devices about which torch reports something else."""
-    return replace(DEVICES, seen={**SEEN, **changes})
-
-
-def listed(*names: str, count: int) -> devices.Facts:
-    """Returns the facts of two devices, a variable that lists some of them, and the number that torch
-    sees."""
-    left = {"variable": "CUDA_VISIBLE_DEVICES", "variable_text": ",".join(names), "visible": names}
-    return replace(seen(count=count), **left)
-
-
-def workers(count: int) -> Requirements:
-    return Requirements(workers=count)
-
-
-CASES: dict[str, tuple[Any, ...]] = {
-    "all is well": (VERSIONS,),
-    "run from a checkout": (versions.Facts(folder="/home/me/meshctl", torch=TORCH),),
-    "parts are lost": (replace(VERSIONS, lost=("conf/base.yaml",)),),
-    "a namesake": (replace(VERSIONS, namesake="the distribution `meshctl` 9.0 (another tool)"),),
-    "no command": (replace(VERSIONS, command=""),),
-    "another's command": (replace(VERSIONS, command="/usr/bin/meshctl"),),
-    "old and missing": (
-        replace(VERSIONS, installed={"python": "3.10.1", "torch": "2.4.1", "hydra-core": ""}),
-    ),
-    "too new": (replace(VERSIONS, installed={**INSTALLED, "hydra-core": "1.4.0rc1"}),),
-    "torch cannot be imported": (
-        replace(VERSIONS, torch={"error": "OSError: libcudnn.so.9: cannot open shared file"}),
-    ),
-    "two torches": (
-        replace(VERSIONS, torch={**TORCH, "version": "2.9.0", "file": "/home/me/torch/__init__.py"}),
-    ),
-    "a slow disk": (replace(VERSIONS, torch={**TORCH, "seconds": 48.0}),),
-    "torch for ROCm": (replace(VERSIONS, torch={**TORCH, "cuda": "", "hip": "6.4"}),),
-    "hidden modules": (
-        replace(VERSIONS, hiding=tuple(f"/job/{name}.py" for name in ("random", "json", *"abcdefg"))),
-    ),
-    "no device": (NO_DEVICE,),
-    "two devices": (DEVICES,),
-    "devices that the container lacks": (devices.Facts(hidden=8, torch=TORCH), TRAINS),
-    "devices that are closed": (replace(DEVICES, closed="/dev/nvidia0"),),
-    "a list of devices": (listed("1", "0", count=2),),
-    "a list of no devices": (listed(count=0),),
-    "a list of others": (listed("0", "7", count=1),),
-    "MIG": (listed("MIG-a", "MIG-b", count=1),),
-    "nvidia-smi hangs": (replace(DEVICES, smi=(), smi_error="no answer within 20 s"),),
-    "torch for cpu": (replace(DEVICES, torch=CPU_TORCH),),
-    "torch for cpu, and a recipe for cuda": (replace(DEVICES, torch=CPU_TORCH), TRAINS),
-    "an old driver": (
-        seen(error="The NVIDIA driver on your system is too old (found version 11040).", driver=11040),
-    ),
-    "an old driver, and a recipe for cpu": (
-        seen(error="The NVIDIA driver on your system is too old", driver=11040),
-        ONLY_CPU,
-    ),
-    "an error of the driver": (seen(error="CUDA unknown error"),),
-    "a driver that hangs": (replace(DEVICES, seen={}, seen_error="no answer within 90 s"),),
-    "a device is missing": (seen(count=1),),
-    "a device is too new": (seen(capabilities=[[9, 0], [12, 0]], names=["H200", "RTX 5090"]),),
-    "others are on a device": (replace(DEVICES, smi=[row(0), row(1, 60 << 10, "Exclusive_Process")]),),
-    "models beside others": (
-        replace(DEVICES, smi=[row(0), row(1, 126 << 10)]),
-        NEEDS_20_GIB,
-    ),
-    "models with others": (replace(DEVICES, smi=[row(0), row(1, 80 << 10)]), NEEDS_20_GIB),
-    "models that are too large": (DEVICES, replace(NEEDS_20_GIB, device_bytes={"0": 150 * GIB})),
-    "models on devices by UUID": (
-        replace(DEVICES, smi=[row(0, 126 << 10), row(1, 126 << 10)]),
-        replace(NEEDS_20_GIB, device_bytes={"GPU-1": 20 * GIB}),
-    ),
-    "models on two devices beside others": (
-        replace(DEVICES, smi=[row(0), row(1, 90 << 10)]),
-        replace(NEEDS_20_GIB, device_bytes={"0,1": 200 * GIB}),
-    ),
-    "models that are too large for two devices": (
-        DEVICES,
-        replace(NEEDS_20_GIB, device_bytes={"0,1": 300 * GIB}),
-    ),
-    "others are on one of two devices": (
-        replace(DEVICES, smi=[row(0), row(1, 60 << 10)]),
-        replace(NEEDS_20_GIB, device_bytes={"0,1": 0}),
-    ),
-    "a device for one process": (
-        replace(DEVICES, smi=[row(0), row(1, mode="Exclusive_Process")]),
-        replace(NEEDS_20_GIB, shared_devices=("1",)),
-    ),
-    "ROCm": (replace(seen(driver=0), is_rocm=True, smi=(), torch={**TORCH, "cuda": "", "hip": "6.4"}),),
-    "npu": (replace(NO_DEVICE, files={"npu": 8}),),
-    "npu and its torch": (
-        replace(NO_DEVICE, files={"npu": 8}, has_torch_npu=True, seen={"kind": "npu", "count": 8}),
-    ),
-    "npu that is not seen": (replace(NO_DEVICE, files={"npu": 8}, has_torch_npu=True),),
-    "mps": (replace(NO_DEVICE, files={"mps": 1}, seen={"kind": "mps", "count": 1}),),
-    "network": (network.Facts(),),
-    "no loopback": (network.Facts("PermissionError: Operation not permitted"),),
-    "another loopback": (network.Facts(interfaces=("loopback0", "eth0")),),
-    "few ports": (network.Facts(ports_used=27_000),),
-    "hardly any ports": (network.Facts(ports=(40_000, 40_030)),),
-    "no ports": (network.Facts(port_error="Address already in use"),),
-    "memory": (memory.Facts(),),
-    "little memory": (memory.Facts(available=600 * MIB),),
-    "little memory for models": (memory.Facts(available=6 * GIB), Requirements(model_bytes=9 * GIB)),
-    "little memory for copies": (
-        memory.Facts(available=6 * GIB),
-        Requirements(model_bytes=4 * GIB, copy_bytes=3 * GIB),
-    ),
-    "little memory for copies of devices": (
-        memory.Facts(available=6 * GIB),
-        Requirements(copy_bytes=9 * GIB),
-    ),
-    "a container's memory": (memory.Facts(limit=8 * GIB, used=3 * GIB),),
-    "a container's memory is full": (memory.Facts(limit=8 * GIB, used=7 * GIB),),
-    "a container's shm": (memory.Facts(shm=64 * MIB, shm_free=64 * MIB),),
-    "a container's shm, and NCCL": (memory.Facts(shm=64 * MIB, shm_free=64 * MIB), NEEDS_20_GIB),
-    "a full shm": (memory.Facts(shm_free=3 * MIB),),
-    "no shm": (memory.Facts(shm=0, shm_free=0, shm_error="No such file or directory"),),
-    "no memfd": (memory.Facts(memfd_error="OSError: [Errno 38] Function not implemented"),),
-    "no files over sockets": (
-        memory.Facts(socket_error="PermissionError: [Errno 1] Operation not permitted"),
-    ),
-    "no overcommit": (memory.Facts(overcommit=2),),
-    "limits": (limits.Facts(),),
-    "few files": (limits.Facts((256, 4096)),),
-    "hardly any files": (limits.Facts((30, 30)),),
-    "hardly any files for a recipe": (limits.Facts((64, 1024)), workers(12)),
-    "fewer files than some workers use": (limits.Facts((256, 4096)), workers(20)),
-    "few files for many workers": (replace(BIG, files=(1024, limits.NO_LIMIT)), workers(128)),
-    "few processes": (limits.Facts(tasks=200),),
-    "few processes, but for root": (limits.Facts(tasks=200, is_root=True),),
-    "few processes in a container": (limits.Facts(pids=1024, pids_used=1000),),
-    "too few processes in a container": (limits.Facts(pids=1024, pids_used=1000), workers(16)),
-    "few processes for many workers": (replace(BIG, pids=4096, pids_used=100), workers(128)),
-    "locked memory and InfiniBand": (limits.Facts(locked_bytes=8 * MIB, infiniband=("mlx5_0",)),),
-    "little address space": (limits.Facts(address_bytes=32 * GIB),),
-    "a quota of processors": (limits.Facts(quota=1.5), workers(4)),
-    "threads that are too many": (limits.Facts(omp_num_threads="16"),),
-    "threads by workers": (limits.Facts(omp_num_threads="4"), workers(4)),
-    "threads that are none": (limits.Facts(omp_num_threads="many"),),
-    "clock": (CLOCK,),
-    "not Linux": (replace(CLOCK, system="Darwin", release="24.1"),),
-    "a clock that is behind": (replace(CLOCK, now=NOW - 10 * clock.YEAR_S),),
-    "a clock that is ahead": (replace(CLOCK, now=NOW + 30 * clock.YEAR_S),),
-    "a shell's background": (replace(CLOCK, is_interrupt_ignored=True),),
-    "disk": (disk.Facts("/data", kind="ext4"),),
-    "a disk on a network": (disk.Facts("/shared", kind="nfs4"),),
-    "a disk that hangs": (disk.Facts(error="no answer within 20 s"), Requirements("/shared/runs")),
-    "a disk that is read only": (disk.Facts("/data", errors={"write": "Read-only file system"}),),
-    "a disk with little space": (disk.Facts("/data", free=2 * GIB),),
-    "a disk that is full": (disk.Facts("/data", free=200 << 10),),
-    "a disk without space for a checkpoint": (disk.Facts("/data", free=2 * GIB), SAVES),
-    "a disk without space for the checkpoints": (disk.Facts("/data", free=10 * GIB), SAVES),
-    "a disk with space for the checkpoints": (disk.Facts("/data", free=12 * GIB), SAVES),
-    "a disk with few files": (disk.Facts("/data", free_files=12),),
-    "a disk without locks": (disk.Facts("/data", errors={"lock": "OSError: [Errno 37] No locks available"}),),
-    "a disk with another clock": (disk.Facts("/data", skew_s=-90.0),),
-    "a disk that flushes slowly": (disk.Facts("/data", flush_s=2.5),),
-    "no temporary files": (disk.Facts("/data", temporary_error="No usable temporary directory found"),),
-}
-"""Name of a case -> the facts of a topic, and the requirements if they matter."""
-
-
-def judged(facts: Any, requirements: Requirements = Requirements()) -> tuple[Check, ...]:
-    [subject] = [name for name, topic in runner.TOPICS.items() if topic.facts is type(facts)]
-    findings = runner.TOPICS[subject].judge(facts, requirements)
-    return tuple(finding.check(subject) for finding in findings)
-
-
-FOUND = {name: judged(*case) for name, case in CASES.items()}
-
-
-def pinned() -> str:
-    """Returns the findings of a case; only those that are not ok, if there are any."""
-    shown = {
-        name: [check for check in checks if check.state != "ok"] or checks for name, checks in FOUND.items()
+def test_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    monkeypatch.setattr(device_files, "ROOT", tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    scripts = {
+        "\n".join(f"echo '{row}'" for row in (*ROWS, "nonsense")): Report(
+            (FIRST, Device(1, "GB10", "580.1", 0, 0, "[N/A]", "GPU-7c2"))
+        ),
+        "echo Failed to initialize NVML; exit 9": Report(error="exit code 9: Failed to initialize NVML"),
     }
-    return "\n".join(f"== {name}\n{table([*map(anywhere, checks)])}" for name, checks in shown.items())
+    for script, expected in scripts.items():
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+        assert nvidia_smi() == expected
+    (tmp_path / "dev" / "nvidia0").unlink()
+    assert nvidia_smi() == Report()
 
 
-def anywhere(check: Check) -> Check:
-    """Replaces the folder of the checkout."""
-    return replace(check, remedy=check.remedy.replace(str(ROOT), "/checkout"))
+# The disk
 
 
-def test_golden() -> None:
-    assert pinned() == GOLDEN.read_text()
+def problems_of_disk(runs: Path) -> list[Check]:
+    return [check for check in check_disk(Requirements(str(runs))) if check.state != "ok"]
 
 
-@pytest.mark.parametrize("checks", FOUND.values(), ids=FOUND)
-def test_what_is_not_well_has_a_remedy_and_each_name_is_there_once(checks: tuple[Check, ...]) -> None:
-    assert len({(check.subject, check.name) for check in checks}) == len(checks)
-    for check in checks:
-        assert check.found and (check.state == "ok") == (not check.remedy), check
-        assert (
-            "\n" not in check.found + check.remedy and not check.found.endswith(".") and len(check.name) <= 21
-        )
-
-
-# Measurements
-
-
-def test_a_device_that_hangs_hides_no_other_fact(monkeypatch: pytest.MonkeyPatch) -> None:
-    def probe(function: str, arguments: list[Any], seconds: float) -> Probe:
-        hangs = function == "meshctl.engines.checks.torch_build:devices"
-        return Probe("time:sleep", [1000], 0.1) if hangs else Probe(function, arguments, seconds)
-
-    monkeypatch.setattr(devices, "Probe", probe)
-    found = devices.measure(asdict(Requirements()))
-    assert found["seen"] == {} and found["seen_error"].startswith("no answer within ")
-    assert found["torch"]["version"].startswith("2.")
-
-
-def test_disk_leaves_nothing_behind(tmp_path: Path) -> None:
-    requirements = Requirements(str(tmp_path / "not yet" / "runs"))
-    facts = disk.Facts(**disk.measure(asdict(requirements)))
-    assert facts.errors == {} and facts.folder == str(tmp_path) and facts.kind
-    assert list(tmp_path.iterdir()) == []
-    disk.scratch(requirements.runs, os.getpid()).mkdir()
-    disk.clean(requirements)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_disk_that_is_a_file(tmp_path: Path) -> None:
+def test_the_disk_is_left_as_it_was(tmp_path: Path) -> None:
+    assert problems_of_disk(tmp_path / "not yet" / "runs") == [] == list(tmp_path.iterdir())
     (tmp_path / "runs").touch()
-    facts = disk.Facts(**disk.measure(asdict(Requirements(str(tmp_path / "runs")))))
-    assert [finding.state for finding in disk.judge(facts, Requirements())] == ["failure"]
+    [found] = problems_of_disk(tmp_path / "runs")
+    assert found.state == "failure" and found.found.endswith("cannot be written to: Not a directory")
 
 
 def test_broken_renames_links_and_locks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "rename", lambda self, target: None)
     monkeypatch.setattr("fcntl.flock", lambda *_: None)
-    assert set(disk.measure(asdict(Requirements(str(tmp_path))))["errors"]) == {"rename", "link", "lock"}
+    [found] = problems_of_disk(tmp_path)
+    assert all(f"{name}: " in found.found for name in ("rename", "link", "lock"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_this_machine_passes_what_is_tried() -> None:
-    assert network.loopback_error() == memory.memfd_error() == memory.socket_error() == ""
-    facts = network.Facts(**network.measure({}))
-    assert facts.ports[0] < facts.ports[1] and "lo" in facts.interfaces
+def test_a_disk_that_does_not_answer_is_a_failure_of_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(_: Requirements) -> Iterator[Check]:
+        time.sleep(1000)
+        yield from ()
+
+    monkeypatch.setattr(machine, "BLOCKED_S", 0.1)
+    monkeypatch.setattr(machine, "check_disk", hang)
+    found = [one for one in problems(Requirements("/a")) if one.subject == "disk"]
+    assert [(one.state, one.found) for one in found] == [
+        ("failure", "the test of /a failed: no answer within 0 s")
+    ]
 
 
-def test_memory_and_limits_are_numbers_of_this_machine() -> None:
-    facts = memory.Facts(**memory.measure({}))
-    assert 0 < facts.available <= facts.total and facts.limit <= facts.total
-    found = limits.Facts(**limits.measure({}))
-    assert tuple(found.files) == resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert limits.usable_cpus(found) >= 1
+# The machine
+
+
+def test_this_machine_passes_and_each_name_is_there_once(tmp_path: Path) -> None:
+    checks = examine(Requirements(str(tmp_path), workers=2))
+    assert len({(check.subject, check.name) for check in checks}) == len(checks)
+    assert {check.subject for check in checks} == {
+        "versions",
+        "network",
+        "memory",
+        "limits",
+        "devices",
+        "disk",
+    }
+    for check in checks:
+        assert check.found and (check.state == "ok") == (not check.remedy), check
+    assert not [check for check in checks if check.state == "failure"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_topic_that_cannot_be_examined_stops_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Any:
+        raise RuntimeError("odd")
+
+    for name in ("sharing_error", "loopback_error", "check_devices", "namesake", "_tasks", "in_fork"):
+        monkeypatch.setattr(machine, name, broken)
+    found = problems(Requirements())
+    topics = ["versions", "network", "memory", "limits", "devices", "disk"]
+    assert [(one.subject, one.state) for one in found] == [(name, "warning") for name in topics]
+    assert {one.found for one in found} == {"could not be examined: RuntimeError: odd"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (Requirements(model_bytes=1 << 60), "and the models on cpu take at least"),
+        (
+            Requirements(copy_bytes=1 << 60),
+            "and copies of the state for asynchronous checkpoints take at least",
+        ),
+    ],
+)
+def test_more_than_the_memory(asked: Requirements, words: str) -> None:
+    [found] = [one for one in problems(asked) if one.name == "memory"]
+    assert found.state == "warning" and words in found.found
+
+
+@pytest.mark.parametrize(
+    ("soft", "workers", "state", "words"),
+    [
+        (30, 0, "failure", "30 per process (can be raised to 9,999): a run needs at least 35"),
+        (64, 12, "failure", "12 workers need at least 71"),
+        (256, 20, "warning", "20 workers may need 320"),
+        (1024, 2, "ok", "1,024 per process"),
+    ],
+)
+def test_open_files(soft: int, workers: int, state: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = resource.getrlimit
+    limits = {resource.RLIMIT_NOFILE: (soft, 9999)}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits.get(kind) or known(kind))
+    found = next(one for one in examine(Requirements(workers=workers)) if one.name == "open files")
+    assert found.state == state and words in found.found
+
+
+@pytest.mark.parametrize(("text", "count"), [("many", 1), ("0", 1), ("4", 0), ("4,2", 0), ("", 0)])
+def test_a_number_of_threads(text: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", text)
+    assert [one.state for one in problems(Requirements()) if one.name == "OMP_NUM_THREADS"] == [
+        "failure"
+    ] * count
 
 
 @pytest.mark.parametrize("size", [0, 1, MIB, GIB - 1, GIB, 10 * GIB, 1 << 50])
@@ -352,31 +235,91 @@ def test_amounts(size: int) -> None:
     assert amount(size).endswith(("KiB", "MiB", "GiB"))
 
 
-# The runner
+# Versions
 
 
-def test_a_topic_that_cannot_be_examined_hides_no_other() -> None:
-    def broken(facts: Any, requirements: Requirements) -> Iterator[Finding]:
-        raise ZeroDivisionError("what?")
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=4),
+    st.sampled_from(["", "+cpu", ".dev1", "rc1", "a0", ".post1"]),
+)
+def test_ranges_are_those_of_packaging(parts: list[int], suffix: str) -> None:
+    from packaging.specifiers import SpecifierSet
 
-    topic = replace(runner.TOPICS["network"], judge=broken)
-    [check] = runner.checks_of("network", topic, Answer({}), Requirements())
-    text = "could not be examined: ZeroDivisionError: what?"
-    assert check == Check("network", "all of it", "warning", text, runner.BUG)
-
-
-def test_a_child_without_an_answer_is_reported() -> None:
-    silent = Answer(error="killed by SIGSEGV")
-    for subject, topic in runner.TOPICS.items():
-        [check] = runner.checks_of(subject, topic, silent, Requirements())
-        assert check.state != "ok" and "killed by SIGSEGV" in check.found and check.remedy
+    text = ".".join(map(str, parts))
+    for range in (">=1.3.8,<1.4", ">=2.11", "<1.4,>=1.3.8", "", "!=1.2", "==2.0", ">1,<=3"):
+        if suffix in ("", "+cpu"):
+            contains = SpecifierSet(range).contains(text + suffix, prereleases=True)
+            assert is_in_range(text + suffix, range) == contains
+        assert is_in_range(text + suffix, range) == is_in_range(text, range)
 
 
-def test_every_topic_measures_the_fields_of_its_facts() -> None:
-    for subject, topic in runner.TOPICS.items():
-        measured = import_module(f"meshctl.engines.checks.{subject}").measure(asdict(Requirements()))
-        assert isinstance(topic.facts(**json.loads(json.dumps(measured))), object)
+def test_requirements_are_read() -> None:
+    lines = [
+        "torch>=2.11",
+        "hydra-core<1.4,>=1.3.8",
+        "numpy",
+        "rich[jupyter] (>=13)",
+        "ruff>=0.11; extra == 'dev'",
+    ]
+    expected = {"torch": ">=2.11", "hydra-core": "<1.4,>=1.3.8", "numpy": "", "rich": ">=13"}
+    assert required_ranges(lines) == expected
 
 
-if __name__ == "__main__":
-    GOLDEN.write_text(pinned())
+# Limits of containers
+
+
+@pytest.fixture
+def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cgroup, "MOUNT", tmp_path)
+    return tmp_path
+
+
+def within(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Sets the text of /proc/self/cgroup."""
+    read = Path.read_text
+
+    def fake(path: Path, *words: Any, **more: Any) -> str:
+        return text if str(path) == "/proc/self/cgroup" else read(path, *words, **more)
+
+    monkeypatch.setattr(Path, "read_text", fake)
+
+
+def test_the_least_limit_above_counts(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    within(monkeypatch, "0::/user.slice/job\n")
+    job = mount / "user.slice" / "job"
+    job.mkdir(parents=True)
+    files = {
+        "memory.max": "max\n",
+        "memory.current": "4096\n",
+        "memory.stat": "anon 100\ninactive_file 96\n",
+        "../memory.max": f"{8 * GIB}\n",
+    }
+    for name, text in files.items():
+        (job / name).write_text(text)
+    assert cgroup.smallest_limit("memory.max", "memory/memory.limit_in_bytes") == 8 * GIB
+    assert cgroup.value("memory.current", "memory/memory.usage_in_bytes") == 4096
+    assert cgroup.entry("memory.stat", "inactive_file") == 96
+    assert cgroup.kills_for_memory() == 0
+    (job / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
+    assert cgroup.kills_for_memory() == 2
+
+
+def test_version_1_writes_no_limit_as_a_large_number(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    within(monkeypatch, "5:memory:/docker/abc\n2:pids:/\n")
+    for name, text in (("memory/memory.limit_in_bytes", "9223372036854771712"), ("pids/pids.max", "1024")):
+        (mount / name).parent.mkdir(exist_ok=True)
+        (mount / name).write_text(text)
+    assert cgroup.smallest_limit("memory.max", "memory/memory.limit_in_bytes") == 0
+    assert cgroup.smallest_limit("pids.max", "pids/pids.max") == 1024
+    (mount / "memory" / "memory.oom_control").write_text("under_oom 0\noom_kill 4\n")
+    assert cgroup.kills_for_memory() == 4
+
+
+def test_without_control_groups_there_is_no_limit(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    within(monkeypatch, "nonsense")
+    assert (
+        cgroup.smallest_limit("memory.max", "memory/x")
+        == cgroup.value("a", "b/c")
+        == cgroup.entry("a", "b")
+        == 0
+    )

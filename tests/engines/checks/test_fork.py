@@ -1,17 +1,15 @@
-"""Calls in a fork: their values, their errors, and those that do not return."""
+"""Calls and commands with a time limit: their values, their errors, and those that do not return."""
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from meshctl.engines.checks import runner
-from meshctl.engines.checks.fork import in_fork
-from meshctl.engines.checks.requirements import Requirements
+from meshctl.engines.checks.fork import in_fork, output_of
 from tests.hang import HANG_S
 
 
@@ -37,15 +35,29 @@ def test_a_busy_machine_is_no_disk_that_does_not_answer() -> None:
     assert in_fork(compute, 0.05) >= 0.3
 
 
-def test_a_disk_that_does_not_answer_is_a_failure_of_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(_: Requirements) -> dict[str, Any]:
-        time.sleep(1000)
-        return {}
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("kill -SEGV $$", "killed by SIGSEGV"),
+        (
+            "echo first >&2; echo RuntimeError: the last line >&2; exit 3",
+            "exit code 3: RuntimeError: the last line",
+        ),
+        (None, "no process could be started: No such file or directory"),
+    ],
+)
+def test_a_command_that_fails_is_reported_with_its_cause(script: str | None, error: str) -> None:
+    command = ["sh", "-c", script] if script else ["/nowhere/python"]
+    with pytest.raises(OSError) as found:
+        output_of(command, HANG_S)
+    assert str(found.value) == error
+    assert output_of(["sh", "-c", "echo word; head -c 500000 /dev/zero >&2"], HANG_S) == "word\n"
 
-    monkeypatch.setattr(runner, "BLOCKED_S", 0.1)
-    stuck = {name: replace(topic, quickly=hang) for name, topic in runner.TOPICS.items() if topic.may_block}
-    monkeypatch.setattr(runner, "TOPICS", stuck)
-    found = runner.preflight(Requirements("/a", workers=1))
-    assert [(one.name, one.state, one.found) for one in found] == [
-        ("run directory", "failure", "the test of /a failed: no answer within 0 s"),
-    ]
+
+def test_a_command_that_hangs_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match="no answer within 1 s"):
+        output_of(["sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/pid; wait"], 1)
+    pid = (tmp_path / "pid").read_text().strip()
+    stat = Path("/proc", pid, "stat")
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.02)

@@ -1,0 +1,303 @@
+"""Examines a machine: whether it has what a recipe needs. Each topic is a function that yields checks.
+
+checks = examine(requirements)      # never raises, leaves no process and no file behind
+checks = problems(requirements)     # those for which `launch` refuses to start or warns
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import mmap
+import os
+import platform
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+
+from meshctl import __version__
+from meshctl.diagnostics.health import Check
+from meshctl.engines.checks import cgroup
+from meshctl.engines.checks.devices import Report, check_devices, nvidia_smi
+from meshctl.engines.checks.disk import check_disk, not_answered
+from meshctl.engines.checks.fork import in_fork, in_one_line
+from meshctl.engines.checks.requirements import MIB, Requirements, amount
+from meshctl.engines.node.worker_env import LOOPBACK
+from meshctl.package import (
+    PACKAGE_DIR,
+    installed_version,
+    is_in_range,
+    is_newer,
+    namesake,
+    reinstall_command,
+    required_python,
+    required_ranges,
+)
+from meshctl.package import (
+    requirements as required_libraries,
+)
+from meshctl.text.english import counted
+
+BLOCKED_S = 5.0
+"""Seconds within which the disk must answer."""
+CONNECT_S = 5.0
+MIN_SHM_BYTES, MIN_ADDRESS_BYTES = 512 * MIB, 512 * MIB
+FILES, FILES_PER_WORKER, MAX_FILES_PER_WORKER = 35, 3, 16
+"""Open files. The supervisor and the node process have a few for each worker. A run of 2, 3, 9 and 18 workers
+of components fails with 40, 42, 65 and 96."""
+TASKS, TASKS_PER_WORKER, MAX_TASKS_PER_WORKER = 4, 2, 48
+"""Processes and threads. In each worker, gloo, NCCL, autograd and a DataLoader start some."""
+
+
+def examine(requirements: Requirements, smi: Report | None = None) -> tuple[Check, ...]:
+    """Returns all checks, in the order of the topics. `smi` is the report of nvidia-smi, if it is known."""
+    found = list[Check]()
+    for topic in (check_versions, check_network, check_memory, check_limits):
+        found += _guarded(topic.__name__, topic, requirements)
+    found += _guarded("check_devices", lambda asked: check_devices(asked, smi or nvidia_smi()), requirements)
+    found += _guarded("check_disk", _check_disk, requirements)
+    return tuple(found)
+
+
+def problems(requirements: Requirements, smi: Report | None = None) -> tuple[Check, ...]:
+    """Returns the checks that fail, and the warnings."""
+    return tuple(check for check in examine(requirements, smi) if check.state != "ok")
+
+
+def _guarded(
+    name: str, topic: Callable[[Requirements], Iterator[Check]], requirements: Requirements
+) -> list[Check]:
+    """Returns the checks of a topic. A bug in it prevents no launch."""
+    try:
+        return list(topic(requirements))
+    except Exception as error:
+        found = f"could not be examined: {in_one_line(error)}"
+        remedy = "this is a bug in meshctl; the machine itself may be fine"
+        return [Check(name.removeprefix("check_"), "all of it", "warning", found, remedy)]
+
+
+def _check_disk(requirements: Requirements) -> Iterator[Check]:
+    try:
+        for check in in_fork(lambda: [asdict(one) for one in check_disk(requirements)], BLOCKED_S):
+            yield Check(**check)
+    except TimeoutError as error:
+        yield not_answered(requirements, error)
+
+
+def check_versions(_: Requirements) -> Iterator[Check]:
+    """Yields the checks of the installation."""
+    lines = required_libraries()
+    yield Check("versions", "meshctl", "ok", f"{__version__}, in {PACKAGE_DIR}")
+    if other := namesake():
+        found = f"{other} is installed, too, and to remove one of the two deletes files of both"
+        yield Check("versions", "other meshctl", "warning", found, reinstall_command())
+    if lines:
+        yield _version("python", platform.python_version(), required_python())
+    for name, required in required_ranges(lines).items():
+        yield _version(name, installed_version(name), required)
+
+
+def _version(name: str, version: str, required: str) -> Check:
+    found, remedy = f"{version}; meshctl requires {required}", f"pip install '{name}{required}'"
+    if not version:
+        return Check(
+            "versions", name, "failure", f"not installed; meshctl requires {required or 'it'}", remedy
+        )
+    if is_in_range(version, required):
+        return Check("versions", name, "ok", version)
+    if is_newer(version, required):
+        return Check("versions", name, "warning", f"{found}, and was not tested with it", remedy)
+    remedy = f"use a Python {required}" if name == "python" else remedy
+    return Check("versions", name, "failure", found, remedy)
+
+
+def check_network(_: Requirements) -> Iterator[Check]:
+    """Yields the checks of loopback, which all processes of a run use."""
+    interfaces = [name for _, name in socket.if_nameindex()]
+    remedy = (
+        f"bring `{LOOPBACK}` up (ip link set {LOOPBACK} up), and allow 127.0.0.1 in the firewall or sandbox"
+    )
+    try:
+        if error := loopback_error():
+            yield Check("network", "loopback", "failure", f"127.0.0.1 does not answer: {error}", remedy)
+        elif LOOPBACK not in interfaces:
+            found = f"127.0.0.1 answers, but there is no interface `{LOOPBACK}`, only {', '.join(interfaces)}"
+            yield Check(
+                "network", "loopback", "failure", found, f"gloo and NCCL use `{LOOPBACK}`: bring it up"
+            )
+        else:
+            yield Check("network", "loopback", "ok", f"127.0.0.1 answers, on `{LOOPBACK}`")
+    except OSError as error:
+        first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+        found = f"none of {int(last) - int(first) + 1:,} is free ({first}-{last}): {os.strerror(error.errno or 0)}"
+        end = "end the processes that hold so many connections (ss -s)"
+        remedy = f"sysctl -w net.ipv4.ip_local_port_range='15000 64000', or {end}"
+        yield Check("network", "ports", "failure", found, remedy)
+
+
+def loopback_error() -> str:
+    """Sends a message to this process over 127.0.0.1. Returns the reason of a failure, or an empty string.
+    Raises `OSError` if no port is free."""
+    try:
+        with closing(socket.create_server(("127.0.0.1", 0))) as server:
+            server.settimeout(CONNECT_S)
+            with socket.create_connection(server.getsockname(), CONNECT_S) as client:
+                accepted, _ = server.accept()
+                with accepted:
+                    accepted.settimeout(CONNECT_S)
+                    client.sendall(b"ping")
+                    received = accepted.recv(16)
+        return "" if received == b"ping" else f"`ping` arrived as {received!r}"
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+            raise
+        return in_one_line(error)
+
+
+def check_memory(requirements: Requirements) -> Iterator[Check]:
+    """Yields the checks of memory, and of how processes share it."""
+    yield _free_memory(requirements)
+    yield _dev_shm(requirements)
+    if error := sharing_error():
+        remedy = "a sandbox may forbid memfd_create, AF_UNIX, SOCK_SEQPACKET or SCM_RIGHTS"
+        yield Check("memory", "shared memory", "failure", error, remedy)
+    else:
+        yield Check("memory", "shared memory", "ok", "anonymous memory passes over unix sockets")
+
+
+def _free_memory(requirements: Requirements) -> Check:
+    sizes = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, value = line.split(":")
+        sizes[name] = int(value.split()[0]) << 10
+    left, total = sizes["MemAvailable"], sizes["MemTotal"]
+    found, remedy = (
+        f"{amount(left)} free of {amount(total)}",
+        "end the processes that use it (ps aux --sort=-rss)",
+    )
+    limit = cgroup.smallest_limit("memory.max", "memory/memory.limit_in_bytes")
+    if 0 < limit < total:
+        used = cgroup.value("memory.current", "memory/memory.usage_in_bytes")
+        left = max(0, limit - max(0, used - cgroup.entry("memory.stat", "inactive_file")))
+        found = f"{amount(left)} free of the limit of {amount(limit)}; the machine has {amount(total)}"
+        remedy = "raise the limit of the container or session (memory.max)"
+    models, copies = requirements.model_bytes, requirements.copy_bytes
+    if left < models:
+        found += f", and the models on cpu take at least {amount(models)}"
+        return Check(
+            "memory", "memory", "warning", found, f"use smaller models or fewer workers, or {remedy}"
+        )
+    if left < models + copies:
+        found += f", and copies of the state for asynchronous checkpoints take at least {amount(copies)}"
+        found += f" beside {amount(models)} of models" if models else ""
+        remedy = f"save without copies (run.checkpoint.async=false), or {remedy}"
+        return Check("memory", "memory", "warning", found, remedy)
+    return Check("memory", "memory", "ok", found)
+
+
+def _dev_shm(requirements: Requirements) -> Check:
+    """Checks the size of /dev/shm, which matters to NCCL. The file written there has no name."""
+    try:
+        stat = os.statvfs("/dev/shm")
+        file = os.open("/dev/shm", os.O_RDWR | os.O_TMPFILE, 0o600)
+        try:
+            os.write(file, b"ping")
+        finally:
+            os.close(file)
+    except OSError as error:
+        free, found = 0, f"cannot be written to: {error.strerror}"
+    else:
+        free = stat.f_bavail * stat.f_frsize
+        found = f"{amount(free)} free of {amount(stat.f_blocks * stat.f_frsize)}"
+    if free >= MIN_SHM_BYTES or len(requirements.devices) < 2:
+        return Check("memory", "/dev/shm", "ok", found)
+    remedy = (
+        "docker run --shm-size=8g, or an emptyDir with `medium: Memory`; or delete files of dead processes"
+    )
+    return Check(
+        "memory", "/dev/shm", "warning", f"{found}: may be too little for DataLoader and NCCL", remedy
+    )
+
+
+def sharing_error() -> str:
+    """Writes to anonymous memory that was passed over a unix socket, as workers do. Returns the reason of a
+    failure, or an empty string."""
+    try:
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with one, other, open(os.memfd_create("meshctl-check", os.MFD_CLOEXEC), "r+b") as file:
+            file.truncate(1 << 16)
+            one.settimeout(CONNECT_S)
+            other.settimeout(CONNECT_S)
+            socket.send_fds(one, [b"ping"], [file.fileno()])
+            _, passed, _, _ = socket.recv_fds(other, 16, 1)
+            for descriptor in passed:
+                with mmap.mmap(descriptor, 1 << 16) as memory:
+                    memory[:4] = b"pong"
+                os.close(descriptor)
+            read = os.pread(file.fileno(), 4, 0)
+        return "" if read == b"pong" else f"`pong` was read as {read!r}"
+    except (OSError, AttributeError) as error:
+        return in_one_line(error)
+
+
+def check_limits(requirements: Requirements) -> Iterator[Check]:
+    """Yields the checks of the limits of a process and of this user."""
+    workers = requirements.workers
+    soft, hard = map(_unbounded, resource.getrlimit(resource.RLIMIT_NOFILE))
+    found = f"{_number(soft)} per process" + (f" (can be raised to {_number(hard)})" if hard != soft else "")
+    remedy = "raise nofile in /etc/security/limits.conf"
+    if hard >= max(FILES, MAX_FILES_PER_WORKER * workers):
+        remedy = f"ulimit -n {min(65536, hard):.0f}"
+    least = FILES + FILES_PER_WORKER * workers
+    yield _limited("open files", soft, found, remedy, workers, least, MAX_FILES_PER_WORKER * workers)
+    yield _tasks(workers)
+    address = _unbounded(resource.getrlimit(resource.RLIMIT_AS)[0])
+    if address < MIN_ADDRESS_BYTES:  # the import of torch for cpu takes 585 MiB
+        found = f"{amount(address)} a process (ulimit -v); torch maps more than it uses"
+        yield Check("limits", "address space", "failure", found, "ulimit -v unlimited")
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    first = threads.split(",")[0].strip()
+    is_number = first.isdecimal() and int(first) > 0
+    found, remedy = f"`{threads}` is not a number of threads", "export OMP_NUM_THREADS=1"
+    if threads and not is_number:
+        yield Check("limits", "OMP_NUM_THREADS", "failure", found, remedy)
+
+
+def _tasks(workers: int) -> Check:
+    """Checks how many processes and threads this user and this container may still start."""
+    of_user = math.inf if os.geteuid() == 0 else _unbounded(resource.getrlimit(resource.RLIMIT_NPROC)[0])
+    limit = cgroup.smallest_limit("pids.max", "pids/pids.max")
+    left = max(0, limit - cgroup.value("pids.current", "pids/pids.current")) if limit else math.inf
+    least, most = TASKS + TASKS_PER_WORKER * workers, MAX_TASKS_PER_WORKER * workers
+    if of_user <= left:
+        found, remedy = "of this user", "raise nproc in /etc/security/limits.conf, or `ulimit -u`"
+    else:
+        found, remedy = "left in this container or session", "docker run --pids-limit=-1, or TasksMax="
+    found = (
+        f"{min(of_user, left):,} processes and threads {found}"
+        if min(of_user, left) < math.inf
+        else "no limit"
+    )
+    return _limited("processes", min(of_user, left), found, remedy, workers, least, most)
+
+
+def _limited(name: str, value: float, found: str, remedy: str, workers: int, least: int, most: int) -> Check:
+    """Compares a limit with the least number that a run uses, and with the number that it may use."""
+    users = counted(workers, "worker") if workers else "a run"
+    if value < least:
+        found = f"{found}: {users} need{'' if workers > 1 else 's'} at least {least:,}"
+        return Check("limits", name, "failure", found, remedy)
+    if value < most:
+        return Check("limits", name, "warning", f"{found}: {users} may need {most:,}", remedy)
+    return Check("limits", name, "ok", found)
+
+
+def _unbounded(limit: int) -> float:
+    return math.inf if limit == resource.RLIM_INFINITY else limit
+
+
+def _number(limit: float) -> str:
+    return "no limit" if limit == math.inf else f"{limit:,}"
