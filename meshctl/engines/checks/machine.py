@@ -132,7 +132,8 @@ def check_network(_: Requirements) -> Iterator[Check]:
             yield Check("network", "loopback", "ok", f"127.0.0.1 answers, on `{LOOPBACK}`")
     except OSError as error:
         first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-        found = f"none of {int(last) - int(first) + 1:,} is free ({first}-{last}): {os.strerror(error.errno or 0)}"
+        count, reason = int(last) - int(first) + 1, os.strerror(error.errno or 0)
+        found = f"none of {count:,} is free ({first}-{last}): {reason}"
         end = "end the processes that hold so many connections (ss -s)"
         remedy = f"sysctl -w net.ipv4.ip_local_port_range='15000 64000', or {end}"
         yield Check("network", "ports", "failure", found, remedy)
