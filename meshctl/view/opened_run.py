@@ -31,7 +31,7 @@ from meshctl.run.reading import text_of
 from meshctl.run.row_file import rows_of
 from meshctl.view.live.run_state import Condition
 from meshctl.view.live.seen_run import SeenRun, plan_of_run
-from meshctl.view.times.use import TimeUse
+from meshctl.view.times import TimeUse
 
 
 @dataclass(frozen=True)

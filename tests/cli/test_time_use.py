@@ -15,9 +15,9 @@ import pytest
 
 import meshctl
 from meshctl.run.events import Follower
-from meshctl.view.times.measures import time_use
-from meshctl.view.times.use import TimeUse
-from meshctl.view.times.worker_times import WorkerTimes
+from meshctl.view.times import time_use
+from meshctl.view.times import TimeUse
+from meshctl.view.times import WorkerTimes
 from tests.command_server import Done, call
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]

@@ -14,9 +14,7 @@ from typing import Any, Literal
 
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event, restart_line
-from meshctl.view.times.measures import time_use
-from meshctl.view.times.use import TimeUse
-from meshctl.view.times.worker_times import WorkerTimes
+from meshctl.view.times import TimeUse, WorkerTimes, time_use
 
 State = Literal["waiting", "starting", "running", "done", "stopped", "failed"]
 """`stopped`: the worker was ended because another one failed."""

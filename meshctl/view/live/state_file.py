@@ -27,7 +27,7 @@ from meshctl.run.launcher import Launcher
 from meshctl.run.reading import DAMAGED, decoded, is_number, lines_of, opened, size_of, text_of
 from meshctl.run.row_file import last_row, rows_of
 from meshctl.view.live.run_state import GroupState, History, RunState, State, Times, Timing
-from meshctl.view.times.worker_times import WorkerTimes
+from meshctl.view.times import WorkerTimes
 
 FORMAT = 1
 """The format of the file. One of another format is refused."""
@@ -130,8 +130,9 @@ def _fill_group(group: GroupState, data: Mapping[str, Any]) -> None:
 
 
 def made(kind: type[Made], data: Mapping[str, Any]) -> Made:
-    """Returns a record of numbers, and of lists and mappings of numbers. Raises `TypeError` for others."""
-    found = kind(**data)
+    """Returns a record of numbers, and of lists and mappings of numbers. Unknown keys are left out. Raises
+    `TypeError` for other values."""
+    found = kind(**{name: data[name] for name in vars(kind()) if name in data})
     for name, usual in vars(kind()).items():
         value = getattr(found, name)
         inner = value.values() if isinstance(usual, dict) else value if isinstance(usual, list) else [value]

@@ -13,7 +13,7 @@ from meshctl.view.live.summary import means
 from meshctl.view.pictures.svg import inline
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
 from meshctl.view.report_page.record import Attempt, RunRecord
-from meshctl.view.times.lines import conclusions, percent, rows
+from meshctl.view.time_lines import conclusions, percent, rows
 
 MAX_FAULTS, MAX_WARNINGS, MAX_GROUP_RESTARTS = 12, 50, 50
 

@@ -1,4 +1,4 @@
-"""What each group does in a step, from the sums of its workers."""
+"""What each group does in a step, from the sums of its workers, and what bounds the run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from meshctl.plan.model import Group, Program
-from meshctl.view.times.lines import COLUMNS, Interval, extended, for_whom, parts_of, rows, sentences
-from meshctl.view.times.measures import time_use
-from meshctl.view.times.use import TimeUse
-from meshctl.view.times.worker_times import WorkerTimes
+from meshctl.run.event_history import StepSums
+from meshctl.run.events import Event
+from meshctl.view.time_lines import COLUMNS, Interval, extended, for_whom, parts_of, rows, sentences
+from meshctl.view.times import Part, TimeUse, WorkerTimes, shortest_without, time_use
 from tests.runtime.plans import call, plan, sync
 
 STEPS = 10
@@ -82,15 +82,17 @@ def test_busy_moving_waiting_and_the_rest_are_a_whole_step() -> None:
     assert train.calls["exam"] == pytest.approx(0.2) and train.stages["exam"] == pytest.approx(0.04)
     assert use.staleness == {"publish": 1.5}
     assert use.waits_for("rollout") == ("train", "metrics")
-    assert use.costs.calls == pytest.approx({"rollouts": 0.11, "metrics": 0.3, "exam": 0.2})
-    assert use.costs.syncs == pytest.approx({("publish", "rollout"): 0.04, ("publish", "train"): 0.02})
+    parts = {part.name or part.group: part.seconds for part in use.parts}
+    assert parts["rollouts"] == pytest.approx({"rollout": 0.11}) and parts["metrics"] == {"train": 0.3}
+    assert parts["publish"] == pytest.approx({"rollout": 0.02, "train": 0.01})
+    assert parts[ROUTE] == pytest.approx({"rollout": 0.02, "train": 0.01})
 
 
 def test_the_slowest_rank_bounds_a_group_and_is_named() -> None:
     slow = worker(0.4, {"metrics": 0.39}, awaited={ROUTE: 0.0})
     fast = worker(0.4, {"metrics": 0.1}, awaited={ROUTE: 0.3})
     use = used(train={0: fast, 1: slow})
-    assert use.costs.calls["metrics"] == pytest.approx(0.39)
+    assert {part.name: part.seconds for part in use.parts}["metrics"] == pytest.approx({"train": 0.39})
     assert use.groups["train"].slow_ranks == {"metrics": 1}
     assert "`metrics` of train bounds the run, most of all on train:1: without it" in " ".join(sentences(use))
     assert ("train", "metrics", "245.00", "61 %", "rank 1 takes longest") in list(rows(use))
@@ -107,9 +109,7 @@ def test_a_fast_rank_waits_in_collectives_and_is_not_slow() -> None:
 
 
 def test_runs_of_which_too_little_is_known_have_no_times() -> None:
-    one = worker(0.4, {"rollouts": 0.1}, waits={"rollouts": 0.3})
     assert time_use(PLAN, {}) is None and time_use(PLAN, {"rollout": {0: WorkerTimes()}}) is None
-    assert time_use(PLAN, {"rollout": {0: one}}) is None  # of an earlier version
     program = Group("ddp", "cpu", 2, 0, program=Program(("train.py",)))
     made = replace(PLAN, groups=(program,), components=(), stages=(), routes=())
     assert time_use(made, {"ddp": {}}) is None
@@ -146,10 +146,51 @@ def test_the_steps_since_the_last_look() -> None:
     use = interval.next(PLAN, {"rollout": dict.fromkeys(range(9), first)})
     assert use and use.steps == STEPS and use.seconds == pytest.approx(0.4)
     assert interval.next(PLAN, {"rollout": dict.fromkeys(range(9), first)}) is None
-    later = first.copy()
+    later = first.since(WorkerTimes())
     later.add({"seconds": 2.0, "stages": {"rollouts": 0.8}, "sends": {"rollouts": 0.1}})
     use = interval.next(PLAN, {"rollout": dict.fromkeys(range(9), later)})
     assert use and (use.steps, use.seconds) == (1, pytest.approx(2.0))
     again = worker(0.1, {"rollouts": 0.1}, sends={"rollouts": 0.01})
     use = interval.next(PLAN, {"rollout": {0: replace(again, steps=5)}})  # it was launched again
     assert use and use.steps == 5
+
+
+def part(name: str, group: str, seconds: float) -> Part:
+    return Part("stage", name, group, {group: seconds})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "parts", "bound", "left"),
+    [
+        (0.3, [("a", "x", 0.3), ("b", "y", 0.1)], "a", 0.1),  # groups overlap
+        (0.4, [("a", "x", 0.3), ("b", "y", 0.1)], "a", 0.1),  # one waits for the other
+        (0.6, [("a", "x", 0.3), ("b", "x", 0.1), ("c", "x", 0.2)], "a", 0.3),
+        (0.3, [("a", "x", 0.3), ("b", "y", 0.3)], "a", 0.3),  # of two equal ones none does
+        (0.3, [("a", "x", 0.3), ("b", "y", 0.302)], "b", 0.3),
+        (0.5, [("a", "x", 0.2), ("b", "x", 0.1), ("c", "y", 0.25)], "c", 0.3),
+        (0.5, [("a", "x", 0.0), ("b", "y", 0.001)], "", 0.0),
+    ],
+)
+def test_without_the_bound_a_step_is_shortest(
+    seconds: float, parts: list[tuple[str, str, float]], bound: str, left: float
+) -> None:
+    found = shortest_without([part(*one) for one in parts], seconds)
+    assert (found[0].name if found else "") == bound
+    assert (found[1] if found else 0.0) == pytest.approx(left)
+
+
+def test_after_the_bound_the_next_one_is_named() -> None:
+    parts = (part("a", "x", 0.4), part("b", "y", 0.3), Part("rest", "", "z", {"z": 0.1}))
+    bound = replace(used(), seconds=0.4, parts=parts).bound
+    assert bound and bound.name == "a" and bound.gain == pytest.approx(0.25)
+    assert bound.next and bound.next.name == "b" and bound.next.seconds == pytest.approx(0.1)
+
+
+def test_a_folded_event_counts_as_the_steps_that_it_replaces() -> None:
+    sums, one_by_one, folded = StepSums(), WorkerTimes(), WorkerTimes()
+    for number, seconds in enumerate((1.0, 2.0, 3.0, 1.5), 1):
+        value = {"seconds": seconds + 0.5, "stages": {"loss": seconds}, "waits": {"loss": 0.25}}
+        one_by_one.add(value)
+        sums.add(Event("step", "train", 0, number, value=value))
+    folded.add(sums.event().value)
+    assert folded == one_by_one

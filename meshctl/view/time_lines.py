@@ -12,10 +12,7 @@ from collections.abc import Iterator
 
 from meshctl.plan.model import Plan
 from meshctl.view.formatting import milliseconds, precise
-from meshctl.view.times.bound import Bound
-from meshctl.view.times.measures import Workers, time_use
-from meshctl.view.times.use import GroupUse, TimeUse
-from meshctl.view.times.worker_times import WorkerTimes
+from meshctl.view.times import Bound, GroupUse, TimeUse, Workers, WorkerTimes, time_use
 
 COLUMNS = 80
 """The greatest length of a line, where it can be kept."""
@@ -41,7 +38,7 @@ class Interval:
                     found.setdefault(group, {})[rank] = now.since(before)
                 else:
                     found.setdefault(group, {})[rank] = now
-                self._before[group, rank] = now.copy()
+                self._before[group, rank] = now.since(WorkerTimes())
         return time_use(plan, found)
 
 

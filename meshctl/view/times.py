@@ -1,0 +1,406 @@
+"""The use of time of a run: the work and the waits of each group in a step, and the bound of the run.
+
+    use = time_use(plan, workers)          # group -> rank -> its `WorkerTimes`
+    use.groups["rollout"].idle             # 0.61
+    use.bound.name, use.bound.gain         # "metrics", 0.71: the part of a step that it costs
+
+A group is busy in its stages. It moves bytes while it sends, receives and syncs, and it waits while it does
+nothing: for values that have not arrived, for a free slot (the consumer has not taken earlier values), or for
+other ranks of the same group. The rest are checkpoints, events and the loop itself.
+
+Groups work side by side, so a step without a stage is at least as long as the work of any group, and at least
+as long as the step now without the time of that stage. The stage, transfer, sync or rest without which a step
+is shortest bounds the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, field
+from functools import cached_property
+from statistics import fmean, median
+from typing import Any, Literal
+
+from meshctl.dataclass import dataclass
+from meshctl.plan.model import Plan, Stage
+from meshctl.topology.modes import Route
+
+SLOW_RANK = 1.3
+"""A rank is slow if it takes this many times the median of its group in a stage."""
+SLOW_PART = 0.02
+"""A slow rank takes longer than the median by at least this part of a step."""
+MIN_PART = 0.01
+"""The least difference that counts, as a part of a step. Parts that take less bound no run, and of parts whose
+savings differ by less, the longest one does."""
+SUMS = ("in_collectives", "waits", "sends", "awaited", "full", "peers")
+NOTHING: Mapping[str, float] = {}
+
+
+@dataclass
+class WorkerTimes:
+    """The seconds of a worker in the steps of an attempt. The first one, which takes longer, is left out."""
+
+    steps: int = 0
+    """The number of steps that count."""
+    seconds: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    """Stage -> seconds in the called method, or in a sync."""
+    calls: dict[str, int] = field(default_factory=dict)
+    """Stage -> the number of steps in which it ran."""
+    in_collectives: dict[str, float] = field(default_factory=dict)
+    """Stage -> the part of its seconds in collectives."""
+    waits: dict[str, float] = field(default_factory=dict)
+    """Stage -> seconds until its inputs had arrived."""
+    sends: dict[str, float] = field(default_factory=dict)
+    """Stage -> seconds until its value was sent."""
+    awaited: dict[str, float] = field(default_factory=dict)
+    """Route -> seconds in which the worker only waited for values to arrive."""
+    full: dict[str, float] = field(default_factory=dict)
+    """Route -> seconds in which it only waited for a free slot."""
+    peers: dict[str, float] = field(default_factory=dict)
+    """Route -> seconds in which it only waited for other ranks of its group."""
+
+    def add(self, value: Mapping[str, Any]) -> None:
+        """Adds the value of a `step` or a `steps` event."""
+        self.steps += value.get("count", 1)
+        self.seconds += value.get("seconds", 0.0)
+        times = value.get("times", NOTHING)
+        for stage, spent in value.get("stages", NOTHING).items():
+            self.stages[stage] = self.stages.get(stage, 0.0) + spent
+            self.calls[stage] = self.calls.get(stage, 0) + times.get(stage, 1)
+        for name in SUMS:
+            if found := value.get(name):
+                sums: dict[str, float] = self.__dict__[name]
+                for key, seconds in found.items():
+                    sums[key] = sums.get(key, 0.0) + seconds
+
+    def since(self, before: WorkerTimes) -> WorkerTimes:
+        """Returns the sums without those of an earlier time."""
+        found = WorkerTimes(self.steps - before.steps, self.seconds - before.seconds)
+        for name in (*SUMS, "stages", "calls"):
+            old, new = getattr(before, name), getattr(self, name)
+            getattr(found, name).update({key: new[key] - old.get(key, 0) for key in new})
+        return found
+
+    def alone(self, stage: str) -> float:
+        """Returns the mean seconds of a step in a stage without those in collectives, where it waits for
+        others."""
+        return (self.stages.get(stage, 0.0) - self.in_collectives.get(stage, 0.0)) / self.steps
+
+
+Ranks = Mapping[int, WorkerTimes]
+Workers = Mapping[str, Ranks]
+"""Group -> rank -> its sums."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The seconds of a step in which a group does nothing, for one reason."""
+
+    reason: Literal["input", "slot", "ranks"]
+    """`input`: values have not arrived. `slot`: the consumer has not taken earlier ones. `ranks`: other ranks
+    of the group are not there."""
+    group: str
+    """The group for which it waits."""
+    stage: str
+    """The stage of that group at the other end of the route."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class GroupUse:
+    """The time of a group in a step: the mean seconds of its workers."""
+
+    seconds: float
+    """The whole step."""
+    busy: float
+    """In the methods of its stages."""
+    moving: float
+    """Sending, receiving and syncing."""
+    waiting: float
+    rest: float
+    """Everything else: checkpoints, events, the loop."""
+    stages: Mapping[str, float]
+    """Stage -> seconds in its method, or, for a sync, in the transfer of bytes."""
+    calls: Mapping[str, float]
+    """Stage -> the mean seconds of a call or of a sync. They exceed `stages` for a stage that does not run in
+    each step."""
+    waits: tuple[Wait, ...] = ()
+    """The longest first."""
+    slow_ranks: Mapping[str, int] = field(default_factory=dict)
+    """Stage -> the rank that takes much longer in it than the others."""
+
+    @property
+    def idle(self) -> float:
+        """The part of a step in which it waits, 0 to 1."""
+        return self.share(self.waiting)
+
+    def share(self, seconds: float) -> float:
+        """Returns seconds as a part of a step, 0 to 1."""
+        return min(1.0, seconds / self.seconds) if self.seconds else 0.0
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if it waits more than it works."""
+        return self.waiting > self.busy + self.moving
+
+    @property
+    def longest_stage(self) -> str:
+        return max(self.stages, key=lambda stage: self.stages[stage], default="")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that takes time in a step."""
+
+    kind: Literal["stage", "sync", "route", "rest"]
+    """`stage`: the calls of its method. `route`, `sync`: the transfer of values or weights. `rest`: the work
+    of a group outside of its stages, such as checkpoints."""
+    name: str
+    """The stage, the sync or the route; empty for `rest`."""
+    group: str
+    """The group that runs the stage, or sends the values or weights."""
+    seconds: Mapping[str, float]
+    """Group -> the seconds that the part takes there."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The bound of the run, and the time of a step without it."""
+
+    kind: Literal["stage", "sync", "route", "rest"]
+    name: str
+    group: str
+    """As in `Part`."""
+    seconds: float
+    """The mean seconds of a step without the bound; in `next`, without both bounds."""
+    gain: float
+    """The part of a step that would be saved, 0 to 1."""
+    next: Bound | None = None
+    """The bound of the run without this one."""
+
+
+@dataclass(frozen=True)
+class TimeUse:
+    """The use of time of a run, over the steps of an attempt without the first one."""
+
+    plan: Plan
+    steps: int
+    """The number of steps over which the means are taken."""
+    seconds: float
+    """The mean seconds of a step."""
+    groups: Mapping[str, GroupUse]
+    """The groups that run stages."""
+    parts: tuple[Part, ...]
+
+    @cached_property
+    def bound(self) -> Bound | None:
+        """The bound of the run; None if nothing takes time."""
+        if (first := shortest_without(self.parts, self.seconds)) is None:
+            return None
+        part, seconds = first
+        others = [one for one in self.parts if one is not part]
+        after = shortest_without(others, seconds)
+        return self._bound(part, seconds, None if after is None else self._bound(*after))
+
+    def _bound(self, part: Part, seconds: float, after: Bound | None = None) -> Bound:
+        return Bound(part.kind, part.name, part.group, seconds, 1 - seconds / self.seconds, after)
+
+    @property
+    def staleness(self) -> dict[str, float]:
+        """Sync -> the mean age of its target's weights, in steps behind the newest ones. It follows from
+        `every` and `max_staleness`, since a sync is exact."""
+        return {
+            stage.name: stage.lag + (stage.every - 1) / 2
+            for stage in self.plan.stages
+            if stage.kind == "sync"
+        }
+
+    def waits_for(self, group: str) -> tuple[str, str]:
+        """Returns the group for which a group waits most, and the longest stage of that group. If that group
+        mostly waits itself, the search continues with the group for which it waits. Both texts are empty if
+        the group waits for no other."""
+        found, seen = self._next(group), {group}
+        while found and found not in seen and self.groups[found].is_waiting and self._next(found):
+            seen.add(found)
+            if self._next(found) in seen:  # a circle
+                break
+            found = self._next(found)
+        return (found, self.groups[found].longest_stage) if found else ("", "")
+
+    def _next(self, group: str) -> str:
+        """Returns the group for which a group waits most; empty for none."""
+        sums: dict[str, float] = {}
+        for wait in self.groups[group].waits:
+            if wait.group in self.groups:
+                sums[wait.group] = sums.get(wait.group, 0.0) + wait.seconds
+        return max(sums, key=lambda name: sums[name], default="")
+
+    def to_data(self) -> dict[str, Any]:
+        """Returns plain data, in seconds, for `--format json` and other programs."""
+        return {
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "groups": {name: self._group_data(name) for name in self.groups},
+            "staleness": self.staleness,
+            "bound": None if self.bound is None else asdict(self.bound),
+        }
+
+    def _group_data(self, name: str) -> dict[str, Any]:
+        group, stage = self.waits_for(name)
+        use = self.groups[name]
+        return {**asdict(use), "idle": use.idle, "waits_for": {"group": group, "stage": stage}}
+
+
+def shortest_without(parts: Sequence[Part], seconds: float) -> tuple[Part, float] | None:
+    """Returns the part without which a step of `seconds` is shortest, and the seconds of that step."""
+    work: dict[str, float] = {}
+    for part in parts:
+        for group, own in part.seconds.items():
+            work[group] = work.get(group, 0.0) + own
+
+    def left(part: Part) -> float:
+        others = (work[group] - part.seconds.get(group, 0.0) for group in work)
+        return min(seconds, max(seconds - max(part.seconds.values()), *others))
+
+    long = [part for part in parts if max(part.seconds.values()) > MIN_PART * seconds]
+    if not long:
+        return None
+    least = min(map(left, long)) + MIN_PART * seconds
+    best = max((part for part in long if left(part) <= least), key=lambda part: max(part.seconds.values()))
+    return best, left(best)
+
+
+def time_use(plan: Plan, workers: Workers, sizes: Mapping[str, float] = NOTHING) -> TimeUse | None:
+    """Returns the use of time of a run; None where no worker has completed two steps, and where all groups
+    run programs. `sizes` is route -> its bytes. The time of a stage with several routes is divided in
+    proportion to them."""
+    groups = {
+        group.name: _Group(plan, group.name, ranks)
+        for group in plan.groups
+        if plan.components_of(group.name)
+        and (ranks := {rank: one for rank, one in workers.get(group.name, {}).items() if one.steps})
+    }
+    if not groups:
+        return None
+    uses = {name: group.use() for name, group in groups.items()}
+    parts = [part for group in groups.values() for part in group.stages()]
+    parts += [Part("rest", "", name, {name: use.rest}) for name, use in uses.items()]
+    for route in plan.routes:
+        ends = plan.ends_of(route)
+        spent = {name: groups[name].transfer(route, sizes) for name in ends if name in groups}
+        if spent and route.kind == "weights":
+            parts.append(Part("sync", route.source, ends[0], spent))
+        elif spent:
+            parts.append(Part("route", route.name, ends[0], spent))
+    steps = max(one.steps for group in groups.values() for one in group.all)
+    return TimeUse(plan, steps, max(use.seconds for use in uses.values()), uses, tuple(parts))
+
+
+class _Group:
+    """The workers of one group, and the stages and routes that they know."""
+
+    def __init__(self, plan: Plan, name: str, ranks: Ranks) -> None:
+        self.name, self.all = name, list(ranks.values())
+        self._plan, self._ranks = plan, ranks
+        self._ends = {route.name: plan.ends_of(route) for route in plan.routes}
+        self._routes = [route for route in plan.routes if name in self._ends[route.name]]
+        own = [stage for stage in plan.stages if name in self._groups_of(stage)]
+        self._calls = [stage for stage in own if stage.kind == "call"]
+        self._syncs = [stage for stage in own if stage.kind == "sync"]
+
+    def _groups_of(self, stage: Stage) -> tuple[str, ...]:
+        """The groups that run a stage: both sides of a sync."""
+        own = self._plan.group_of(stage)
+        return (own, self._plan.component(stage.to).group) if stage.kind == "sync" else (own,)
+
+    def use(self) -> GroupUse:
+        calls = {stage.name: self._mean("stages", stage.name) for stage in self._calls}
+        syncs = {stage.name: self._moved(stage.name) for stage in self._syncs}
+        seconds = fmean(times.seconds / times.steps for times in self.all)
+        waits = self._waits()
+        busy, waiting = sum(calls.values()), sum(wait.seconds for wait in waits)
+        moving = sum(syncs.values())
+        moving += sum(self._received(stage.name) + self._sent(stage.name) for stage in self._calls)
+        stages = {name: spent for name, spent in (calls | syncs).items() if self._mean("calls", name)}
+        means = {name: spent / self._mean("calls", name) for name, spent in stages.items()}
+        means |= {stage.name: syncs[stage.name] * stage.every for stage in self._syncs}
+        rest = max(0.0, seconds - busy - moving - waiting)
+        return GroupUse(seconds, busy, moving, waiting, rest, stages, means, waits, self._slow_ranks())
+
+    def stages(self) -> Iterator[Part]:
+        """Yields the called stages, with the seconds on the slowest rank, until its peers have called them as
+        well."""
+        for stage in self._calls:
+            routes = [route.name for route in self._out_of(stage.name)]
+            seconds = max(
+                (one.stages.get(stage.name, 0.0) + sum(one.peers.get(name, 0.0) for name in routes))
+                / one.steps
+                for one in self.all
+            )
+            yield Part("stage", stage.name, self.name, {self.name: seconds})
+
+    def transfer(self, route: Route, sizes: Mapping[str, float]) -> float:
+        """Returns the seconds of a step in which the group sends or receives the values of a route."""
+        if route.kind == "weights":
+            return self._moved(route.source)
+        source, target = self._ends[route.name]
+        sent = self._sent(route.source) * _share(route, self._out_of(route.source), sizes)
+        received = self._received(route.target) * _share(route, self._into(route.target), sizes)
+        return sent * (source == self.name) + received * (target == self.name)
+
+    def _mean(self, name: str, key: str) -> float:
+        """Returns the mean over all workers of a sum, for a step."""
+        return fmean(getattr(times, name).get(key, 0.0) / times.steps for times in self.all)
+
+    def _moved(self, sync: str) -> float:
+        """Returns the seconds of a step in which a sync moves bytes."""
+        whole = self._mean("stages", sync) + self._mean("waits", sync)
+        return max(0.0, whole - sum(self._mean(kind, sync) for kind in ("awaited", "full", "peers")))
+
+    def _received(self, stage: str) -> float:
+        idle = sum(self._mean("awaited", route.name) for route in self._into(stage))
+        routes = [route for route in self._into(stage) if self._ends[route.name][0] != self.name]
+        idle += sum(self._mean("peers", route.name) for route in routes)
+        return max(0.0, self._mean("waits", stage) - idle)
+
+    def _sent(self, stage: str) -> float:
+        routes = self._out_of(stage)
+        idle = sum(self._mean("full", route.name) + self._mean("peers", route.name) for route in routes)
+        return max(0.0, self._mean("sends", stage) - idle)
+
+    def _into(self, stage: str) -> list[Route]:
+        return [route for route in self._routes if route.target == stage]
+
+    def _out_of(self, stage: str) -> list[Route]:
+        return [route for route in self._routes if route.source == stage]
+
+    def _waits(self) -> tuple[Wait, ...]:
+        found: list[Wait] = []
+        for route in self._routes:
+            source, target = self._ends[route.name]
+            found.append(Wait("input", source, route.source, self._mean("awaited", route.name)))
+            found.append(Wait("slot", target, route.target, self._mean("full", route.name)))
+            found.append(Wait("ranks", self.name, route.source, self._mean("peers", route.name)))
+        own = {stage.name for stage in (*self._calls, *self._syncs)}
+        for stage in self._plan.stages:  # a source that may end the run, of which this group has no value
+            if stage.name not in own:
+                asked = self._mean("waits", stage.name)
+                found.append(Wait("input", self._plan.group_of(stage), stage.name, asked))
+        return tuple(sorted((wait for wait in found if wait.seconds > 0), key=lambda wait: -wait.seconds))
+
+    def _slow_ranks(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for stage in [stage.name for stage in self._calls] if len(self._ranks) > 1 else ():
+            own = {rank: times.alone(stage) for rank, times in self._ranks.items()}
+            slow, usual = max(own, key=lambda rank: own[rank]), median(own.values())
+            least = SLOW_PART * self._ranks[slow].seconds / self._ranks[slow].steps
+            if own[slow] > SLOW_RANK * usual and own[slow] - usual > least:
+                found[stage] = slow
+        return found
+
+
+def _share(route: Route, routes: Sequence[Route], sizes: Mapping[str, float]) -> float:
+    """Returns the share of a route in the bytes of `routes`, 0 to 1."""
+    total = sum(sizes.get(one.name, 0.0) for one in routes)
+    return sizes.get(route.name, 0.0) / total if total else 1 / max(1, len(routes))
