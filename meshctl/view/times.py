@@ -30,7 +30,7 @@ SLOW_RANK = 1.3
 SLOW_PART = 0.02
 """A slow rank takes longer than the median by at least this part of a step."""
 MIN_PART = 0.01
-"""The least difference that counts, as a part of a step. Parts that take less bound no run, and of parts whose
+"""The least difference that counts, as a part of a step. Parts that take less bound no run; of parts whose
 savings differ by less, the longest one does."""
 SUMS = ("in_collectives", "waits", "sends", "awaited", "full", "peers")
 NOTHING: Mapping[str, float] = {}

@@ -15,9 +15,7 @@ import pytest
 
 import meshctl
 from meshctl.run.events import Follower
-from meshctl.view.times import time_use
-from meshctl.view.times import TimeUse
-from meshctl.view.times import WorkerTimes
+from meshctl.view.times import TimeUse, WorkerTimes, time_use
 from tests.command_server import Done, call
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
