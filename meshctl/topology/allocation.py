@@ -5,12 +5,10 @@
     count      a group with a count receives the next free devices, in the order of groups in the recipe
     colocate   a colocated group receives the first devices of the other group
 
-Some neighbouring ranks of a group with a count should be close to each other, because they exchange data
-within every layer. Devices are skipped so that each set of such neighbours is on one node, where the cluster
-has enough devices for that. A cluster is never made larger for it.
-
-Where the groups do not fit in this order, those with larger workers receive theirs first, and then all
-distributions over the nodes are searched (`packing.py`).
+All devices of a worker are on one node. Some neighbouring ranks of a group with a count should be close to
+each other, too, because they exchange data within every layer. Devices are skipped so that each set of such
+neighbours is on one node, where the cluster has enough devices for that. A cluster is never made larger for
+it. Where the groups do not fit in the order of the recipe, those with larger workers receive theirs first.
 
 Devices are numbered over the cluster, separately for each type. They are stored as ranges [start, stop) in
 the order of the workers, and nodes as runs of equal nodes, so that no cost grows with the number of devices.
@@ -21,17 +19,56 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
+from functools import cached_property
 from math import lcm
 from typing import Protocol
 
 from meshctl.dataclass import dataclass
 from meshctl.topology.cluster import ACCELERATORS, Cluster, DevicesPerNode, NodeRanges
-from meshctl.topology.demand import Demand, Groups, Ranges, end_of
-from meshctl.topology.device_ranges import UNLIMITED, DeviceRanges, clipped
+from meshctl.topology.device_ranges import (
+    UNLIMITED,
+    DeviceRanges,
+    clipped,
+    device_count,
+    devices_on,
+    first_of,
+    gaps_between,
+    merged,
+    whole_sets,
+)
 
-MAX_LINEAR_STEPS = 64
-"""The number of node sizes that the search for the smallest node tries one by one before it uses larger
-steps."""
+MAX_STEPS = 64
+"""The number of node sizes, or of numbers of nodes, that the search for the smallest one tries one by one."""
+
+
+class Group(Protocol):
+    """The request of one device group."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def device_type(self) -> str: ...
+    @property
+    def ranks(self) -> int | tuple[int, ...]:
+        """A count of devices, or the numbers of the devices."""
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+
+    @property
+    def gpus_per_worker(self) -> int: ...
+    @property
+    def colocate(self) -> str:
+        """The group whose devices it shares; empty for none."""
+
+    @property
+    def nodes(self) -> tuple[int | str, ...]:
+        """The numbers of nodes, and the names of node pools, on which it is placed; empty for all nodes."""
+
+
+Groups = Mapping[str, Group]
+Ranges = dict[str, DeviceRanges]
 
 
 class Hardware(Protocol):
@@ -103,7 +140,8 @@ def _close(demand: Demand, neighbours: Mapping[str, Neighbours]) -> Ranges:
         for ranks in neighbours.get(group.name, ()):
             larger = lcm(size, ranks * group.gpus_per_worker)
             if group.devices % larger == 0:
-                closer = demand.with_neighbours(group.name, larger)
+                own = (*demand.neighbours.get(group.name, ()), larger)
+                closer = replace(demand, neighbours={**demand.neighbours, group.name: own})
                 if closer.is_met(there := closer.allocated()):
                     demand, found, size = closer, there, larger
     return found
@@ -131,7 +169,9 @@ def _least_nodes(groups: Groups, kind: str, each: int, on: Mapping[str, NodeRang
     many numbers were to be tried, it is the one for which the groups receive the next free devices."""
     usual = Demand(groups, kind, ((UNLIMITED, each),), on)
     most = -(-end_of(usual.allocated()) // each)
-    for nodes in range(max(least, -(-usual.devices // each)), min(most, least + MAX_LINEAR_STEPS)):
+    for nodes in range(
+        max(least, -(-sum(group.devices for group in usual.counted) // each)), min(most, least + MAX_STEPS)
+    ):
         demand = Demand(groups, kind, ((nodes, each),), on)
         if demand.is_met(demand.allocated()):
             return nodes
@@ -139,7 +179,8 @@ def _least_nodes(groups: Groups, kind: str, each: int, on: Mapping[str, NodeRang
 
 
 def least_per_node(groups: Groups, kind: str, nodes: int, on: Mapping[str, NodeRanges] = {}) -> int:
-    """Returns the least number of devices of a type per node for which all groups fit."""
+    """Returns the least number of devices of a type per node for which all groups fit. If too many numbers
+    were to be tried, it is a larger one."""
 
     def holds(each: int) -> bool:
         demand = Demand(groups, kind, ((nodes, each),), on)
@@ -147,20 +188,10 @@ def least_per_node(groups: Groups, kind: str, nodes: int, on: Mapping[str, NodeR
 
     total = end_of(Demand(groups, kind, ((1, UNLIMITED),), {}).allocated())
     per_worker = [group.gpus_per_worker for group in groups.values() if group.device_type == kind]
-    each = max([-(-total // nodes), *per_worker])
-    for _ in range(MAX_LINEAR_STEPS):
-        if holds(each):
-            return each
-        each += 1
-    too_small, step = each - 1, 1
+    least = max([-(-total // nodes), *per_worker])
+    each = next((each for each in range(least, least + MAX_STEPS) if holds(each)), 2 * least)
     while not holds(each):
-        too_small, each, step = each, each + step, 2 * step
-    while each - too_small > 1:
-        middle = (each + too_small) // 2
-        if holds(middle):
-            each = middle
-        else:
-            too_small = middle
+        each *= 2
     return each
 
 
@@ -171,3 +202,111 @@ def _beyond(
         total = cluster.total(groups[name].device_type)
         if outside := [max(start, total) for start, stop in own if stop > total]:
             yield name, min(outside)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The groups of one device type, and the nodes with the devices that they may receive."""
+
+    groups: Groups
+    kind: str
+    nodes: DevicesPerNode
+    on: Mapping[str, NodeRanges]
+    """Group -> the nodes on which the recipe places it. Groups without such nodes are absent."""
+    neighbours: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Group -> the number of devices of each of its sets of neighbours, which are on one node."""
+
+    @cached_property
+    def own(self) -> list[Group]:
+        return [group for group in self.groups.values() if group.device_type == self.kind]
+
+    @cached_property
+    def counted(self) -> list[Group]:
+        """The groups that receive free devices, those that name nodes first."""
+        found = [group for group in self.own if isinstance(group.ranks, int) and not group.colocate]
+        return sorted(found, key=lambda group: group.name not in self.on)
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The nodes, and further ones as large as the largest node, on which groups that do not fit receive
+        numbers that the cluster does not have."""
+        largest = max([1, *(each for _, each in self.nodes)])
+        stated = sum(count for count, _ in self.nodes)
+        return Cluster(stated + UNLIMITED, {"": (*self.nodes, (UNLIMITED, largest))})
+
+    @cached_property
+    def total(self) -> int:
+        """The number of devices of the nodes."""
+        return sum(count * each for count, each in self.nodes)
+
+    def is_met(self, ranges: Ranges) -> bool:
+        """Returns whether the nodes have all devices. A group on nodes that do not exist is not counted."""
+        return end_of(ranges) <= self.total and all(
+            device_count(ranges[group.name]) == group.devices
+            for group in self.counted
+            if self.on.get(group.name, True)
+        )
+
+    def allocated(self) -> Ranges:
+        """Returns the devices of the groups. Groups with lists receive theirs first, then groups with nodes,
+        then the others with counts in the order of the recipe, then colocated groups. If they do not fit, the
+        groups with larger workers or sets of neighbours, and those that name fewer nodes, come first.
+
+        A group receives fewer devices than it needs only if the nodes that it names have too few.
+        """
+        found = self._in_order(self.counted)
+        if self.is_met(found):
+            return found
+        larger_first = self._in_order(sorted(self.counted, key=self._rank))
+        return larger_first if self.is_met(larger_first) else found
+
+    def _rank(self, group: Group) -> tuple[int, int]:
+        block = max(group.gpus_per_worker, *self.neighbours.get(group.name, (1,)))
+        return -block, sum(stop - start for start, stop in self.on.get(group.name, ((0, UNLIMITED),)))
+
+    def _in_order(self, groups: Iterable[Group]) -> Ranges:
+        """Returns the devices if the groups with counts receive the next free ones in this order."""
+        lists = {group.name: group.ranks for group in self.own if isinstance(group.ranks, tuple)}
+        ranges = {name: merged((number, number + 1) for number in one) for name, one in lists.items()}
+        for group in groups:
+            # This group may use the devices in the list of a group that is colocated with it.
+            others = [name for name in ranges if host_of(self.groups, name) != group.name]
+            taken = sorted(some for name in others for some in ranges[name])
+            ranges[group.name] = self._next_free(group, taken)
+        for group in self.own:
+            if isinstance(group.ranks, int) and group.colocate:
+                hosted = ranges.get(host_of(self.groups, group.name), ())
+                ranges[group.name] = first_of(hosted, group.ranks)
+        return ranges
+
+    def _next_free(self, group: Group, taken: list[tuple[int, int]]) -> DeviceRanges:
+        """Returns the lowest free devices for a group. All devices of a worker are on one node, and all of a
+        set of neighbours; devices of a node that are too few for one more are skipped."""
+        free, each = gaps_between(taken), group.gpus_per_worker
+        neighbours = self.neighbours.get(group.name, ())
+        if neighbours:  # only the stated nodes: on the imagined ones there may be no set at all
+            free = clipped(free, 0, self.total)
+        if group.name in self.on:
+            gaps = list(free)
+            allowed = devices_on(self.cluster, "", self.on[group.name])
+            free = (some for devices in allowed for some in clipped(gaps, *devices))
+        largest = max(devices for _, devices in self.cluster.devices_per_node[""])
+        if each > 1 and group.devices % each == 0 and each <= largest:
+            free = whole_sets(free, each, self.cluster)
+        for devices in neighbours:
+            free = whole_sets(free, devices, self.cluster)
+        return merged(first_of(free, group.devices))
+
+
+def host_of(groups: Groups, name: str) -> str:
+    """Returns the name of the group at the end of the chain of `colocate` that begins with a group. If the
+    chain is circular, it ends before its first repetition."""
+    seen = [name]
+    while (host := groups[seen[-1]].colocate) in groups and host not in seen:
+        seen.append(host)
+    return seen[-1]
+
+
+def end_of(ranges: Mapping[str, DeviceRanges]) -> int:
+    """Returns the largest device number in the ranges plus 1; 0 without devices."""
+    return max((stop for own in ranges.values() for _, stop in own), default=0)

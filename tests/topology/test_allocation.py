@@ -1,8 +1,6 @@
 """Allocation of devices: disjoint by default, exactly as listed, and on the smallest cluster that is
 enough."""
 
-from itertools import combinations_with_replacement
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -139,11 +137,6 @@ def test_a_large_job_whose_workers_leave_a_rest_is_placed_too() -> None:
         and result.devices["b"][0] == (6, 8)
         and result.devices["b"][-1] == (99_998, 100_000)
     )
-
-
-def test_the_least_is_found_in_few_steps_where_it_is_far() -> None:
-    groups = (DeviceGroup("a", (5_000_000,), "cuda"), DeviceGroup("b", 20_000_000, "cuda", 10_000_000))
-    assert placed(*groups, cluster=Cluster(2)).cluster == cuda(2, 15_000_001)
 
 
 # What rules ask
@@ -310,82 +303,3 @@ def test_groups_that_fit_in_another_order_are_placed() -> None:
         cluster=Cluster(2, 2),
     )
     assert dict(result.devices) == {"a": ((2, 4),), "b": ((0, 2),)}
-    result = placed(
-        DeviceGroup("a", 4, "cuda", gpus_per_worker=2),
-        DeviceGroup("b", 3, "cuda", gpus_per_worker=3),
-        cluster=Cluster(0, (4, 3)),
-    )
-    assert dict(result.devices) == {"a": ((0, 4),), "b": ((4, 7),)}
-
-
-Blocks = list[tuple[int, int, tuple[int, ...]]]
-"""(number of blocks, devices of each, nodes that it may use) of each group."""
-
-
-def has_placement(blocks: Blocks, free: list[int]) -> bool:
-    """Tries every distribution of blocks over nodes, by brute force."""
-    if not blocks:
-        return True
-    (count, size, nodes), others = blocks[0], blocks[1:]
-    for chosen in combinations_with_replacement(nodes, count):
-        left = [room - size * chosen.count(node) for node, room in enumerate(free)]
-        if min(left) >= 0 and has_placement(others, left):
-            return True
-    return False
-
-
-SMALL = st.lists(
-    st.tuples(st.integers(1, 3), st.integers(1, 3), st.sampled_from([(), (0,), (0, 1), (1, 2)])),
-    min_size=1,
-    max_size=4,
-)
-
-
-@given(SMALL, st.lists(st.integers(1, 5), min_size=3, max_size=3))
-@settings(max_examples=examples(300, 5000))
-def test_what_has_a_placement_is_placed(blocks: Blocks, sizes: list[int]) -> None:
-    groups = [
-        DeviceGroup(f"g{i}", count * each, "cuda", each, nodes=nodes)
-        for i, (count, each, nodes) in enumerate(blocks)
-    ]
-    all_nodes = [(count, each, nodes or (0, 1, 2)) for count, each, nodes in blocks]
-    result = placed(*groups, cluster=Cluster(0, tuple(sizes)))
-    found = [numbers(result, group.name) for group in groups]
-    is_placed = not result.beyond and all(
-        len(own) == group.devices for own, group in zip(found, groups, strict=True)
-    )
-    if max(each for _, each, _ in blocks) <= max(sizes):
-        assert is_placed == has_placement(all_nodes, sizes)
-    if is_placed:
-        assert len({number for own in found for number in own}) == sum(map(len, found))
-
-
-@given(st.data())
-@settings(max_examples=examples(200, 3000))
-def test_neighbours_are_on_one_node_where_a_placement_exists(data: st.DataObject) -> None:
-    """The sets of the first group are on one node each where all groups then fit, in any order; those of the second
-    one where that is possible beside the first one's."""
-    sizes = data.draw(st.lists(st.integers(2, 5), min_size=2, max_size=3))
-    sets = data.draw(st.lists(st.tuples(st.integers(1, 2), st.integers(2, 3)), min_size=1, max_size=3))
-    groups = {f"g{i}": DeviceGroup(f"g{i}", count * ranks, "cuda") for i, (count, ranks) in enumerate(sets)}
-    result = allocate(
-        groups, Cluster(0, tuple(sizes)), {f"g{i}": (ranks,) for i, (_, ranks) in enumerate(sets)}
-    )
-    if result.beyond:
-        assert sum(sizes) < sum(group.devices for group in groups.values())
-        return
-    nodes, blocks = (
-        tuple(range(len(sizes))),
-        [(count * ranks, 1, tuple(range(len(sizes)))) for count, ranks in sets],
-    )
-    for i, (count, ranks) in enumerate(sets):
-        closer: Blocks = [*blocks[:i], (count, ranks, nodes), *blocks[i + 1 :]]
-        own = numbers(result, f"g{i}")
-        held = [
-            {result.cluster.node_of("cuda", one) for one in own[at : at + ranks]}
-            for at in range(0, len(own), ranks)
-        ]
-        is_close = all(len(unit) == 1 for unit in held)
-        if has_placement(closer, sizes):
-            assert is_close
-            blocks = closer

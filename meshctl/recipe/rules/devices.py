@@ -18,9 +18,8 @@ from meshctl.recipe.model import DeviceGroup, Recipe
 from meshctl.recipe.rules.facts import Facts, node_counts
 from meshctl.recipe.scalars import CURLY_QUOTES
 from meshctl.text.english import counted, listed
-from meshctl.topology.allocation import Allocation, allocate, least_per_node
+from meshctl.topology.allocation import Allocation, allocate, host_of, least_per_node
 from meshctl.topology.cluster import Cluster
-from meshctl.topology.demand import host_of
 from meshctl.topology.device_ranges import DeviceRanges, first_common_device, first_split_worker
 from meshctl.topology.sizes import divisors
 
