@@ -14,15 +14,21 @@ is copied as a whole.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy
 from numpy.typing import NDArray
 
-from meshctl.topology.balance_few import EVEN_FRACTION, LIGHT_FRACTION, WINDOW, lacking_loads
-
 Numbers: TypeAlias = NDArray[numpy.int64]
 
+LIGHT_FRACTION = 16
+"""A light unit weighs at most 1 / `LIGHT_FRACTION` of the smallest load that any part has in the end."""
+EVEN_FRACTION = 256
+"""A boundary between two parts stays where it is if the units before it miss their common level by at most
+1 / `EVEN_FRACTION` of the light units of a part."""
+WINDOW = 16
+"""The number of units around a boundary between two parts that are assigned again to even out their loads."""
 MAX_ITEMS = 1 << 13
 """The approximate number of items that `equal_counts` assigns. Of more units, neighbours form blocks."""
 MIN_ITEMS_PER_PART = 4
@@ -40,7 +46,7 @@ def equal_loads(weights: Numbers, parts: int) -> Numbers:
     owner = numpy.empty(len(weights), numpy.int64)
     light: slice | Numbers = slice(None)
     while len(left := weights[light]):
-        lacking = numpy.array(lacking_loads(loads.tolist(), int(left.sum())))
+        lacking = numpy.array(_lacking_loads(loads.tolist(), int(left.sum())))
         is_heavy = left > (loads + lacking).min() // LIGHT_FRACTION
         if not is_heavy.any():
             owner[light] = _fill(left, lacking)
@@ -70,6 +76,22 @@ def equal_counts(weights: Numbers, parts: int) -> Numbers:
         owner[first:stop] = numpy.repeat(_capped_longest_first(items, loads), block)
         first = stop
     return owner
+
+
+def _lacking_loads(loads: Sequence[int], amount: int) -> list[int]:
+    """Distributes `amount` so that the smallest loads rise to a common level. Returns the addition to each
+    load."""
+    rising = sorted(range(len(loads)), key=loads.__getitem__)
+    count = total = 0
+    for part in rising:
+        if loads[part] * count - total > amount:
+            break
+        count, total = count + 1, total + loads[part]
+    level, rest = divmod(amount + total, count)
+    lacking = [0] * len(loads)
+    for number, part in enumerate(rising[:count]):
+        lacking[part] = level - loads[part] + (number < rest)
+    return lacking
 
 
 def _longest_first(weights: Numbers, loads: Numbers) -> Numbers:

@@ -11,17 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
-from itertools import compress, islice, pairwise, repeat
-from operator import ne
+from itertools import pairwise, repeat
 from typing import Any, Literal
 
 from meshctl.dataclass import dataclass
-from meshctl.topology.balance_few import equal_loads_of_few
 from meshctl.topology.mesh import even_split
 from meshctl.topology.samples import Id, RouteError, Run, SampleTable, sample_name
-
-FEW_SAMPLES = 512
-"""The largest number of samples that are balanced in plain Python (`balance_few.py`) instead of numpy."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +122,6 @@ def _by_tokens(
     runs = table.in_order
     if not runs:
         return [[] for _ in range(parts)]
-    if table.total <= FEW_SAMPLES and not with_equal_counts:
-        return _few_by_tokens(table, lengths, bounds, parts)
     import numpy
 
     from meshctl.topology.balance import equal_counts, equal_loads
@@ -141,25 +134,6 @@ def _by_tokens(
         weights = numpy.add.reduceat(weights, first_of_unit)
     part_of_unit = (equal_counts if with_equal_counts else equal_loads)(weights, parts)
     return _runs_of_parts(part_of_unit, first_of_unit, runs, parts)
-
-
-def _few_by_tokens(
-    table: SampleTable, lengths: Sequence[Sequence[int]], bounds: Sequence[int], parts: int
-) -> list[list[Run]]:
-    weights: list[int] = []
-    for producer, start, stop in table.in_order:
-        some = lengths[producer][start:stop]
-        as_list = getattr(some, "tolist", None)  # integers of numpy are slower than those of Python
-        weights += as_list() if as_list else some
-    if len(bounds) <= len(weights):
-        weights = [sum(weights[start:stop]) for start, stop in pairwise(bounds)]
-    part_of_unit = equal_loads_of_few(weights, parts)
-    differ = map(ne, part_of_unit, islice(part_of_unit, 1, None))
-    changes = compress(range(1, len(weights)), differ)
-    spans: list[list[tuple[int, int]]] = [[] for _ in range(parts)]
-    for first, last in pairwise([0, *changes, len(weights)]):
-        spans[part_of_unit[first]].append((bounds[first], bounds[last]))
-    return list(map(table.between, spans))
 
 
 def _as_array(numbers: Sequence[int]) -> Any:

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshctl.topology.balance import equal_counts, equal_loads
-from meshctl.topology.balance_few import LIGHT_FRACTION, WINDOW, equal_loads_of_few
+from meshctl.topology.balance import LIGHT_FRACTION, WINDOW, equal_counts, equal_loads
 from tests.examples import examples
 
 
@@ -100,17 +99,6 @@ def test_many_parts_are_as_good_as_longest_first(units: int, parts: int) -> None
     assert loads.max() * LIGHT_FRACTION <= longest_first(weights.tolist(), parts) * (LIGHT_FRACTION + 1)
 
 
-@settings(max_examples=examples(100, 400))
-@given(
-    st.lists(st.integers(0, 9) | st.integers(0, 900) | st.integers(0, 10**6), max_size=300),
-    st.integers(1, 40),
-)
-def test_few_units_are_assigned_as_many(weights: list[int], parts: int) -> None:
-    assert (
-        equal_loads_of_few(weights, parts) == equal_loads(numpy.array(weights, numpy.int64), parts).tolist()
-    )
-
-
 @settings(max_examples=examples(50, 200))
 @given(weights, st.integers(1, 12))
 def test_equal_counts_differ_by_one_at_most(weights: list[int], parts: int) -> None:
@@ -139,7 +127,6 @@ def test_neighbours_stay_together_where_their_loads_are_nearly_equal(more: int) 
     weights[-1] += more
     expected = [0] * 128 + [1] * 128
     assert equal_loads(numpy.array(weights, numpy.int64), 2).tolist() == expected
-    assert equal_loads_of_few(weights, 2) == expected
 
 
 @pytest.mark.parametrize("parts", [2, 8, 64])

@@ -9,7 +9,6 @@ import random
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -356,18 +355,6 @@ def test_parts_of_grids_are_those_of_the_listed_ids(
     assert set(held) == set(everything)
     if execute == "all":
         assert sorted(held) == everything
-
-
-@settings(max_examples=examples(80, 300))
-@given(tables(), st.integers(1, 9), st.booleans())
-def test_many_samples_are_balanced_as_few(table: SampleTable, parts: int, split: bool) -> None:
-    dispatch = Dispatch(balance="tokens", allow_empty=True, split_groups=split)
-    try:
-        few = partition(table, parts, dispatch)
-    except RouteError:
-        return
-    with patch("meshctl.topology.partition.FEW_SAMPLES", 0):
-        assert partition(table, parts, dispatch) == few
 
 
 @given(tables(), st.data())

@@ -9,21 +9,16 @@ const tiles = [];   /* every worker that is drawn now: {element, tag, words, gro
 const kinds = facts.nodes.map((kind) => ({...kind, count: kind.nodes.reduce((sum, [start, stop]) => sum + stop - start, 0), at: 0}));
 for (const kind of kinds) kind.open = kinds.reduce((sum, other) => sum + other.count * perNode(other), 0) <= UNFOLDED;
 
-/* Pools and domains */
+/* Pools */
 
-/** The part of consecutive ones, given as [count, size] runs, that has a node, as its number. */
-function partOf(runs, node) {
-  let before = 0;
-  for (const [count, size] of runs) {
-    if (node < count * size) return before + Math.floor(node / size);
-    before += count;
-    node -= count * size;
+/** The name of the pool of a node; pools are consecutive nodes. */
+function poolOf(node) {
+  for (const [name, count] of facts.cluster.pools ?? []) {
+    if (node < count) return name;
+    node -= count;
   }
-  return -1;
+  return undefined;
 }
-
-const poolOf = (node) => facts.cluster.pools?.[partOf(facts.cluster.pools.map(([, count]) => [1, count]), node)]?.[0];
-const domainsOf = (node) => Object.entries(facts.cluster.domains ?? {}).map(([kind, runs]) => `${kind} ${partOf(runs, node)}`);
 
 /* Nodes of a kind */
 
@@ -152,7 +147,7 @@ function nodeCard(kind, node) {
   const workers = workersOn(kind, node), types = [...new Set(kind.cells.map((cell) => cell.device_type))];
   const processes = workers.filter((worker) => worker.device < 0);
   return make("div", {class: "node", role: "rowgroup", "aria-label": `node ${node}`, "data-node": node},
-    make("h3", {"aria-hidden": "true"}, [`node ${digitsOf(node)}`, poolOf(node), ...domainsOf(node)].filter(Boolean).join(" · ")),
+    make("h3", {"aria-hidden": "true"}, [`node ${digitsOf(node)}`, poolOf(node)].filter(Boolean).join(" · ")),
     ...types.flatMap((type) => deviceBands(kind, node, type, workers)),
     processes.length > 0 && band(Math.min(ROW, processes.length), "cpu processes",
       [processes.map((worker) => tile(worker, `node ${node}, cpu`))]),

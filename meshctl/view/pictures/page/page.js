@@ -37,7 +37,6 @@ const modeName = (mode) => (mode.includes(":") ? `by ${mode.split(":")[1]}` : mo
 const nameOf = ({group, rank}) => `${group}:${rank}`;
 const same = (one, other) => Boolean(one && other && one.group === other.group && one.rank === other.rank);
 const REACH = {inside: "inside a node", some: "some cross nodes", all: "crosses nodes"};
-const reachWord = ({reach, domain}) => (domain ? `inside ${domain} domains` : REACH[reach]);
 
 /** The bytes of a component on each rank, or why they are unknown; empty if its class declares none. */
 function memoryOf(name) {
@@ -93,7 +92,6 @@ function buildHead() {
   const words = [
     `${many(facts.workers, "worker")} in ${many(facts.groups.length, "group")}`, many(Math.max(1, topology.nodes), "node"),
     ...[...devices].map(([type, count]) => many(count, `${type} device`)), ...(facts.idle ? [`${digitsOf(facts.idle)} idle`] : []),
-    ...Object.entries(facts.cluster.domains ?? {}).map(([kind, runs]) => many(runs.reduce((sum, [count]) => sum + count, 0), `${kind} domain`)),
   ];
   fill(find("#facts"), `${words.join(" · ")} · plan `, make("code", {}, facts.digest));
   if (facts.groups.length) find("#where").placeholder = `${facts.groups[0].name}:0`;
@@ -160,7 +158,7 @@ function buildBody({name, target, grid, group, process_groups: groups, data_size
   const table = make("table", {}, heads(["Dim", "Process groups", "Stride", "First group", "Reach"]), make("tbody", {},
     ...groups.map(({dim, count, size, stride, example, ...there}) => row(dim, [
       `${digitsOf(count)} × ${many(size, "rank")}`, stride === null ? "uneven" : digitsOf(stride),
-      make("span", {class: "mono"}, example.join(" ") + (example.length < size ? " …" : "")), reachWord(there),
+      make("span", {class: "mono"}, example.join(" ") + (example.length < size ? " …" : "")), REACH[there.reach],
     ]))));
   fill(body, make("p", {}, make("code", {}, target), make("span", {class: "muted"}, ` · ${many(data, "data rank")}${stages}`)),
     memory && make("p", {class: "memory"}, ...quoted(memory)),

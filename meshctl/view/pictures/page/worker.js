@@ -67,7 +67,7 @@ function componentPart(worker, component) {
 
 /** Whether these ranks are on several nodes; of very many, whether some process groups are. */
 function reachOf({group}, ranks, there) {
-  if (there.reach !== "some" || there.domain || ranks.count > FOLLOWED) return reachWord(there);
+  if (there.reach !== "some" || ranks.count > FOLLOWED) return REACH[there.reach];
   return REACH[new Set(some(ranks, FOLLOWED).map((rank) => topology.placed({group, rank}).node)).size > 1 ? "all" : "inside"];
 }
 

@@ -86,7 +86,7 @@ def _placement(topology: Topology, marks: Marks, width: int) -> Section:
 def _placed(
     draw: Callable[[Topology, Marks, int], list[Line]], topology: Topology, marks: Marks, width: int
 ) -> list[Line]:
-    """Returns the placement and, in front of it, the node pools and domains."""
+    """Returns the placement and, in front of it, the node pools."""
     return [*cluster_lines(topology.cluster, width), *draw(topology, marks, width)]
 
 
