@@ -272,8 +272,8 @@ def shortest_without(parts: Sequence[Part], seconds: float) -> tuple[Part, float
 
 
 def time_use(plan: Plan, workers: Workers, sizes: Mapping[str, float] = NOTHING) -> TimeUse | None:
-    """Returns the use of time of a run; None where no worker has completed two steps, and where all groups
-    run programs. `sizes` is route -> its bytes. The time of a stage with several routes is divided in
+    """Returns the use of time of a run; None where no worker has completed two steps, where all groups run
+    programs, and for events of 0.1.0, which have no times of sends. `sizes` is route -> its bytes. The time of a stage with several routes is divided in
     proportion to them."""
     groups = {
         group.name: _Group(plan, group.name, ranks)
@@ -281,7 +281,8 @@ def time_use(plan: Plan, workers: Workers, sizes: Mapping[str, float] = NOTHING)
         if plan.components_of(group.name)
         and (ranks := {rank: one for rank, one in workers.get(group.name, {}).items() if one.steps})
     }
-    if not groups:
+    has_data = any(route.kind == "data" for route in plan.routes)
+    if not groups or (has_data and not any(one.sends for group in groups.values() for one in group.all)):
         return None
     uses = {name: group.use() for name, group in groups.items()}
     parts = [part for group in groups.values() for part in group.stages()]
