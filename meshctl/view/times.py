@@ -273,8 +273,8 @@ def shortest_without(parts: Sequence[Part], seconds: float) -> tuple[Part, float
 
 def time_use(plan: Plan, workers: Workers, sizes: Mapping[str, float] = NOTHING) -> TimeUse | None:
     """Returns the use of time of a run; None where no worker has completed two steps, where all groups run
-    programs, and for events of 0.1.0, which have no times of sends. `sizes` is route -> its bytes. The time of a stage with several routes is divided in
-    proportion to them."""
+    programs, and for events of 0.1.0, which have no times of sends. `sizes` is route -> its bytes. The time
+    of a stage with several routes is divided in proportion to them."""
     groups = {
         group.name: _Group(plan, group.name, ranks)
         for group in plan.groups
