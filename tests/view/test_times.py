@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from meshctl.plan.model import Group, Program
-from meshctl.run.event_history import StepSums
+from meshctl.run.event_folding import StepSums
 from meshctl.run.events import Event
 from meshctl.view.time_lines import COLUMNS, Interval, extended, for_whom, parts_of, rows, sentences
 from meshctl.view.times import Part, TimeUse, WorkerTimes, shortest_without, time_use
