@@ -39,7 +39,7 @@ class DeclaredModel(StoredModel):
         "args.parity": "meshctl.hf.parity.MODES",
         "args.pipeline": "meshctl.hf.pipeline.schedules.SCHEDULES",
         "args.loss": "meshctl.losses.loss.LOSSES",
-        "args.advantage": "meshctl.losses.advantages.advantage.ADVANTAGES",
+        "args.advantage": "meshctl.losses.advantages.ADVANTAGES",
         "args.optimizer": "torch.optim",
         "args.schedule.name": "transformers.trainer_utils.SchedulerType",
     }

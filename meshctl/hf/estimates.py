@@ -17,8 +17,7 @@ from meshctl.hf.texts import Texts, texts_of
 from meshctl.hf.token_columns import aligned, as_column, is_aligned
 from meshctl.labels import IGNORED
 from meshctl.losses import Loss
-from meshctl.losses.advantages import Advantage
-from meshctl.losses.advantages.groups import group_sizes, group_sums
+from meshctl.losses.advantages import Advantage, group_sizes, group_sums
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.collectives.collective import Collective

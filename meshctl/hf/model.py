@@ -55,7 +55,7 @@ class Model(DeclaredModel):
         "loss_options": "args.loss_options",
         "advantage": "args.advantage",
         "advantage_options": "args.advantage_options",
-        "advantages": "meshctl.losses.advantages.advantage.DEFAULTS",
+        "advantages": "meshctl.losses.advantages.DEFAULTS",
         "estimates": ("advantages", "returns"),
         "computes": (
             "meshctl.hf.outputs.INPUTS",
@@ -63,8 +63,8 @@ class Model(DeclaredModel):
             "meshctl.hf.loss_inputs.AT_IDS",
         ),
         "reference": "args.lora",
-        "switches": "meshctl.losses.function.SWITCHES",
-        "providers": "meshctl.losses.function.PROVIDERS",
+        "switches": "meshctl.losses.loss.SWITCHES",
+        "providers": "meshctl.losses.loss.PROVIDERS",
     }
     RETURNS: ClassVar = {
         "logprobs": ("logprobs", "chosen_logprobs", "rejected_logprobs"),

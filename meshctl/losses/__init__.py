@@ -1,4 +1,4 @@
-"""Losses as pure functions of tensors, one file for each.
+"""Losses as pure functions of tensors.
 
     loss = find("dpo", beta=0.2)            a name of `LOSSES`, or the dotted path of a user's function
     result = loss({"chosen_logprobs": ..., "rejected_logprobs": ..., ...})
@@ -44,8 +44,8 @@ A user's function has the same form, and may return the pair `(total, count)`:
         return (-logprobs * (1 - logprobs.exp()) ** gamma * mask).sum(), mask.sum()
 """
 
-from meshctl.losses.function import PROVIDERS as PROVIDERS
 from meshctl.losses.loss import LOSSES as LOSSES
+from meshctl.losses.loss import PROVIDERS as PROVIDERS
 from meshctl.losses.loss import Loss as Loss
 from meshctl.losses.loss import LossError as LossError
 from meshctl.losses.loss import LossSum as LossSum

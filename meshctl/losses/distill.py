@@ -20,8 +20,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from meshctl.losses.function import LossError
-from meshctl.losses.loss import LossSum
+from meshctl.losses.loss import LossError, LossSum
 from meshctl.losses.policy import IMPORTANCE_CAP, Tokens, policy_sum
 
 Divergence = Literal["forward_kl", "reverse_kl", "jsd", "sampled"]
@@ -60,15 +59,8 @@ def distill(
         assert logprobs is not None and teacher_logprobs is not None
         tokens = Tokens(logprobs, mask, sample_index, sequence_tokens, sampled_logprobs=sampled_logprobs)
         gap = tokens.difference(logprobs.detach(), teacher_logprobs)
-        return policy_sum(
-            tokens,
-            gap * logprobs,
-            tokens.units(aggregation),
-            {"reverse_kl": gap},
-            kl=0.0,
-            kl_estimator="k1",
-            importance_cap=importance_cap,
-        )
+        units = tokens.units(aggregation)
+        return policy_sum(tokens, gap * logprobs, units, {"reverse_kl": gap}, importance_cap)
     assert top_logprobs is not None and teacher_top_logprobs is not None
     units = Tokens(mask, mask, sample_index, sequence_tokens).units(aggregation)
     student, teacher = top_logprobs, teacher_top_logprobs.to(top_logprobs.dtype)

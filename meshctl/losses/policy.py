@@ -1,9 +1,20 @@
-"""The parts that losses of policies share: the sampled tokens, their aggregation, ratios, divergences and the
-truncated importance correction.
+"""Losses of policies, for sampled answers. All but `cispo` and `rloo` clip the ratio of probabilities, and
+differ in the defaults of their options:
 
-    tokens.units("sequence")          weights of tokens, and a count
-    tokens.ratio("grpo")              p(token) / p_old(token)
-    policy_sum(tokens, losses, ...)   correction, KL term, sums and metrics
+    r = p(token) / p_old(token)
+    loss = -min(r A, clamp(r, 1 - clip, 1 + clip_high) A) + kl KL(p || ref)
+
+    grpo     Shao et al., 2024, arXiv:2402.03300, equations 3 and 4: the mean over the tokens of an answer,
+             then over answers
+    dr_grpo  Liu et al., 2025, arXiv:2503.20783, section 3.1 and listing 1: the sum over the tokens of an
+             answer, divided by `max_tokens`, then the mean over answers. The equations of the paper have the
+             constant 1, and its listing the largest number of new tokens of an answer.
+    dapo     Yu et al., 2025, arXiv:2503.14476, equation 8: decoupled clipping, and the mean over tokens, as
+             in the authors' code. The equation has this mean for each group: `aggregation: group`.
+    ppo      Schulman et al., 2017, arXiv:1707.06347, equation 7, with the advantages of `gae`
+    gspo     Zheng et al., 2025, arXiv:2507.18071, equations 5 and 7: one ratio for each answer, that of its
+             whole likelihood, normalized by its length. Its range of clipping is therefore much smaller: the
+             defaults are those of section 5.1.
 
 `old_logprobs` are those of the trained model before its first update with the batch, and `sampled_logprobs`
 those that the sampler reports. Without `old_logprobs` the ratio is taken to `sampled_logprobs`.
@@ -13,13 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from meshctl.losses.function import LossError, lacking
-from meshctl.losses.loss import LossSum
+from meshctl.losses.loss import LossError, LossSum, lacking
 
 Aggregation = Literal["token", "sequence", "group", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -148,10 +159,9 @@ def policy_sum(
     losses: Tensor,
     units: Units,
     metrics: Mapping[str, Tensor],
-    *,
-    kl: float,
-    kl_estimator: KlEstimator,
     importance_cap: float | None,
+    kl: float = 0.0,
+    kl_estimator: KlEstimator = "k1",
 ) -> LossSum:
     """Returns the sum of `weight loss + kl KL(p || ref)` over tokens, with the number of units as the count.
 
@@ -170,3 +180,140 @@ def policy_sum(
         losses = losses + kl * found["kl"]
     sums = {name: units.sum(values.detach()) for name, values in found.items()}
     return LossSum(units.sum(losses), units.count.detach(), sums)
+
+
+RATIO_OF_TOKENS, RATIO_OF_SEQUENCES = False, True
+"""The ratios of a loss: one for each token, or for all tokens of a sample the geometric mean of theirs."""
+
+
+def clipped_loss(
+    loss: str,
+    is_per_sequence: bool,
+    /,
+    logprobs: Tensor,
+    mask: Tensor,
+    sample_index: Tensor,
+    sequence_tokens: Tensor,
+    advantages: Tensor,
+    old_logprobs: Tensor | None = None,
+    sampled_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+    group_tokens: Tensor | None = None,
+    group_samples: Tensor | None = None,
+    *,
+    clip: float = 0.2,
+    clip_high: float | None = None,
+    kl: float = 0.0,
+    kl_estimator: KlEstimator = "k3",
+    importance_cap: float | None = IMPORTANCE_CAP,
+    aggregation: Aggregation = "token",
+    max_tokens: float = 1.0,
+) -> LossSum:
+    """Returns the sum of the losses of all tokens, with the number of units of `aggregation` as the count.
+
+    `loss` is the name of the loss, for messages. `sequence_tokens`, `group_tokens` and `group_samples` are
+    `[samples]`; all other inputs are `[tokens]`. `clip_high` is `clip` if it is None. With `kl`, the input
+    `ref_logprobs` is required. `Tokens` describes `aggregation` and `max_tokens`, `policy_sum`
+    the correction with `importance_cap`. Where the ratio is already taken to `sampled_logprobs`, there is no
+    correction. `metrics` has `clip_fraction`, `old_kl` (k3 of the old policy and the new one), and
+    `importance` and `kl` where there are such inputs.
+    """
+    old = old_logprobs, sampled_logprobs, ref_logprobs
+    tokens = Tokens(logprobs, mask, sample_index, sequence_tokens, *old, group_tokens, group_samples)
+    log_ratio = tokens.log_ratio(loss)
+    compared = tokens.sample_means(log_ratio)[tokens.sample_index] if is_per_sequence else log_ratio
+    losses, is_clipped = clipped(compared, advantages, clip, clip_high)
+    metrics = {"clip_fraction": is_clipped, "old_kl": kl_estimate(-log_ratio, "k3")}
+    cap = None if old_logprobs is None else importance_cap
+    return policy_sum(tokens, losses, tokens.units(aggregation, max_tokens), metrics, cap, kl, kl_estimator)
+
+
+def clipped(
+    log_ratio: Tensor, advantages: Tensor, clip: float, clip_high: float | None
+) -> tuple[Tensor, Tensor]:
+    """Returns -min(r A, clamp(r, 1 - clip, 1 + clip_high) A) for each token, and whether it is clipped, as 0
+    or 1. r is exp(`log_ratio`); `clip_high` is `clip` where it is None."""
+    ratio, high = log_ratio.exp(), clip if clip_high is None else clip_high
+    free, bounded = ratio * advantages, ratio.clamp(1 - clip, 1 + high) * advantages
+    return -torch.minimum(free, bounded), (bounded < free).to(ratio.dtype)
+
+
+grpo = partial(clipped_loss, "grpo", RATIO_OF_TOKENS, aggregation="sequence")
+dr_grpo = partial(clipped_loss, "dr_grpo", RATIO_OF_TOKENS, aggregation="constant")
+dapo = partial(clipped_loss, "dapo", RATIO_OF_TOKENS, clip_high=0.28, aggregation="token")
+ppo = partial(clipped_loss, "ppo", RATIO_OF_TOKENS, aggregation="token")
+gspo = partial(clipped_loss, "gspo", RATIO_OF_SEQUENCES, clip=3e-4, clip_high=4e-4, aggregation="sequence")
+
+
+def cispo(
+    logprobs: Tensor,
+    mask: Tensor,
+    sample_index: Tensor,
+    sequence_tokens: Tensor,
+    advantages: Tensor,
+    old_logprobs: Tensor | None = None,
+    sampled_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+    group_tokens: Tensor | None = None,
+    group_samples: Tensor | None = None,
+    *,
+    min_ratio: float = 0.0,
+    max_ratio: float = 5.0,
+    kl: float = 0.0,
+    kl_estimator: KlEstimator = "k3",
+    importance_cap: float | None = IMPORTANCE_CAP,
+    aggregation: Aggregation = "token",
+    max_tokens: float = 1.0,
+) -> LossSum:
+    """CISPO, which clips the weights of the tokens instead of their gradients (MiniMax, 2025,
+    arXiv:2506.13585, equations 4 and 5).
+
+        loss = -stop_gradient(clamp(r, min_ratio, max_ratio)) A log p(token)
+
+    Every token has a gradient, also one with a clipped ratio. The paper sets no lower bound. The default of
+    the upper bound is that of Khatri et al., 2025, arXiv:2510.13786. The inputs, the other options and the
+    metrics are those of `clipped_loss`.
+    """
+    old = old_logprobs, sampled_logprobs, ref_logprobs
+    tokens = Tokens(logprobs, mask, sample_index, sequence_tokens, *old, group_tokens, group_samples)
+    log_ratio = tokens.log_ratio("cispo").detach()
+    bounded = log_ratio.exp().clamp(min_ratio, max_ratio)
+    metrics = {
+        "clip_fraction": (bounded != log_ratio.exp()).to(bounded.dtype),
+        "old_kl": kl_estimate(-log_ratio, "k3"),
+    }
+    losses, cap = -bounded * advantages * logprobs, None if old_logprobs is None else importance_cap
+    return policy_sum(tokens, losses, tokens.units(aggregation, max_tokens), metrics, cap, kl, kl_estimator)
+
+
+def rloo(
+    logprobs: Tensor,
+    mask: Tensor,
+    sample_index: Tensor,
+    sequence_tokens: Tensor,
+    advantages: Tensor,
+    old_logprobs: Tensor | None = None,
+    sampled_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+    group_tokens: Tensor | None = None,
+    group_samples: Tensor | None = None,
+    *,
+    kl: float = 0.0,
+    kl_estimator: KlEstimator = "k3",
+    importance_cap: float | None = IMPORTANCE_CAP,
+    aggregation: Aggregation = "constant",
+    max_tokens: float = 1.0,
+) -> LossSum:
+    """REINFORCE leave-one-out: the gradient of the policy without clipping (Ahmadian et al., 2024,
+    arXiv:2402.14740, equation 7).
+
+        loss = -A (sum over tokens of log p(token))
+
+    The mean is over answers. The method is on-policy: a batch is for one update. Where the sampler's
+    probabilities differ, `importance_cap` bounds the weight of a token. The inputs and options are those of
+    `clipped_loss`. `metrics` has `importance` and `kl` where there are such inputs.
+    """
+    old = old_logprobs, sampled_logprobs, ref_logprobs
+    tokens = Tokens(logprobs, mask, sample_index, sequence_tokens, *old, group_tokens, group_samples)
+    units = tokens.units(aggregation, max_tokens)
+    return policy_sum(tokens, -advantages * logprobs, units, {}, importance_cap, kl, kl_estimator)

@@ -4,7 +4,7 @@
     loss = 1/2 max((v - R)^2, (clamp(v, v_old - clip, v_old + clip) - R)^2)
 
 v is the value of the text before a token, and R the return from this token on: its advantage before
-whitening plus v_old (`advantages.gae`).
+whitening plus v_old (`gae`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from meshctl.losses.function import LossError, lacking
-from meshctl.losses.loss import LossSum
+from meshctl.losses.loss import LossError, LossSum, lacking
 from meshctl.losses.policy import Tokens
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from meshctl.losses.advantages.groups import group_sizes, group_sums
+from meshctl.losses.advantages import group_sizes, group_sums
 
 BY_TOKEN = ("logprobs", "old_logprobs", "sampled_logprobs", "ref_logprobs", "advantages")
 BY_TOKEN += ("predicted_values", "values", "returns", "teacher_logprobs")

@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshctl.labels import IGNORED
 from meshctl.losses import LOSSES, LossError, LossSum, find
+from meshctl.losses.logprobs import token_logprobs
 from tests.losses import test_policy_losses
 
 PAIRS = 7
@@ -169,6 +171,16 @@ def test_counts_and_metrics_have_no_gradient(name: str) -> None:
     result = find(name)(inputs)
     assert result.total.requires_grad
     assert not any(one.requires_grad for one in (result.count, *result.metrics.values()))
+
+
+def test_log_probabilities_of_labels() -> None:
+    logits = torch.randn(2, 3, 11, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([[0, 10, IGNORED], [3, 4, IGNORED]])
+    found = token_logprobs(logits, labels)
+    options: Any = {"reduction": "none", "ignore_index": IGNORED}
+    expected = -torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), **options)
+    torch.testing.assert_close(found, expected.view(2, 3))
+    assert token_logprobs(logits.bfloat16(), labels).dtype == torch.float32
 
 
 def test_metrics_of_pairs() -> None:
