@@ -125,20 +125,17 @@ class OneEngine(Nested):
 SETUP = Field("setup", Texts(),
     doc="Shell commands that run on each node before its agent, such as `module load` or `source "
         "venv/bin/activate`.",
-    aliases="init_script prolog",
-    related="setup_commands prerun")
+    aliases="init_script prolog")
 JOIN_LIMIT = Field("join_limit", Seconds(), default=300.0,
     doc="Seconds within which all nodes must have connected to the head.",
-    aliases="join_timeout rdzv_timeout",
-    related="timeout")
+    aliases="join_timeout rdzv_timeout")
 LEASE = Field("lease", Lease(), default=15.0,
     doc="Seconds of silence after which a node and the head regard each other as lost, and end.",
     aliases="heartbeat_timeout")
 HEAD = Field("head", Text(),
     doc="Address, host name or network interface at which the head listens. Default: the one from which it "
         "reaches the nodes.",
-    aliases="local_addr master_addr head_address",
-    related="interface")
+    aliases="local_addr master_addr head_address")
 REMOTE = (SETUP, JOIN_LIMIT, LEASE, HEAD)
 """The options of every engine whose nodes are other machines."""
 RETIRED = (Retired("secure", False, "connections are no longer encrypted; use a network that is"),)
@@ -158,8 +155,7 @@ COMMANDS = Section("commands", "`engine.commands`", REMOTE, RETIRED)
 SSH = Section("ssh", "`engine.ssh`", (
     Field("hosts", Texts(),
         doc="The hosts, in the order of the plan's nodes: names of ssh's configuration, or USER@HOST.",
-        aliases="hostnames nodes machines",
-        related="hostfile"),
+        aliases="hostnames nodes machines"),
     Field("hosts_file", AbsolutePath(),
         doc="A file with one host per line, in place of `hosts`, as an absolute path. `#` begins a comment.",
         aliases="hostfile machinefile"),
@@ -189,8 +185,7 @@ RAY = Section("ray", "`engine.ray`", (
     Field("placement_limit", OptionalSeconds(),
         doc="Seconds to wait for room in the cluster, e.g. until it has scaled. Default: 5 for what is in "
             "use, and none for what no machine has.",
-        aliases="placement_timeout placement_group_timeout_s",
-        related="timeout"),
+        aliases="placement_timeout placement_group_timeout_s"),
     *SHIPPING,
     *REMOTE,
 ), RETIRED)

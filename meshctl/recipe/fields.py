@@ -109,9 +109,9 @@ DISPATCH_MODE = Word(DISPATCH_MODES, "a dispatch mode", "MC520")
 # Sections. A section follows the sections that it contains.
 
 
-def _size(key: str, doc: str, aliases: str, related: str = "") -> Field:
+def _size(key: str, doc: str, aliases: str) -> Field:
     assert key in SIZES
-    return Field(key, Size(key in MAY_BE_AUTO), doc, aliases=aliases, related=related)
+    return Field(key, Size(key in MAY_BE_AUTO), doc, aliases=aliases)
 
 
 # A table is easier to read with each field in a few lines.
@@ -120,27 +120,22 @@ PARALLEL = Section("parallel", "`parallel`", (
     _size("pp_size",
         doc="Pipeline-parallel size: number of stages into which the layers are split.",
         aliases="pipeline_model_parallel_size pipeline_parallel_size pipeline_parallel_degree "
-            "pp_degree num_pipeline_stages pp",
-        related="pipeline_parallel"),
+            "pp_degree num_pipeline_stages pp"),
     _size("dp_size",
         doc="Data-parallel size: number of model replicas, whose gradients are averaged (outside of "
             "fsdp: HSDP). Default: the ranks that the other sizes leave.",
         aliases="data_parallel_size data_parallel_degree dp ddp ddp_size dp_replicate "
-            "dp_replicate_size data_parallel_replicate_degree num_replicas replicate replicate_size",
-        related="data_parallel hsdp"),
+            "dp_replicate_size data_parallel_replicate_degree num_replicas replicate replicate_size"),
     _size("fsdp_size",
         doc="Number of ranks that shard parameters, gradients and optimizer state.",
         aliases="dp_shard dp_shard_size data_parallel_shard_degree fsdp shard shard_size "
-            "sharding_world_size",
-        related="zero_size num_shards"),
+            "sharding_world_size"),
     _size("cp_size",
         doc="Context-parallel size: number of ranks that split each sequence.",
-        aliases="context_parallel_size context_parallel_degree cp_degree cp",
-        related="context_parallel"),
+        aliases="context_parallel_size context_parallel_degree cp_degree cp"),
     _size("tp_size",
         doc="Tensor-parallel size: number of ranks that split each layer.",
-        aliases="tensor_model_parallel_size tensor_parallel_size tensor_parallel_degree tp_degree tp",
-        related="tensor_parallel"),
+        aliases="tensor_model_parallel_size tensor_parallel_size tensor_parallel_degree tp_degree tp"),
     _size("ulysses_size",
         doc="Number of ranks that split each sequence by heads (Ulysses); carved out of dp x fsdp.",
         aliases="sp_size sp ulysses ulysses_degree ulysses_sp_size ulysses_parallel_size "
@@ -148,8 +143,7 @@ PARALLEL = Section("parallel", "`parallel`", (
     _size("ep_size",
         doc="Expert-parallel size: number of ranks that share the experts; carved out of a pipeline "
             "stage.",
-        aliases="expert_model_parallel_size expert_parallel_size expert_parallel_degree ep_degree ep",
-        related="expert_parallel"),
+        aliases="expert_model_parallel_size expert_parallel_size expert_parallel_degree ep_degree ep"),
     _size("etp_size",
         doc="Number of ranks that split each expert.",
         aliases="expert_tensor_parallel_size expert_tensor_parallel_degree etp"),
@@ -171,34 +165,28 @@ PARALLEL = Section("parallel", "`parallel`", (
 MODEL = Section("model", "`model`", (
     Field("config", ModelConfig(),
         doc="Path of a config.json, or of the folder that contains one, as Hugging Face writes it; "
-            "or its values. Read as data.",
-        related="config_path model_path"),
+            "or its values. Read as data."),
     Field("num_heads", Integer(1, MAX_STEPS),
         doc="Number of attention heads, which tp and ulysses split.",
-        aliases="num_attention_heads n_heads n_head",
-        related="heads"),
+        aliases="num_attention_heads n_heads n_head"),
     Field("num_kv_heads", Integer(1, MAX_STEPS),
         doc="Number of heads of keys and values, if there are fewer.",
         aliases="num_key_value_heads num_query_groups n_kv_heads kv_heads"),
     Field("hidden_size", Integer(1, MAX_STEPS),
         doc="Width of a layer, which tp splits.",
-        aliases="n_embd d_model",
-        related="dim"),
+        aliases="n_embd d_model"),
     Field("vocab_size", Integer(1, MAX_STEPS),
         doc="Number of rows of the embedding, which tp splits.",
         aliases="n_vocab padded_vocab_size"),
     Field("num_layers", Integer(1, MAX_STEPS),
         doc="Number of layers, which pp and vpp split.",
-        aliases="num_hidden_layers n_layers n_layer",
-        related="layers"),
+        aliases="num_hidden_layers n_layers n_layer"),
     Field("num_experts", Integer(1, MAX_STEPS),
         doc="Number of experts of a layer, which ep splits.",
-        aliases="num_local_experts n_routed_experts num_moe_experts",
-        related="experts"),
+        aliases="num_local_experts n_routed_experts num_moe_experts"),
     Field("sequence_length", Integer(1, MAX_STEPS),
         doc="Length of the longest sequence in tokens, which cp, ulysses and sequence_parallel split.",
-        aliases="seq_len seq_length max_seq_len",
-        related="max_length max_model_len max_position_embeddings"),
+        aliases="seq_len seq_length max_seq_len"),
 ))
 MODEL_SIZES = MODEL.keys[1:]
 
@@ -212,18 +200,15 @@ GROUP = Section("group", "a group", (
             "devices, numbered over the whole cluster.",
         required="group `{name}` needs `ranks`",
         required_help="a count, or a list of devices",
-        aliases="world_size num_gpus n_gpus ngpus num_devices n_devices num_workers num_processes "
-            "n_procs gpus nproc nproc_per_node",
-        related="devices device"),
+        aliases="world_size devices num_gpus n_gpus ngpus num_devices n_devices num_workers num_processes "
+            "n_procs gpus nproc nproc_per_node"),
     Field("device_type", device_types.DeviceType(DEVICE_TYPES),
         doc="cuda, npu, mps or cpu. Default: the type of this machine.",
-        aliases="device accelerator",
-        related="backend_type type"),
+        aliases="device accelerator"),
     Field("visible_devices", device_types.VisibleDevices(),
         doc='Devices of a node that the group may use, as in CUDA_VISIBLE_DEVICES: "4,5", a list, or '
             'UUIDs.',
-        aliases="cuda_visible_devices ascend_rt_visible_devices",
-        related="device_ids gpu_ids devices"),
+        aliases="cuda_visible_devices ascend_rt_visible_devices"),
     Field("gpus_per_worker", Integer(1), default=1,
         doc="Number of neighbouring devices of one node that each process drives.",
         aliases="gpus_per_process gpus_per_rank num_gpus_per_worker"),
@@ -237,12 +222,10 @@ GROUP = Section("group", "a group", (
     Field("nodes", device_types.NodeNames(),
         doc="Nodes on which the group is placed: numbers, names of node pools, or a list of both. Default: "
             "devices are the next free ones of any node; on cpu, processes are spread evenly over all nodes.",
-        aliases="node nodelist node_list hosts",
-        related="node_selector nodeSelector"),
+        aliases="node nodelist node_list hosts"),
     Field("program", Script(PROGRAM),
         doc="A script in place of components, or {module: NAME}; it receives torchrun's environment.",
-        aliases="script entrypoint",
-        related="command"),
+        aliases="script entrypoint"),
     Field("args", types.Arguments(),
         doc="Arguments of `program`; {run_dir} in them is the run's folder.",
         aliases="kwargs params init_args arguments"),
@@ -256,8 +239,7 @@ GROUP = Section("group", "a group", (
             "run fails if it ends earlier."),
     Field("restartable", Boolean(),
         doc="Whether the group restarts alone after a failure, while the other groups wait; its components "
-            "have no state. Counted by `run.restarts`, which must be set.",
-        related="restart restart_policy fault_tolerant"),
+            "have no state. Counted by `run.restarts`, which must be set."),
 ))
 PROGRAM_KEYS = ("args", "cwd", "service")
 """Keys that are allowed only in a group with `program`."""
@@ -267,18 +249,15 @@ COMPONENT = Section("component", "a component", (
         doc="Dotted path of the class, which derives from meshctl.Component: found beside the recipe, "
             "in the working directory, then among installed packages.",
         required="component `{name}` needs `_target_`, the dotted path of its class",
-        aliases="class cls class_path class_name target",
-        related="type"),
+        aliases="class cls class_path class_name target"),
     Field("group", Text("groups"),
         doc="Device group that the component runs on, over all of its workers.",
         required="component `{name}` needs `group`, the device group that it runs on",
-        aliases="device_group remote_group",
-        related="resource_pool placement"),
+        aliases="device_group remote_group"),
     Field("parallel", Nested(PARALLEL, Text("components"), "sizes, or the name of a component"),
         doc="Parallel layout: sizes that multiply to the workers of the group, or the name of a "
             "component of the same group whose mesh is shared. Default: dp over all workers.",
-        aliases="parallelism parallel_config parallel_dims device_mesh",
-        related="mesh layout"),
+        aliases="parallelism parallel_config parallel_dims device_mesh"),
     Field("args", PlainData(),
         doc="Keyword arguments of the constructor, plain data; {run_dir} in them is the run's folder."),
     Field("frozen", Boolean(),
@@ -292,8 +271,7 @@ COMPONENT = Section("component", "a component", (
 
 DISPATCH = Section("dispatch", "`dispatch`", (
     Field("mode", DISPATCH_MODE,
-        doc="How the input is partitioned. Default: the decorator's mode.",
-        related="strategy"),
+        doc="How the input is partitioned. Default: the decorator's mode."),
     Field("balance", Word(BALANCE, "a quantity to balance", "MC520"),
         doc="`tokens`: even out tokens in place of sample counts.",
         aliases="balance_tokens balance_batch"),
@@ -323,9 +301,7 @@ INPUT = Section("input", "an input", (
 
 EVERY = Field("every", Integer(1), default=1,
     doc="The stage runs in steps n, 2n, ...; steps count from 1.",
-    aliases="interval freq frequency period every_n_steps every_n_train_steps",
-    related="save_every save_interval save_period save_freq save_steps eval_every eval_interval eval_steps "
-            "eval_freq test_freq")
+    aliases="interval freq frequency period every_n_steps every_n_train_steps")
 WHEN = Field("when", Word(TIMES, "a value of `when`", "MC523"),
     doc="The time at which the stage runs, in place of every step.")
 AFTER = Field("after", Texts("pipeline"),
@@ -334,20 +310,16 @@ AFTER = Field("after", Texts("pipeline"),
 
 CALL = Section("call", "a stage with `call`", (
     Field("call", types.Endpoint(),
-        doc="COMPONENT.METHOD: the endpoint that computes the stage's value.",
-        related="method endpoint function component"),
+        doc="COMPONENT.METHOD: the endpoint that computes the stage's value."),
     Field("in", Inputs(INPUT),
         doc="Stages whose values the endpoint receives: one; a list, joined by sample id; or a mapping, "
             "PARAMETER: STAGE or PARAMETER: {from: STAGE, dispatch: MODE}. Left out: a source. `[]`: a "
             "stage without data.",
-        aliases="input inputs",
-        related="from source"),
+        aliases="input inputs"),
     Field("samples", Integer(1),
         doc="Number of samples of the stage's value in a step, over all workers, if known. Required "
             "for a source.",
-        aliases="batch_size num_samples n_samples",
-        related="global_batch_size train_batch_size train_global_batch_size rollout_batch_size "
-            "num_prompts_per_step"),
+        aliases="batch_size num_samples n_samples"),
     Field("sample_bytes", Integer(1, MAX_BYTES),
         doc="Approximate size in bytes of one sample of the stage's value; used by `show-topology`."),
     Field("dispatch", DISPATCHED,
@@ -371,13 +343,11 @@ CALL = Section("call", "a stage with `call`", (
 SYNC = Section("sync", "a sync", (
     Field("sync", Text("components"),
         doc="COMPONENT whose weights are sent; COMPONENT.PART calls its method PART in place of "
-            "`weights`.",
-        related="from source"),
+            "`weights`."),
     Field("to", Text("components"),
         doc="COMPONENT that loads the weights; COMPONENT.METHOD calls METHOD in place of "
             "`load_weights`.",
-        required="sync `{name}` needs `to`, the component that loads the weights",
-        related="target"),
+        required="sync `{name}` needs `to`, the component that loads the weights"),
     EVERY,
     Field("max_staleness", OptionalInteger(),
         doc="How many steps old the weights may be. Default: `every` - 1, which is strictly on-policy "
@@ -394,15 +364,12 @@ REPEAT = Section("repeat", "`repeat`", (
         doc="The source among `stages` with whose data the block ends. It starts at its first sample each "
             "time, and its last batch may be short, or empty on a rank."),
     Field("times", Integer(1), default=1,
-        doc="Number of rounds over the value of `over`.",
-        related="rounds epochs num_epochs n_epochs ppo_epochs num_ppo_epochs update_epochs"),
+        doc="Number of rounds over the value of `over`."),
     Field("over", Text("pipeline"),
-        doc="The stage outside of the block whose value is cut into minibatches.",
-        related="dataset data stage"),
+        doc="The stage outside of the block whose value is cut into minibatches."),
     Field("size", Integer(1),
         doc="Number of samples of a minibatch, over all workers; samples of one `group_id` stay together, "
-            "and the last minibatch may be short.",
-        related="minibatch minibatch_size mini_batch_size ppo_mini_batch_size num_minibatches batch_size"),
+            "and the last minibatch may be short."),
     Field("seed", Integer(0, MAX_SEED), default=0,
         doc="Seed of the order of samples, together with step and round."),
 ))
@@ -422,8 +389,7 @@ BLOCK = Section("block", "a block", (
     Field("repeat", Nested(REPEAT, example="{times: 3, over: STAGE, size: 128}, or {until: SOURCE}"),
         doc="How often `stages` run in a step: {until: SOURCE}, or {times: 3, over: STAGE, size: 128}.",
         required="block `{name}` needs `repeat`",
-        required_help="write `repeat: {until: SOURCE}`, or `repeat: {over: STAGE, size: SAMPLES}`",
-        related="loop"),
+        required_help="write `repeat: {until: SOURCE}`, or `repeat: {over: STAGE, size: SAMPLES}`"),
     Field("stages", Named(INNER),
         doc="The stages that are repeated, by name, in their order. Elsewhere they are called BLOCK.STAGE.",
         required="block `{name}` needs `stages`",
@@ -438,19 +404,16 @@ STAGE = Section("stage", "a stage", tuple(_BY_KEY.values()))
 
 MODE = Field("mode", Word(METRIC_MODES, "a mode of a metric", "MC102"), default="min",
     doc="Whether the least or the greatest value is the best.",
-    aliases="greater_is_better metric_mode",
-    related="direction")
+    aliases="greater_is_better metric_mode")
 
 BEST = Section("best", "`run.checkpoint.best`", (
     Field("on", Metric(),
         doc="The metric, STAGE.NAME, whose values say which checkpoints are the best.",
         required="`run.checkpoint.best` needs `on`",
         required_help="the metric, as STAGE.NAME",
-        aliases="monitor metric_for_best_model",
-        related="metric"),
+        aliases="monitor metric_for_best_model"),
     Field("keep", Integer(1), default=1,
-        doc="Number of checkpoints that are kept for their value, beside the newest.",
-        related="top_k"),
+        doc="Number of checkpoints that are kept for their value, beside the newest."),
     MODE,
 ))
 
@@ -459,8 +422,7 @@ STOP = Section("stop", "`run.stop`", (
         doc="The metric, STAGE.NAME, without whose improvement the run ends.",
         required="`run.stop` needs `on`",
         required_help="the metric, as STAGE.NAME",
-        aliases="monitor metric_for_best_model",
-        related="metric"),
+        aliases="monitor metric_for_best_model"),
     MODE,
     Field("patience", Integer(1), default=3,
         doc="Number of values in a row (not of steps) without a new best one, after which the run ends."),
@@ -484,8 +446,7 @@ TRACE = Section("trace", "`run.trace`", (
     Field("steps", Window(1, MAX_STEPS),
         doc="First and last step that are traced, [FIRST, LAST], or one step.",
         required="`run.trace` needs `steps`",
-        required_help="the first and the last step, as [FIRST, LAST]",
-        related="step start_step start end_step stop_step wait warmup active"),
+        required_help="the first and the last step, as [FIRST, LAST]"),
     Field("profiler", Boolean(),
         doc="Whether torch's profiler also runs in these steps. It writes a file for each worker beside "
             "the trace.",
@@ -495,8 +456,7 @@ TRACE = Section("trace", "`run.trace`", (
 LOGS = Section("logs", "`run.logs`", (
     Field("keep", Bytes(),
         doc="Bytes of the log of each worker that are kept, the newest, such as 1GiB. Default: all.",
-        aliases="max_size max_bytes maxBytes rotation",
-        related="backup_count"),
+        aliases="max_size max_bytes maxBytes rotation"),
 ))
 
 CHECKPOINT = Section("checkpoint", "`run.checkpoint`", (
@@ -527,12 +487,10 @@ RUN = Section("run", "`run`", (
         aliases="num_epochs total_epochs max_epochs max_num_epochs num_train_epochs"),
     Field("dir", Text(), default="runs",
         doc="Folder of all runs; each run writes to NAME/TIME below it.",
-        aliases="output_dir default_local_dir",
-        related="log_dir save_path save_dir"),
+        aliases="output_dir default_local_dir"),
     Field("checkpoint", Nested(CHECKPOINT, may_be_off=True, example="{every: STEPS}"),
         doc="When checkpoints are written; false for never.",
-        aliases="checkpointing ckpt",
-        related="checkpoint_interval"),
+        aliases="checkpointing ckpt"),
     Field("stop", Nested(STOP, may_be_off=True, example="{on: STAGE.NAME, patience: 3}"),
         doc="Ends the run when a metric no longer improves; false for never.",
         aliases="early_stopping early_stop"),
@@ -546,8 +504,7 @@ RUN = Section("run", "`run`", (
     Field("time_limit", Seconds(),
         doc="Time after which the run ends in order, with exit code 0, in seconds or as 90m or 2h. It counts "
             "from the launch; 0: no limit.",
-        aliases="max_time max_duration max_run_time time_budget",
-        related="walltime"),
+        aliases="max_time max_duration max_run_time time_budget"),
     Field("restarts", FirstKey(RESTARTS, wanted="a number, such as 3", may_be_off=True),
         doc="Restarts of the run after a failure, from its newest checkpoint: a number, which is short for "
             "{times: NUMBER, within: 1h}; false for none.",
@@ -566,8 +523,7 @@ RUN = Section("run", "`run`", (
     Field("track", Trackers(),
         doc="Trackers that receive the run: tensorboard, wandb, mlflow, trackio, or `module:NAME` for one of "
             "your own. A name, a list of names and of {NAME: {OPTION: VALUE}}, or a mapping; false for none.",
-        aliases="logger loggers report_to trackers log_with",
-        related="log"),
+        aliases="logger loggers report_to trackers log_with"),
     Field("checks", Word(CHECKS, "a set of checks", "MC102"), default="basic",
         doc="Checks while the run goes on: `all` also compares what peers return and log, and all "
             "borrowed memory before and after each call, and names the collectives that differ."),
@@ -577,8 +533,7 @@ RUN = Section("run", "`run`", (
     Field("trace", FirstKey(TRACE, may_be_off=True, example="{steps: [FIRST, LAST]}"),
         doc="Records what all workers do in some steps, in `trace.json` for https://ui.perfetto.dev: "
             "[FIRST, LAST] is short for {steps: [FIRST, LAST]}; false for no trace.",
-        aliases="tracing timeline chrome_trace",
-        related="profiler profile profile_steps"),
+        aliases="tracing timeline chrome_trace"),
     Field("show", Texts("pipeline", is_prefix=True),
         doc="Metrics that the display shows, as STAGE.NAME."),
     Field("record", Texts("pipeline"),
@@ -589,13 +544,11 @@ RUN = Section("run", "`run`", (
 POOL = Section("pool", "a node pool", (
     Field("count", Integer(1), default=1,
         doc="Number of nodes.",
-        aliases="replicas",
-        related="nodes num_nodes nnodes"),
+        aliases="replicas"),
     Field("devices", device_types.DevicesOfPool(),
         doc="Number of devices of each node: a count, or a mapping of device types to counts, "
             "{cuda: 8, npu: 4}. Default: none.",
-        aliases="devices_per_node gpus_per_node",
-        related="gpus num_gpus n_gpus ranks"),
+        aliases="devices_per_node gpus_per_node"),
 ))
 
 CLUSTER = Section("cluster", "`cluster`", (
@@ -608,13 +561,11 @@ CLUSTER = Section("cluster", "`cluster`", (
         doc="Number of devices of each node: a count, a list with a count for each node, or a mapping "
             "of device types to either, {cuda: 8, npu: [4, 4]}.",
         aliases="gpus_per_node n_gpus_per_node num_gpus_per_node ngpus_per_node n_devices_per_node "
-            "accelerators_per_node",
-        related="nproc_per_node devices"),
+            "accelerators_per_node"),
     Field("device_memory", Bytes(),
         doc="Memory of each device, such as 80GB or 141GiB; `validate` and `show-topology` compare it with "
             "the bytes of parameters, gradients and optimizer state on each rank.",
-        aliases="gpu_memory memory_per_gpu memory_per_device vram",
-        related="memory gpu_memory_utilization max_memory"),
+        aliases="gpu_memory memory_per_gpu memory_per_device vram"),
 ), (Retired("domains", None,
     "groups are placed node by node; name the nodes of a rack in the `nodes` of a group"),))
 
@@ -629,24 +580,19 @@ RECIPE = Section("recipe", "a recipe", (
         doc="Seed of every generator, together with component, data rank and step.",
         aliases="random_seed"),
     Field("cluster", Nested(CLUSTER),
-        doc="Devices that the job may use. Default: the least that hold the groups.",
-        related="nodes"),
+        doc="Devices that the job may use. Default: the least that hold the groups."),
     Field("groups", Named(GROUP),
-        doc="Device groups by name: where components run. Each is one torchrun world.",
-        related="resources device_groups"),
+        doc="Device groups by name: where components run. Each is one torchrun world."),
     Field("components", Named(COMPONENT),
-        doc="Components by name: what runs, on which group, in which layout.",
-        related="workers models roles"),
+        doc="Components by name: what runs, on which group, in which layout."),
     Field("pipeline", Named(STAGE),
         doc="Stages by name, in the order of a step: the data flow. A stage's name is also the name "
-            "of its value.",
-        related="stages flow"),
-    Field("run", Nested(RUN), doc="How long the recipe runs, and what it writes.", related="trainer"),
+            "of its value."),
+    Field("run", Nested(RUN), doc="How long the recipe runs, and what it writes."),
     Field("engine", engine_fields.CHOICE,
         doc="Where the recipe runs: one engine with its options, such as {ssh: {hosts: [a, b]}}, or the name "
             "of an engine. `launch --engine NAME` chooses another one. Default: local.",
-        aliases="launcher scheduler backend",
-        related="executor"),
+        aliases="launcher scheduler backend"),
     Field("vars", FreeMapping(),
         doc="Values written once and used as ${vars.NAME}.",
         aliases="variables"),

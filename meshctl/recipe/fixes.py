@@ -1,9 +1,7 @@
 """Safe edits of a recipe's text. A diagnostic has a fix only if exactly one correction is possible.
 
-    renamed(span, "tensor_model_parallel_size", known)     a word of another system, or a misspelt word with
-                                                           a single similar word
-    rewritten(node, "1000")                                a scalar that YAML would read as another value
-    quoted(node)                                           a boolean such as `no` that was meant as text
+    renamed(span, "rank", known)     a misspelt word with a single similar word
+    quoted(node)                     a boolean such as `no` that was meant as text
 
 A `Fix` contains the old text (`Fix.was`) and the new one. `keep_safe` compares the old text with the file. It
 drops a fix if the file has another text there, e.g. an interpolation, an anchor or a part of an override, or
@@ -20,15 +18,8 @@ from dataclasses import replace
 
 from meshctl.diagnostics import Diagnostic, Fix, Report, Span
 from meshctl.recipe.compose.yaml_tree import Node
-from meshctl.recipe.suggestions import ALIASES, nearest_key
-from meshctl.text.english import similar
+from meshctl.text.english import nearest, similar
 
-AMBIGUOUS = {
-    *("nproc", "nproc_per_node", "n_procs", "num_workers", "batch_size", "num_samples", "n_samples"),
-    *("staleness_threshold", "keep_top_k", "save_top_k", "allow_padding", "mesh_dim_names"),
-}
-"""Words that have different meanings in other systems. Their replacements are suggested, and never
-applied."""
 TWO_EDITS_FROM = 6
 """Minimum length of a word in which two letters may be wrong."""
 PLAIN = re.compile(r"(?!(y|n|yes|no|on|off|true|false|null)$)[A-Z_][\w.-]*", re.ASCII | re.IGNORECASE)
@@ -44,18 +35,14 @@ def meant(word: str, options: Iterable[str]) -> str:
     are similar. Words with different numbers are different names."""
     all_options = tuple(options)
     other = word.lower().replace("-", "_")
-    if other in AMBIGUOUS or word in all_options:
+    if word in all_options or len(word) < 3:
         return ""
-    if known := [option for option in ALIASES.get(other, ()) if option in all_options]:
-        return known[0] if len(known) == 1 else ""
     options = similar(word, all_options)
     if same := [option for option in options if option.lower().replace("-", "_") == other]:
         return same[0] if len(same) == 1 else ""
     edits = 2 if len(word) >= TWO_EDITS_FROM else 1
-    if len(word) < 3:
-        return ""
     near = [option for option in options if _is_near(other, option.lower(), edits)]
-    return near[0] if len(near) == 1 and near[0] == nearest_key(word, options) else ""
+    return near[0] if len(near) == 1 and near[0] == nearest(word, options) else ""
 
 
 def _is_near(one: str, other: str, edits: int) -> bool:
@@ -97,20 +84,6 @@ def renamed(
     if not PLAIN.fullmatch(right):
         return ()
     return (Fix(span, before + word + after, before + right + after),)
-
-
-def keys_meant(node: Node, known: Sequence[str]) -> dict[str, tuple[Fix, ...]]:
-    """Returns unknown key -> edit to the key that was meant, for a mapping. There is no edit if the mapping
-    also contains the right key, or if two keys would get the same name."""
-    spans = {
-        key: item.key or item.span for key, item in node.items() if item.key not in (node.span, node.key)
-    }
-    fixes = {key: renamed(span, key, known) for key, span in spans.items() if key not in known}
-    counts = Counter((span.file, key) for key, span in spans.items())
-    counts.update((fix.span.file, fix.text) for some in fixes.values() for fix in some)
-    return {
-        key: some for key, some in fixes.items() if all(counts[fix.span.file, fix.text] == 1 for fix in some)
-    }
 
 
 # Checking

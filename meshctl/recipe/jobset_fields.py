@@ -171,8 +171,7 @@ OPTIONS = (
         aliases="pvcs volume_mounts persistent_volumes"),
     Field("run_dir", AbsolutePath(),
         doc="Folder of runs as the pods see it, in which the run directory is NAME/TIME. Default: `runs` on "
-            "the first volume; without volumes, a folder of the pod, which is lost with it.",
-        related="runs_dir output_dir"),
+            "the first volume; without volumes, a folder of the pod, which is lost with it."),
     Field("code", AbsolutePath(),
         doc="Folder of the recipe's code as the pods see it, in the image or on a volume. Default: the same "
             "folders as where `launch` is called.",
@@ -180,8 +179,7 @@ OPTIONS = (
     Field("env_from", SecretKeys(),
         doc="Keys of Secrets that are environment variables of the pods: `SECRET/KEY`, or `SECRET/KEY as "
             "VARIABLE`.",
-        aliases="secrets env_secrets secret_env",
-        related="env"),
+        aliases="secrets env_secrets secret_env"),
     Field("shm_size", Bytes(),
         doc="Size of /dev/shm, such as 16GiB. Default: 512 MiB, 64 MiB for each worker of the node, and the "
             "batches in flight whose size the recipe states.",
@@ -192,8 +190,7 @@ OPTIONS = (
         aliases="requests limits"),
     Field("device_resources", TextMapping(),
         doc="Name of the resource of a device type, such as {cuda: amd.com/gpu}. Default: {cuda: "
-            "nvidia.com/gpu, npu: huawei.com/Ascend910}.",
-        related="gpu_resource"),
+            "nvidia.com/gpu, npu: huawei.com/Ascend910}."),
     Field("service_account", Text(),
         doc="Service account of the pods.",
         aliases="serviceAccountName service_account_name"),

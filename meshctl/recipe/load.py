@@ -2,7 +2,7 @@
 mistakes that it finds:
 
     compose   files and overrides -> one tree, in which each value knows its place    compose/composition.py
-    correct   keys in a wrong place -> keys in the right place                        structure.py
+    correct   keys in a wrong place -> keys in the right place                        mistakes.py
     resolve   `${...}` -> values                                                      compose/interpolation.py
     read      the tree -> a `Recipe`, by the table of keys in `fields.py`             reader.py
     check     the `Recipe` and the code that it names -> diagnostics                  rules/
@@ -28,6 +28,7 @@ from meshctl.diagnostics import Diagnostic, Report, Span
 from meshctl.hub_cache import hub_cache
 from meshctl.recipe.compose import interpolation, yaml_scalars
 from meshctl.recipe.compose.composition import Composed, compose
+from meshctl.recipe.compose.errors import LOOKALIKES
 from meshctl.recipe.compose.folders import config_folders, is_file, real
 from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.yaml_tree import Node, of_plain, plain, put
@@ -36,7 +37,6 @@ from meshctl.recipe.fixes import keep_safe
 from meshctl.recipe.masking import redact_report
 from meshctl.recipe.model import Recipe
 from meshctl.recipe.reader import read
-from meshctl.recipe.scalars import CURLY_QUOTES
 from meshctl.recipe.secrets import RecordingEnviron, Secrets, secrets_of, warnings
 
 if TYPE_CHECKING:
@@ -47,14 +47,6 @@ Endpoints = Mapping[str, Mapping[str, "Endpoint"]]
 """Component -> method -> endpoint. Components whose code could not be read are missing."""
 NOT_INCLUDED = {"MC201", "MC202", "MC205", "MC208", "MC211"}
 """Codes of diagnostics about a file that could not be included."""
-LOOKALIKES = (
-    (re.compile(f"^[{CURLY_QUOTES}]|[{CURLY_QUOTES}]$"), "use straight quotes"),
-    (
-        re.compile("[\uff1a\uff0c\uff5b\uff5d\uff3b\uff3d]"),
-        "write `:`, `,` and brackets in ASCII, not in full width",
-    ),
-)
-"""(characters that only look like YAML's, help)"""
 DEV = Path("/dev")
 PLAN = re.compile(r'\s*\{\s*"format":\s*\d+,\s*"digest":\s*"')
 """The beginning of a plan file."""
@@ -121,18 +113,18 @@ def _checked(
     suffix."""
     # Imported here, because an unreadable file is refused without the rules.
     from meshctl.recipe.code.group_code import group_code
+    from meshctl.recipe.mistakes import correct
     from meshctl.recipe.rules import Facts, check
-    from meshctl.recipe.structure import correct
 
-    structure = correct(composed.tree)
-    corrected = _completed(structure.tree, stem, detect)
-    resolved, unresolved = interpolation.resolve(corrected, environment, yaml_scalars.scalar, structure.wrong)
-    result = read(resolved, stem, structure.wrong)
+    corrected = correct(composed.tree)
+    tree = _completed(corrected.tree, stem, detect)
+    resolved, unresolved = interpolation.resolve(tree, environment, yaml_scalars.scalar, corrected.wrong)
+    result = read(resolved, stem, corrected.wrong)
     # The environment's own mapping, because what is read from `environment` is redacted in reports.
     pythons = {name: group.python for name, group in result.recipe.groups.items()}
     code = group_code(pythons, folders, sys.path, environment.environ)
     facts = Facts(result, resolved, code, hub_cache(environment.environ))
-    found = [*structure.found, *unresolved, *result.found, *check(facts)]
+    found = [*corrected.found, *unresolved, *result.found, *check(facts)]
     # What users see is the composed recipe as they wrote it.
     tree = _completed(composed.tree, stem, detect)
     secrets = secrets_of(tree, composed.sources, environment)
@@ -164,7 +156,7 @@ def _with_lookalikes(report: Report) -> Report:
         if span is None or found.code == "MC003" or not 0 < span.line <= len(sources.get(span.file, ())):
             return found
         text = sources[span.file][span.line - 1][span.column - 1 : span.column - 1 + span.width]
-        help = next((help for characters, help in LOOKALIKES if characters.search(text)), "")
+        help = next((help for odd, help in LOOKALIKES if odd.match(text) or odd.match(text[-1:])), "")
         return replace(found, help=help, fixes=()) if help else found
 
     return replace(report, diagnostics=tuple(map(helped, report.diagnostics)))

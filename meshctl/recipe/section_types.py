@@ -49,9 +49,6 @@ class Field:
     required_help: str = ""
     aliases: str = ""
     """Names of the key in other systems, separated by spaces."""
-    related: str = ""
-    """Names of similar keys in other systems. For these, the key is suggested, and never replaced
-    automatically."""
 
     @property
     def value_if_absent(self) -> Any:

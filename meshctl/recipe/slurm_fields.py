@@ -134,8 +134,7 @@ FIELDS = (
         aliases="constraints features"),
     Field("gres", Text(),
         doc="Devices of a node: gpu:h100 adds the number that the plan needs there, gpu:h100:8 states it. "
-            "Default: gpu, or npu.",
-        related="gpus_per_node gpus"),
+            "Default: gpu, or npu."),
     Field("cpus", Integer(1),
         doc="CPUs of a node. Default: those of the partition, often one; `sbatch: [--exclusive]` takes all.",
         aliases="cpus_per_task cpus_per_node"),

@@ -18,9 +18,9 @@ from meshctl.recipe.compose.yaml_reader import read as read_text
 from meshctl.recipe.compose.yaml_tree import MISSING, Node, of_plain, plain
 from meshctl.recipe.editor_schema import schema
 from meshctl.recipe.fields import SECTIONS
+from meshctl.recipe.mistakes import correct
 from meshctl.recipe.reader import Read, read
 from meshctl.recipe.section_types import layouts
-from meshctl.recipe.structure import correct
 from meshctl.recipe.templates import KINDS, Choice, files
 from meshctl.topology.cluster import DEVICE_TYPES
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE

@@ -27,9 +27,8 @@ from meshctl.recipe.fields import (
     STOP,
 )
 from meshctl.recipe.key_paths import field_at, section_at
+from meshctl.recipe.mistakes import ALIASES, correct, nearest_key
 from meshctl.recipe.section_types import Defaults, Field, Nested, Section
-from meshctl.recipe.structure import correct
-from meshctl.recipe.suggestions import ALIASES, RELATED, nearest_key
 from meshctl.run import settings
 
 HERE = Span("recipe.yaml", 1, 1)
@@ -167,9 +166,9 @@ def test_sections_are_where_the_table_states() -> None:
 def test_no_alias_is_a_key_of_its_own_section() -> None:
     for section in SECTIONS:
         for field in section.fields:
-            assert not {*field.aliases.split(), *field.related.split()} & {*section.keys}
+            assert not {*field.aliases.split()} & {*section.keys}
 
 
 def test_words_of_other_systems() -> None:
     assert nearest_key("Tensor-Model-Parallel-Size", PARALLEL.keys) == "tp_size"
-    assert nearest_key("devices", GROUP.keys) == "ranks" and [*RELATED["from"]] == ["in", "sync"]
+    assert nearest_key("devices", GROUP.keys) == "ranks"

@@ -37,11 +37,8 @@ def helps(*path: str, key: str, value: Any = 3) -> list[str]:
             for word in ("eval_every", "eval_steps", "test_freq", "eval_strategy")
         ],
         *[((), word, EVALUATION) for word in ("eval_every", "val_check_interval")],
-        (("pipeline", "eval"), "eval_every", "`every`"),
         *[((), word, MINIBATCHES) for word in ("ppo_epochs", "minibatch_size")],
         (("pipeline", "epochs"), "ppo_mini_batch_size", MINIBATCHES),
-        (("pipeline", "epochs", "repeat"), "minibatch", "`size`"),
-        (("pipeline", "epochs", "repeat"), "num_epochs", "`times`"),
         (("run",), "early_stopping_patience", "`run.stop: {on: STAGE.NAME, patience: 3}`"),
         (("run",), "early_stopping", "`stop`"),
         ((), "early_stopping", "`stop` here, and goes under `run`"),

@@ -7,20 +7,6 @@ import pytest
 from meshctl.recipe.load import load
 from tests.recipe.mutations.correct_recipes import FOLDER
 
-TRAINER_ARGS = """    args:
-      model:
-        model_type: qwen3
-        vocab_size: 260
-        hidden_size: 128
-        num_hidden_layers: 2
-        num_attention_heads: 4
-        num_key_value_heads: 2
-        head_dim: 32
-      loss: dpo
-      loss_options: {beta: 0.1}
-      lr: 0.0001
-      schedule: {name: cosine, warmup: 10, steps: "${run.steps}"}
-"""
 PROGRAM = """    ranks: 6
     device_type: cuda
     program: {module: json.tool}
@@ -54,12 +40,6 @@ CASES = {
         "stage `batch` produces 1 sample, too few for the shares of `prompts`, `sampler` and `critic`",
         "produce at least 4, or write `dispatch: {allow_empty: true}`",
     ),
-    "a number with separators in brackets": (
-        "compact.yaml",
-        ("prompts.next, samples: 64", "prompts.next, samples: 2,048"),
-        "a stage with `call` has no key `048`",
-        "write 2048, without separators",
-    ),
     "a cluster that is too small for two groups": (
         "compact.yaml",
         ("devices_per_node: 8}", "devices_per_node: 2}"),
@@ -83,12 +63,6 @@ CASES = {
         ("  model:\n    _target_:", "  model:\n    _targte_:"),
         "a component has no key `_targte_`",
         "did you mean `_target_`?",
-    ),
-    "a sync that is indented into a block": (
-        "blocks.yaml",
-        ("  publish: {sync", "    publish: {sync"),
-        "a block has no key `publish`",
-        "it looks like a stage, which goes under `pipeline`: indent it less, beside `eval`",
     ),
     "a reference into a section whose name is misspelt": (
         "experts.yaml",
@@ -120,44 +94,11 @@ CASES = {
         "stage `metrics` takes its own value",
         "a stage runs after those that it takes",
     ),
-    "the run, indented into the pipeline": (
-        "compact.yaml",
-        ("\nrun: {steps", "\n  run: {steps"),
-        "`run` is a key of a recipe, not a stage",
-        "it goes at the top of the recipe: indent it less",
-    ),
-    "a mapping in brackets without a space before it": (
-        "models.yaml",
-        ("loss_options: {beta", "loss_options:{beta"),
-        "a space is missing after the `:`",
-        "write `loss_options: {...`, with a space",
-    ),
     "a no-break space in a defaults list": (
         "compact.yaml",
         ("critic.parallel: fsdp_tp", "critic.parallel:\u00a0fsdp_tp"),
         "config `layout` does not exist",
         "it contains the character U+00A0",
-    ),
-    "arguments that are not indented below `args`": (
-        "models.yaml",
-        (TRAINER_ARGS, TRAINER_ARGS.replace("\n  ", "\n")),
-        "`args` must be a mapping, but it has no value",
-        "indent the keys below it",
-    ),
-    "arguments in the place of a component": (
-        "models.yaml",
-        (TRAINER_ARGS, TRAINER_ARGS[2:].replace("\n  ", "\n")),
-        "`args` is a key of a component, not a name",
-        "it goes under `components.trainer`: indent it as the keys there",
-    ),
-    "a first stage that is not indented below `stages`": (
-        "blocks.yaml",
-        (
-            "      values:\n        call: actor.values\n        in: rollouts\n",
-            "    values:\n      call: actor.values\n      in: rollouts\n",
-        ),
-        "`stages` must be a mapping, but it has no value",
-        "indent the keys below it",
     ),
     "arguments of a component in its group": (
         "blocks.yaml",
@@ -215,23 +156,6 @@ def test_one_mistake_is_one_error(name: str) -> None:
     assert [(one.message, one.help.startswith(help)) for one in errors] == [(message, True)]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "override", "help"),
-    [
-        ("lr: 0.0002", "lr: ${vars.lr}", "vars.lr=4", "to add it, write +vars.lr=4"),
-        ("minibatch: 128", "minibatch: ???", "vars.minibatches=4", "did you mean `vars.minibatch`?"),
-    ],
-)
-def test_an_unknown_variable_is_reported_only_at_the_override(
-    old: str, new: str, override: str, help: str
-) -> None:
-    text = (FOLDER / "blocks.yaml").read_text(encoding="utf-8")
-    assert text.count(old) == 1
-    held = {str((FOLDER / "blocks.yaml").resolve()): text.replace(old, new).encode()}
-    errors = load("blocks.yaml", [override], FOLDER, environ={}, held=held).report.errors
-    assert [(one.code, one.help) for one in errors] == [("MC203", help)]
-
-
 def test_on_needs_no_quotes_before_a_list() -> None:
     text = (FOLDER / "blocks.yaml").read_text(encoding="utf-8").replace("on: eval.exam.loss", "on: [a.b]")
     held = {str((FOLDER / "blocks.yaml").resolve()): text.encode()}
@@ -254,64 +178,3 @@ def test_a_missing_key_is_reported_in_the_recipe_and_not_in_the_layout_that_it_i
 def test_an_empty_list_of_metrics_has_no_value() -> None:
     [error] = load("blocks.yaml", ["run.show="], FOLDER, environ={}).report.errors
     assert error.message == "`show` must be a list of texts, but it has no value"
-
-
-PROGRAM_OF_RUN = """
-groups:
-  server: {ranks: 2, device_type: cpu, service: true, args: [--port, 8000]}
-  train: {ranks: 2, device_type: cpu, program: {module: json.tool}}
-run:
-  program: serve.py
-"""
-GROUPS_IN_PIPELINE = """
-groups:
-components:
-  source: {_target_: parts.Prompts, group: train, args: {path: x}}
-pipeline:
-  train: {ranks: 4, device_type: cpu}
-  batch: {call: source.next, samples: 8}
-run: {steps: 1}
-"""
-COMPONENT_OUTSIDE_COMPONENTS = """
-groups:
-  train: {ranks: 4, device_type: cpu}
-components:
-  source: {_target_: parts.Prompts, group: train, args: {path: x}}
-trainer:
-  _target_: parts.Actor
-  group: train
-pipeline:
-  batch: {call: source.next, samples: 8}
-  metrics: {call: trainer.update, in: batch}
-run:
-  - steps: 1
-  - show: [metrics.loss]
-"""
-
-
-@pytest.mark.parametrize(
-    ("recipe", "expected"),
-    [
-        (PROGRAM_OF_RUN, [("`run` has no key `program`", "it goes under `groups.server`")]),
-        (GROUPS_IN_PIPELINE, [("`train` is a group, not a stage", "it goes under `groups`")]),
-        (
-            COMPONENT_OUTSIDE_COMPONENTS,
-            [
-                (
-                    "a recipe has no key `trainer`",
-                    "it looks like a component, which goes under `components`",
-                ),
-                (
-                    "`run` must be a mapping, not a list",
-                    "write `steps:` without the `-`, and the others likewise",
-                ),
-            ],
-        ),
-    ],
-)
-def test_what_is_in_a_wrong_place_is_reported_only_there(
-    recipe: str, expected: list[tuple[str, str]]
-) -> None:
-    held = {str((FOLDER / "moved.yaml").resolve()): recipe.encode()}
-    errors = load("moved.yaml", [], FOLDER, environ={}, held=held).report.errors
-    assert [(one.message, one.help) for one in errors] == expected

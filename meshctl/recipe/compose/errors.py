@@ -1,9 +1,6 @@
-"""Explains YAML syntax errors, at the place where the user can correct them.
-
-explain           returns the diagnostic for a text that the parser refuses. Most are one of few mistakes:
-                  a tab, a control character, a missing quote, bracket or space, or wrong indentation
-spaces_for_tabs   returns the edits that replace tabs in the indentation
-"""
+"""Explains YAML syntax errors, at the place where the user can correct them. Most are one of few mistakes: a
+tab, a character that only looks like one of YAML, a missing quote, bracket, `:` or space, or wrong
+indentation."""
 
 from __future__ import annotations
 
@@ -15,14 +12,23 @@ from itertools import chain
 import yaml
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
-from meshctl.recipe.compose.yaml_repairs import find_repair
-
-# Syntax
 
 FORBIDDEN = re.compile("[^\x09\x0a\x0d\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """A character that is not allowed anywhere in YAML."""
+CURLY_QUOTES = "\u201c\u201d\u2018\u2019\u201e"
+LOOKALIKES = (
+    (re.compile(f"[{CURLY_QUOTES}]"), "use straight quotes"),
+    (
+        re.compile("[\uff1a\uff0c\uff5b\uff5d\uff3b\uff3d]"),
+        "write `:`, `,` and brackets in ASCII, not in full width",
+    ),
+    (re.compile("[\u00a0\u2000-\u200b\u202f\u205f\u3000]"), "write a space"),
+)
+"""(characters that only look like those of YAML, help)"""
 BARE_MISSING = re.compile(r"""(?<![\w"'?])\?\?\?(?![\w"'?])""")
 """An unquoted `???`."""
+WITHOUT_COLON = re.compile(r"(\s*(?:- +)?)([A-Za-z_][\w.@/-]*)( *= *| +)?[^:]*")
+"""A line that begins with a key and has no `:`."""
 TRANSLATIONS: Mapping[str, str] = {
     "mapping values are not allowed": "a second `:` on one line",
     "could not find expected ':'": "a `:` is missing",
@@ -41,36 +47,44 @@ TRANSLATIONS: Mapping[str, str] = {
 
 
 def explain(error: yaml.YAMLError, name: str, text: str) -> Diagnostic:
-    """Returns the diagnostic for a text that the parser refuses with `error`."""
+    """Returns the diagnostic for a text that the parser refuses with `error`. It quotes no value, because
+    values may be secrets."""
     begin = getattr(error, "context_mark", None)
     mark = getattr(error, "problem_mark", None) or begin
     problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "this is not YAML")
     lines = text.splitlines()
     span = Span(name, mark.line + 1, mark.column + 1) if mark else Span(name, 1, 1)
-    repairs = find_repair(name, text, span.line)
-    causes = chain(_in_text(name, text, span), repairs, _in_line(lines, problem, _within(lines, span)))
-    return next(causes, None) or _at_end(lines, problem, _within(lines, span), begin)
+    within = span if span.line <= len(lines) else Span(name, max(1, len(lines)), 1)
+    causes = chain(
+        _characters(name, text, lines, span.line),
+        _in_line(lines, problem, within),
+        _lines_above(lines, problem, within),
+    )
+    return next(causes, None) or _at_end(lines, problem, within, begin)
 
 
 def _wrong(message: str, span: Span, help: str = "", seconds: tuple[Span, ...] = ()) -> Diagnostic:
     return Diagnostic("MC003", message, span, seconds, help)
 
 
-def _within(lines: Sequence[str], span: Span) -> Span:
-    """Returns the span, or a span on the last line if `span` lies after it."""
-    return span if span.line <= len(lines) else Span(span.file, max(1, len(lines)), 1)
-
-
-def _in_text(name: str, text: str, span: Span) -> Iterator[Diagnostic]:
-    """Yields diagnostics about characters that are not allowed, wherever the parser stopped."""
+def _characters(name: str, text: str, lines: Sequence[str], last: int) -> Iterator[Diagnostic]:
+    """Yields diagnostics about characters that YAML does not allow anywhere, about tabs in the indentation,
+    and about lookalikes in the lines at which the parser stopped."""
     if found := FORBIDDEN.search(text):
         before = f"{text[: found.start()]}|".splitlines()
         help = "the file is not text; is it saved as UTF-16?" if found[0] == "\0" else "remove it"
         at = Span(name, len(before), len(before[-1]))
         yield _wrong(f"the character U+{ord(found[0]):04X} is not allowed in YAML", at, help)
-    for tab in _tabs(name, text.splitlines(), span.line):
-        wrong = _wrong("this line is indented with a tab; YAML requires spaces", tab, "use spaces")
-        yield replace(wrong, fixes=spaces_for_tabs(name, text))
+    near = [(number, lines[number - 1]) for number in (last, last - 1) if 1 <= number <= len(lines)]
+    for number, line in near:
+        if tab := re.match(r"( *)\t", line):
+            at = Span(name, number, len(tab[1]) + 1)
+            yield _wrong("this line is indented with a tab; YAML requires spaces", at, "use spaces")
+    for number, line in near:
+        for characters, help in LOOKALIKES:
+            if odd := characters.search(line.partition(" #")[0]):
+                message = f"the character U+{ord(odd[0]):04X} is none that YAML reads"
+                yield _wrong(message, Span(name, number, odd.start() + 1), help)
 
 
 def _in_line(lines: Sequence[str], problem: str, span: Span) -> Iterator[Diagnostic]:
@@ -100,6 +114,23 @@ def _in_line(lines: Sequence[str], problem: str, span: Span) -> Iterator[Diagnos
         yield _wrong("a `:` with no space after it is not the end of a key", at, "write `: ` with a space")
 
 
+def _lines_above(lines: Sequence[str], problem: str, span: Span) -> Iterator[Diagnostic]:
+    """Yields diagnostics about mistakes that the parser finds one line later: a missing `:`, and an
+    indentation that no line above has."""
+    for number in (span.line, span.line - 1, span.line - 2) if "':'" in problem else ():
+        line = lines[number - 1] if number > 0 else ""
+        if key := WITHOUT_COLON.fullmatch(line.rstrip()):
+            at = Span(span.file, number, key.end(1) + 1, len(key[2]))
+            message = f"a `:` is missing after `{key[2]}`"
+            if "=" in (key[3] or ""):
+                message = "a key must be followed by `:`, not by `=`"
+            yield _wrong(message, at, f"write `{key[2]}: ...`")
+    widths = [len(line) - len(line.lstrip(" ")) for line in lines[: span.line] if line.split("#")[0].strip()]
+    if "expected key" in problem and widths and widths[-1] not in widths[:-1]:
+        at = Span(span.file, span.line, widths[-1] + 1)
+        yield _wrong("this line has an indentation that no line above has", at, "indent it as a key above it")
+
+
 def _at_end(lines: Sequence[str], problem: str, span: Span, begin: yaml.Mark | None) -> Diagnostic:
     """Explains a quote or bracket that is not closed; for other problems, translates the parser's message."""
     words = next((ours for theirs, ours in TRANSLATIONS.items() if theirs in problem), problem)
@@ -116,63 +147,3 @@ def _at_end(lines: Sequence[str], problem: str, span: Span, begin: yaml.Mark | N
     is_above = "could not find" in problem or ("expected" in problem and "alphabetic" not in problem)
     help = "is a quote, a bracket or a colon missing above?" if is_above else ""
     return _wrong(f"this is not YAML: {words}", span, help)
-
-
-# Tabs
-
-TAB_WIDTHS = (2, 4, 8)
-MAX_TEXT_LENGTH = 1 << 15
-MAX_TAB_LINES = 100
-"""Edits are proposed only for texts up to this length and with up to this many lines that begin with tabs."""
-Events = list[tuple[object, ...]]
-
-
-def spaces_for_tabs(name: str, text: str) -> tuple[Fix, ...]:
-    """Returns the edits that replace tabs that make a text invalid.
-
-    The width of a tab depends on the editor. Edits are returned only if all widths with which the text is
-    valid give the same values.
-    """
-    if len(text) > MAX_TEXT_LENGTH:
-        return ()
-    readings = {width: found for width in TAB_WIDTHS if (found := _read_with_tabs(name, text, width))}
-    values = [events for _, events in readings.values()]
-    if not readings or any(events != values[0] for events in values):
-        return ()
-    indents = [len(spaces) for spaces in re.findall(r"^( +)[^\s#]", text, re.MULTILINE)]
-    width = min(indents, default=0)
-    fixes, _ = readings[width if width in readings else min(readings)]
-    return fixes
-
-
-def _tabs(name: str, lines: Sequence[str], line: int) -> Iterator[Span]:
-    """Yields the spans of tabs in the indentation of the line at which the parser stopped, and of the line
-    before."""
-    for number in (line, line - 1):
-        if 1 <= number <= len(lines) and (found := re.match(r"( *)\t", lines[number - 1])):
-            yield Span(name, number, len(found[1]) + 1)
-
-
-def _read_with_tabs(name: str, text: str, width: int) -> tuple[tuple[Fix, ...], Events] | None:
-    """Returns (edits for tabs of this width, content after the edits), or None if the result is not valid
-    YAML."""
-    lines, fixes = text.splitlines(keepends=True), list[Fix]()
-    while len(fixes) < MAX_TAB_LINES:
-        try:
-            events = yaml.parse("".join(lines), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-            return tuple(fixes), [_content(event) for event in events]
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            tab = next(_tabs(name, lines, mark.line + 1), None) if mark else None
-        if tab is None:
-            return None
-        line = lines[tab.line - 1]
-        indent = line[: len(line) - len(line.lstrip(" \t"))]
-        spaces = indent.expandtabs(width)
-        fixes.append(Fix(Span(name, tab.line, 1, len(indent)), indent, spaces))
-        lines[tab.line - 1] = spaces + line[len(indent) :]
-    return None
-
-
-def _content(event: yaml.Event) -> tuple[object, ...]:
-    return (type(event), *(getattr(event, name, None) for name in ("anchor", "tag", "value")))

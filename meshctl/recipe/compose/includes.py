@@ -18,9 +18,8 @@ from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.compose import interpolation
 from meshctl.recipe.compose.config_store import PRIMARY, Config
 from meshctl.recipe.compose.defaults_lists import SELF, DefaultsLists, Entry
-from meshctl.recipe.compose.engines import is_engine
 from meshctl.recipe.compose.folders import real
-from meshctl.recipe.compose.overrides import Override, is_layout
+from meshctl.recipe.compose.overrides import Override, is_engine, is_layout
 from meshctl.recipe.compose.yaml_reader import MAX_DEPTH
 from meshctl.recipe.compose.yaml_tree import MISSING, of_plain
 

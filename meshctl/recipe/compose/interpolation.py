@@ -26,8 +26,7 @@ from meshctl.recipe.compose.references import (
 )
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node, leaves, with_leaves
 from meshctl.recipe.fixes import meant
-from meshctl.recipe.suggestions import nearest_key
-from meshctl.text.english import counted, did_you_mean
+from meshctl.text.english import counted, did_you_mean, nearest
 
 RESOLVERS = ("oc.env", "oc.select", "oc.decode")
 KEPT = {("components", "args"), ("groups", "env"), ("groups", "args")}
@@ -236,7 +235,7 @@ class _Resolver:
         depth, keys = _lost(self.root, target)
         if not keys:
             return ""
-        near = nearest_key(target[depth], keys)
+        near = nearest(target[depth], keys)
         right = (*target[:depth], near, *target[depth + 1 :]) if near else self.elsewhere(target[-1], path)
         if right:
             return f"did you mean `${{{'.'.join(right)}}}`?"

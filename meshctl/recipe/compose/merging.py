@@ -6,14 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
-from meshctl.recipe.compose import engines, yaml_tree
+from meshctl.recipe.compose import yaml_tree
 from meshctl.recipe.compose.includes import Include, Included
-from meshctl.recipe.compose.overrides import Override, is_layout
-from meshctl.recipe.compose.unknown_keys import renamed_key, similar_key, unknown, with_meant
+from meshctl.recipe.compose.overrides import ENGINE_KEY, Override, is_engine, is_layout
 from meshctl.recipe.compose.yaml_tree import MISSING, Node
+from meshctl.recipe.engine_fields import ENGINE
+from meshctl.recipe.fields import RECIPE
 from meshctl.recipe.fixes import renamed
-from meshctl.recipe.key_paths import is_key
-from meshctl.text.english import did_you_mean, nearest
+from meshctl.recipe.key_paths import is_key, keys_below, section_at
+from meshctl.recipe.mistakes import location_of, nearest_key, renamed_key
+from meshctl.text.english import did_you_mean, listed, nearest
 
 
 def merge(root: Node, included: Included, values: Iterable[Override]) -> tuple[Node, list[Diagnostic]]:
@@ -44,8 +46,8 @@ class _Merging:
             if is_layout(config.package) and self.root.at(path) is not None and not config.is_part_of_group:
                 self.root = yaml_tree.put(self.root, path, tree)
             else:
-                new = engines.with_options(yaml_tree.nested(path, tree))
-                root = engines.without_others(self.root, new)
+                new = _with_options(yaml_tree.nested(path, tree))
+                root = _without_others(self.root, new)
                 self.root = yaml_tree.merge(root, new)
 
     def replace(self, override: Override, configs: Iterable[Include]) -> None:
@@ -54,7 +56,7 @@ class _Merging:
         for config in configs:
             layout = yaml_tree.merge(layout, config.file.tree) if config.file.tree else layout
         if not is_layout(override.parsed.package):
-            self.root = engines.chosen(self.root, replace(layout, key=override.key_span))
+            self.root = _chosen(self.root, replace(layout, key=override.key_span))
             return
         path = tuple(str(override.parsed.package).removeprefix("_global_.").split("."))
         if self.root.at(path[:-1]) is not None:
@@ -78,7 +80,6 @@ class _Merging:
             self.root = result
         else:
             self.found.append(result)
-            self.root = with_meant(self.root, override) if result.code == "MC203" else self.root
 
     def remove_hydra(self) -> None:
         if (hydra := self.root.get("hydra")) is not None:
@@ -125,9 +126,10 @@ def _applied(root: Node, override: Override) -> Node | Diagnostic:
         return _exists_already(override, old)
     needs_key = not parsed.is_add() and not parsed.is_force_add()
     if needs_key and old is None and not is_key(override.path, root):
-        return unknown(root, override)
-    if engines.is_engine(override.group):
-        return engines.chosen(root, new) if new.is_mapping else yaml_tree.put(root, override.path, new)
+        code, message = "MC203", f"`{override.target}` is not in the recipe"
+        return _unknown(root, override, code, message)
+    if is_engine(override.group):
+        return _chosen(root, new) if new.is_mapping else yaml_tree.put(root, override.path, new)
     if old is not None and new.is_mapping and not is_layout(override.group):
         new = yaml_tree.merge(old, new)
     return yaml_tree.put(root, override.path, new)
@@ -137,12 +139,36 @@ def _delete(root: Node, override: Override, old: Node | None) -> Node | Diagnost
     expected = override.parsed.value()
     if old is None:
         message = f"`{override.target}` cannot be deleted: it is not in the recipe"
-        help, fixes = similar_key(root, override), renamed_key(root, override)
-        return Diagnostic("MC209", message, override.key_span, help=help, fixes=fixes)
+        return _unknown(root, override, "MC209", message)
     if expected is not None and expected != yaml_tree.plain(old):
         message = f"`{override.target}` cannot be deleted: its value is not {override.value_text}"
         return Diagnostic("MC209", message, override.value_span, (old.span.with_word("its value"),))
     return yaml_tree.without(root, override.path)
+
+
+def _unknown(root: Node, override: Override, code: str, message: str) -> Diagnostic:
+    """Returns the diagnostic for an override of a key that the recipe does not have, at the first part of the
+    key that neither exists nor is a key of recipes."""
+    path = override.path
+    absent = [length for length in range(1, len(path) + 1) if root.at(path[:length]) is None]
+    part = next((length for length in absent if not is_key(path[:length], root)), absent[-1]) - 1
+    parent, key, span = root.at(path[:part]), path[part], override.part_span(part)
+    existing = [name for name, _ in parent.items()] if parent is not None else []
+    siblings = [name for name in dict.fromkeys((*existing, *keys_below(path[:part], root))) if name != key]
+    if near := nearest_key(key, siblings):
+        help = f"did you mean `{'.'.join((*path[:part], near, *path[part + 1 :]))}`?"
+        return Diagnostic(code, message, span, help=help, fixes=renamed_key(span, key, siblings))
+    help = f"to add it, write +{override.text.strip()}"
+    if (section := section_at(path[:part], root)) is not None:
+        location = location_of(key, section, path[:part], override.node(), root)
+        help = f"its keys are {listed(section.keys)}"
+        if location and location.path and part == len(path) - 1:
+            help = f"write {'.'.join(location.path)}={override.value_text}"
+        elif location:
+            help = location.help
+        elif section is RECIPE:
+            help = f"values of your own go under `vars`: +vars.{override.text.strip()}"
+    return Diagnostic(code, message, span, help="" if override.is_deletion else help)
 
 
 def _exists_already(override: Override, old: Node) -> Diagnostic:
@@ -170,3 +196,33 @@ def _unreachable(root: Node, override: Override) -> Diagnostic | None:
             )
             return Diagnostic("MC220", message, span, (second,), help)
     return None
+
+
+# The engine: there is one, so a later choice replaces an earlier one of another name
+
+
+def _with_options(tree: Node) -> Node:
+    """Returns a tree whose engine, if it is only named, has an empty mapping of options."""
+    engine = tree.get(ENGINE_KEY)
+    if engine is None or engine.value not in ENGINE.keys:
+        return tree
+    options = Node({engine.value: Node({}, engine.span, engine.span)}, engine.span, engine.key)
+    return replace(tree, value={**tree.value, ENGINE_KEY: options})
+
+
+def _without_others(root: Node, new: Node) -> Node:
+    """Returns a tree without the engines that another tree, which is merged into it, does not name."""
+    old, engine = root.get(ENGINE_KEY), new.get(ENGINE_KEY)
+    names = [name for name, _ in engine.items()] if engine else []
+    if old is None or not old.is_mapping or not names:
+        return root
+    kept = {name: item for name, item in old.items() if name in names}
+    return replace(root, value={**root.value, ENGINE_KEY: replace(old, value=kept)})
+
+
+def _chosen(root: Node, new: Node) -> Node:
+    """Returns a tree with the engine that the command line chooses. Options that the recipe states for it
+    stay, where `new` has no others."""
+    root = _without_others(root, yaml_tree.nested((ENGINE_KEY,), new))
+    old = root.get(ENGINE_KEY)
+    return yaml_tree.put(root, (ENGINE_KEY,), yaml_tree.merge(old, new) if old and old.is_mapping else new)

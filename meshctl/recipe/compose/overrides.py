@@ -1,8 +1,9 @@
 """Parses overrides of the command line, in Hydra's grammar.
 
-    k=v      sets an existing value, or a key of the field table            k={a: 1}   merges into a mapping;
-           replaces a layout
-    +k=v     adds a value that does not exist                              ++k=v      sets or adds
+    k=v      sets an existing value, or a key of the field table
+    k={a: 1} merges into a mapping, and replaces a layout
+    +k=v     adds a value that does not exist
+    ++k=v    sets or adds
     ~k       deletes; ~k=v only if the value is v
     group@package=option   chooses a config
 
@@ -20,8 +21,7 @@ from typing import TYPE_CHECKING
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.compose import yaml_tree
-from meshctl.recipe.compose.override_errors import explain, locate_value
-from meshctl.recipe.compose.yaml_reader import MAX_DEPTH
+from meshctl.recipe.compose.yaml_reader import MAX_DEPTH, read
 from meshctl.recipe.compose.yaml_tree import Node
 
 if TYPE_CHECKING:
@@ -33,6 +33,37 @@ MAX_LENGTH = 1 << 16
 """Maximum number of characters of all overrides."""
 LAYOUT = "layout"
 """The config group of layouts. Choosing a layout replaces the whole value of a component's `parallel`."""
+ENGINE_KEY = "engine"
+"""The key of recipes, and the config group."""
+FORM = "write KEY=VALUE to change a value, +KEY=VALUE to add a key, ~KEY to delete one"
+QUOTE = "quote a value with special characters: key='a value'"
+MISTAKES = (
+    (r"()\s*$", "it is empty", FORM),
+    (r"(-+)", "", "overrides are written without dashes: KEY=VALUE"),
+    (r"(['\"]).*=", "the quotes enclose the whole override", "quote the value alone: KEY='VALUE'"),
+    (r"[\w.@/-]+ *(:) *[^=]*$", "an override has `=` in place of `:`", "write KEY=VALUE"),
+    (r"([^=]*)$", "it has no `=`", FORM),
+    (r"[+~ ]*()=", "it has no key", FORM),
+    (
+        r"[^=]*?(?:^[+~ ]*|\.)(\.)|[^=]*(\.)\s*=",
+        "a part of the key is empty",
+        "write one dot between two parts",
+    ),
+    (r"[^=]*(\[)", "", "write the index of a list item after a dot: key.0=value"),
+    (r"[+~ ]*[^\s=]+(\s+)", "there must be no spaces in the key or before the `=`", "write KEY=VALUE"),
+    (
+        r"[^=]*=.*?(\$\()",
+        "it contains `$(`, which the shell did not expand",
+        'use double quotes: "key=$(...)"',
+    ),
+    (
+        r"[^=]*=.*?[{,]\s*([\"'])[^\"'{}]*\1\s*:",
+        "the keys of a mapping have no quotes",
+        "write KEY={KEY: VALUE}",
+    ),
+)
+"""(pattern of a text that Hydra's grammar refuses, reason, help): the first match is the explanation, and its
+group is the wrong part."""
 
 
 @dataclass(frozen=True)
@@ -87,19 +118,25 @@ class Override:
         return self.text.partition("=")[2].strip()
 
     def node(self) -> Node:
-        """Returns the value as a tree. Each part of a mapping or list has its own span, unless it results
-        from a function such as `sort([3, 1])`."""
+        """Returns the value as a tree. Each part of a mapping or list has its own span if the value is also
+        YAML, in contrast to a function such as `sort([3, 1])`."""
         value, span = self.parsed.value(), self.value_span
         if isinstance(value, (dict, list)):
-            node = locate_value(value, self.text, span.column - 1, self.file)
-            if node is not None:
-                return replace(node, key=self.key_span)
+            text = " " * (span.column - 1) + self.value_text  # keeps the columns
+            tree = read(text.encode(), self.file).tree
+            if tree is not None and yaml_tree.plain(tree) == value:
+                return replace(tree, key=self.key_span)
         return replace(yaml_tree.of_plain(value, span, self.key_span), written=self.value_text)
 
 
 def is_layout(package: str | None) -> bool:
     """Returns whether a config at this package is a component's layout."""
     return re.fullmatch(r"(_global_\.)?components\.[^.]+\.parallel", package or "") is not None
+
+
+def is_engine(package: str | None) -> bool:
+    """Returns whether a config at this package is the engine of the recipe."""
+    return (package or "").removeprefix("_global_.") == ENGINE_KEY
 
 
 def file_of(number: int) -> str:
@@ -153,9 +190,27 @@ def _parse(text: str, file: str) -> Override | Diagnostic:
     try:
         parsed = _parser().parse_rule(text, "override")
     except hydra_errors() as error:
-        return explain(text, file, error)
+        return _explained(text, file, error)
     override = Override(parsed, text, file)
     return _refusal(override) or override
+
+
+def _explained(text: str, file: str, error: BaseException | None = None) -> Diagnostic:
+    """Returns the diagnostic for a text that is not a valid override. Hydra's grammar reports at most the
+    position at which it stopped."""
+    cause = getattr(error, "__cause__", None)
+    token = getattr(cause, "offendingToken", None)
+    stop = token.column if token is not None else getattr(cause, "startIndex", None)
+    start, width, reason, help = 0, len(text), "", QUOTE
+    if isinstance(stop, int) and 0 <= stop < len(text):
+        start, width, reason = stop, 1, f"`{text[stop]}` is not allowed here"
+    for pattern, why, what in MISTAKES:
+        if found := re.match(pattern, text):
+            start, stop = next(span for span in found.regs[1:] if span[0] >= 0)
+            width, reason, help = stop - start, why, what
+            break
+    message = f"this is not a valid override{': ' if reason else ''}{reason}"
+    return Diagnostic("MC206", message, Span(file, 1, start + 1, max(1, width)), help=help)
 
 
 def is_too_deep(text: str) -> bool:
@@ -172,7 +227,7 @@ def _refusal(override: Override) -> Diagnostic | None:
     """Returns a diagnostic about an override that the grammar accepts and that is still wrong; None if it is
     valid."""
     if not all(override.path):
-        return explain(override.text, override.file)
+        return _explained(override.text, override.file)
     if override.parsed.is_sweep_override():
         message = f"`{override.value_text}` is a sweep over several values, which only `launch -m` accepts"
         help = "give one value; write key='a,b' for a comma in a text, and key=[1,2] for a list"

@@ -16,9 +16,9 @@ from meshctl.recipe.code.classes import WORDS, Class, Endpoint
 from meshctl.recipe.code.signatures import SCALARS, Hint, Signature
 from meshctl.recipe.code.user_modes import EXAMPLES, mode_problem
 from meshctl.recipe.fixes import renamed
+from meshctl.recipe.mistakes import odd_letter
 from meshctl.recipe.model import Input, Stage
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.suggestions import odd_letter
 from meshctl.text.english import counted, did_you_mean, listed
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, CollectMode
 

@@ -90,7 +90,7 @@ HAZARDS = {
     "form feed": (b"a: 1 # x\x0cy\n", "MC003", (1, 9)),
     "UTF-16": ("a: 1".encode("utf-16-le"), "MC003", (1, 2)),
     "indented below a value": (b"a: 1\n  b: 2\n", "MC003", (2, 3)),
-    "no space after the colon": (b"a: {b:{c: 1}}\n", "MC003", (1, 5)),
+    "no space after the colon": (b"a: {b:{c: 1}}\n", "MC003", (1, 6)),
     "a number without end": (b"a: " + b"9" * 5000 + b"\n", "MC006", (1, 4)),
     "a sexagesimal number without end": (b"a: 1" + b":1" * 50_000 + b"\n", "MC006", (1, 4)),
     "unknown alias": (b"a: *x\n", "MC003", (1, 4)),

@@ -155,48 +155,6 @@ def override_key_misspelt(recipe: Correct, chance: random.Random) -> Mutation:
 
 
 @kind
-def override_in_another_form(recipe: Correct, chance: random.Random) -> Mutation:
-    override = _override(recipe, chance)
-    key, equals, value = override.partition("=")
-    if not equals or key.startswith("+") or "{" in value or "[" in value or "@" in key or "'" in value:
-        raise NoPlace
-    forms = (
-        f"{key} {value}",
-        f"--{key}={value}",
-        f"-{key}={value}",
-        f"{key}: {value}",
-        f"{key}:{value}",
-        f"{key} = {value}",
-        f"{key}=={value}",
-        f"--{key} {value}",
-        f"/{key}={value}",
-        f"{key.replace('.', '/')}={value}",
-        f"{key}:={value}",
-    )
-    return _overridden(recipe, chance.choice(forms), quoted(f"{key}={value}"))
-
-
-@kind
-def override_with_wildcard(recipe: Correct, chance: random.Random) -> Mutation:
-    override = _override(recipe, chance)
-    key, equals, value = override.partition("=")
-    parts = key.split(".")
-    if not equals or len(parts) < 3 or key.startswith("+"):
-        raise NoPlace
-    return _overridden(
-        recipe,
-        ".".join((parts[0], "*", *parts[2:])) + equals + value,
-        r"one override for each|each by its name|`\*`",
-    )
-
-
-@kind
-def override_bracket_not_closed(recipe: Correct, chance: random.Random) -> Mutation:
-    override = pick([one for one in OVERRIDES[recipe.name] if one[-1] in "]}'"], chance)
-    return _overridden(recipe, override[:-1], "clos")
-
-
-@kind
 def override_value_wrong(recipe: Correct, chance: random.Random) -> Mutation:
     override = _override(recipe, chance)
     key, _, value = override.partition("=")

@@ -13,7 +13,6 @@ from tests.recipe.mutations.mutation import (
     keys_of_sections,
     kind,
     moved,
-    named,
     pick,
     quoted,
     replaced,
@@ -49,91 +48,11 @@ def _is_one_line(recipe: Correct, item: Item) -> bool:
     )
 
 
-INDENT = ("indent", "column", "level", "space", "under", "belongs", "goes")
-
-
-def _indented(recipe: Correct, item: Item, by: int) -> Mutation:
-    """Returns the recipe with one line indented more or less."""
-    start, _ = recipe.line(item.key[0])
-    width = item.key[0] - start
-    if width + by < 0:
-        raise NoPlace
-    new = " " * (width + by)
-    lines = recipe.text[item.key[0] : recipe.line(item.key[0])[1]]
-    place = (start, start + len(new) + len(lines))
-    return replaced(recipe, (start, item.key[0]), new, *INDENT, places=(place,))
-
-
-for name, by, depth in (
-    ("one_less", -1, 2),
-    ("one_more", 1, 1),
-    ("a_level_more", 2, 1),
-    ("a_level_less", -2, 3),
-):
-
-    @named(f"line_indented_by_{name}")
-    def line_indented(recipe: Correct, chance: random.Random, by: int = by, depth: int = depth) -> Mutation:
-        item = pick([one for one in scalar_lines(recipe) if len(one.path) >= depth], chance)
-        return _indented(recipe, item, by)
-
-
-def _shifted(recipe: Correct, item: Item, by: int) -> Mutation:
-    """Returns the recipe with all lines of an item indented more or less."""
-    start, stop = recipe.block(item)
-    lines = recipe.text[start:stop].splitlines(keepends=True)
-    if by < 0 and any(line.strip() and not line.startswith(" " * -by) for line in lines):
-        raise NoPlace
-    new = "".join((" " * by + line if by > 0 else line[-by:]) if line.strip() else line for line in lines)
-    place = (start, start + len(new.splitlines()[0]))
-    return replaced(recipe, (start, stop), new, *INDENT, places=(place,))
-
-
-def block_mappings(recipe: Correct, *lengths: int) -> list[Item]:
-    blocks = [one for one in _block_items(recipe) if one.kind == "mapping" and not _is_one_line(recipe, one)]
-    return [one for one in blocks if len(one.path) in lengths]
-
-
-@kind
-def mapping_indented_into_one_above(recipe: Correct, chance: random.Random) -> Mutation:
-    """A component that became a key of the one above it."""
-    blocks = []
-    for one in block_mappings(recipe, 2):
-        above = [other for other in recipe.items if other.path[:-1] == one.path[:-1] and other.key < one.key]
-        blocks += [one] if above and not above[-1].is_flow and above[-1].kind == "mapping" else []
-    item = pick(blocks, chance)
-    return _shifted(recipe, item, 2)
-
-
-@kind
-def mapping_indented_by_a_level_less(recipe: Correct, chance: random.Random) -> Mutation:
-    item = pick(block_mappings(recipe, 2, 3, 4), chance)
-    return _shifted(recipe, item, -2)
-
-
-@kind
-def children_not_indented(recipe: Correct, chance: random.Random) -> Mutation:
-    """The keys of a mapping stand in the column of the mapping's own key."""
-    item = pick(block_mappings(recipe, 1, 2, 3), chance)
-    _, stop = recipe.block(item)
-    start = recipe.line(item.key[0])[1] + 1
-    lines = recipe.text[start:stop].splitlines(keepends=True)
-    new = "".join(line[2:] if line.startswith("  ") else line for line in lines)
-    place = (recipe.line(item.key[0])[0], start + len(new))
-    return replaced(recipe, (start, stop), new, *INDENT, places=(place,))
-
-
 @kind
 def tab_in_indentation(recipe: Correct, chance: random.Random) -> Mutation:
     item = pick([one for one in _block_items(recipe) if len(one.path) > 1], chance)
     start, _ = recipe.line(item.key[0])
     return replaced(recipe, (start, item.key[0]), "\t" * ((item.key[0] - start) // 2), "tab", "spaces")
-
-
-@kind
-def no_break_space_in_indentation(recipe: Correct, chance: random.Random) -> Mutation:
-    item = pick([one for one in _block_items(recipe) if len(one.path) > 1], chance)
-    at = recipe.line(item.key[0])[0] + chance.randrange(item.key[0] - recipe.line(item.key[0])[0])
-    return replaced(recipe, (at, at + 1), "\u00a0", r"U\+00A0", places=(recipe.line(item.key[0]),))
 
 
 def _without(recipe: Correct, item: Item) -> tuple[tuple[int, int], str]:
@@ -176,34 +95,6 @@ def _is_flow_mapping(recipe: Correct, item: Item) -> bool:
 
 def mappings(recipe: Correct) -> list[Item]:
     return [one for one in recipe.items if one.kind == "mapping" and recipe.written(one) != "{}"]
-
-
-@kind
-def key_moved_out_of_its_section(recipe: Correct, chance: random.Random) -> Mutation:
-    """`tp_size` beside `parallel`, `every` beside `checkpoint`."""
-    items = [one for one in keys_of_sections(recipe) if len(one.path) in (4, 3) and _is_one_line(recipe, one)]
-    items = [one for one in items if one.path[0] in ("components", "run") and one.path[:-1] != ("run",)]
-    item = pick(items, chance)
-    target = pick([one for one in recipe.items if one.path == item.path[:-2]], chance)
-    return _move(recipe, item, target, rf"{quoted(item.path[-2])}|under a component")
-
-
-@kind
-def key_moved_into_a_section(recipe: Correct, chance: random.Random) -> Mutation:
-    """A key of a component in its `args` or `parallel`, one of `run` in `checkpoint`."""
-    items = [one for one in keys_of_sections(recipe) if len(one.path) in (2, 3) and _is_one_line(recipe, one)]
-    items = [one for one in items if one.path[0] in ("components", "run")]
-    item = pick(items, chance)
-    targets = [
-        one
-        for one in mappings(recipe)
-        if one.path[:-1] == item.path[:-1]
-        and one.path != item.path
-        and one.name != "model"
-        and not recipe.items_at(*one.path, item.name)  # which would be given twice
-    ]
-    target = pick(targets, chance)
-    return _move(recipe, item, target, rf"{quoted(item.path[-2])}|beside")
 
 
 @kind

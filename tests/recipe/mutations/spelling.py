@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from meshctl.recipe.fields import COLLECT_MODES, DEVICE_TYPES, DISPATCH_MODES, EXECUTE_MODES
-from meshctl.recipe.suggestions import ALIASES
+from meshctl.recipe.mistakes import ALIASES
 from tests.recipe.mutations.correct_recipes import Correct, Item
 from tests.recipe.mutations.mutation import (
     MISSPELLINGS,
