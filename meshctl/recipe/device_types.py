@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -55,13 +54,6 @@ class Ranks(Type):
     empty: ClassVar[Any] = 0
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        is_number = isinstance(node.value, str) and re.fullmatch(
-            r"\d{1,3}(,\d{3})*,0\d\d(,\d{3})*", node.value
-        )
-        if isinstance(node.value, str) and not is_number and (devices := _devices_in(node.value)):
-            hint = f"write [{', '.join(map(str, devices))}]"
-            reader.expected("a positive integer or a list", node, path, hint)
-            return None
         if not node.is_list:
             return Integer(1).read(reader, node, path)
         seen: dict[int, Span] = {}
@@ -158,12 +150,12 @@ class NodeNames(Type):
             reader.report(path, "MC102", f"`{shown(path)}` is empty", node.span, help=help)
             return None
         if not node.is_list:
-            value = self._one(reader, node, path, "write [{}]")
+            value = self._one(reader, node, path)
             return None if value is None else (value,)
         seen: dict[int | str, Span] = {}
         for index, item in enumerate(node.value):
             here = (*path, str(index))
-            value = self._one(reader, item, here, "write {}")
+            value = self._one(reader, item, here)
             if value is None:
                 return None
             if value in seen:
@@ -174,17 +166,13 @@ class NodeNames(Type):
             seen[value] = item.span
         return tuple(seen)
 
-    def _one(self, reader: FieldReader, node: Node, path: KeyPath, help: str) -> int | str | None:
-        """Returns the number or the name; reports any other value, and returns None. `help` has a gap for the
-        numbers of nodes in a text such as `0-3`."""
+    def _one(self, reader: FieldReader, node: Node, path: KeyPath) -> int | str | None:
         value = node.value
         if isinstance(value, str) and NAME.fullmatch(value):
             return value
         if is_whole(value) and 0 <= value <= MAX_COUNT:
             return int(value)
-        numbers = _devices_in(value) if isinstance(value, str) else []
-        help = help.format(", ".join(map(str, numbers))) if numbers else ""
-        reader.expected(self.wanted, node, path, help)
+        reader.expected(self.wanted, node, path)
         return None
 
     def schema(self) -> Schema:
@@ -220,11 +208,3 @@ class VisibleDevices(Type):
     def schema(self) -> Schema:
         items = {"type": ["string", "number", "boolean"]}
         return {"type": ["string", "integer", "array"], "minLength": 1, "minItems": 1, "items": items}
-
-
-def _devices_in(text: str) -> list[int]:
-    """Returns the numbers in `0,1` or `0-3`; empty if there are fewer than two, or too many for a list."""
-    if found := re.fullmatch(r"(\d{1,6})-(\d{1,6})", text):
-        first, last = int(found[1]), int(found[2])
-        return list(range(first, last + 1)) if 0 < last - first < 16 else []
-    return [int(part) for part in text.split(",")] if re.fullmatch(r"\d{1,6}( *, *\d{1,6})+", text) else []

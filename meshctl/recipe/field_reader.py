@@ -17,7 +17,7 @@ from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node
 from meshctl.recipe.fixes import renamed
-from meshctl.recipe.scalars import as_text, found_instead, shown, yaml_hint
+from meshctl.recipe.scalars import found_instead, quoted, shown, yaml_hint
 from meshctl.recipe.section_types import Field, Section
 from meshctl.text.english import did_you_mean
 
@@ -59,7 +59,7 @@ class FieldReader:
             self.report(path, "MC102", message, node.span, node.target.with_word("this is its value"))
         else:
             message = f"`{shown(path)}` must be {wanted}, {found_instead(node)}"
-            help, fixes = help or yaml_hint(node, wanted), fixes or as_text(node, wanted)
+            help, fixes = help or yaml_hint(node, wanted), fixes or quoted(node, wanted)
             self.report(path, "MC102", message, node.span, help=help, fixes=fixes)
 
     def unknown_word(

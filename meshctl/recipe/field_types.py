@@ -35,17 +35,11 @@ from meshctl.recipe.scalars import (
     BYTES_SCHEMA,
     MIN_MEMORY,
     SECONDS_SCHEMA,
-    as_whole,
-    boolean_hint,
-    bytes_hint,
     bytes_in,
-    integer_hint,
     integers_from,
     is_scalar,
     is_whole,
     number_of,
-    rewritten,
-    seconds_hint,
     seconds_in,
     shown,
     text_of,
@@ -95,7 +89,7 @@ def integer(reader: FieldReader, node: Node, path: KeyPath, wanted: str, least: 
     """Returns an integer from `least` to `most`. Reports another value; `wanted` describes a right one."""
     value = number_of(node, int)
     if not is_whole(value) or not least <= value <= most:
-        reader.expected(wanted, node, path, integer_hint(node), as_whole(node, least, most))
+        reader.expected(wanted, node, path)
         return None
     reader.check_octal(node, path)
     return int(value)
@@ -156,9 +150,8 @@ class Seconds(Type):
         if isinstance(value, str) and (seconds := seconds_in(value)) is not None:
             return seconds
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            reader.expected(
-                "a number of at least 0", node, path, seconds_hint(node), as_whole(node, 0, MAX_COUNT)
-            )
+            help = "write seconds, or 90s, 10m or 2h" if isinstance(value, str) else ""
+            reader.expected("a number of at least 0", node, path, help)
             return None
         reader.check_octal(node, path)
         return float(value)
@@ -183,7 +176,7 @@ class Bytes(Type):
         count = bytes_in(value) if isinstance(value, str) else value
         if count is not None and is_whole(count) and MIN_MEMORY <= count <= MAX_BYTES:
             return count
-        reader.expected("a size in bytes, such as 80GB or 141GiB", node, path, bytes_hint(node))
+        reader.expected("a size in bytes, such as 80GB or 141GiB", node, path)
         return None
 
     def schema(self) -> Schema:
@@ -198,10 +191,7 @@ class Boolean(Type):
         value = {"true": True, "false": False}.get(written) if node.from_environment else node.value
         if isinstance(value, bool):
             return value
-        hint = boolean_hint(written)
-        right = hint.removeprefix("write ") if hint.startswith("write ") else written
-        fixes = rewritten(node, right) if right in ("true", "false") else ()
-        reader.expected("true or false", node, path, hint, fixes)
+        reader.expected("true or false", node, path)
         return None
 
     def schema(self) -> Schema:

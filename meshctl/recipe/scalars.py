@@ -1,4 +1,4 @@
-"""Reads scalars of a recipe, and returns help and fixes for wrong ones."""
+"""Reads scalars of a recipe, and describes wrong ones."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
 from meshctl.text.english import abbreviated
 
 CURLY_QUOTES = "\u201c\u201d\u2018\u2019\u201e"
-CALCULATION = re.compile(r"[\w.]+( *[-+*/%]{1,2} *[\w.]+)+")
-"""An arithmetic expression, such as `4*2`."""
-NO_VALUE = ("none", "nil", "undefined")
-"""Words of other languages for null, in lower case."""
 MAX_QUOTED = 60
 """Maximum number of characters of a wrong value that a message quotes."""
 
@@ -83,27 +79,6 @@ def found_instead(node: Node) -> str:
     return f"not {abbreviated(node.written or str(node.value), MAX_QUOTED)}"
 
 
-def integer_hint(node: Node) -> str:
-    """Returns help on how to write a value as an integer, if it was probably meant as one."""
-    value = node.value
-    if isinstance(value, str) and not node.from_environment:
-        if re.fullmatch(r"[-+]?(0|[1-9]\d*)", value):
-            return "remove the quotes"
-        if re.fullmatch(r"[-+]?0\d+", value):
-            return f"write {int(value)}: a number must not begin with 0"
-        if re.fullmatch(r"0o[0-7]{1,20}", value):
-            return f"write {int(value, 8)}"
-        if re.fullmatch(r"[-+]?\d{1,3}([ ,.']\d{3})+", value):
-            return f"write {re.sub('[^0-9+-]', '', value)}"
-        if re.fullmatch(r"\d+( +\d+)+", value):
-            return f"is a `,` missing? write {', '.join(value.split())}"
-        if CALCULATION.fullmatch(value):
-            return "a recipe does not calculate: write the number"
-    if isinstance(value, float) and value == value and abs(value) < 1e15 and value == int(value):
-        return f"write {int(value)}"
-    return ""
-
-
 def integers_from(least: int) -> str:
     """Returns `a positive integer`, or `an integer of at least 0`."""
     return "a positive integer" if least == 1 else f"an integer of at least {least}"
@@ -125,43 +100,6 @@ def seconds_in(text: str) -> float | None:
     return sum(float(number) * SECONDS_OF[unit] for number, unit in parts)
 
 
-def seconds_hint(node: Node) -> str:
-    """Returns help on how to write a time that is a text without a known unit."""
-    is_text = isinstance(node.value, str) and node.value != MISSING
-    return integer_hint(node) or ("write seconds, or 90s, 10m or 2h" if is_text else "")
-
-
-def bytes_hint(node: Node) -> str:
-    """Returns help on how to write a size whose unit is missing or short, such as 80 or 80G."""
-    if node.from_environment or not is_scalar(node):
-        return ""
-    found = re.fullmatch(r"([1-9]\d{0,5}(?:\.\d{1,6})?) ?([KMGT]?)I?", text_of(node).upper())
-    return f"write {found[1]}{found[2] or 'G'}B" if found else ""
-
-
-def boolean_hint(written: str) -> str:
-    if written in ("true", "false"):
-        return "remove the quotes"
-    if written in ("1", "yes", "on"):
-        return "write true"
-    return "write false" if written in ("0", "no", "off") else ""
-
-
-def yaml_hint(node: Node, wanted: str) -> str:
-    value = node.value
-    if wanted == "text" and isinstance(value, bool):
-        return f'`{node.written}` is a boolean in YAML 1.1; quote it: "{node.written}"'
-    if wanted == "text" and isinstance(value, (int, float)):
-        return f'quote it: "{node.written}"'
-    if help := reference_hint(node):
-        return help
-    if value is None or (isinstance(value, str) and value.lower() in NO_VALUE):
-        return "leave the key out for no value"
-    if not isinstance(value, str) or not value:
-        return ""
-    return "use straight quotes" if value[0] in CURLY_QUOTES else ""
-
-
 def reference_hint(node: Node) -> str:
     """Returns help on how to write a reference, for `{{ vars.x }}`, `$(x)` and other forms of templates."""
     text = node.value
@@ -172,31 +110,19 @@ def reference_hint(node: Node) -> str:
     return f"write ${{{found[1]}}}" if found else ""
 
 
-# Edits
+def yaml_hint(node: Node, wanted: str) -> str:
+    """Returns help for a value whose text YAML reads as another type."""
+    if wanted in ("text", "text or a number") and isinstance(node.value, (bool, int, float)):
+        return f'quote it: "{node.written}"'
+    is_shown = isinstance(node.value, str) and not node.from_environment
+    if is_shown and re.fullmatch(r"[-+]?\d+|true|false", node.value):
+        return "remove the quotes"
+    return reference_hint(node) or ("leave the key out for no value" if node.value in (None, "None") else "")
 
 
-def rewritten(node: Node, text: str) -> tuple[Fix, ...]:
-    """Returns the edit that replaces a scalar's text. If the text is the same, the edit removes quotes."""
-    return () if node.from_environment or not node.written else (Fix(node.span, node.written, text),)
-
-
-def quoted(node: Node) -> tuple[Fix, ...]:
-    """Returns the edit that puts quotes around a boolean or a number, to make it text."""
-    return rewritten(node, f'"{node.written}"') if re.fullmatch(r"[\w.+-]+", node.written) else ()
-
-
-def as_whole(node: Node, least: int, most: int) -> tuple[Fix, ...]:
-    """Returns the edit that rewrites 1e3, 2.0 or "7" as an integer, if it is from `least` to `most`."""
-    value = node.value
-    if isinstance(value, str) and re.fullmatch(r"\d{1,3}([ ,']\d{3})+", value):
-        value = re.sub(r"\D", "", value)
-    is_text = isinstance(value, str) and re.fullmatch(r"0|-?[1-9]\d{0,18}", value)
-    is_float = isinstance(value, float) and abs(value) < 1e15 and value == int(value)
-    if not (is_text or is_float) or not least <= int(value) <= most:
+def quoted(node: Node, wanted: str = "text") -> tuple[Fix, ...]:
+    """Returns the edit that puts quotes around a boolean or a number that is to be text."""
+    is_other = isinstance(node.value, (bool, int, float)) and wanted in ("text", "text or a number")
+    if not is_other or node.from_environment or not re.fullmatch(r"[\w.+-]+", node.written):
         return ()
-    return rewritten(node, str(int(value)))
-
-
-def as_text(node: Node, wanted: str) -> tuple[Fix, ...]:
-    is_text_wanted = wanted in ("text", "text or a number")
-    return quoted(node) if is_text_wanted and isinstance(node.value, (bool, int, float)) else ()
+    return (Fix(node.span, node.written, f'"{node.written}"'),)

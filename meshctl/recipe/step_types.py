@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.editor_schema_parts import OPEN, Schema, whole
 from meshctl.recipe.field_types import Integer, integer
-from meshctl.recipe.scalars import SECONDS_SCHEMA, seconds_hint, seconds_in, shown
+from meshctl.recipe.scalars import SECONDS_SCHEMA, seconds_in, shown
 from meshctl.text.english import counted
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ class StepsOrTime(Integer):
         if isinstance(node.value, str) and node.value and node.value[-1].isalpha():
             if (seconds := seconds_in(node.value)) and not node.value.isdigit():
                 return seconds
-            reader.expected("a number of steps, or a time such as 10m", node, path, seconds_hint(node))
+            reader.expected("a number of steps, or a time such as 10m", node, path)
             return None
         return super().read(reader, node, path)
 
@@ -37,10 +36,6 @@ class Window(Integer):
     empty: ClassVar[Any] = ()
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        if isinstance(node.value, str) and (
-            two := re.fullmatch(r"(\d+) ?(?:-|\.\.|,|to) ?(\d+)", node.value)
-        ):
-            return reader.expected("[FIRST, LAST]", node, path, f"write [{two[1]}, {two[2]}]")
         if not node.is_list:
             step = integer(reader, node, path, "[FIRST, LAST], or one step", self.min, self.max)
             return None if step is None else (step, step)

@@ -65,18 +65,11 @@ CASES = {
         *("steps: 2", "steps: 2, show: [\u201cmetrics.loss\u201d]", "MC560", 11),
         "use straight quotes",
     ),
-    "a product": ("samples: 8", "samples: 4*2", "MC102", 9, "a recipe does not calculate: write the number"),
     "a product of a reference": (
         *("samples: 8", 'samples: "${run.steps * 4}"', "MC212", 9),
         "an interpolation does not calculate: write the number, or compute it in the component",
     ),
     "Python's None": ("steps: 2", "steps: None", "MC102", 11, "leave the key out for no value"),
-    "Python's None as an argument": (SOURCE, "group: data, args: {size: None}}", "MC508", 6, "write null"),
-    "Python's None for a number": (
-        *(ACTOR, "group: train, args: {lr: None}}", "MC508", 7),
-        "leave it out for its default",
-    ),
-    "a range of steps": ("steps: 2", "steps: 2, trace: 1-2", "MC102", 11, "write [1, 2]"),
     "restarts without a number": ("steps: 2", "steps: 2, restarts: true", "MC102", 11, ""),
     "the folder of the run": (
         *("steps: 2", 'steps: 2, dir: "${run_dir}/x"', "MC212", 11),

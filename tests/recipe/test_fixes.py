@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshctl.diagnostics import Diagnostic, Fix, Report, Span
-from meshctl.recipe.fields import CALL, GROUP, PARALLEL
+from meshctl.recipe.fields import GROUP, PARALLEL
 from meshctl.recipe.fixes import apply, compatible, keep_safe, meant
 from meshctl.recipe.load import Loaded, load
 from meshctl.topology.cluster import DEVICE_TYPES
@@ -45,14 +45,9 @@ def repaired(text: str) -> str:
 @pytest.mark.parametrize(
     ("word", "options", "right"),
     [
-        ("tensor_model_parallel_size", PARALLEL.keys, "tp_size"),
-        ("Tensor-Parallel-Size", PARALLEL.keys, "tp_size"),
         ("rank", GROUP.keys, "ranks"),
         ("parralel", ("parallel", "args"), "parallel"),
         ("Ranks", GROUP.keys, "ranks"),
-        ("world_size", GROUP.keys, "ranks"),
-        ("nproc_per_node", GROUP.keys, ""),  # of one node, and ranks are of all
-        ("batch_size", CALL.keys, ""),  # often of one rank
         ("tpu", DEVICE_TYPES, ""),  # npu, or cpu
         ("xp_size", PARALLEL.keys, ""),
         ("train2", ("train", "judge"), ""),
@@ -81,9 +76,9 @@ GROUPS = "groups: {{train: {{{}, device_type: cpu, program: {{module: json.tool}
     [
         ("rank: 4", [("rank", "ranks")]),
         ("'rank': 4", [("rank", "ranks")]),
-        ("ranks: 4.0", [("4.0", "4")]),
-        ("ranks: 4e0", [("4e0", "4")]),
-        ("ranks: '4'", [("'4'", "4")]),
+        ("ranks: 4.0", []),
+        ("ranks: 4e0", []),
+        ("ranks: '4'", []),
         ("ranks: 04", []),  # who knows what was meant
         ("ranks: '04'", []),
         ("ranks: 4.5", []),
@@ -140,9 +135,6 @@ def test_an_override_is_fixed_in_its_own_text() -> None:
     assert edits(right, "groups.train.rank=2") == [("rank", "ranks")]
     assert edits(right, "+groups.train.rank=2") == [("rank", "ranks")]
     assert edits(right, "groups.train={rank: 2}") == [("rank", "ranks")]
-    assert edits(right, "groups.train.ranks='2'") == [("'2'", "2")]
-    assert edits(right, "--groups.train.ranks=2") == [("--", "")]
-    assert edits(right, "groups.train.args[0]=2") == [("[0]", ".0")]
     assert edits(right, "+groups.train.ranks=2") == [("+", "")]
     assert edits(right + "run: {steps: 1}\n", "run.stpes=2") == [("stpes", "steps")]
 
@@ -219,17 +211,17 @@ RIGHT = (
 )
 MISTAKES = {
     'name: "no"': ["name: no"],
-    "seed: 7": ["seed: 7.0", "seed: '7'", 'seed: "7"', "sed: 7", "seed: 7e0"],
-    "ranks: 4": ["rank: 4", "ranks: 4e0", "'rank': 4.0", "num_gpus: 4"],
+    "seed: 7": ["sed: 7"],
+    "ranks: 4": ["rank: 4", "'rank': 4", "num_gpus: 4"],
     "device_type: cpu": ["device: cpu", "device_type: cppu", "device-type: 'cpu'"],
     "    group: train": ["    group: trian", "    grup: train"],
-    "fsdp_size: 2": ["fsdp: 2", "fsdp_sizes: '2'", "dp_shard_size: 2.0"],
+    "fsdp_size: 2": ["fsdp: 2", "fsdp_sizes: 2", "dp_shard_size: 2"],
     "call: actor.update": ["call: actr.update", "call: actor.updat", "cal: actr.update"],
     "in: batch": ["in: bach", "inputs: batch"],
     "collect: mean": ["collect: maen", "colect: mean"],
-    "steps: 1000": ["steps: 1e3", "max_steps: 1e3", "steps: '1000'"],
+    "steps: 1000": ["max_steps: 1000", "stpes: 1000"],
 }
-SAME = {"device-type: 'cpu'": "device_type: 'cpu'", "'rank': 4.0": "'ranks': 4"}
+SAME = {"device-type: 'cpu'": "device_type: 'cpu'", "'rank': 4": "'ranks': 4"}
 """Mistake -> text after the fix, if that differs from the original text because quotes and brackets are
 kept."""
 

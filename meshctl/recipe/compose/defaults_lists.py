@@ -17,8 +17,7 @@ from meshctl.recipe.compose.folders import NOT_GROUPS, SUFFIXES, find_special, i
 from meshctl.recipe.compose.overrides import LAYOUT, Override
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node
 from meshctl.recipe.fields import RECIPE
-from meshctl.recipe.fixes import PLAIN, renamed
-from meshctl.recipe.scalars import rewritten
+from meshctl.recipe.fixes import renamed
 from meshctl.text.english import did_you_mean, nearest
 
 
@@ -116,10 +115,8 @@ class DefaultsLists:
             yield Entry(SELF, written.span)
 
     def _report_no_list(self, entries: Node) -> None:
-        is_name = isinstance(entries.value, str) and PLAIN.fullmatch(entries.value)
-        fixes = rewritten(entries, f"[{entries.value}]") if is_name else ()
         help = "write `- base` below it, one entry a line"
-        self.report("MC208", "`defaults` must be a list", entries.span, help, fixes)
+        self.report("MC208", "`defaults` must be a list", entries.span, help)
 
     def _valid_include(self, entry: Node, config: str) -> Iterator[Entry]:
         """Yields an include such as `base`, `./grpo` or `/common/cluster@_global_` if its config exists."""

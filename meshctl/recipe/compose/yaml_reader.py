@@ -120,10 +120,6 @@ class _Builder:
     depth: int = 0
     height: int = 0
     """Nesting depth of the value that was read last."""
-    last_line: int = 0
-    """The last line of that value."""
-    is_template: bool = False
-    """True if the current mapping is `{{ name }}`, a placeholder of another template language."""
 
     def event(self) -> Any:
         event = self.loader.get_event()
@@ -200,8 +196,8 @@ class _Builder:
         return replace(anchor.node, key=key)
 
     def scalar(self, event: Any, span: Span, key: Span | None) -> Node:
-        self.last_line = event.end_mark.line - (event.end_mark.column == 0 and event.style in ("|", ">"))
-        lines = max(1, self.last_line - event.start_mark.line + 1)
+        last = event.end_mark.line - (event.end_mark.column == 0 and event.style in ("|", ">"))
+        lines = max(1, last - event.start_mark.line + 1)
         node = Node(event.value, span, key, event.value, lines=lines)
         tag = self.tag(event)
         if tag == CORE + "str":
@@ -234,7 +230,7 @@ class _Builder:
         self.add(event, count)
         before, is_mapping = self.count, isinstance(event, yaml.MappingStartEvent)
         read = self.mapping if is_mapping else self.list
-        value, height, end = read(event.flow_style)
+        value, height, end = read()
         self.depth -= 1
         self.height = height
         anchor.count, anchor.height = 1 + self.count - before, height
@@ -244,8 +240,7 @@ class _Builder:
             self.report("MC007", "this alias is inside its own anchor", alias, inside)
         kind = "map" if is_mapping else "seq"
         tag = CORE + kind if event.tag in (None, "!") else event.tag
-        is_template, self.is_template = self.is_template, False
-        if is_template or self.is_refused_tag(tag, {kind}, span):
+        if self.is_refused_tag(tag, {kind}, span):
             return self.broken(Node(value, span, key))
         return Node(value, span, key)
 
@@ -260,7 +255,7 @@ class _Builder:
         self.report("MC006", message, span, help="remove it: a recipe is plain data")
         return True
 
-    def list(self, is_flow: bool) -> tuple[list[Node], int, Any]:
+    def list(self) -> tuple[list[Node], int, Any]:
         """Returns (items, nesting depth, end event) of a list."""
         items, height = list[Node](), 1
         while not isinstance(event := self.event(), yaml.SequenceEndEvent):
@@ -270,11 +265,9 @@ class _Builder:
 
     # Mappings
 
-    def mapping(self, is_flow: bool) -> tuple[dict[str, Node], int, Any]:
+    def mapping(self) -> tuple[dict[str, Node], int, Any]:
         """Returns (items, nesting depth, end event) of a mapping."""
         items, merged = dict[str, Node](), dict[str, Node]()
-        pairs = dict[str, str]()
-        """Key -> text of the key and its value."""
         merge_key: Span | None = None
         height = 1
         while not isinstance(event := self.event(), yaml.MappingEndEvent):
@@ -291,45 +284,18 @@ class _Builder:
             elif key is None:
                 self.text.refused.append(value)
             elif key not in items:
-                items[key], pairs[key] = value, self.pair_text(span, value)
+                items[key] = value
             else:
-                old, written = items[key], self.pair_text(span, value)
-                fixes = self.removal(span, written, is_flow) if written == pairs[key] else ()
-                self.report_twice(key, span, old.key or old.span, "keep one of them", fixes)
+                old = items[key]
+                self.report_twice(key, span, old.key or old.span, "keep one of them")
                 self.text.refused.append(value)
                 if old.is_mapping and value.is_mapping:
                     items[key] = merge(old, value)
         return _under(items, merged), height, event
 
-    def report_twice(self, key: str, span: Span, first: Span, help: str, fixes: tuple[Fix, ...] = ()) -> None:
+    def report_twice(self, key: str, span: Span, first: Span, help: str) -> None:
         first = first.with_word("first given here")
-        self.report("MC005", f"`{key}` is given twice", span, first, help=help, fixes=fixes)
-
-    def removal(self, key: Span, written: str, is_flow: bool) -> tuple[Fix, ...]:
-        """Returns the edit that removes a duplicate key with its value. `written` is the text of both."""
-        line = self.text.lines[key.line - 1][: key.column - 1]
-        before = re.search(r",\s*$" if is_flow else r"^\s*$", line)
-        if not written or before is None:
-            return ()
-        start = before.start() if is_flow else key.column - 1
-        was = line[start:] + written
-        return (Fix(Span(key.file, key.line, start + 1, len(was)), was, ""),)
-
-    def pair_text(self, key: Span, value: Node) -> str:
-        """Returns the text of a key and its value if both are on one line and contain no anchor, alias or
-        tag; otherwise an empty string."""
-        span = value.span
-        if (
-            span.line != key.line
-            or self.last_line + 1 != key.line
-            or (value.written == "" and value.value is None)
-        ):
-            return ""
-        line, stop = self.text.lines[key.line - 1], span.column - 1 + span.width
-        colon = line[key.column - 1 + key.width : span.column - 1]
-        written = line[span.column - 1 : stop]
-        is_plain = written[:1] in ("'", '"') or not re.search(r"[&*!|>]", written)
-        return line[key.column - 1 : stop] if is_plain and re.fullmatch(r"\s*:\s+", colon) else ""
+        self.report("MC005", f"`{key}` is given twice", span, first, help=help)
 
     def merged(self, value: Node) -> dict[str, Node]:
         """Returns the items that `<<` merges into a mapping. If several sources have a key, the first one is
@@ -360,12 +326,7 @@ class _Builder:
         node = self.node(event, count=0)
         if node.written:
             return node.written, node.span
-        if reference := _template(node):
-            help = f"write ${{{reference}}} for another value of the recipe"
-            self.report("MC008", "this is a template, which a recipe does not support", node.span, help=help)
-            self.is_template = True
-        else:
-            self.report("MC008", "a key must be text; this is not in YAML 1.1", node.span, help="quote it")
+        self.report("MC008", "a key must be text; this is not in YAML 1.1", node.span, help="quote it")
         return None, node.span
 
     def is_metric_key(self, key: yaml.ScalarEvent) -> bool:
@@ -399,11 +360,3 @@ def _under(items: dict[str, Node], merged: dict[str, Node]) -> dict[str, Node]:
     """Returns the items of both mappings. The items of the mapping itself override the merged ones."""
     own = {key: over(item, merged[key]) if key in merged else item for key, item in items.items()}
     return {**merged, **own}
-
-
-def _template(node: Node) -> str:
-    """Returns the text of a placeholder: `vars.model` for the mapping that YAML parses from the inner braces
-    of `{{ vars.model }}`."""
-    items = list(node.items())
-    is_name = len(items) == 1 and items[0][1].value is None and re.fullmatch(r"\w+(\.\w+)*", items[0][0])
-    return items[0][0] if is_name else ""

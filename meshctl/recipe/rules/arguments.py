@@ -26,13 +26,10 @@ from meshctl.recipe.foreign_words import foreign_help
 from meshctl.recipe.rules.facts import Facts, named_by
 from meshctl.recipe.scalars import (
     CURLY_QUOTES,
-    NO_VALUE,
-    as_whole,
     found_instead,
-    integer_hint,
     quoted,
     reference_hint,
-    rewritten,
+    yaml_hint,
 )
 from meshctl.text.english import counted, did_you_mean, listed, nearest
 
@@ -126,15 +123,11 @@ def _meant(node: Node, hint: Hint) -> str:
         return f'quote it: "{node.written}"'
     if hint.words and isinstance(node.value, str) and (near := nearest(node.value, map(str, hint.words))):
         return f"did you mean `{near}`?"
-    if isinstance(node.value, str) and node.value.lower() in NO_VALUE:
-        return "write null" if "null" in hint.described else "leave it out for its default"
-    return reference_hint(node) or (integer_hint(node) if "int" in hint.kinds else "")
+    return yaml_hint(node, "")
 
 
 def _fixes(node: Node, hint: Hint) -> tuple[Fix, ...]:
-    if hint.kinds == {"text"} and isinstance(node.value, (bool, int, float)):
-        return quoted(node)
-    return as_whole(node, -(10**15), 10**15) if "int" in hint.kinds else ()
+    return quoted(node) if hint.kinds == {"text"} else ()
 
 
 def booleans_are_explicit(facts: Facts) -> Iterator[Diagnostic]:
@@ -152,8 +145,7 @@ def booleans_are_explicit(facts: Facts) -> Iterator[Diagnostic]:
             read = str(node.value).lower()
             message = f"`{'.'.join(path)}` is written {node.written}, which YAML 1.1 reads as {read}"
             help = f'write {read}, or quote it: "{node.written}"'
-            fixes = rewritten(node, read) if node.written.islower() else ()
-            yield Diagnostic("MC105", message, node.span, (), help, "warning", fixes)
+            yield Diagnostic("MC105", message, node.span, (), help, "warning")
 
 
 def names_exist(facts: Facts) -> Iterator[Diagnostic]:

@@ -17,10 +17,10 @@ from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.classes import Endpoint
 from meshctl.recipe.fields import PARALLEL
 from meshctl.recipe.fixes import renamed
+from meshctl.recipe.mistakes import called, odd_letter
 from meshctl.recipe.model import Block, Stage
 from meshctl.recipe.rules.facts import Facts, input_path
 from meshctl.recipe.rules.flow import homes_of
-from meshctl.recipe.mistakes import called, odd_letter
 from meshctl.text.english import counted, did_you_mean, nearest, similar
 from meshctl.topology.modes import COLLECT, DISPATCH
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tests.recipe.mutations.correct_recipes import Correct
-from tests.recipe.mutations.mutation import Mutation, kind, misspell, moved, pick, replaced
+from tests.recipe.mutations.mutation import Mutation, kind, misspell
 from tests.recipe.mutations.spelling import pick_text
 
 
@@ -25,13 +25,3 @@ def data_file_misspelt(recipe: Correct, chance: random.Random) -> Mutation:
 @kind
 def loss_misspelt(recipe: Correct, chance: random.Random) -> Mutation:
     return misspell(recipe, pick_text(recipe, chance, "components.*.args.loss").value, chance)
-
-
-@kind
-def heads_not_divisible(recipe: Correct, chance: random.Random) -> Mutation:
-    heads = ("num_attention_heads", "num_key_value_heads")
-    item = pick([one for one in recipe.items if one.name in heads], chance)
-    edit, new = item.value, chance.choice(("3", "5", "7"))
-    sizes = recipe.items_at("components", item.path[1], "parallel", "tp_size")
-    places = [(moved(a, edit, new), moved(b, edit, new)) for a, b in (one.value for one in sizes)]
-    return replaced(recipe, edit, new, "heads", places=[*places, (edit[0], edit[0] + 1)])

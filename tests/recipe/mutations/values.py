@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tests.recipe.mutations.correct_recipes import Correct, Item
-from tests.recipe.mutations.layout import block_mappings, mappings
+from tests.recipe.mutations.layout import mappings
 from tests.recipe.mutations.mutation import (
     Mutation,
     NoPlace,
@@ -62,16 +61,6 @@ for name, (forms, remedy, applies) in NUMBERS.items():
     ) -> Mutation:
         item = pick([one for one in _numbers(recipe) if applies(one)], chance)
         return retyped(recipe, item, chance.choice(forms).format(recipe.written(item)), remedy)
-
-
-@kind
-def number_with_separators(recipe: Correct, chance: random.Random) -> Mutation:
-    numbers = [one for one in _numbers(recipe) if recipe.written(one).isdigit()]
-    item = pick([one for one in numbers if "parallel" not in one.path], chance)  # no size is so large
-    new = chance.choice(("1,024", "1 024", "1'024", "2,048,000"))
-    digits = re.sub(r"\D", "", new)
-    made = retyped(recipe, item, new, digits)
-    return replace(made, places=((item.value[0], item.value[0] + len(new) + 1),))
 
 
 @kind
@@ -130,26 +119,6 @@ def text_emptied(recipe: Correct, chance: random.Random) -> Mutation:
     """A key with an empty text."""
     items = [one for one in recipe.items if one.kind == "text" and is_own_key(one.path)]
     return retyped(recipe, pick(items, chance), '""', "value|text|list|empty|does not exist|must")
-
-
-@kind
-def mapping_as_list(recipe: Correct, chance: random.Random) -> Mutation:
-    """`groups:` with a `-` before each name, as other systems have it."""
-    item = pick(block_mappings(recipe, 1), chance)
-    if item.name in ("vars",):
-        raise NoPlace
-    start = recipe.line(item.key[0])[1] + 1
-    stop = recipe.block(item)[1]
-    lines = recipe.text[start:stop].splitlines(keepends=True)
-    new = "".join(
-        f"  - {line[2:]}"
-        if re.match(r"  \S", line) and not line.strip().startswith("#")
-        else f"  {line}"
-        if line.strip()
-        else line
-        for line in lines
-    )
-    return replaced(recipe, (start, stop), new, "mapping|`-`", places=((item.key[0], start + len(new)),))
 
 
 @kind

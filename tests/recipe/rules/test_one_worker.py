@@ -45,7 +45,7 @@ def test_a_group_of_one_worker_shares_the_first_device(tmp_path: Path) -> None:
     assert plan.component("writer").mesh.world_size == 1
 
 
-@pytest.mark.parametrize("key", ["execute", "remote_class", "execute_on"])
+@pytest.mark.parametrize("key", ["remote_class", "execute_on"])
 def test_the_word_of_other_systems_is_answered_with_such_a_group(key: str, tmp_path: Path) -> None:
     (tmp_path / "parts.py").write_text(PARTS)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
