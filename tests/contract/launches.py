@@ -127,7 +127,7 @@ def restarted(folder: Path) -> Run:
 
 def replayed(folder: Path) -> Run:
     """Runs one group alone, on what an old run has recorded, and ends it early with SIGTERM."""
-    source = DATA / "runs" / old_runs()[0]
+    source = DATA / "runs" / old_runs()[-1]
     words = ("--only", "train", "--replay", f"rollouts={source}")
     return interrupted(folder, signal.SIGTERM, *words, workers=2)
 
