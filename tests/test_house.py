@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,14 @@ def test_the_workflow_runs_each_version_of_python_that_the_package_names() -> No
     assert PROJECT["tool"]["ruff"]["target-version"] == "py" + versions[0].replace(".", "")
 
 
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Returns the syntax tree of each module of the package."""
+    return {
+        path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "meshctl").rglob("*.py"))
+    }
+
+
 def body_lines(function: ast.FunctionDef) -> int:
     first = function.body[1 if ast.get_docstring(function) and len(function.body) > 1 else 0]
     return (function.end_lineno or first.lineno) - first.lineno + 1
@@ -73,8 +82,8 @@ def body_lines(function: ast.FunctionDef) -> int:
 def test_functions_are_short() -> None:
     long = {
         f"{path.relative_to(ROOT)}: {node.name}"
-        for path in (ROOT / "meshctl").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and body_lines(node) > MAX_BODY_LINES
     }
     assert long == set(LONG)
@@ -96,9 +105,9 @@ INTERROGATIVES = (
 """Words with which no docstring begins: a docstring names its subject, or what a call does."""
 
 
-def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yields the docstrings of a module, its classes and functions, and of fields and constants, with their lines."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             for statement in node.body:
                 if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
@@ -108,8 +117,8 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
 def test_docstrings_begin_with_their_subject() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {text[:60]}"
-        for path in sorted((ROOT / "meshctl").rglob("*.py"))
-        for line, text in docstrings(path)
+        for path, tree in trees().items()
+        for line, text in docstrings(tree)
         if text.startswith(tuple(f"{word} " for word in INTERROGATIVES))
     ]
     assert not wrong

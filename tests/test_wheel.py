@@ -136,20 +136,18 @@ def test_a_wheel_is_the_same_meshctl_as_its_checkout_and_names_itself(installed:
     assert (digest, command) == (our_digest(), shlex.join(["pip", "install", f"{wheel}[hf]"]))
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-def test_another_tool_of_the_same_name_is_named(
-    wheel: Path, namesake: Path, tmp_path: Path, is_first: bool
-) -> None:
+def test_another_tool_of_the_same_name_is_named(wheel: Path, namesake: Path, tmp_path: Path) -> None:
     """The one that is installed last has the command and `__init__.py`."""
     home = environment(tmp_path / "env")
-    for one in (namesake, wheel) if is_first else (wheel, namesake):
+    for one, words in ((namesake, ["-m", "meshctl", "doctor"]), (wheel, ["-c", CHECKS])):
+        if one is namesake:
+            install(home, wheel)
         install(home, one)
-    words = ["-c", CHECKS] if is_first else ["-m", "meshctl", "doctor"]
-    done = subprocess.run([home / "bin" / "python", *words], cwd=tmp_path, capture_output=True, text=True)
-    printed = done.stdout + done.stderr
-    other = "the distribution `meshctl` 2.7 (another tool)"
-    assert printed.count(other) == 1 and "Traceback" not in printed
-    assert f"pip uninstall -y meshctl meshctl-torch, then pip install {wheel}" in printed
+        done = subprocess.run([home / "bin" / "python", *words], cwd=tmp_path, capture_output=True, text=True)
+        printed = done.stdout + done.stderr
+        other = "the distribution `meshctl` 2.7 (another tool)"
+        assert printed.count(other) == 1 and "Traceback" not in printed
+        assert f"pip uninstall -y meshctl meshctl-torch, then pip install {wheel}" in printed
     # The remedy, followed:
     pip(home, "uninstall", "-q", "-y", "meshctl", "meshctl-torch")
     assert not (home / "bin" / "meshctl").exists() and not (packages_of(home) / "meshctl").exists()
