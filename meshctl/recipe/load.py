@@ -34,10 +34,9 @@ from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.yaml_tree import Node, of_plain, plain, put
 from meshctl.recipe.field_types import is_run_name
 from meshctl.recipe.fixes import keep_safe
-from meshctl.recipe.masking import redact_report
 from meshctl.recipe.model import Recipe
 from meshctl.recipe.reader import read
-from meshctl.recipe.secrets import RecordingEnviron, Secrets, secrets_of, warnings
+from meshctl.recipe.secrets import RecordingEnviron, Secrets, redact_report, secrets_of, warnings
 
 if TYPE_CHECKING:
     from meshctl.recipe.code.classes import Endpoint

@@ -3,7 +3,10 @@
 A value is secret if its key is the name of a secret (`text/redaction.py`), or if a secret value refers to it:
 with `token: ${vars.mine}`, the text of `vars.mine` is secret. Texts from the environment are never shown. A
 search of the whole text comes first, so that most recipes, which contain no secret, cost no more than that.
-`masking.py` removes secrets from reports.
+
+In reports, secrets in messages are redacted, and secrets in lines of files are masked by stars, so that marks
+below a line still fit. The tree contains the place of each secret. Of a file that cannot be read completely
+and may contain a secret, all lines are masked.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from dataclasses import replace
 from functools import cached_property
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics import Diagnostic
-from meshctl.recipe import fields
+from meshctl.diagnostics import Diagnostic, Report, Span
+from meshctl.recipe.compose import yaml_reader
 from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.references import references
 from meshctl.recipe.compose.yaml_tree import BROKEN, KeyPath, Node, leaves, plain, with_leaves
@@ -25,37 +28,24 @@ from meshctl.text.redaction import (
     PLACEHOLDERS,
     Known,
     follows_option,
+    hides,
     is_distinctive,
+    is_reference,
     is_secret_at,
     is_suspect,
     is_text,
     literals,
+    mask,
     redact,
     secret_places,
-    stretches,
-    stretches_of_override,
+    spans,
     url_passwords,
 )
-from meshctl.topology.cluster import DEVICE_ALIASES, DEVICE_TYPES
-from meshctl.topology.sizes import SIZES
 
-OWN_WORDS = {
-    *DEVICE_TYPES,
-    *DEVICE_ALIASES,
-    *fields.TIMES,
-    *fields.COLLECT_MODES,
-    *fields.DISPATCH_MODES,
-    *fields.EXECUTE_MODES,
-    *fields.BALANCE,
-    *SIZES,
-    *RECIPE.keys,
-    "auto",
-}
-"""Words of meshctl itself, which are not secret and which messages contain."""
 Sources = Sequence[tuple[str, Sequence[str]]]
 """(file name, lines) of each file that was read. An override counts as a file of one line."""
-MIN_PART = 6
-"""Minimum number of characters of a part of a text from the environment that is redacted by itself."""
+MIN_ENVIRONMENT = 5
+"""Minimum length in characters of a text from the environment that is redacted wherever it occurs."""
 BLANK = r"\$\w+|\{\w*\}|<[^<>]*>"
 """A placeholder for a password, to be filled in by a program or a person."""
 ENVIRONMENT_NAME = r"\boc\.env:\s*([^\s,{}]+)"
@@ -76,14 +66,16 @@ class Secrets:
     places: frozenset[tuple[str, int, int]] = frozenset()
     """(file, line, column) of the scalars at `paths` and of those that they replaced."""
 
-    @property
-    def known(self) -> tuple[str, ...]:
-        return (*self.written, *self.environment)
+    @cached_property
+    def known(self) -> Known:
+        return Known((*self.written, *self.environment))
 
     @cached_property
     def written_anywhere(self) -> Known:
-        """The texts of `written`, prepared for a search in other texts."""
         return Known(self.written)
+
+
+NO_SECRETS = Secrets()
 
 
 class RecordingEnviron(Mapping[str, str]):
@@ -133,8 +125,9 @@ def _of_overrides(sources: Sources) -> Iterator[str]:
     """Yields the secret texts of all overrides, including refused ones, which are not in the tree."""
     for file, lines in sources:
         for line in lines if is_override(file) else ():
-            for start, end in stretches_of_override(line):
+            for start, end in _of_override(line):
                 yield from literals(line[start:end].strip("\"' "))
+            yield from (line[start:end].strip("\"' ") for start, end in spans(line))
 
 
 def secret_leaves(tree: Node) -> Iterator[tuple[KeyPath, Node]]:
@@ -180,7 +173,7 @@ def _replaced(node: Node | None) -> Iterator[Node]:
 def _inside(node: Node) -> Iterator[str]:
     """Yields the secrets in a text, as in `--token=abc`."""
     if isinstance(node.value, str):
-        for start, stop in stretches(node.value):
+        for start, stop in spans(node.value):
             yield from literals(node.value[start:stop].strip("\"'"))
 
 
@@ -193,18 +186,15 @@ def _passwords(node: Node) -> Iterator[str]:
 
 
 def _of_environment(texts: Iterable[str], recipe: str, written: Collection[str]) -> tuple[str, ...]:
-    """Returns the texts from the environment and their parts, without numbers and without texts that are
-    public in the recipe."""
-    whole = [text for text in texts if text.strip()]
-    parts = [part for text in whole for part in re.split(r"[\s.,:;/@=]+", text) if len(part) >= MIN_PART]
-    candidates = {text for text in (*whole, *parts) if is_distinctive(text) and text not in OWN_WORDS}
+    """Returns the texts from the environment, without numbers and without texts that are public in the
+    recipe."""
 
     def is_public(text: str) -> bool:
         is_number = re.fullmatch(r"[-+]?[\d.,_]{1,8}", text) is not None
         is_in_recipe = re.search(rf"(?<!\w){re.escape(text)}(?!\w)", recipe) is not None
         return is_number or (is_in_recipe and text not in written)
 
-    return tuple(sorted((text for text in candidates if not is_public(text)), key=len, reverse=True))
+    return tuple(text for text in texts if len(text.strip()) >= MIN_ENVIRONMENT and not is_public(text))
 
 
 # Redaction
@@ -233,6 +223,89 @@ def _without_literals(text: str) -> str:
     for piece in sorted(set(literals(text)), key=len, reverse=True):
         text = text.replace(piece, HIDDEN) if "${" in text else HIDDEN
     return text
+
+
+# Reports
+
+
+def redact_report(report: Report, secrets: Secrets) -> Report:
+    """Returns a report without secrets. A fix whose text contains a secret is dropped."""
+    lines = dict(report.sources)
+    shown = {file: mask_lines(file, lines[file], secrets) for file in lines}
+    found = [_redacted(found, secrets.known) for found in report.diagnostics]
+    found = [
+        replace(one, fixes=()) if any(_covers(fix.span, lines, shown) for fix in one.fixes) else one
+        for one in found
+    ]
+    return replace(report, diagnostics=tuple(found), sources=tuple(shown.items()))
+
+
+def _redacted(found: Diagnostic, known: Known) -> Diagnostic:
+    def span(one: Span) -> Span:
+        return replace(one, label=redact(one.label, known)) if one.label else one
+
+    return replace(
+        found,
+        message=redact(found.message, known),
+        primary=span(found.primary) if found.primary else None,
+        seconds=tuple(map(span, found.seconds)),
+        help=redact(found.help, known),
+    )
+
+
+def _covers(span: Span, lines: Mapping[str, Sequence[str]], shown: Mapping[str, Sequence[str]]) -> bool:
+    """Returns whether a part of the text at a span is masked."""
+    if not 0 < span.line <= len(lines.get(span.file, ())):
+        return False
+    part = slice(span.column - 1, span.column - 1 + span.width)
+    return lines[span.file][span.line - 1][part] != shown[span.file][span.line - 1][part]
+
+
+def mask_lines(file: str, lines: Sequence[str], secrets: Secrets = NO_SECRETS) -> tuple[str, ...]:
+    """Returns the lines of a file, or the line of an override, with secrets masked by stars. Of a
+    file that cannot be read completely and may contain a secret, all lines are masked."""
+    places = {(line, column) for name, line, column in secrets.places if name == file}
+    if not places and not secrets.written and not is_suspect("\n".join(lines)):
+        return tuple(lines)
+    found: list[list[tuple[int, int]]] = [list(secrets.written_anywhere.spans(line)) for line in lines]
+    if is_override(file):
+        return tuple(mask(line, [*found[0], *_of_override(line), *spans(line)]) for line in lines)
+    if places or is_suspect("\n".join(lines)):
+        text = yaml_reader.read("\n".join(lines).encode(), file)
+        if text.tree is None or text.refused:
+            return tuple(mask(line, [(0, len(line))]) for line in lines)
+        secret = {path for path, _ in secret_leaves(text.tree)}
+        for path, leaf in leaves(text.tree):
+            is_secret = path in secret or (leaf.span.line, leaf.span.column) in places
+            _add(leaf, is_secret and not is_reference(str(leaf.value)), lines, found)
+    for line, hidden in zip(lines, found, strict=True):
+        if (comment := re.search(r"(^|\s)#.*", line)) and is_suspect(comment[0]):
+            hidden.append(comment.span())
+    return tuple(mask(line, hidden) for line, hidden in zip(lines, found, strict=True))
+
+
+def _add(leaf: Node, is_secret: bool, lines: Sequence[str], found: list[list[tuple[int, int]]]) -> None:
+    """Adds the secret ranges of a scalar in each of its lines: all of a secret one, and the comment behind
+    it, which may repeat it."""
+    first = leaf.span.line - 1
+    for number in range(first, min(first + leaf.lines, len(lines))):
+        line = lines[number]
+        start, end = leaf.span.column - 1, leaf.span.column - 1 + leaf.span.width
+        if number > first:
+            start, end = len(line) - len(line.lstrip()), len(line.rstrip())
+        if is_secret:
+            is_last = re.match(r"\s*(#|$)", line[end:]) is not None
+            found[number].append((start, len(line.rstrip()) if is_last else end))
+        else:
+            found[number] += [(start + begin, start + stop) for begin, stop in spans(line[start:end])]
+
+
+def _of_override(line: str) -> list[tuple[int, int]]:
+    """Returns the secret range of `key=value`, an override of the command line: the whole value."""
+    key, equals, value = line.partition("=")
+    path = tuple(key.lstrip("+~").partition("@")[0].split("."))
+    is_secret = is_secret_at(path) or (value.startswith(("{", "[")) and bool(spans(value)))
+    return [(len(key) + len(equals), len(line))] if is_secret and hides(value) else []
 
 
 # Warnings

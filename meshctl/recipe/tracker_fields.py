@@ -21,7 +21,7 @@ from meshctl.recipe.editor_schema_parts import REST, WORD, Schema, ref, words
 from meshctl.recipe.field_types import Boolean, Seconds, Text, Texts, Type, Word
 from meshctl.recipe.section_types import Field, Nested, PlainData, Section
 from meshctl.text.english import abbreviated
-from meshctl.text.redaction import is_secret, stretches
+from meshctl.text.redaction import is_secret, spans
 
 if TYPE_CHECKING:
     from meshctl.recipe.field_reader import FieldReader
@@ -179,7 +179,7 @@ class Trackers(Type):
         at = replace(item, span=item.key or item.span)
         called = [field.key for field in section.fields if key in field.aliases.split()]
         if key in section.keys:
-            if isinstance(item.value, str) and stretches(item.value):
+            if isinstance(item.value, str) and spans(item.value):
                 message = f"`{key}` of `{name}` contains a secret"
                 reader.report(
                     path, "MC102", message, item.span, help=f"set {SECRETS[name]} in the environment"

@@ -25,7 +25,7 @@ from meshctl.run.events import Follower, events_of
 from meshctl.run.media import forget_media
 from meshctl.run.metrics import Fold
 from meshctl.run.row_file import PastAttempts, continue_rows
-from meshctl.text.redaction import holds_literal, referred_names, stretches
+from meshctl.text.redaction import holds_literal, spans
 
 HELD_S, HELD_POLL_S = 1.0, 0.05
 """Time that a launch waits for the lock, and between two attempts to take it. The processes of a killed
@@ -154,7 +154,7 @@ def holds_secret(plan: Plan, composed: str) -> bool:
     values: list[object] = [dict(component.args) for component in plan.components]
     values += [dict(group.env) for group in plan.groups]
     values += [list(group.program.argv) for group in plan.groups if group.program]
-    return holds_literal(values) or bool(stretches(composed, names=referred_names(composed.splitlines())))
+    return holds_literal(values) or bool(spans(composed))
 
 
 def lock(run: RunDir) -> int:
