@@ -34,8 +34,7 @@ from meshctl.runtime.loop import Loop
 from meshctl.runtime.loop_context import LoopContext
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.rank_context import RankContext
-from meshctl.runtime.trace.no_trace import NoTrace
-from meshctl.runtime.trace.tracer import Tracer
+from meshctl.runtime.trace import NoTrace, Tracer
 from meshctl.runtime.world import connect_all
 
 OUTSIDE_GOAL = 1.02
@@ -81,8 +80,8 @@ class Turn:
         profile = path.with_suffix(".profile.json")
         tracer: NoTrace = NoTrace()
         if kind != "without":
-            tracer = Tracer(context.plan, settings, context.progress, context.transport, path, profile, 0)
-        object.__setattr__(context, "trace", tracer)
+            tracer = Tracer(context.plan.stages, settings, path, profile, 0, 0)
+        context.progress.trace = context.transport.trace = tracer
 
 
 class Maker(Component):

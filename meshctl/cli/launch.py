@@ -47,7 +47,7 @@ from meshctl.text.redaction import command_line, redact
 from meshctl.trackers import tracker_named
 from meshctl.view.live.state_file import StateFile
 from meshctl.view.reports.text import shown
-from meshctl.view.trace.writer import TraceWriter
+from meshctl.view.trace import TraceWriter
 
 
 @dataclass(frozen=True)

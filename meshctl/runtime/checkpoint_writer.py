@@ -31,11 +31,10 @@ from meshctl.run.directory import RunDir
 from meshctl.run.events import EventLog
 from meshctl.runtime import checkpoint
 from meshctl.runtime.background import Background
-from meshctl.runtime.collectives.collective import Collective
-from meshctl.runtime.collectives.process_group import RUNNING
+from meshctl.runtime.collectives.collective import RUNNING, Collective
 from meshctl.runtime.state.staging import Staging
 from meshctl.runtime.state.tree import StateTree
-from meshctl.runtime.trace.no_trace import NoTrace
+from meshctl.runtime.trace import NoTrace
 from meshctl.topology.mesh import DeviceMesh
 
 POLL_S = 1.0

@@ -191,7 +191,7 @@ class Component:
 
     def _new_torch_mesh(self) -> TorchDeviceMesh:
         made, context = torch_mesh.mesh_with_views(self.mesh), context_of(self)
-        context.progress.torch_meshes.add(context.name, made)
+        context.progress.torch_calls.add(context.name, made)
         return made
 
     @property

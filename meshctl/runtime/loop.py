@@ -145,7 +145,7 @@ class Loop:
         if self._is_open_ended and not self._agreement.has_failed:
             self._close(step, start)
         self._wait_for_save(step)
-        self._context.trace.end()
+        self._context.progress.trace.end()
         if self._context.recorder:
             self._context.recorder.forget(step)
         self._agreement.leave()
@@ -269,7 +269,6 @@ class Loop:
 
     def _run_step(self, step: int) -> None:
         now = self._scheduled(step)
-        self._context.trace.begin_step(step)
         program = self._programs.get(now.stages)
         if program is None:
             program = self._programs[now.stages] = self._program(now.stages)
@@ -277,7 +276,7 @@ class Loop:
         if self._state.ended:
             return
         if now.is_saved:
-            with self._context.trace.span("checkpoint", f"checkpoint of step {step}"):
+            with self._context.progress.trace.span("checkpoint", f"checkpoint of step {step}"):
                 self._save(step, now.stages)
         self._write_report()
 
@@ -414,9 +413,8 @@ class Loop:
         end = self._syncs[stage.name]
         while end.due(until):
             received = end.receive(step)
-            with self._context.trace.weights_of(received.sent_step):
-                load = getattr(self._component(stage, stage.to), stage.to_method)
-                self._turn.during(load)(self._turn.read(received.value))
+            load = getattr(self._component(stage, stage.to), stage.to_method)
+            self._turn.during(load)(self._turn.read(received.value))
             if left := [f"`{name}`" for name, _ in received.value]:
                 raise StageError(
                     f"`{stage.to}.{stage.to_method}` left {', '.join(left[:3])} of its stream unread"

@@ -16,7 +16,6 @@ from meshctl.runtime.group_restarts import GroupRestarts, Rejoining
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.routes.end import RouteSide
 from meshctl.runtime.routes.record import Recorder
-from meshctl.runtime.trace.no_trace import NoTrace
 from meshctl.runtime.transports.data_plane import DataPlane
 
 CheckpointHook = Callable[[int, Mapping[str, int]], None]
@@ -43,7 +42,6 @@ class LoopContext:
     progress: Progress = field(default_factory=Progress)
     wait_for_save: Callable[[], None] = lambda: None
     """Waits until no checkpoint is being written beside training."""
-    trace: NoTrace = field(default_factory=NoTrace)
     restarts: GroupRestarts | None = None
     """Takes part in the restarts of other groups, where there may be any."""
     rejoining: Rejoining | None = None

@@ -50,18 +50,19 @@ from meshctl.run.progress import (
     Record,
     decode,
     padded,
+    text_of,
 )
 from meshctl.runtime.call_site import call_site
-from meshctl.runtime.collectives.torch_calls import TorchMeshes
 from meshctl.runtime.errors import CollectiveError
 from meshctl.runtime.metrics.wait_times import WaitTimes
+from meshctl.runtime.torch_mesh import TorchCalls
+from meshctl.runtime.trace import NoTrace
 
 FORMS_MAX = 4096
 """Maximum number of cached texts of operations."""
 
 Form = tuple[object, ...]
 """An operation with the properties that must be equal on all ranks: its dtype, shape and options."""
-NOTHING: dict[str, Any] = {}
 
 
 class Progress:
@@ -78,12 +79,10 @@ class Progress:
         self._calls: dict[str, CollectiveCalls] = {}
         self._in_collectives = 0.0
         """Seconds in collectives since they were last taken."""
-        self._is_in_call = False
-        """True if one of the operations that are counted runs."""
         self.waits: WaitTimes | None = None
         """The seconds in which this worker waits for others, if a data plane counts them."""
-        self.torch_meshes = TorchMeshes(self)
-        self.has_torch_meshes = False
+        self.trace = NoTrace()
+        self.torch_calls = TorchCalls(self.new_row, is_read=self.is_read)
         self.has_all_checks = False
         """True if the `step` event contains every operation (`run.checks: all`)."""
         self._rows: dict[str, int] = {}
@@ -115,15 +114,16 @@ class Progress:
         if words[STEP] != step:
             words[VISIT] = 0
             words[STEP] = step
+        self.trace.begin_step(step)
 
     def enter(self, activity: Activity, stage: int, now: float) -> None:
         """Begins an activity in a stage, by its index in the plan, at `now` in seconds of `perf_counter`."""
-        if self.has_torch_meshes:
-            self.torch_meshes.sample()
+        self.torch_calls.sample()
         words = self._words
         words[STAGE] = stage + 1
         words[ACTIVITY] = activity
         self._seconds[SINCE] = now
+        self.trace.enter(activity, stage, now)
 
     def wait_for(self, job_rank: int, route: int) -> None:
         """Begins to wait for a job rank to send or to receive on a route, by its index in the plan; -1 for
@@ -135,6 +135,7 @@ class Progress:
     def next_pass(self) -> None:
         """Begins a pass of a `repeat` block. Passes are counted over the whole run."""
         self._words[PASS] += 1
+        self.trace.next_pass()
 
     def end_step(self) -> dict[str, Any]:
         """Returns the collectives since the last `step` event, as data for the next one; empty for none."""
@@ -144,10 +145,11 @@ class Progress:
         words[ACTIVITY] = Activity.BETWEEN_STEPS
         self._seconds[SINCE] = perf_counter()
         words[COLLECTIVE] = 0
-        found = self.torch_meshes.end_step() if self.has_torch_meshes else NOTHING
+        found = self.torch_calls.end_step()
         if self.called:
             found = {**found, **{calls.key: calls.end_step() for calls in self.called}}
             self.called.clear()
+        self.trace.end_step()
         return found
 
     def report_waits(self, report: StepReport) -> None:
@@ -158,13 +160,13 @@ class Progress:
     def begin_end(self, step: int, visit: int) -> None:
         """Continues after an unannounced end, with the stages that run after the last step. Counts of a
         dropped step are discarded. `visit` is the number of `step` events for `step`."""
-        if self.has_torch_meshes:
-            self.torch_meshes.end_step()
+        self.torch_calls.end_step()
         for calls in self.called:
             calls.forget()
         self.called.clear()
         self._words[ACTIVITY] = Activity.BETWEEN_STEPS
         self._words[STEP], self._words[VISIT] = step, visit
+        self.trace.drop_step(step)
 
     # Collectives
 
@@ -188,40 +190,26 @@ class Progress:
         """Returns the number of the row of a key."""
         return self._rows[key]
 
-    @property
-    def position(self) -> tuple[int, float]:
-        """Differs between any two activities."""
-        return self._words[STEP], self._seconds[SINCE]
-
-    def describe(self, key: str, operation: str, site: bytes) -> None:
-        """Writes the operation that runs in a process group, as another thread has found it."""
-        if not self._words[COLLECTIVE]:
-            self._bytes[SITE], self._bytes[OPERATION] = site, padded(operation[:64], 64)
-            self._words[COLLECTIVE] = self._rows[key] + 1
-
     def begin_call(self, number: int, operation: bytes, site: bytes) -> None:
         data, words = self._bytes, self._words
         data[SITE] = site
         data[OPERATION] = operation
         self._seconds[CALLED] = perf_counter()
         words[COLLECTIVE] = number + 1
-        self._is_in_call = True
 
-    def end_call(self) -> None:
+    def end_call(self, key: str) -> None:
         self._words[COLLECTIVE] = 0
-        self._in_collectives += perf_counter() - self._seconds[CALLED]
-        self._is_in_call = False
-
-    def add_wait(self, seconds: float) -> None:
-        """Counts a wait for one of torch's own collectives, unless it is a part of an operation that is
-        counted anyway."""
-        if not self._is_in_call:
-            self._in_collectives += seconds
+        begin, now = self._seconds[CALLED], perf_counter()
+        self._in_collectives += now - begin
+        if self.trace.is_on:
+            facts = {"group": key, "at": text_of(bytes(self._bytes[SITE]))}
+            self.trace.add("collective", text_of(bytes(self._bytes[OPERATION])), begin, now, facts)
 
     def take_collective_seconds(self) -> float:
         """Returns the seconds in collectives since the last call of this method, at the end of the call of an
         endpoint."""
         found, self._in_collectives = self._in_collectives, 0.0
+        self.trace.leave(perf_counter())
         return found
 
 
@@ -256,7 +244,7 @@ class CollectiveCalls:
     def __exit__(self, kind: object, *_: object) -> None:
         self._depth -= 1
         if not self._depth and kind is None:  # the record of a fault names the operation
-            self._progress.end_call()
+            self._progress.end_call(self.key)
 
     def _count(self, form: Form) -> None:
         if endpoint := self._progress.no_collectives_in:

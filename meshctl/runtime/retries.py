@@ -53,13 +53,13 @@ class Retries:
 
     def _without_collectives(self, endpoint: Callable[[], Any]) -> Any:
         progress = self._progress
-        before = progress.torch_meshes.sample() if progress.has_torch_meshes else ()
+        before = progress.torch_calls.sample()
         progress.no_collectives_in = self._endpoint
         try:
             return endpoint()
         finally:
             progress.no_collectives_in = ""
-            if progress.has_torch_meshes and progress.torch_meshes.sample()[: len(before)] != before:
+            if progress.torch_calls.sample()[: len(before)] != before:
                 raise StageError(
                     f"`{self._endpoint}` called a collective of its `torch_mesh`, and its `retry` may repeat "
                     "the call on one rank only: leave out `retry`"

@@ -53,7 +53,7 @@ from meshctl.runtime.progress import Progress
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.record import Recorder
 from meshctl.runtime.seeding import seed_all
-from meshctl.runtime.trace.no_trace import NoTrace
+from meshctl.runtime.trace import Tracer
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import ConnectError, PeerLost
 from meshctl.runtime.transports.returning import ReturningDataPlane
@@ -148,7 +148,6 @@ class Worker:
         self._data_plane: DataPlane | None = None
         self._plan: Plan | None = None
         self._doing = "setup"
-        self._trace = NoTrace()
 
     def work(self) -> None:
         """Connects to the peers, sets up the components and runs the loop until the last step."""
@@ -161,6 +160,11 @@ class Worker:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         data_plane, agreement = self._connect(plan, start)
         self._data_plane = data_plane
+        if plan.run.trace:
+            worker = env.group, env.rank
+            paths, node = (run.traced(*worker), run.profile(*worker)), plan.node_of(*worker)
+            tracer = Tracer(plan.stages, plan.run.trace, *paths, node, env.attempt)
+            self._progress.trace = data_plane.trace = tracer
         components = self._components(plan, start, agreement, data_plane)
         if start.resume:
             step, produced = self._resume(plan, components, start.resume)
@@ -210,7 +214,6 @@ class Worker:
         agreement: StopAgreement,
         data_plane: DataPlane,
     ) -> LoopContext:
-        self._trace = self._tracer(plan, data_plane)
         save, wait = self._checkpoint_hooks(plan, components)
         recorder = Recorder(plan.run.record, self._run.recorded) if plan.run.record else None
         recorded = {route: Recorded(Path(folder)) for route, folder in start.replay.items()}
@@ -227,7 +230,6 @@ class Worker:
             recorded,
             self._progress,
             wait,
-            self._trace,
             **self._restarts(plan, data_plane),
         )
 
@@ -241,15 +243,6 @@ class Worker:
             store = env.control.connect()
             found["rejoining"] = Rejoining(plan, data_plane.job_rank, store, env.generations)
         return found
-
-    def _tracer(self, plan: Plan, data_plane: DataPlane) -> NoTrace:
-        if plan.run.trace is None:
-            return NoTrace()
-        from meshctl.runtime.trace.tracer import Tracer
-
-        worker = self._env.group, self._env.rank
-        paths = self._run.traced(*worker), self._run.profile(*worker)
-        return Tracer(plan, plan.run.trace, self._progress, data_plane, *paths, self._env.attempt)
 
     def _close(self, plan: Plan, name: str, component: Component, last: int) -> None:
         metrics = PhaseMetrics(
@@ -343,7 +336,14 @@ class Worker:
         }
         options = plan.run.checkpoint
         writer = CheckpointWriter(
-            self._run, env.group, env.rank, states, self._journal, options, self._note_saving, self._trace
+            self._run,
+            env.group,
+            env.rank,
+            states,
+            self._journal,
+            options,
+            self._note_saving,
+            self._progress.trace,
         )
         sources = [stage.name for stage in plan.sources if stage.component in components]
 
@@ -359,7 +359,7 @@ class Worker:
     def report_fault(self, error: Exception | SystemExit) -> None:
         """Writes the `fault` event with the stage and step, and the whole traceback to the log."""
         stage, step = self._loop.at if self._loop else ("", None)
-        self._trace.end()
+        self._progress.trace.end()
         known = secrets_of(self._plan, self._env.group, os.environ) if self._plan else ()
         if not sys.stderr.isatty():  # on a terminal the launcher shows it
             sys.stderr.write(redact_traceback("".join(traceback.format_exception(error)), known))

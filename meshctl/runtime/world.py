@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore, PrefixStore, TCPStore
+from torch.distributed import FileStore, PrefixStore, TCPStore, distributed_c10d
 from torch.distributed import Store as TorchStore
 
 from meshctl.dataclass import dataclass
@@ -32,7 +32,7 @@ from meshctl.plan.model import Group, Plan
 from meshctl.plan.views.ways import is_direct
 from meshctl.run.shutdown import PREFIX, has_left
 from meshctl.runtime.checks.peers import first_tag
-from meshctl.runtime.collectives.process_group import RUNNING, lift_timeouts
+from meshctl.runtime.collectives.collective import RUNNING
 from meshctl.runtime.devices.backend import (
     CHOICE,
     DEVICES,
@@ -122,6 +122,14 @@ def join(store: TorchStore, group: Group, rank: int, generation: int = 0) -> Non
     if prefixed.add("joined", 1) == group.workers:
         prefixed.set("complete", "")
     prefixed.wait(["complete"], RUNNING)
+
+
+def lift_timeouts() -> None:
+    """Gives process groups that torch or a component makes without a timeout, as those of a mesh, the timeout
+    `RUNNING`. torch's own is 30 minutes, and 10 for NCCL, after which it ends the process."""
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        if getattr(distributed_c10d, name, None) is not None:  # None in a torch without NCCL
+            setattr(distributed_c10d, name, RUNNING)
 
 
 def suffix_of(generation: int) -> str:

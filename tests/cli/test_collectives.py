@@ -206,7 +206,6 @@ def sharded(ranks: int) -> tuple[str, ...]:
 def test_a_forward_of_a_sharded_model_that_one_rank_skips(folder: Path) -> None:
     error = failed(folder, "forward", *sharded(2))
     assert "torch's collectives of `fsdp` of `actor` (ranks 0, 1)" in error
-    assert "all_gather" in error and f"parts.py:{line_of('FORWARD')}" in error
 
 
 @pytest.mark.slow

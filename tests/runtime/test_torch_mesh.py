@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations, permutations
@@ -25,8 +24,6 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshctl import Component, DeviceMesh
-from meshctl.runtime.collectives.torch_waits import count_waits
-from meshctl.runtime.progress import Progress
 from meshctl.runtime.rank_context import RankContext
 from meshctl.topology.mesh import DIMS, MeshError
 from tests.runtime import worlds
@@ -310,26 +307,6 @@ def sharding_over_flattened_dims_trains_as_one_process_does(rank: int) -> None:
         model = fully_shard(net(), mesh=mesh)
         trained(model, shards.get_slice(8, rank))
         assert_like_one_process(model)
-
-
-@check
-def waits_for_collectives_of_torch_are_seconds_in_collectives(rank: int) -> None:
-    mesh = component(rank, HSDP).torch_mesh["dp", "fsdp"]
-    model, progress, total = fully_shard(net(), mesh=mesh), Progress(), torch.ones(1)
-    count_waits(progress)
-    weight = next(model.parameters())
-    assert isinstance(weight, DTensor)
-    for call in (lambda: model(data()[0]), weight.full_tensor, lambda: dist.all_reduce(total)):
-        call()
-        assert progress.take_collective_seconds() > 0
-    with progress.calls_of("actor:dp").call(("all_reduce",)):
-        dist.all_reduce(total)
-        assert progress.take_collective_seconds() == 0, "it would count twice"
-    thread = threading.Thread(target=dist.all_reduce, args=(total,))
-    progress.take_collective_seconds()
-    thread.start()
-    thread.join()
-    assert progress.take_collective_seconds() == 0, "a checkpoint is written in such a thread"
 
 
 @check

@@ -1,7 +1,7 @@
 """Collective operations over the ranks of a component whose coordinates differ only in some dims.
 
     tp = self.collective("tp")
-    tp.all_reduce(loss, "mean")             in place; see `reductions.py` for the operations
+    tp.all_reduce(loss, "mean")             in place; see `Op` for the operations
     tp.reduce(loss, destination=0)          the result on one rank
     tp.all_gather(hidden)                   a list by rank; `all_gather_joined` concatenates along dim 0
     tp.gather(hidden, destination=0)        the same list on one rank
@@ -25,31 +25,60 @@ is carried in another form (as bytes, in a wider dtype, through CPU memory) and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from functools import cached_property, reduce
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import Function
 
-from meshctl.runtime.collectives.arguments import (
-    check_reduction,
-    check_tensor,
-    check_tensors,
-    checked_rank,
-    dtype_name,
-    extent,
-    gather_form,
-)
-from meshctl.runtime.collectives.differentiable import DifferentiableCollective
-from meshctl.runtime.collectives.process_group import process_group
-from meshctl.runtime.collectives.reductions import REDUCTIONS, WIDER, Op
 from meshctl.runtime.errors import CollectiveError as CollectiveError
-from meshctl.runtime.progress import CollectiveCalls, Progress
+from meshctl.runtime.progress import CollectiveCalls, Form, Progress
 from meshctl.runtime.transports.buffers.frames import FrameError, pack, unpack
-from meshctl.topology.mesh import even_split
+from meshctl.topology.mesh import even_split, shown
+from meshctl.topology.sizes import whole
+
+RUNNING = timedelta(days=30)
+"""The timeout of torch's operations, which no job reaches: the launcher ends a job that hangs."""
+
+Op = Literal["sum", "mean", "product", "max", "min", "bitwise_and", "bitwise_or", "bitwise_xor"]
+TORCH_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.SUM,
+    "product": dist.ReduceOp.PRODUCT,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+"""Reduction -> torch's operation. The sum is divided for a mean."""
+BITWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "bitwise_and": torch.bitwise_and,
+    "bitwise_or": torch.bitwise_or,
+    "bitwise_xor": torch.bitwise_xor,
+}
+"""Reductions that NCCL does not have. All tensors are gathered, and each rank reduces them."""
+REFUSED = {
+    "bools": "sum mean product",
+    "integers": "mean",
+    "floats": "bitwise_and bitwise_or bitwise_xor",
+    "complex numbers": "product max min bitwise_and bitwise_or bitwise_xor",
+}
+"""Kind of dtypes -> the reductions that do not exist for it."""
+ADVICE = {
+    "bools": ": count them as numbers, or reduce with max (any) or min (all)",
+    "integers": ": reduce it as a float, or by sum",
+}
+WIDER = {
+    torch.bool: torch.uint8,
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+}
+"""Dtype -> the dtype that it is reduced as. gloo and NCCL reduce different dtypes; what one of them lacks is
+reduced as a wider one everywhere, so that a component gives the same result on both."""
 
 # torch 2.13 renamed these two.
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -131,8 +160,7 @@ class Collective:
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> Tensor:
         """Reduces in place and returns the tensor. Over gloo, 16-bit floats are reduced in 32 bits."""
-        self._check("all_reduce", tensor)
-        check_reduction(tensor, op)
+        self._check("all_reduce", tensor, op=op)
         if self._group is None:
             return tensor
         with self._calls.call(("all_reduce", op, tensor.dtype, extent(tensor))):
@@ -144,21 +172,24 @@ class Collective:
 
     def reduce(self, tensor: Tensor, destination: int = 0, op: Op = "sum") -> Tensor | None:
         """Returns the reduced tensor on the rank `destination`, and None on the others."""
-        self._check("reduce", tensor)
-        check_reduction(tensor, op)
+        self._check("reduce", tensor, op=op)
         destination = self._peer("reduce", destination)
         data = tensor.detach()
         if self._group is None:
             return data.clone() if self.rank == destination else None
         with self._calls.call(("reduce", op, destination, data.dtype, extent(data))):
-            result = self._reduced_on(destination, data, op)
+            if op in BITWISE or not data.numel():
+                result = self._reduced(data, op).clone()
+            else:
+                result = self._reducible(data).clone()
+                dist.reduce(result, self.ranks[destination], TORCH_OPS[op], group=self._group)
+                self._averaged(result, op)
         return result.to(tensor.device, tensor.dtype) if self.rank == destination else None
 
     def reduce_scatter(self, tensor: Tensor, op: Op = "sum") -> Tensor:
         """Returns this rank's share of dim 0 of the reduced tensor. Of n rows, the first `n mod size` ranks
         get one more than the others."""
-        self._check("reduce_scatter", tensor, dims=1)
-        check_reduction(tensor, op)
+        self._check("reduce_scatter", tensor, dims=1, op=op)
         data = tensor.detach()
         share = even_split(len(data), self.size, self.rank)
         if self._group is None:
@@ -167,42 +198,29 @@ class Collective:
             return self._reduce_scattered(data, share, op)
 
     def _reduce_scattered(self, data: Tensor, share: range, op: Op) -> Tensor:
-        torch_op = REDUCTIONS[op].torch_op
-        if torch_op is None or not data.numel():
+        if op in BITWISE or not data.numel():
             return self._reduced(data, op)[share.start : share.stop].clone()
         rows = self._reducible(self._in_equal_shares(data)).view(self.size, -1)
         received = torch.empty_like(rows[0])
         rows = rows if self._is_in_order else rows[self._order]
-        _scatter_single(received, rows.view(-1), torch_op, group=self._group)
-        if op == "mean":
-            received /= self.size
-        shape = (-1, *data.shape[1:])
-        return received.view(shape)[: len(share)].to(data.device, data.dtype)
+        _scatter_single(received, rows.view(-1), TORCH_OPS[op], group=self._group)
+        shares = self._averaged(received, op).view((-1, *data.shape[1:]))
+        return shares[: len(share)].to(data.device, data.dtype)
 
     def _reduced(self, data: Tensor, op: Op) -> Tensor:
         """Returns the reduced tensor, with the device and dtype in which it was reduced. It is `data` itself
         where that was reduced in place."""
-        torch_op = REDUCTIONS[op].torch_op
         if not data.numel():
             return data
-        if torch_op is None:
-            return REDUCTIONS[op].of_rows(self._rows(data))
+        if op in BITWISE:
+            reduced: Tensor = reduce(BITWISE[op], self._rows(data))
+            return reduced
         sent = self._reducible(data)
-        dist.all_reduce(sent, torch_op, group=self._group)
-        if op == "mean":
-            sent /= self.size
-        return sent
+        dist.all_reduce(sent, TORCH_OPS[op], group=self._group)
+        return self._averaged(sent, op)
 
-    def _reduced_on(self, destination: int, data: Tensor, op: Op) -> Tensor:
-        """Returns the reduced tensor on the rank `destination`, and any tensor on the others."""
-        torch_op = REDUCTIONS[op].torch_op
-        if torch_op is None or not data.numel():
-            return self._reduced(data, op).clone()
-        result = self._reducible(data).clone()
-        dist.reduce(result, self.ranks[destination], torch_op, group=self._group)
-        if op == "mean":
-            result /= self.size
-        return result
+    def _averaged(self, total: Tensor, op: Op) -> Tensor:
+        return total.div_(self.size) if op == "mean" else total
 
     def _in_equal_shares(self, data: Tensor) -> Tensor:
         """Returns `data` with dim 0 padded so that every rank's share has the same number of rows."""
@@ -222,7 +240,7 @@ class Collective:
         """Returns every rank's tensor, by rank. All have one shape; with `uneven` dim 0 may differ, which
         costs one more exchange."""
         self._check("all_gather", tensor, dims=int(uneven))
-        with self._calls.call(gather_form("all_gather", tensor, uneven)):
+        with self._calls.call(_form_of("all_gather", tensor, uneven)):
             return self._gathered_uneven(tensor) if uneven else list(self._rows(tensor))
 
     def _gathered_uneven(self, tensor: Tensor) -> list[Tensor]:
@@ -235,7 +253,7 @@ class Collective:
         """Returns the tensors of all ranks, concatenated along dim 0; tensors without dims become a
         vector."""
         self._check("all_gather_joined", tensor, dims=int(uneven))
-        with self._calls.call(gather_form("all_gather_joined", tensor, uneven)):
+        with self._calls.call(_form_of("all_gather_joined", tensor, uneven)):
             if uneven:
                 return torch.cat(self._gathered_uneven(tensor))
             rows = self._rows(tensor)
@@ -278,7 +296,7 @@ class Collective:
 
     def _scattered(self, parts: Sequence[Tensor], source: int) -> Tensor:
         """Returns this rank's tensor of `parts`, which only the rank `source` has."""
-        form = [list(parts[0].shape), dtype_name(parts[0].dtype), parts[0].device.type] if parts else None
+        form = [list(parts[0].shape), _name(parts[0].dtype), parts[0].device.type] if parts else None
         shape, dtype, kind = self.broadcast_object(form, source)
         device = parts[0].device if parts else self._received_device(kind)
         received = torch.empty(shape, dtype=getattr(torch, dtype), device=self._carrier(device))
@@ -298,8 +316,7 @@ class Collective:
         first = tensors[0].detach()
         if self._group is None:
             return [first.clone()]
-        equal = ("uneven", *first.shape[1:]) if uneven else (extent(first),)
-        with self._calls.call(("all_to_all", first.dtype, *equal)):
+        with self._calls.call(_form_of("all_to_all", first, uneven)):
             return self._all_to_all(tensors, first, uneven)
 
     def _all_to_all(self, tensors: Sequence[Tensor], first: Tensor, uneven: bool) -> list[Tensor]:
@@ -340,10 +357,10 @@ class Collective:
         self._check("send", tensor)
         peer = self._other("send", to)
         data = tensor.detach()
-        form = _packed([list(data.shape), dtype_name(data.dtype), data.device.type])
+        form = _packed([list(data.shape), _name(data.dtype), data.device.type])
         for message in (torch.tensor(len(form)), form, _bytes(self._carried(data))):
             if message.numel():
-                dist.send(self._on_backend(message), peer, group=self._group)
+                dist.send(message.to(self._carrier(message.device)), peer, group=self._group)
 
     def recv(self, source: int) -> Tensor:
         """Returns the tensor that the rank `source` sends. It is on this worker's device where that has the
@@ -356,22 +373,15 @@ class Collective:
         nbytes = prod(shape) * found.itemsize
         if not nbytes:
             return torch.empty(shape, dtype=found, device=device)
-        return (
-            self._received(peer, nbytes, torch.uint8, self._carrier(device))
-            .view(found)
-            .view(shape)
-            .to(device)
-        )
+        received = self._received(peer, nbytes, torch.uint8, self._carrier(device))
+        return received.view(found).view(shape).to(device)
 
     def _received(
         self, peer: int, size: int, dtype: torch.dtype, device: torch.device = torch.device("cpu")
     ) -> Tensor:
-        message = self._on_backend(torch.empty(size, dtype=dtype, device=device))
+        message = torch.empty(size, dtype=dtype, device=self._carrier(device))
         dist.recv(message, peer, group=self._group)
         return message
-
-    def _on_backend(self, message: Tensor) -> Tensor:
-        return message.to(self._carrier(message.device))
 
     def barrier(self) -> None:
         """Returns when every rank has called it. Work that the ranks gave to their devices may still be
@@ -454,7 +464,7 @@ class Collective:
         by_torch_rank = [received_counts[rank] for rank in order]
         return _reordered(received.view(flat.dtype), by_torch_rank, self._torch_ranks).to(flat.device)
 
-    # Refusals
+    # Refusals, which are raised before any rank waits
 
     def _check_open(self, operation: str) -> None:
         if self.closed:
@@ -462,22 +472,183 @@ class Collective:
                 f"{operation}: this collective is closed; `self.collective(...)` makes a new one"
             )
 
-    def _check(self, operation: str, tensor: object, dims: int = 0) -> None:
+    def _check(self, operation: str, tensor: object, dims: int = 0, op: str = "") -> None:
+        """Requires a plain, strided tensor with at least `dims` dims, and a dtype that `op` reduces."""
         self._check_open(operation)
-        check_tensor(operation, tensor, dims)
+        if not isinstance(tensor, Tensor):
+            raise CollectiveError(f"{operation} takes a tensor, not a {type(tensor).__name__}")
+        if hasattr(tensor, "to_local"):
+            raise CollectiveError(
+                f"{operation} takes a plain tensor, not a DTensor: give its to_local() or its full_tensor()"
+            )
+        if tensor.layout is not torch.strided:
+            layout = str(tensor.layout).removeprefix("torch.")
+            raise CollectiveError(f"{operation} takes a strided tensor, not one of layout {layout}")
+        if tensor.ndim < dims:
+            raise CollectiveError(f"{operation} goes along dim 0, but this tensor has no dims")
+        if op and (reason := refusal(tensor.dtype, op)):
+            raise CollectiveError(reason)
 
     def _check_list(self, operation: str, tensors: object, uneven: bool) -> None:
+        """Requires a tensor for each rank, all of one dtype, device and shape; with `uneven` dim 0 may
+        differ."""
         self._check_open(operation)
-        check_tensors(operation, tensors, self.size, uneven)
+        if not isinstance(tensors, (list, tuple)):
+            raise CollectiveError(
+                f"{operation} takes a list of tensors, one for each rank, not a {type(tensors).__name__}"
+            )
+        if len(tensors) != self.size:
+            raise CollectiveError(
+                f"{operation} takes one tensor for each of the {self.size} ranks, not {len(tensors)}"
+            )
+        for tensor in tensors:
+            self._check(operation, tensor, dims=int(uneven))
+        if len({(tensor.dtype, tensor.device, tuple(tensor.shape[int(uneven) :])) for tensor in tensors}) > 1:
+            forms = {f"{list(tensor.shape)} {_name(tensor.dtype)} on {tensor.device}" for tensor in tensors}
+            rule = "except for the size of dim 0" if uneven else "(`uneven=True` lets dim 0 differ)"
+            same = "of one dtype, device and shape" + f" {rule}" * (operation == "all_to_all")
+            raise CollectiveError(f"{operation} takes tensors {same}, not {' and '.join(sorted(forms))}")
 
     def _peer(self, operation: str, rank: int) -> int:
-        return checked_rank(operation, rank, self.size)
+        """Returns a rank of this collective, as the user gave it."""
+        number = whole(rank)
+        if number is None or not 0 <= number < self.size:
+            ranks = f"0 to {self.size - 1}"
+            raise CollectiveError(f"{operation} names a rank of its collective, {ranks}, not {rank!r}")
+        return number
 
     def _other(self, operation: str, rank: int) -> int:
         """Returns the rank of a peer in the group's world."""
         if self._peer(operation, rank) == self.rank:
             raise CollectiveError(f"{operation} needs another rank, and {self.rank} is this one")
         return self.ranks[rank]
+
+
+class DifferentiableCollective:
+    """The operations of a collective that have a gradient: `self.collective("tp").differentiable`. Tensors
+    are floats or complex numbers.
+
+    The gradient of an operation is another collective operation, so all ranks run the backward pass together
+    and in the same order, as they ran the forward pass.
+
+    | forward | backward |
+    | --- | --- |
+    | all_gather | reduce_scatter by sum: every rank's loss uses every rank's tensor |
+    | reduce_scatter | all_gather, divided by the number of ranks for a mean |
+    | all_to_all | all_to_all |
+    """
+
+    def __init__(self, collective: Collective) -> None:
+        self._collective = collective
+
+    def all_gather(self, tensor: Tensor, *, uneven: bool = False) -> Tensor:
+        """Returns the tensors of all ranks, concatenated along dim 0, as `Collective.all_gather_joined`
+        does."""
+        gathered: Tensor = _AllGather.apply(tensor, self._collective, uneven)  # type: ignore[no-untyped-call]
+        return gathered
+
+    def reduce_scatter(self, tensor: Tensor, op: Literal["sum", "mean"] = "sum") -> Tensor:
+        """Returns this rank's share of dim 0 of the sum or mean, as `Collective.reduce_scatter` does."""
+        if op not in ("sum", "mean"):
+            raise CollectiveError(f"a differentiable reduce_scatter is by sum or mean, not {op!r}")
+        share: Tensor = _ReduceScatter.apply(tensor, self._collective, op)  # type: ignore[no-untyped-call]
+        return share
+
+    def all_to_all(self, tensors: Sequence[Tensor], *, uneven: bool = False) -> list[Tensor]:
+        """Sends the i-th tensor to the i-th rank and returns those received, as `Collective.all_to_all`
+        does."""
+        return list(_AllToAll.apply(self._collective, uneven, *tensors))  # type: ignore[no-untyped-call]
+
+
+class _AllGather(Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, collective: Collective, uneven: bool) -> Tensor:
+        ctx.collective, ctx.uneven, ctx.has_dims = collective, uneven, bool(tensor.ndim)
+        if not uneven:
+            return collective.all_gather_joined(tensor)
+        parts = collective.all_gather(tensor, uneven=True)
+        ctx.lengths = [len(part) for part in parts]
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        [grad] = grads
+        if ctx.uneven:
+            received = ctx.collective.all_to_all(list(grad.split(ctx.lengths)), uneven=True)
+            return torch.stack(received).sum(0), None, None
+        share = ctx.collective.reduce_scatter(grad)
+        return share if ctx.has_dims else share[0], None, None
+
+
+class _ReduceScatter(Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, collective: Collective, op: Literal["sum", "mean"]) -> Tensor:
+        ctx.collective, ctx.op = collective, op
+        return collective.reduce_scatter(tensor, op)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        whole = ctx.collective.all_gather_joined(grads[0], uneven=True)
+        return whole / ctx.collective.size if ctx.op == "mean" else whole, None, None
+
+
+class _AllToAll(Function):
+    @staticmethod
+    def forward(ctx: Any, collective: Collective, uneven: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.collective, ctx.uneven = collective, uneven
+        return tuple(collective.all_to_all(tensors, uneven=uneven))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, None, *ctx.collective.all_to_all(list(grads), uneven=ctx.uneven)
+
+
+def process_group(ranks: Sequence[int], rank: int) -> dist.ProcessGroup | None:
+    """Returns torch's process group over `ranks`; None for a rank outside of it. For all ranks of the world
+    it is torch's own WORLD. Raises `CollectiveError` if this process does not have `rank` in torch's
+    world."""
+    if not dist.is_initialized():
+        raise CollectiveError(
+            f"a collective of the ranks {shown(ranks)} needs torch.distributed, which is not initialized here"
+        )
+    world = dist.get_world_size()
+    if dist.get_rank() != rank or max(ranks) >= world:
+        raise CollectiveError(
+            f"this process is rank {rank} and works with {shown(ranks)}; "
+            f"in torch's world it is rank {dist.get_rank()} of {world}"
+        )
+    if len(ranks) == world:
+        return dist.group.WORLD
+    made = dist.new_group(list(ranks), timeout=RUNNING)
+    return made if rank in ranks else None
+
+
+def refusal(dtype: torch.dtype, op: str) -> str:
+    """Returns the reason why tensors of a dtype cannot be reduced by `op`, or an empty text."""
+    if op not in TORCH_OPS and op not in BITWISE:
+        return f"{op!r} is not a reduction; the reductions are {', '.join((*TORCH_OPS, *BITWISE))}"
+    if dtype == torch.uint64:
+        return "a tensor of uint64 cannot be reduced"
+    kind = "complex numbers" if dtype.is_complex else "floats" if dtype.is_floating_point else "integers"
+    kind = "bools" if dtype == torch.bool else kind
+    if op not in REFUSED[kind].split():
+        return ""
+    return f"{_name(dtype) if kind in ('integers', 'floats') else kind} have no {op}{ADVICE.get(kind, '')}"
+
+
+def extent(tensor: Tensor) -> tuple[int, ...]:
+    """Returns the part of a shape that must be equal on all ranks: all sizes other than 1."""
+    return tuple([size for size in tensor.shape if size != 1])
+
+
+def _form_of(operation: str, tensor: Tensor, uneven: bool) -> Form:
+    """Returns the part of the arguments of an operation that must be equal on all ranks."""
+    equal = ("uneven", *tensor.shape[1:]) if uneven else (extent(tensor),)
+    return operation, tensor.dtype, *equal
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _reordered(flat: Tensor, lengths: list[int], order: list[int]) -> Tensor:

@@ -41,7 +41,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
 from meshctl.dataclass import dataclass
-from meshctl.runtime.collectives.process_group import RUNNING
+from meshctl.runtime.collectives.collective import RUNNING
 from meshctl.runtime.devices.backend import laid
 from meshctl.runtime.devices.cuda import Runtime, library
 

@@ -26,11 +26,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from meshctl.runtime.trace import NoTrace
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, bytes_of
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.context import SLOTS, Context
@@ -45,6 +47,7 @@ NO_SLOT = "a frame for which there is no slot in tag {}"
 
 class DataPlane:
     turn = NoTurn()
+    trace = NoTrace()
 
     def __init__(self, context: Context) -> None:
         self.context, self.job_rank = context, context.job_rank
@@ -133,13 +136,14 @@ class DataPlane:
 
     def deliver(self, lease: Lease) -> None:
         """Sends a leased frame. Its memory belongs to the receivers from then on."""
-        transport = self._transport_of(lease.to)
+        begin, transport = perf_counter(), self._transport_of(lease.to)
         for receiver in lease.to:
             if receiver == self.job_rank:
                 own = transport.own_delivery(lease)
                 self.on_message(receiver, lease.tag, own.frame, own.out_of_band)
             else:
                 transport.post(receiver, lease.tag, lease)
+        self._trace_frame("to", lease.to, lease.tag, lease.frame, lease.out_of_band, begin)
 
     def forward(self, delivery: Delivery, to: Sequence[int], tag: int) -> None:
         """Sends a received frame to others. Raises `FrameError`."""
@@ -173,8 +177,10 @@ class DataPlane:
             self.deliver(lease)
 
     def send_gathered(self, to: int, tag: int, frame: Frame) -> None:
+        begin = perf_counter()
         self._take_slots([(to, tag)])
         self.transport_to(to).post_gathered(to, tag, frame)
+        self._trace_frame("to", [to], tag, frame, (), begin)
 
     def inline_max(self, to: Sequence[int]) -> int:
         """Returns the largest frame, in bytes, that `send_inline` takes for some job ranks."""
@@ -182,13 +188,14 @@ class DataPlane:
 
     def send_inline(self, to: Sequence[int], tag: int, frame: bytes) -> None:
         """Sends a small frame, which needs no memory, to job ranks of one transport. Raises `PeerLost`."""
+        begin = perf_counter()
         if self._slots.get(tag, SLOTS):
             self._take_slots([(receiver, tag) for receiver in to])
         if self.job_rank in to:
             self.on_message(self.job_rank, tag, frame)
-            to = [receiver for receiver in to if receiver != self.job_rank]
-        if to:
-            self.transport_to(to[0]).post_inline(to, tag, frame)
+        if others := [receiver for receiver in to if receiver != self.job_rank]:
+            self.transport_to(others[0]).post_inline(others, tag, frame)
+        self._trace_frame("to", to, tag, frame, (), begin)
 
     def _transport_of(self, job_ranks: Sequence[int]) -> Transport:
         """Returns the transport that reaches all of some job ranks."""
@@ -215,7 +222,27 @@ class DataPlane:
         return credits[key] > 0
 
     def _await_slot(self, key: tuple[int, int]) -> None:
+        begin = perf_counter()
         self._wait(partial(self._has_slot, key), *key)
+        self.trace.add("wait", f"free slot of {self.name_of(key[0])}", begin, perf_counter())
+
+    def _trace_frame(
+        self,
+        side: str,
+        peers: Sequence[int],
+        tag: int,
+        frame: Tensor | bytes | Frame,
+        out_of_band: Sequence[Tensor],
+        begin: float,
+    ) -> None:
+        """Records the sending of a frame `to` peers, or its receipt `from` one."""
+        if self.trace.is_on:
+            route = self.context.route_of(tag) or "comparison of peers"
+            nbytes = len(frame) if isinstance(frame, bytes) else frame.nbytes
+            nbytes += sum(tensor.nbytes for tensor in out_of_band)
+            facts = {side: ", ".join(map(self.name_of, peers)), "bytes": nbytes}
+            verb = "send" if side == "to" else "receive"
+            self.trace.add("frame", f"{verb} {route}", begin, perf_counter(), facts)
 
     # Receiving
 
@@ -243,12 +270,13 @@ class DataPlane:
 
     def next(self, source: int, tag: int) -> Delivery:
         """Returns the next delivery of a tag, its frame as a tensor or as bytes. Raises `PeerLost`."""
-        queue = self._queue(source, tag)
+        begin, queue = perf_counter(), self._queue(source, tag)
         if not queue or not queue[0].is_complete:
             self.wait_unless(lambda: bool(queue) and queue[0].is_complete, source, tag)
         delivery = queue.popleft()
         if source != self.job_rank and self._slots.get(tag, SLOTS):
             self.transport_to(source).credit(source, tag)
+        self._trace_frame("from", [source], tag, delivery.frame, delivery.out_of_band, begin)
         return delivery
 
     def _queue(self, source: int, tag: int) -> deque[Delivery]:

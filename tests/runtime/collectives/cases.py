@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from meshctl import Batch, Component, DeviceMesh
-from meshctl.runtime.collectives.collective import Collective
-from meshctl.runtime.collectives.reductions import REDUCTIONS, Op
+from meshctl.runtime.collectives.collective import BITWISE, Collective, Op
 from meshctl.runtime.rank_context import RankContext
 
 MESH = DeviceMesh.from_sizes(dp_size=2, tp_size=2, ep_size=2, device_type="cpu")
@@ -64,8 +64,8 @@ def given(rank: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 def reduced(tensors: list[Tensor], op: Op) -> Tensor:
     rows = torch.stack(tensors)
-    if op.startswith("bitwise"):
-        return REDUCTIONS[op].of_rows(rows)
+    if op in BITWISE:
+        return reduce(BITWISE[op], rows)
     wide = rows.to(torch.complex128 if rows.is_complex() else torch.float64)
     found = {
         "sum": lambda: wide.sum(0),

@@ -11,8 +11,7 @@ import torch.distributed as dist
 
 from meshctl import Component, DeviceMesh
 from meshctl.plan.model import Cluster
-from meshctl.runtime.collectives.collective import Collective, CollectiveError
-from meshctl.runtime.collectives.reductions import REDUCTIONS, Op, refusal
+from meshctl.runtime.collectives.collective import Collective, CollectiveError, Op, refusal
 from meshctl.runtime.world import ranks_by_node
 from tests.runtime.collectives.cases import (
     DTYPES,
@@ -79,7 +78,6 @@ def test_a_result_shares_no_memory_with_what_was_given() -> None:
 
 @pytest.mark.parametrize("op", get_args(Op))
 def test_dtypes_are_accepted_where_the_table_lists_them(op: Op) -> None:
-    assert set(get_args(Op)) == set(REDUCTIONS)
     for dtype in (*DTYPES, torch.uint64):
         assert (refusal(dtype, op) == "") == (dtype in LEGAL[op]), dtype
 

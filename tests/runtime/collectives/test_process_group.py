@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 from torch.distributed import distributed_c10d
 
-from meshctl.runtime.collectives.process_group import RUNNING, lift_timeouts
+from meshctl.runtime.collectives.collective import RUNNING
+from meshctl.runtime.world import lift_timeouts
 
 
 def test_groups_that_torch_makes_itself_have_no_timeout_that_a_job_reaches(

@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from itertools import permutations
 
@@ -16,8 +15,6 @@ import torch
 from torch import Tensor
 
 from meshctl.network.addresses import address_towards
-from meshctl.runtime.trace.traced import TracedDataPlane
-from meshctl.runtime.trace.tracer import Tracer
 from meshctl.runtime.transports.buffers.caching_allocator import UNCACHED_MAX, CachingAllocator
 from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.runtime.transports.context import Context
@@ -177,24 +174,6 @@ def test_tensors_may_change_after_they_were_sent_to_a_slow_network(
         one.send(1, 4, Frame(tensor))
         tensor.fill_(-1)
         assert two.receive(0, 4).value().unique().tolist() == [number]
-    close_all([one, two])
-
-
-def test_frames_that_are_sent_from_their_tensors_are_traced(worlds: Worlds) -> None:
-    class Kept(Tracer):
-        def __init__(self) -> None:
-            self.frames: list[tuple[Sequence[int], int, int]] = []
-
-        def add_sent(self, to: Sequence[int], tag: int, nbytes: int, begin: float, sent: float) -> None:
-            assert begin <= sent
-            self.frames.append((to, tag, nbytes))
-
-    (one, _), (two, _) = worlds(2)
-    tracer, frame = Kept(), Frame(LARGE)
-    TracedDataPlane.begin(one, tracer)
-    one.send(1, 4, frame)
-    TracedDataPlane.end(one)
-    assert tracer.frames == [([1], 4, frame.nbytes)] and two.receive(0, 4).frame.nbytes == frame.nbytes
     close_all([one, two])
 
 

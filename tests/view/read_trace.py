@@ -37,8 +37,6 @@ class Slice:
 class Trace:
     threads: dict[str, list[Slice]]
     """Name of a thread -> its outermost slices, in their order."""
-    arrows: list[tuple[tuple[str, Slice, float], tuple[str, Slice, float]]]
-    """The thread, the slice and the time of both ends."""
     instants: list[Event]
     processes: list[str]
 
@@ -59,18 +57,17 @@ def read_back(path: Path) -> Trace:
     for event in document["traceEvents"]:
         assert type(event["pid"]) is int and type(event["tid"]) is int and event["name"]
         by_kind[event["ph"]].append(event)
-    assert by_kind.keys() <= {"M", "X", "s", "f", "i"}
+    assert by_kind.keys() <= {"M", "X", "i"}
     names = {
         (event["name"], event["tid"] if "thread" in event["name"] else event["pid"]): event["args"]
         for event in by_kind["M"]
     }
     threads = _nested(by_kind["X"])
-    for pid, tid in {(event["pid"], event["tid"]) for kind in "Xsfi" for event in by_kind[kind]}:
+    for pid, tid in {(event["pid"], event["tid"]) for kind in "Xi" for event in by_kind[kind]}:
         assert ("process_name", pid) in names and ("thread_name", tid) in names
     named = {tid: str(names["thread_name", tid]["name"]) for tid in threads}
     return Trace(
         {named[tid]: slices for tid, slices in threads.items()},
-        _arrows(by_kind, threads, named),
         by_kind["i"],
         [args["name"] for (kind, _), args in names.items() if kind == "process_name"],
     )
@@ -94,28 +91,3 @@ def _nested(events: list[Event]) -> dict[int, list[Slice]]:
             (opened[-1].children if opened else threads[tid]).append(one)
             opened.append(one)
     return threads
-
-
-def _arrows(
-    by_kind: dict[str, list[Event]], threads: dict[int, list[Slice]], named: dict[int, str]
-) -> list[tuple[tuple[str, Slice, float], tuple[str, Slice, float]]]:
-    begins, ends = ({event["id"]: event for event in by_kind[kind]} for kind in "sf")
-    assert begins.keys() == ends.keys() and len(begins) == len(by_kind["s"]) == len(by_kind["f"])
-    found = []
-    for number, begin in begins.items():
-        end = ends[number]
-        assert end["bp"] == "e" and (begin["cat"], begin["name"]) == (end["cat"], end["name"])
-        assert begin["ts"] <= end["ts"]
-        sides = [
-            (named[one["tid"]], _innermost(threads[one["tid"]], one["ts"]), one["ts"]) for one in (begin, end)
-        ]
-        found.append((sides[0], sides[1]))
-    return found
-
-
-def _innermost(slices: list[Slice], time: float) -> Slice:
-    """Returns the innermost slice at a time, to which Perfetto binds an arrow."""
-    within = [one for one in slices if one.begin <= time < one.end]
-    assert within, f"no slice at {time}"
-    inner = [one for one in within[-1].children if one.begin <= time < one.end]
-    return _innermost(within[-1].children, time) if inner else within[-1]

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meshctl.plan.model import Group, Plan, Run
 from meshctl.run import clock
-from meshctl.run.directory import RunDir, write_whole
+from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
 from meshctl.run.settings import Trace
 from meshctl.run.trace_file import TraceFile
 from meshctl.topology.cluster import Cluster
-from meshctl.view.trace.profile_times import move
-from meshctl.view.trace.writer import TraceWriter
-from tests.view.trace import read_back
+from meshctl.view.trace import TraceWriter, move_times
+from tests.view.read_trace import Trace as ReadTrace
+from tests.view.read_trace import read_back
 
 EPOCH = 1_700_000_000.0
 """The time at which the clocks of the nodes began, in seconds since 1970."""
 AHEAD = 5000.0
 """Seconds by which the clock of node 1 is ahead."""
-BEGIN, LATENCY = 100.0, 0.001
-"""When the workers begin, by the clock of node 0, and the time from a sending to its receipt, in seconds."""
+BEGIN = 100.0
+"""When the workers begin, by the clock of node 0, in seconds."""
 GROUPS = Group("one", "cpu", 1, 0), Group("two", "cpu", 2, 1)
 PLAN = Plan("two", 0, Cluster(nodes=2), GROUPS, (), (), (), Run(trace=Trace((3, 4))))
 
@@ -33,48 +32,42 @@ PLAN = Plan("two", 0, Cluster(nodes=2), GROUPS, (), (), (), Run(trace=Trace((3, 
 def clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two clocks of the head stand still, so that they are read at the same time."""
     monkeypatch.setattr(clock, "now", lambda: EPOCH)
-    monkeypatch.setattr("meshctl.view.trace.writer.perf_counter", lambda: 0.0)
+    monkeypatch.setattr("meshctl.view.trace.perf_counter", lambda: 0.0)
 
 
 def span(name: str, begin: float, end: float, *, thread: str = "", category: str = "stage") -> list[object]:
     return [thread, category, name, begin, end, None]
 
 
-def sent(begin: float, receiver: int, step: int) -> list[object]:
-    facts = {"tag": 7, "of": step, "to": [[receiver, 1]], "bytes": 64, "sent": begin}
-    return ["", "frame", "a -> b", begin, begin + 1e-5, facts]
-
-
-def received(end: float, sender: int, step: int) -> list[object]:
-    facts = {"tag": 7, "of": step, "from": [sender, 1], "bytes": 64}
-    return ["", "frame", "a -> b", end - 0.002, end, facts]
-
-
 def write(
-    run: RunDir, group: str, rank: int, attempt: int, steps: dict[int, list[list[object]]], at: float
+    run: RunDir,
+    group: str,
+    rank: int,
+    attempt: int,
+    steps: dict[int, list[list[object]]],
+    at: float,
+    node: int = 0,
 ) -> None:
     """Writes what a worker has recorded in some steps of an attempt, which began at `at`."""
     file = TraceFile(run.traced(group, rank))
-    file.begin(attempt, min(steps) - 1, at, None)
+    file.begin(attempt, node, min(steps) - 1, at, None)
     for step, spans in steps.items():
         file.add(attempt, step, spans, 0)
     file.close()
 
 
 def write_run(run: RunDir, attempt: int = 0, begin: float = BEGIN, steps: range = range(3, 5)) -> None:
-    """Has one:0, on node 0, send a frame to each rank of two, of which the second is on node 1."""
-    for group, rank, ahead in (("one", 0, 0.0), ("two", 0, 0.0), ("two", 1, AHEAD)):
+    """Writes what one:0, two:0 and two:1 have recorded, of which the last one is on node 1."""
+    for group, rank, node in (("one", 0, 0), ("two", 0, 0), ("two", 1, 1)):
         recorded = {}
         for step in steps:
-            at = begin + ahead + step
-            own = [sent(at + 0.1 * receiver, receiver, step) for receiver in (1, 2)]
-            if group == "two":
-                own = [received(at + 0.1 * (rank + 1) + LATENCY, 0, step)]
-            recorded[step] = [*own, span(f"attempt {attempt}", at + 0.5, at + 0.6), span("step", at, at + 1)]
-        write(run, group, rank, attempt, recorded, begin + ahead + steps[0])
+            at = begin + AHEAD * node + step
+            frame = ["", "frame", "send a -> b", at + 0.1, at + 0.2, {"to": "two:1", "bytes": 64}]
+            recorded[step] = [frame, span(f"attempt {attempt}", at + 0.5, at + 0.6), span("step", at, at + 1)]
+        write(run, group, rank, attempt, recorded, begin + AHEAD * node + steps[0], node)
 
 
-def merged(run: RunDir, *events: Event, error: float = 0.0002) -> read_back.Trace:
+def merged(run: RunDir, *events: Event, error: float = 0.0002) -> ReadTrace:
     writer = TraceWriter(PLAN, run)
     for node, offset in ((0, error / 2), (1, AHEAD + error / 2)):
         for worse in (1, 0, 3):
@@ -88,7 +81,7 @@ def merged(run: RunDir, *events: Event, error: float = 0.0002) -> read_back.Trac
     for event in events:
         writer.on_event(event)
     writer.on_end(0, "")
-    return read_back.read_back(run.trace)
+    return read_back(run.trace)
 
 
 @pytest.fixture
@@ -103,24 +96,16 @@ def test_clocks_are_aligned_by_their_best_measurement(run: RunDir) -> None:
     begins = {thread: [one.begin for one in slices] for thread, slices in trace.threads.items()}
     for thread, error in (("one:0", 100), ("two:0", 100), ("two:1", 0)):  # microseconds
         assert begins[thread] == pytest.approx([error, 1e6 + error], abs=0.01)
-    assert len(trace.arrows) == 4
-    for (sender, _, start), (receiver, _, end) in trace.arrows:
-        assert sender == "one:0" and 800 < end - start < 1100, receiver
+    frames = [one for _, one in trace.slices() if one.category == "frame"]
+    assert len(frames) == 6 and {(one.name, one.args["to"]) for one in frames} == {("send a -> b", "two:1")}
 
 
 def test_a_worker_on_a_clock_that_was_not_measured_keeps_its_times(run: RunDir) -> None:
     write_run(run)
     writer = TraceWriter(PLAN, run)
     writer.on_end(0, "")
-    trace = read_back.read_back(run.trace)
+    trace = read_back(run.trace)
     assert trace.threads["two:1"][0].begin == pytest.approx(AHEAD * 1e6)
-
-
-def test_no_arrow_points_back_in_time(run: RunDir) -> None:
-    """With an error of 10 ms the receipt may seem to be before the sending."""
-    write_run(run)
-    trace = merged(run, error=0.01)
-    assert {receiver for _, (receiver, _, _) in trace.arrows} == {"two:0"}
 
 
 def test_the_last_attempt_of_each_step_counts_on_all_workers(run: RunDir) -> None:
@@ -151,27 +136,27 @@ def test_what_happened_is_where_it_belongs(run: RunDir) -> None:
     assert found["checkpoint"]["ts"] == pytest.approx(0.5e6, abs=1000) and found["checkpoint"]["s"] == "g"
 
 
-def test_an_attempt_with_fewer_workers_has_other_job_ranks(run: RunDir) -> None:
-    groups = Group("a", "cpu", 2, 0), Group("b", "cpu", 1, 2)
-    whole = Plan("whole", 0, Cluster(), groups, (), (), (), Run(trace=Trace((3, 4))))
-    smaller = replace(whole, groups=(replace(groups[0], workers=1), replace(groups[1], first_job_rank=1)))
-    write_whole(run.smaller_plan(smaller.digest), smaller.to_json())
-    for attempt, b in ((0, 2), (1, 1)):
-        at, step = BEGIN + 10 * attempt, 3 + attempt
-        write(run, "a", 0, attempt, {step: [sent(at, b, step), span("step", at, at + 1)]}, at)
-        write(run, "b", 0, attempt, {step: [received(at + 0.1, 0, step), span("step", at, at + 1)]}, at)
-    writer = TraceWriter(whole, run)
-    for attempt, plan in enumerate((whole, smaller)):
-        writer.on_event(Event("launched", value={"attempt": attempt, "digest": plan.digest}))
-    value = {"cause": "a:1 failed", "sizes": {"a": [2, 1]}}
-    writer.on_event(Event("restarted", step=3, value=value, time=EPOCH + BEGIN + 9))
-    writer.on_end(0, "")
-    trace = read_back.read_back(run.trace)
-    assert [(sender, receiver) for (sender, _, _), (receiver, _, _) in trace.arrows] == [("a:0", "b:0")] * 2
-    names = [one.args.get("to") or one.args.get("from") for _, one in trace.slices() if one.args]
-    assert names == ["b:0", "b:0", "a:0", "a:0"]
+def test_a_worker_of_a_smaller_attempt_has_the_clock_of_its_node(run: RunDir) -> None:
+    at = BEGIN + AHEAD
+    write(run, "two", 0, 1, {3: [span("step", at, at + 1)]}, at, node=1)
+    write(run, "one", 0, 1, {3: [span("step", BEGIN, BEGIN + 1)]}, BEGIN)
+    value = {"cause": "two:1 failed", "sizes": {"two": [2, 1]}}
+    trace = merged(run, Event("restarted", step=3, value=value, time=EPOCH + BEGIN + 0.5))
+    assert [slices[0].begin for slices in trace.threads.values()] == pytest.approx([0, 0], abs=200)
     [restart] = trace.instants
-    assert restart["args"]["text"] == "restarted after step 3, a with 1 of 2 workers: a:1 failed"
+    assert restart["args"]["text"] == "restarted after step 3, two with 1 of 2 workers: two:1 failed"
+
+
+def test_a_file_of_an_earlier_format_is_merged(run: RunDir) -> None:
+    facts = {"tag": 7, "of": 3, "to": [[1, 1]], "bytes": 64, "sent": BEGIN}
+    lines = (
+        {"format": 1, "attempt": 0, "start": 2, "begin": BEGIN, "boot": "b", "mark": None},
+        {"attempt": 0, "step": 3, "dropped": 0, "spans": [["", "frame", "a -> b", BEGIN, BEGIN + 1, facts]]},
+    )
+    path = run.traced("one", 0)
+    path.parent.mkdir()
+    path.write_text("".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines))
+    assert [one.name for one in merged(run).threads["one:0"]] == ["a -> b"]
 
 
 def test_nothing_is_written_where_nothing_was_recorded(run: RunDir) -> None:
@@ -187,7 +172,7 @@ def test_a_file_of_the_profiler_is_moved_once(tmp_path: Path) -> None:
     ]
     document = {"baseTimeNanoseconds": 1_700_000_000_000_000_000, "traceEvents": [*events, marked]}
     path.write_text(json.dumps(document, indent=2))
-    move(path, "meshctl mark 3", 70.5)
+    move_times(path, "meshctl mark 3", 70.5)
     moved = json.loads(path.read_text())
     assert moved["traceEvents"][-1] == {**marked, "ts": 70.5}
     shift = 5000000000000.25 - 70.5
@@ -195,6 +180,6 @@ def test_a_file_of_the_profiler_is_moved_once(tmp_path: Path) -> None:
     for before, after in zip(events, moved["traceEvents"], strict=False):
         assert after["ts"] == pytest.approx(float(before["ts"]) - shift, abs=0.002)  # type: ignore[arg-type]
     size, inode = path.stat().st_size, path.stat().st_ino
-    move(path, "meshctl mark 3", 70.5)
-    move(path, "another mark", 0.0)
+    move_times(path, "meshctl mark 3", 70.5)
+    move_times(path, "another mark", 0.0)
     assert (path.stat().st_size, path.stat().st_ino) == (size, inode)

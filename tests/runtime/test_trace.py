@@ -13,9 +13,9 @@ from meshctl.plan.model import Component, Group, Plan, Run, Stage
 from meshctl.run.progress import Activity
 from meshctl.run.settings import Trace
 from meshctl.run.trace_file import WorkerTrace
+from meshctl.runtime import trace as module
 from meshctl.runtime.progress import Progress
-from meshctl.runtime.trace import tracer as module
-from meshctl.runtime.trace.tracer import Tracer
+from meshctl.runtime.trace import Tracer
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.mesh import DeviceMesh
 from tests.runtime.memory import MemoryDataPlane
@@ -30,12 +30,11 @@ class Worker:
 
     def __init__(self, path: Path, first: int, last: int, attempt: int = 0) -> None:
         self.progress, self.data_plane = Progress(), MemoryDataPlane(0, {}, {})
-        self.path, settings = path, Trace((first, last))
-        both = self.progress, self.data_plane
-        self.tracer = Tracer(PLAN, settings, *both, path, path.with_suffix(".profile.json"), attempt)
+        self.path, profile = path, path.with_suffix(".profile.json")
+        self.tracer = Tracer(STAGES, Trace((first, last)), path, profile, 0, attempt)
+        self.progress.trace = self.data_plane.trace = self.tracer
 
     def step(self, number: int, passes: int = 0) -> None:
-        self.tracer.begin_step(number)
         self.progress.begin_step(number)
         self.progress.enter(Activity.CALLING, 0, perf_counter())
         self.progress.take_collective_seconds()
@@ -43,12 +42,6 @@ class Worker:
             self.progress.next_pass()
             self.progress.enter(Activity.CALLING, 1, perf_counter())
         self.progress.end_step()
-
-    @property
-    def is_traced(self) -> bool:
-        kinds = {type(self.progress).__name__, type(self.data_plane).__name__}
-        assert kinds in ({"Progress", "MemoryDataPlane"}, {"TracedProgress", "TracedDataPlane"})
-        return "TracedProgress" in kinds
 
     def names(self, step: int) -> list[str]:
         found = WorkerTrace(self.path, range(1000))
@@ -60,14 +53,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "trace" / "train-0.jsonl"
 
 
-def test_objects_have_other_classes_only_in_the_window(path: Path) -> None:
+def test_spans_are_recorded_in_the_window_only(path: Path) -> None:
     worker = Worker(path, 3, 4)
-    traced = []
     for number in range(1, 7):
-        worker.tracer.begin_step(number)
-        traced.append(worker.is_traced)
         worker.step(number, passes=2)
-    assert traced == [False, False, True, True, False, False]
     whole = ["loss", "eval.exam", "eval pass 1", "eval.exam", "eval pass 2"]
     assert [worker.names(number) for number in (2, 3, 4, 5)] == [
         [],
@@ -80,18 +69,16 @@ def test_objects_have_other_classes_only_in_the_window(path: Path) -> None:
 def test_a_run_may_begin_and_end_within_the_window(path: Path) -> None:
     worker = Worker(path, 3, 10)
     worker.step(5)
-    worker.tracer.begin_step(6)
     worker.progress.begin_step(6)
     worker.progress.enter(Activity.RECEIVING, 0, perf_counter())
     worker.tracer.end()  # as at a fault
-    assert not worker.is_traced
+    assert not worker.tracer.is_on
     assert (worker.names(5), worker.names(6)) == (["loss", "step 5"], ["inputs of loss", "step 6"])
 
 
 def test_a_step_that_is_not_part_of_the_run_is_dropped(path: Path) -> None:
     worker = Worker(path, 3, 10)
     worker.step(3)
-    worker.tracer.begin_step(4)
     worker.progress.begin_step(4)
     worker.progress.enter(Activity.RECEIVING, 0, perf_counter())
     worker.progress.begin_end(3, visit=1)  # the data have ended in step 4
@@ -101,10 +88,9 @@ def test_a_step_that_is_not_part_of_the_run_is_dropped(path: Path) -> None:
     worker.tracer.end()
     assert worker.names(3) == ["loss", "step 3", "eval.exam", "step 3"] and worker.names(4) == []
     other = Worker(path.with_name("train-1.jsonl"), 4, 10)
-    other.tracer.begin_step(4)
     other.progress.begin_step(4)
     other.progress.begin_end(3, visit=1)
-    assert not other.is_traced and other.names(4) == other.names(3) == []
+    assert not other.tracer.is_on and other.names(4) == other.names(3) == []
 
 
 def test_spans_beyond_the_limits_are_counted(
@@ -128,7 +114,7 @@ def test_a_file_that_cannot_be_written_ends_the_trace_and_not_the_run(
     worker = Worker(path, 1, 3)
     for number in (1, 2, 3, 4):
         worker.step(number)
-        assert not worker.is_traced
+        assert not worker.tracer.is_on
     assert capsys.readouterr().err.count("the trace is not written") == 1
 
 
@@ -140,31 +126,29 @@ def test_a_disk_that_becomes_full_ends_the_trace_and_not_the_run(
     worker = Worker(path, 1, 3)
     worker.step(1)
     worker.step(2)
-    assert not worker.is_traced
+    assert not worker.tracer.is_on
     assert "the trace is not written: No space left on device" in capsys.readouterr().err
 
 
-def test_frames_are_numbered_on_both_sides_and_never_overlap(path: Path) -> None:
+def test_frames_are_spans_that_never_overlap(path: Path) -> None:
     worker = Worker(path, 1, 1)
     plane = worker.data_plane
-    worker.tracer.begin_step(1)
     worker.progress.begin_step(1)
     worker.progress.enter(Activity.SENDING, 0, perf_counter())
     first, second = plane.lease([0], 5, 16), plane.lease([0], 6, 32)
     plane.deliver(first)
     plane.deliver(second)
     plane.send_inline([0], 5, b"xyz")
-    with worker.tracer.weights_of(0):
-        plane.send([0], 5, plane.frame([0], torch.ones(2000)))
-    for tag in (5, 6, 5, 5):
+    for tag in (5, 6, 5):
         plane.next(0, tag)
     worker.progress.end_step()
     spans = WorkerTrace(path, range(9)).read(1).spans
-    frames = [span for span in spans if span[1] == "frame"]
-    sends = [(facts["tag"], facts["of"], facts["to"]) for *_, facts in frames if "to" in facts]
-    assert sends == [(5, 1, [[0, 1]]), (6, 1, [[0, 1]]), (5, 1, [[0, 2]]), (5, 0, [[0, 1]])]
-    receives = [(facts["tag"], facts["from"]) for *_, facts in frames if "from" in facts]
-    assert receives == [(5, [0, 1]), (6, [0, 1]), (5, [0, 2]), (5, [0, 3])]
+    frames = [(name, facts) for _, category, name, _, _, facts in spans if category == "frame"]
+    assert frames == [
+        (f"{verb} comparison of peers", {side: "job rank 0", "bytes": nbytes})
+        for verb, side in (("send", "to"), ("receive", "from"))
+        for nbytes in (16, 32, 3)
+    ]
     for _, _, _, begin, end, _ in spans:
         for _, _, _, other, last, _ in spans:
             assert (
@@ -177,12 +161,10 @@ def test_frames_are_numbered_on_both_sides_and_never_overlap(path: Path) -> None
 
 def test_waits_and_what_other_threads_do_are_spans(path: Path) -> None:
     worker = Worker(path, 1, 1)
-    worker.tracer.begin_step(1)
     worker.progress.begin_step(1)
     worker.progress.enter(Activity.CALLING, 0, perf_counter())
-    worker.progress.add_wait(1e-9)
     with worker.progress.calls_of("actor:dp").call(("all_reduce", "sum", torch.float32, 3)):
-        worker.progress.add_wait(1e-9)  # a part of the collective
+        pass
     entered, may_end = threading.Event(), threading.Event()
 
     def write_checkpoint(event: threading.Event | None) -> None:
@@ -203,7 +185,6 @@ def test_waits_and_what_other_threads_do_are_spans(path: Path) -> None:
     thread.join()
     spans = WorkerTrace(path, range(9)).read(1).spans
     assert [(span[0], span[2]) for span in spans] == [
-        ("", "wait for a collective of torch"),
         ("", "all_reduce sum float32 3"),
         ("checkpoint", "write actor"),
         ("", "loss"),
