@@ -19,9 +19,7 @@ from meshctl.run.progress import Activity
 from meshctl.runtime.batch.batch import MARK, Batch, numbered
 from meshctl.runtime.batch.identify import identify
 from meshctl.runtime.batch.tensordict import is_tensordict
-from meshctl.runtime.checks.borrowed import Borrowed
-from meshctl.runtime.checks.digests import Digested
-from meshctl.runtime.checks.peers import PeerCheck
+from meshctl.runtime.checks import Borrowed, PeerCheck
 from meshctl.runtime.component import context_of, endpoint_of
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.kept_values import KeptValues
@@ -94,8 +92,8 @@ class Call:
         )
         self._progress, self._number = context.progress, context.plan.stages.index(stage)
         has_all_checks = context.plan.run.has_all_checks
-        borrowed = Digested if has_all_checks else Borrowed
-        self._borrowed = borrowed(f"{stage.component}.{stage.method}", context.transport.is_read_only)
+        called, is_read_only = f"{stage.component}.{stage.method}", context.transport.is_read_only
+        self._borrowed = Borrowed(called, is_read_only, has_digests=has_all_checks)
         self._peer_check = PeerCheck.of(stage, context) if has_all_checks else None
         self.passes: PassValues | None = None
         """The values of the passes of a block, where a stage outside of it takes them."""

@@ -31,7 +31,7 @@ from meshctl.network.name_lookups import with_short_lookups
 from meshctl.plan.model import Group, Plan
 from meshctl.plan.views.ways import is_direct
 from meshctl.run.shutdown import PREFIX, has_left
-from meshctl.runtime.checks.peers import first_tag
+from meshctl.runtime.checks import first_tag
 from meshctl.runtime.collectives.collective import RUNNING
 from meshctl.runtime.devices.backend import (
     CHOICE,

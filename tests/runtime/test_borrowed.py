@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.checks.borrowed import Borrowed
+from meshctl.runtime.checks import Borrowed, digest_of
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.routes.inputs import Arguments
@@ -354,3 +354,15 @@ def test_with_all_checks_correct_endpoints_pass(
 ) -> None:
     outcome = outcome_of(use, made, 3000, checks="all")
     assert not outcome.faults and {*outcome.last.values()} == {STEPS}
+
+
+def test_the_digest_of_a_list_of_batches_depends_on_their_columns_alone() -> None:
+    """Its frame has gaps between the columns, which may hold any bytes."""
+    columns = {"x": torch.tensor([3, 2, 1]), "rows": Ragged.of([torch.full((n,), n) for n in (3, 2, 1)])}
+    batches = [Batch(columns, ids=torch.tensor([3, 2, 1]))]
+    digests = set()
+    for number in range(50):
+        torch.full((1000,), number).sum()  # other bytes in memory that is used again
+        digests.add(digest_of(batches))
+    assert len(digests) == 1
+    assert digest_of([Batch({**columns, "x": torch.tensor([3, 2, 0])})]) not in digests

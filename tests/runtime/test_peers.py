@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.checks.peers import difference_of
+from meshctl.runtime.checks import difference_of
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.errors import StageError
 from tests.runtime.in_process import Outcome, run

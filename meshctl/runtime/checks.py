@@ -1,0 +1,360 @@
+"""What a worker checks in each call of an endpoint, and what `run.checks: all` adds to it.
+
+`Borrowed` finds endpoints that write into what they receive. A received batch is borrowed: others may read
+the same memory. Large columns are in read-only pages, where a write ends the process. After each call, writes
+into all other columns are found:
+
+    buffers     the memory of a small batch is compared with a copy, which finds writes by any means
+    tensors     torch counts the writes into a tensor and into its views; for writes by other means, such as
+                numpy, the bytes of a tensor of up to 512 KiB are compared with a copy, and samples of the
+                bytes of a larger one
+    lists       a list must contain the same objects as before
+
+With `run.checks: all`, digests of all values are compared, too. They find writes by any means and at every
+size: also into the items of a list, into values that are no batches, and by a producer that goes on writing
+to memory which it has returned.
+
+`PeerCheck`, with `run.checks: all`, finds peers of a data rank that return other values. Where one rank
+represents the others of its data rank (`collect`), the values of its tp, cp and ulysses peers are dropped.
+They must be equal, so the representative sends its own to each peer, and the peer compares. The ranks of
+earlier pipeline stages are left out, because they often have no value. Numbers may differ by as much as in
+`torch.testing.assert_close`. A logged number that differs, such as a time, causes only a warning.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from meshctl.dataclass import dataclass
+from meshctl.plan.model import Plan, Stage
+from meshctl.run.events import EventLog
+from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.errors import StageError
+from meshctl.runtime.loop_context import LoopContext
+from meshctl.runtime.metrics.scalars import scalars
+from meshctl.runtime.routes.end import TAGS_PER_ROUTE
+from meshctl.runtime.routes.inputs import Arguments
+from meshctl.runtime.routes.weights import checksum
+from meshctl.runtime.transports.buffers.frames import FrameError, bytes_of, not_sent, pack
+from meshctl.runtime.transports.buffers.memcpy import is_plain
+from meshctl.runtime.transports.data_plane import DataPlane
+from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import producer_set
+
+COPY_MAX_BYTES = 1 << 19
+"""Maximum size of a tensor whose bytes are all compared. A copy of this size takes about 15 microseconds."""
+SAMPLES, SAMPLE_BYTES = 64, 64
+"""The number of samples of a larger tensor, the first and the last bytes among them, and the size of each."""
+NO_VERSION = -1
+"""The version of a tensor that was made in inference mode, where torch does not count."""
+PYTHON_TOLERANCE = (1.3e-6, 1e-5)
+"""The relative and the absolute tolerance of Python's floats, which are mostly read from float32 tensors."""
+MAX_SHOWN = 60
+"""The most characters of a value in a message."""
+NO_VALUE = "missing"
+
+Part = Tensor | list[Any]
+"""What batches consist of."""
+
+
+class Borrowed:
+    """The arguments of a call, as they were before it."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        is_read_only: Callable[[Tensor], bool] = lambda tensor: False,
+        has_digests: bool = False,
+    ) -> None:
+        """`endpoint` is COMPONENT.METHOD. `is_read_only` returns whether a tensor is in memory of another
+        process that this process cannot write. With `has_digests`, digests are compared."""
+        self._endpoint, self._is_read_only, self._has_digests = endpoint, is_read_only, has_digests
+        self._buffers: list[bytes] = []
+        """Copies of the buffers of small batches."""
+        self._parts: list[tuple[str, Part, Any]] = []
+        """The column, the tensor or list, and its state, of what is in no such buffer."""
+        self._digests: list[tuple[str, Any]] = []
+
+    def begin(self, arguments: Arguments) -> None:
+        """Keeps the state of the arguments before a call."""
+        self._buffers = [bytes(buffer) for buffer in arguments.buffers]
+        if arguments.unbuffered:
+            self._parts = [(name, part, _state(part)) for name, part in _parts(arguments.unbuffered)]
+        if self._has_digests:
+            self._digests = list(_digests(arguments))
+
+    def end(self, arguments: Arguments) -> None:
+        """Raises `StageError` if a value was written during the call."""
+        if arguments.buffers != self._buffers:
+            raise self._written(_written_in(arguments.buffers, self._buffers, arguments.batches))
+        parts, self._parts = self._parts, []
+        for name, part, state in parts:
+            if isinstance(part, list):
+                if len(part) != len(state) or not all(map(is_, part, state)):
+                    raise self._written(name)
+            elif state != (now := _state(part)):
+                is_producer = state[0] == now[0] and self._is_read_only(part)
+                raise self._written_by_producer(name) if is_producer else self._written(name)
+        if self._has_digests:
+            after = list(_digests(arguments))
+            for before in self._digests:
+                if before not in after:
+                    raise StageError(
+                        f"{before[0]} was written during the call of `{self._endpoint}`, which borrows it: "
+                        "clone() a tensor before you change it"
+                    )
+
+    def _written(self, column: str) -> StageError:
+        return StageError(
+            f"`{self._endpoint}` wrote into column `{column}`, which is borrowed: clone() it before you "
+            "change it"
+        )
+
+    def _written_by_producer(self, column: str) -> StageError:
+        return StageError(
+            f"the producer of column `{column}` wrote into it while `{self._endpoint}` read it: memory that "
+            "an endpoint has returned belongs to its consumers"
+        )
+
+
+def _parts(batches: Sequence[Batch]) -> Iterator[tuple[str, Part]]:
+    """Yields the tensors and lists that batches consist of, each with the name of its column."""
+    for batch in batches:
+        for name, column in batch.columns.items():
+            if isinstance(column, Ragged):
+                yield name, column.values
+                yield name, column.offsets
+            else:
+                yield name, column
+
+
+def _state(part: Part) -> Any:
+    """Returns the items of a list; of a tensor torch's count of writes, and its bytes in host memory, or
+    samples of them."""
+    if isinstance(part, list):
+        return part.copy()
+    version = NO_VERSION if part.is_inference() else part._version
+    if not is_plain(part):
+        return version, []
+    address, nbytes = part.data_ptr(), part.nbytes
+    if nbytes <= COPY_MAX_BYTES:
+        return version, [ctypes.string_at(address, nbytes)]
+    last = nbytes - SAMPLE_BYTES
+    starts = [address + last * number // (SAMPLES - 1) for number in range(SAMPLES)]
+    return version, [ctypes.string_at(start, SAMPLE_BYTES) for start in starts]
+
+
+def _written_in(buffers: Sequence[bytearray], copies: Sequence[bytes], batches: Sequence[Batch]) -> str:
+    """Returns the name of a column whose bytes in a buffer differ from those in its copy."""
+    tensors = [(name, part) for name, part in _parts(batches) if isinstance(part, Tensor) and part.is_cpu]
+    for buffer, copy in zip(buffers, copies, strict=True):
+        start = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        for name, tensor in tensors:
+            at = tensor.data_ptr() - start
+            stop = at + tensor.nbytes
+            if 0 <= at < stop <= len(copy) and buffer[at:stop] != copy[at:stop]:
+                return name
+    return ""
+
+
+def _digests(arguments: Arguments) -> Iterator[tuple[str, Any]]:
+    """Yields the name of each column and of each other value, with its digest."""
+    given = [("the input", value) for value in arguments.positional]
+    for place, value in (*given, *((f"the input `{name}`", one) for name, one in arguments.named.items())):
+        if isinstance(value, Batch):
+            yield from ((f"column `{name}`", digest_of(column)) for name, column in value.columns.items())
+        else:
+            yield place, digest_of(value)
+
+
+def digest_of(value: Any) -> tuple[Any, ...]:
+    """Returns a digest of a received value; equal values have equal digests."""
+    if isinstance(value, Tensor):
+        return (value.dtype, value.shape, checksum(value.detach()))
+    if isinstance(value, Ragged):
+        return (*digest_of(value.values), *digest_of(value.offsets))
+    if isinstance(value, Batch):
+        return tuple((name, digest_of(column)) for name, column in value.columns.items())
+    if isinstance(value, list) and any(isinstance(item, Batch) for item in value):
+        return tuple(map(digest_of, value))  # a packed batch has gaps between its columns, of any bytes
+    try:
+        return (zlib.crc32(bytes_of(pack(value))),)
+    except FrameError as error:  # an object that no route carries was put into it
+        return (str(error),)
+
+
+# Peers
+
+
+class Difference(NamedTuple):
+    """A difference of two values."""
+
+    what: str
+    first: str
+    second: str
+
+
+def first_tag(plan: Plan) -> int:
+    """Returns the tag of the first stage; the others follow in the order of the plan. Each route has tags for
+    the steps, and others for the end of the run."""
+    return 2 * len(plan.routes) * TAGS_PER_ROUTE
+
+
+@dataclass(frozen=True)
+class PeerCheck:
+    """Compares the value of a stage with those of the peers of this rank."""
+
+    stage: str
+    transport: DataPlane
+    tag: int
+    representative: int
+    """The job rank whose value is taken."""
+    peers: Sequence[int]
+    """The job ranks that compare their values with it."""
+    events: EventLog
+    _warned: set[str] = field(default_factory=set)
+    """The logged names for which a difference has been reported."""
+
+    @classmethod
+    def of(cls, stage: Stage, context: LoopContext) -> PeerCheck | None:
+        """Returns the check of a stage on this rank; None if no value is compared."""
+        placed = context.plan.component(stage.component)
+        mesh, rank = placed.mesh, context.rank
+        representative = mesh.representative(mesh.data_rank(rank))
+        producers = producer_set(collect_mode(stage.collect), execute_mode(stage.execute))
+        if not _are_compared(stage) or producers.index_of(mesh, representative) is None:
+            return None
+        peers = [
+            other
+            for other in range(mesh.world_size)
+            if producers.index_of(mesh, other) is None and _place(mesh, other) == _place(mesh, representative)
+        ]
+        if not peers or rank not in (representative, *peers):
+            return None
+        first = context.plan.group(placed.group).first_job_rank
+        tag = first_tag(context.plan) + context.plan.stages.index(stage)
+        job_ranks = [first + peer for peer in peers]
+        return cls(stage.name, context.transport, tag, first + representative, job_ranks, context.events)
+
+    def compare(self, value: Any, logged: Mapping[str, list[float]], step: int, *, is_sent: bool) -> None:
+        """Compares this rank's value of a step. Where it is sent to no stage, only its numbers count. Raises
+        `StageError` for values that differ, and `PeerLost`. Numbers in `logged` that differ
+        are reported as an event."""
+        shown = _plain(value) if is_sent else scalars(value)
+        if self.representative == self.transport.job_rank:
+            for peer in self.peers:
+                frame = self.transport.frame((peer,), [step, shown, dict(logged)])
+                self.transport.send(peer, self.tag, frame)
+            return
+        _, theirs, their_log = self.transport.receive_value(self.representative, self.tag)
+        counted, own = map(self.transport.name_of, (self.representative, self.transport.job_rank))
+        for name in sorted((their_log.keys() & logged.keys()) - self._warned):
+            if not _are_equal(their_log[name], logged[name]):
+                self._warned.add(name)
+                values = [
+                    _shown(each[0] if len(each) == 1 else each) for each in (their_log[name], logged[name])
+                ]
+                facts = {"metric": name, "counted": counted, "values": values}
+                self.events.write("differs", step=step, stage=self.stage, **facts)
+        if difference := difference_of(theirs, shown):
+            what, first, second = difference
+            raise StageError(
+                f"the peers of a data rank must return the same value: {what} is {first} on {counted} and "
+                f"{second} on {own}"
+            )
+
+
+def _are_compared(stage: Stage) -> bool:
+    """Returns whether all peers of a data rank are called, and with the same input."""
+    modes = [dispatch_mode(given.dispatch.mode) for given in stage.inputs]
+    is_joint = execute_mode(stage.execute).is_joint
+    return is_joint and all(mode.is_by_data_rank or not mode.cuts_samples for mode in modes)
+
+
+def _place(mesh: DeviceMesh, rank: int) -> tuple[int, int]:
+    return mesh.data_rank(rank), mesh.dim_rank(rank, "pp")
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value in a form that a frame takes: tensors in host memory, and other objects by type."""
+    match value:
+        case Tensor():
+            return type(value).__name__ if not_sent(value) else value.detach().cpu()
+        case Ragged():
+            return Ragged(_plain(value.values), _plain(value.offsets))
+        case Batch():
+            columns = {name: _plain(column) for name, column in value.columns.items()}
+            return Batch(columns, ids=value.known_ids)
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case None | bool() | int() | float() | str() | bytes():
+            return value
+    return type(value).__name__
+
+
+def difference_of(first: Any, second: Any, what: str = "the value") -> Difference | None:
+    """Returns the first difference of two values, or None if they are equal."""
+    if isinstance(first, Batch) and isinstance(second, Batch):
+        return _batch_difference(first, second)
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        for key in dict.fromkeys((*first, *second)):
+            item = f"`{key}`" if what == "the value" else f"{what[:-1]}.{key}`"
+            if key not in first or key not in second:
+                shown = [_shown(value[key]) if key in value else NO_VALUE for value in (first, second)]
+                return Difference(item, *shown)
+            if difference := difference_of(first[key], second[key], item):
+                return difference
+        return None
+    return None if _are_equal(first, second) else Difference(what, _shown(first), _shown(second))
+
+
+def _batch_difference(first: Batch, second: Batch) -> Difference | None:
+    if len(first) != len(second):
+        return Difference("the number of samples", str(len(first)), str(len(second)))
+    ids = [[".".join(map(str, id)) for id in batch.ids.tolist()] for batch in (first, second)]
+    for row, (one, other) in enumerate(zip(*ids, strict=True)):
+        if one != other:
+            return Difference(f"the id of row {row}", one, other)
+    for name in dict.fromkeys((*first.names, *second.names)):
+        if name not in first or name not in second:
+            shown = ["there" if name in batch else NO_VALUE for batch in (first, second)]
+            return Difference(f"column `{name}`", *shown)
+        one, other = first[name], second[name]
+        if isinstance(one, Tensor) and _are_equal(one, other):
+            continue
+        for row in range(len(first)):
+            if not _are_equal(one[row], other[row]):
+                what = f"column `{name}` of sample {ids[0][row]}"
+                return Difference(what, _shown(one[row]), _shown(other[row]))
+    return None
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(_are_equal, first, second))
+    if type(first) is not type(second) or not isinstance(first, (Tensor, float)):
+        return not isinstance(first, Tensor) and not isinstance(second, Tensor) and bool(first == second)
+    relative, absolute = PYTHON_TOLERANCE if isinstance(first, float) else (None, None)
+    try:
+        torch.testing.assert_close(first, second, rtol=relative, atol=absolute, equal_nan=True)
+    except AssertionError:
+        return False
+    return True
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Batch):
+        return f"a batch of {len(value)} samples"
+    text = str(value.tolist()) if isinstance(value, Tensor) else repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
