@@ -16,23 +16,24 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from meshctl.plan.model import Checkpoint
-from meshctl.run.checkpoints.manifest import describe
+from meshctl.run.checkpoints.saved import describe
 from meshctl.run.directory import RunDir
 from meshctl.run.events import EventLog
 from meshctl.runtime import checkpoint
-from meshctl.runtime.background import Background
 from meshctl.runtime.collectives.collective import RUNNING, Collective
-from meshctl.runtime.state.staging import Staging
 from meshctl.runtime.state.tree import StateTree
 from meshctl.runtime.trace import NoTrace
 from meshctl.topology.mesh import DeviceMesh
@@ -82,18 +83,23 @@ class CheckpointWriter:
         self._staging = Staging() if options.is_async else None
         self._world = _background_world(rank) if options.is_async else None
         self._advanced, self._trace = advanced, trace
-        self._background = Background()
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
         self._part: _Part | None = None
         """The checkpoint in flight, or the last one."""
 
     def wait(self) -> None:
-        """Waits until no checkpoint is in flight. Calls `advanced` when its files have grown."""
+        """Waits until no checkpoint is in flight. Calls `advanced` when its files have grown. Raises what
+        its thread has raised."""
         known = -1
-        while not self._background.wait(POLL_S):
+        writing, self._writing = self._writing, None
+        while writing and not wait([writing], POLL_S).done:
             size = self._size_in_flight()
             if size != known:
                 self._advanced()
             known = size
+        if writing:
+            writing.result()
 
     def _size_in_flight(self) -> int:
         """Returns the bytes that this rank has written of the checkpoint in flight."""
@@ -121,7 +127,7 @@ class CheckpointWriter:
         if self._staging:
             copies = [(name, self._staging.copy(name, tree), mesh) for name, tree, mesh in states]
             self._events.write("saving", step=step, seconds=time.perf_counter() - part.begin)
-            self._background.run(partial(self._write_and_report, part, copies), f"checkpoint of step {step}")
+            self._writing = self._thread.submit(self._write_and_report, part, copies)
         else:
             self._write_and_report(part, states)
 
@@ -164,6 +170,56 @@ class CheckpointWriter:
         for path in (*part.files, *self._partial_files(part)):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
+
+
+class Staging:
+    """The copies of the last checkpoint in CPU memory, one for each tensor of each state.
+
+    The memory is used again for the next checkpoint, because new memory costs more than the copy. Where there
+    is CUDA it is pinned, so that devices copy at the full speed of their bus.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, str], Tensor] = {}
+        """The component, and the name of a tensor in its state -> its copy."""
+
+    def copy(self, component: str, tree: StateTree) -> StateTree:
+        """Returns a copy of a state, which the next call overwrites. Of sharded tensors it has the shards of
+        this rank. It waits until devices have copied."""
+        tensors = {name: self._copied((component, name), value) for name, value in tree.tensors.items()}
+        sharded = {name: self._shard((component, name), value) for name, value in tree.sharded.items()}
+        self._drop_all_but(component, {*tensors, *sharded})
+        for device in {value.device for value in (*tree.tensors.values(), *tree.sharded.values())}:
+            if device.type != "cpu":
+                torch.accelerator.synchronize(device)
+        return StateTree(tree.document, tensors, sharded)
+
+    def _copied(self, key: tuple[str, str], value: Tensor) -> Tensor:
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+            is_pinned = value.device.type == "cuda"
+            buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=is_pinned)
+            self._buffers[key] = buffer
+        return buffer.copy_(value, non_blocking=True)
+
+    def _shard(self, key: tuple[str, str], value: Tensor) -> Tensor:
+        """Returns a copy of the shard of this rank. Of a subclass other than DTensor the copy stays on its
+        device, because only the class knows its parts."""
+        sharded = value.detach()
+        local = sharded.to_local() if isinstance(sharded, DTensor) else sharded
+        if type(local) is not Tensor or not isinstance(sharded, DTensor):
+            return torch.clone(sharded)
+        make: Any = DTensor  # `from_local` would copy the shard back to the device of the mesh
+        copy: Tensor = make(self._copied(key, local), sharded._spec, requires_grad=False)
+        return copy
+
+    def _drop_all_but(self, component: str, names: set[str]) -> None:
+        """Frees the memory of tensors that the state of a component no longer has."""
+        self._buffers = {
+            (owner, name): buffer
+            for (owner, name), buffer in self._buffers.items()
+            if owner != component or name in names
+        }
 
 
 def _background_world(rank: int) -> Collective | None:

@@ -250,7 +250,7 @@ class Tracer(NoTrace):
     def _end_background(self, thread: int, now: float) -> None:
         if opened := self._background.pop(thread, None):
             name = next((one.name for one in threading.enumerate() if one.ident == thread), "")
-            self._spans.append((name.partition(" of ")[0], *opened, now, None))
+            self._spans.append((name.partition("_")[0], *opened, now, None))
 
 
 class Profiler:

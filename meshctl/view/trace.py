@@ -31,7 +31,7 @@ from meshctl.run import clock
 from meshctl.run.clock_offset import Offset, best_at
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event as RunEvent
-from meshctl.run.restart_event import restart_line
+from meshctl.run.events import restart_line
 from meshctl.run.trace_file import Span, WorkerTrace
 
 INSTANTS = ("fault", "stall", "checkpoint", "restarted", "stopping", "retried")

@@ -17,7 +17,7 @@ import pytest
 import test_exactly_once
 from processes import TIMEOUT, alive, wait
 
-from meshctl.run.checkpoints.manifest import Manifest
+from meshctl.run.checkpoints.saved import Manifest
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, Follower
 from tests.command_server import Done, call

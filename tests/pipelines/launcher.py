@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.plan.model import Plan
-from meshctl.run.checkpoints import manifest
+from meshctl.run.checkpoints import saved
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Follower
 from meshctl.run.row_file import read as read_rows
@@ -87,8 +87,8 @@ def checkpoints_of(run: RunDir, published: Set[int | None]) -> list[Saved]:
     """The checkpoints that were kept. Their states are not read here."""
     found = []
     for path in run.path.glob("checkpoints/step-*"):
-        files = [file for file in path.glob("*.json") if file.name != manifest.FILE]
+        files = [file for file in path.glob("*.json") if file.name != saved.FILE]
         given = [json.loads(file.read_text())["given"] for file in files]
         positions = {source: count for one in given for source, count in one.items()}
         found.append(Saved(int(path.name.removeprefix("step-")), positions))
-    return sorted((saved for saved in found if saved.step in published), key=lambda saved: saved.step)
+    return sorted((one for one in found if one.step in published), key=lambda one: one.step)

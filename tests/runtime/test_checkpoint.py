@@ -16,10 +16,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from meshctl.run.checkpoints.varying_state import VaryingState
-from meshctl.runtime.checkpoint import CheckpointError, load, save, save_tree
+from meshctl.runtime.checkpoint import CheckpointError, load, save, save_tree, write_dcp
+from meshctl.runtime.checkpoint_writer import Staging
 from meshctl.runtime.collectives.collective import Collective
-from meshctl.runtime.state.dcp import write
-from meshctl.runtime.state.staging import Staging
 from meshctl.runtime.state.tree import StateTree
 from meshctl.topology.mesh import DeviceMesh
 from tests.examples import examples
@@ -112,17 +111,9 @@ def test_a_damaged_list_of_differences_is_named(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_damaged_document_is_named(text: str, tmp_path: Path) -> None:
-    write(tmp_path / "actor", {"@document": text})
+    write_dcp(tmp_path / "actor", {"@document": text})
     with pytest.raises(CheckpointError, match="actor"):
         load(tmp_path, "actor", {}, ALONE)
-
-
-def test_a_checkpoint_of_an_older_format_is_loaded(tmp_path: Path) -> None:
-    """Version 14c7d3c gave the state to torch.distributed.checkpoint as it is, and has no document."""
-    state = {"w": torch.arange(3.0), "inner": {"n": 3, "names": ["a"], "pair": (1, 2)}}
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "actor"), no_dist=True)
-    own = {"w": torch.zeros(3), "inner": {"n": 0, "names": [], "pair": ()}}
-    assert same(load(tmp_path, "actor", own, ALONE), state)
 
 
 # Several processes

@@ -175,7 +175,7 @@ def test_waits_and_what_other_threads_do_are_spans(path: Path) -> None:
 
     for event in (None, may_end):
         entered.clear()
-        thread = threading.Thread(target=write_checkpoint, args=(event,), name="checkpoint of step 1")
+        thread = threading.Thread(target=write_checkpoint, args=(event,), name="checkpoint_0")
         thread.start()
         entered.wait()
         if event is None:

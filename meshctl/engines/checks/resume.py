@@ -15,11 +15,14 @@ from meshctl.plan.resume_facts import facts_of
 from meshctl.recipe.code.digests import code_digest
 from meshctl.recipe.rules.components import STATE_METHODS
 from meshctl.recipe.rules.facts import Facts
-from meshctl.run.checkpoints.manifest import FILE, Manifest
-from meshctl.run.checkpoints.saved import NoWholeCheckpoint, WholeCheckpoint, newest_whole_checkpoint
+from meshctl.run.checkpoints.saved import (
+    Manifest,
+    NoWholeCheckpoint,
+    WholeCheckpoint,
+    newest_whole_checkpoint,
+)
 from meshctl.run.checkpoints.varying_state import VaryingState
 from meshctl.run.directory import RunDir
-from meshctl.run.reading import decoded, text_of
 
 
 def checkpoint_of(run: RunDir) -> WholeCheckpoint:
@@ -77,12 +80,8 @@ class Resumed:
             raise CannotStart(str(error)) from error
 
     def _was(self) -> Mapping[str, Any]:
-        """Returns the facts of the plan that wrote the checkpoint. Where it has no manifest, they are those
-        of the run's last attempt."""
-        if (self.checkpoint / FILE).is_file():
-            return Manifest.read(self.checkpoint).plan
-        found: Mapping[str, Any] = decoded(text_of(self.run.plan))
-        return found
+        """Returns the facts of the plan that wrote the checkpoint."""
+        return Manifest.read(self.checkpoint).plan
 
     def _stateful(self) -> list[str]:
         """Returns the components of the recipe that have state, as far as their classes can be read."""

@@ -9,7 +9,7 @@ from typing import Any
 from meshctl.engines.checks.resume import code_of
 from meshctl.plan.model import Plan
 from meshctl.plan.resume_facts import facts_of
-from meshctl.run.checkpoints.manifest import Manifest
+from meshctl.run.checkpoints.saved import Manifest
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from meshctl.runtime.state.digest import ROW_WORDS, buffer_digest, tensor_digest
+from meshctl.runtime.state.differences import ROW_WORDS, buffer_digest, tensor_digest
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 4 * ROW_WORDS - 1, 4 * ROW_WORDS, 12 * ROW_WORDS + 7])

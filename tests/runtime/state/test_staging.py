@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from meshctl.runtime.state.staging import Staging
+from meshctl.runtime.checkpoint_writer import Staging
 from meshctl.runtime.state.tree import StateTree, decode
 from tests.runtime.state.trees import same
 
