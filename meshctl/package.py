@@ -109,6 +109,12 @@ def version_in(folder: str | Path) -> str:
     return found[1] if found else ""
 
 
+@cache
+def our_version() -> str:
+    """Returns the version of this meshctl."""
+    return version_in(PACKAGE_DIR)
+
+
 def digest_of(folder: str | Path) -> str:
     """Returns a digest of the Python files of a package. Processes of one run must have equal ones, because
     they exchange headers and frames. The templates, which a checkout has elsewhere, do not count."""
@@ -185,9 +191,7 @@ def install_command(extra: str = "", python: str = "") -> str:
     if source := _source():
         return shlex.join([*pip, *["-e"][: source.is_dir()], f"{source}{options}"])
     if REGISTERED:
-        from meshctl import __version__
-
-        return shlex.join([*pip, f"{DISTRIBUTION}{options}=={__version__}"])
+        return shlex.join([*pip, f"{DISTRIBUTION}{options}=={our_version()}"])
     place = f" for {python}" if python else ""
     extras = extra.replace(",", "` and `")
     return f"install it{place} as you installed meshctl" + (f", with the extra `{extras}`" if extra else "")

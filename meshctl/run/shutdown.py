@@ -11,7 +11,7 @@ checkpoint that is requested in the run in the same way.
     saved       A checkpoint is requested, and the run goes on. The step after which all save is agreed
                 as a requested end is.
     ended       A stream ended unannounced in step k. The last step was k - 1: a worker begins no stage of
-                step k until it knows that every stream had data for it (`runtime.stream_order`). Most learn
+                step k until it knows that every stream had data for it (`runtime.schedule`). Most learn
                 it from the values that they receive. The others ask: `is_given`.
 
 Both sides communicate through the control store, under one prefix per attempt. A step costs no message:

@@ -5,28 +5,29 @@ What does not change between steps is computed once, when the loop is made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+import sys
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from meshctl.plan.model import Stage
+from meshctl.plan.model import Block, Stage
 from meshctl.run.bounds import end_of_data
+from meshctl.run.events import EventLog
 from meshctl.run.progress import Activity
 from meshctl.runtime.batch.batch import MARK, Batch, numbered
 from meshctl.runtime.batch.identify import identify
 from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.checks import Borrowed, PeerCheck
 from meshctl.runtime.component import context_of, endpoint_of
-from meshctl.runtime.errors import StageError
-from meshctl.runtime.kept_values import KeptValues
+from meshctl.runtime.errors import CollectiveError, StageError
+from meshctl.runtime.kept_values import KeptValues, PassValues
 from meshctl.runtime.loop_context import LoopContext, StepState
 from meshctl.runtime.metrics.stage_metrics import StageMetrics
-from meshctl.runtime.pass_values import PassValues
-from meshctl.runtime.retries import Retries
+from meshctl.runtime.progress import Progress
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END
 from meshctl.runtime.routes.held import HeldInput
@@ -407,3 +408,172 @@ class SourceCall(Call):
                 f"{gave} (step {step}), but the run does not end with the data of `{stage.name}`: return "
                 "samples again, from the first one, or set `ends_run: true` there"
             )
+
+
+METRIC = "retries"
+"""The metric STAGE.retries: how many calls were repeated in a step, over all ranks."""
+
+
+class Retries:
+    """Calls an endpoint again after an exception: `@endpoint(retry=2)`.
+
+    Only the rank whose call has failed repeats it, so such an endpoint must not call collectives: its peers
+    would not take part a second time. Before each repetition the borrowed batches must be unchanged, the
+    generators are seeded as at first, and what the failed call has logged is dropped. What it has changed in
+    its component stays.
+    """
+
+    def __init__(
+        self, times: int, stage: Stage, state: StepState, progress: Progress, events: EventLog
+    ) -> None:
+        """`times` is how often a call is repeated."""
+        self._times, self._stage, self._state = times, stage, state
+        self._progress, self._events = progress, events
+        self._endpoint = f"{stage.component}.{stage.method}"
+
+    def call(self, endpoint: Callable[[], Any], reset: Callable[[], None]) -> Any:
+        """Returns the value of an endpoint. Repeats the call after an exception, and calls `reset` before.
+        Raises the exception of the last call, and `StageError` if the endpoint calls a collective."""
+        failed = 0
+        while True:
+            try:
+                value = self._without_collectives(endpoint)
+            except (CollectiveError, StageError):
+                raise
+            except Exception as error:
+                if failed == self._times:
+                    raise
+                failed += 1
+                self._report(error, failed)
+                reset()
+            else:
+                if failed:
+                    self._state.report.add_metric(self._stage.name, {METRIC: float(failed)}, 1.0, "sum")
+                return value
+
+    def _without_collectives(self, endpoint: Callable[[], Any]) -> Any:
+        progress = self._progress
+        before = progress.torch_calls.sample()
+        progress.no_collectives_in = self._endpoint
+        try:
+            return endpoint()
+        finally:
+            progress.no_collectives_in = ""
+            if progress.torch_calls.sample()[: len(before)] != before:
+                raise StageError(
+                    f"`{self._endpoint}` called a collective of its `torch_mesh`, and its `retry` may repeat "
+                    "the call on one rank only: leave out `retry`"
+                )
+
+    def _report(self, error: Exception, failed: int) -> None:
+        name, step = type(error).__name__, self._state.report.step
+        times = f"{failed} of {self._times}"
+        print(
+            f"meshctl: step {step}: `{self._endpoint}` raised {name} and is called again ({times})",
+            file=sys.stderr,
+        )
+        self._events.write("retried", step=step, stage=self._stage.name, error=name, times=failed)
+
+
+class RepeatedSource(SourceCall):
+    """The source of a block. It begins with its first sample each time."""
+
+    _given = 0
+    """The number of samples that it has produced in this round."""
+
+    @property
+    def _total(self) -> int | None:
+        length = getattr(self._component, "__len__", None)
+        return None if length is None else length()
+
+    @property
+    def can_end(self) -> bool:
+        return self._producer is not None
+
+    def begin_round(self) -> None:
+        super().begin_round()
+        self._given, self._had_no_data = 0, False
+
+    def run_once(self, outputs: Sequence[Channel], step: int) -> bool:
+        has_ended = super().run_once(outputs, step)
+        if has_ended and self._state.pass_number == 1:
+            called = f"`{self.stage.component}.{self.stage.method}`"
+            block = self.stage.block
+            raise StageError(f"{called} returned no samples, but `{block}` runs until its data end")
+        return has_ended
+
+    def _next_numbers(self) -> range:
+        total, start = self._total, self._given
+        self._given = start + self.stage.samples
+        if total is None:
+            return range(start, self._given)
+        return range(min(start, total), min(self._given, total))
+
+
+class BlockStage(NamedTuple):
+    """A stage of a block as one worker runs it."""
+
+    call: Call
+    inner: tuple[Channel, ...]
+    """The ends of the routes to stages of the block."""
+    outer: tuple[Channel, ...]
+    """The ends of the routes to stages outside of the block."""
+
+
+class BlockRun:
+    """A block of stages that runs several times in a step (`repeat` in the recipe), as one worker runs it.
+
+        for each round: for each pass: for each stage of the block: receive the inputs, call, send the value
+
+    All ranks of all groups run the passes of a block in lockstep. A round ends as a run does whose source is
+    a stream: the repeated source, or the minibatches of a value from outside, return END instead of a batch.
+    Every stage of the block receives it, directly or through others, so every rank sees END in the same pass.
+    Values from outside are received once, before the first pass. A stage outside receives one value: that of
+    all passes of the last round.
+    """
+
+    def __init__(
+        self, block: Block, stages: Sequence[BlockStage], state: StepState, progress: Progress
+    ) -> None:
+        """`stages` are the stages of the block that are called on this worker, in the order of the plan."""
+        self._block, self._state, self._progress = block, state, progress
+        self._stages = [stage for stage in stages if stage.call.can_end]
+
+    def run(self, step: int) -> None:
+        """Runs all passes of a step."""
+        held = [one for stage in self._stages for one in stage.call.held]
+        try:
+            for one in held:
+                one.begin(step)
+            self._run_rounds(step)
+        finally:
+            self._state.pass_number = 0
+            for one in held:
+                one.release()
+
+    def send_end(self, step: int) -> None:
+        """Sends END to the stages outside of the block, in place of the values of a step that is not part of
+        the run."""
+        for stage in self._stages:
+            stage.call.send_end(stage.outer, step)
+
+    def _run_rounds(self, step: int) -> None:
+        self._state.pass_number = 0
+        for number in range(1, self._block.times + 1 if self._stages else 1):
+            self._run_round(step, number)
+        self._state.pass_number = 0
+        for stage in self._stages:
+            stage.call.send_passes(stage.outer, step)
+
+    def _run_round(self, step: int, number: int) -> None:
+        for stage in self._stages:
+            stage.call.begin_round()
+            for held in stage.call.held:
+                held.begin_round(number)
+        has_ended = False
+        while not has_ended:
+            self._state.pass_number += 1
+            self._progress.next_pass()
+            for call, inner, _ in self._stages:
+                has_ended |= call.run_once(inner, step)
+        self._state.pass_number -= 1  # the last one had no samples

@@ -39,7 +39,7 @@ from meshctl.run.events import EventLog
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import LoopContext
-from meshctl.runtime.metrics.scalars import scalars
+from meshctl.runtime.metrics.stage_metrics import scalars
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.routes.inputs import Arguments
 from meshctl.runtime.routes.weights import checksum

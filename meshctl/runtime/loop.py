@@ -2,11 +2,11 @@
 
     for each step: for each stage that is due: receive the inputs, call, send the value
 
-The stages of a block do this several times in a step (`blocks`). A send does not wait until its receiver gets
-to the stage, so groups overlap as far as the slots of their routes allow, and no order of stages can
-deadlock. In a sync without staleness both sides run together (`routes.weights` says why that cannot deadlock
+The stages of a block do this several times in a step (`call.BlockRun`). A send does not wait until its
+receiver gets to the stage, so groups overlap as far as the slots of their routes allow, and no order of
+stages can deadlock. In a sync without staleness both sides run together (`routes.weights` says why that cannot deadlock
 either). How the run ends is agreed by all workers (`run.shutdown`); a checkpoint is a cut between two steps.
-Where a stream may end the run, the order of stages is that of `stream_order`.
+Where a stream may end the run, the order of stages is that of `schedule.StreamOrder`.
 """
 
 from __future__ import annotations
@@ -24,26 +24,24 @@ from meshctl.run.events import StepReport
 from meshctl.run.progress import Activity
 from meshctl.run.shutdown import ENDLESS
 from meshctl.runtime.batch.batch import BatchError
-from meshctl.runtime.blocks import BlockRun, BlockStage, RepeatedSource
-from meshctl.runtime.call import Call, Channels, RouteKey, SourceCall
+from meshctl.runtime.call import BlockRun, BlockStage, Call, Channels, RepeatedSource, RouteKey, SourceCall
 from meshctl.runtime.component import Component, context_of
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import LoopContext, StepState
-from meshctl.runtime.loop_ends import closing_ends, data_ends, sync_ends
 from meshctl.runtime.metrics.memory_use import MemoryUse
 from meshctl.runtime.metrics.stage_metrics import StageMetrics
 from meshctl.runtime.routes.channel import Channel
-from meshctl.runtime.routes.end import RouteEnd
+from meshctl.runtime.routes.end import TAGS_PER_ROUTE, RouteContext, RouteEnd
 from meshctl.runtime.routes.held import HeldInput, MinibatchInput
 from meshctl.runtime.routes.record import ReplayedChannel
 from meshctl.runtime.routes.resumable import ResumableChannel, ResumableWeights
-from meshctl.runtime.routes.weights import WeightChannel, weights_of
-from meshctl.runtime.schedule import Schedule, ScheduledStep
+from meshctl.runtime.routes.weights import WeightChannel, WeightsOf, weights_of
+from meshctl.runtime.schedule import Gate, Schedule, ScheduledStep, StreamOrder
 from meshctl.runtime.sources import Sources
-from meshctl.runtime.stream_order import Gate, StreamOrder
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.runtime.transports.errors import OutOfMemory, SentMemoryWritten
 from meshctl.runtime.user_modes import collect_mode, execute_mode
+from meshctl.topology.modes import Route
 from meshctl.topology.samples import RouteError
 
 USER_ERRORS = (RouteError, BatchError, FrameError, OutOfMemory, SentMemoryWritten)
@@ -469,3 +467,76 @@ class Loop:
             return Call(stage, self._context, data, self._state, held)
         kind = RepeatedSource if stage.block else SourceCall
         return kind(stage, self._context, data, self._state, self._sources)
+
+
+def data_ends(context: LoopContext) -> dict[tuple[str, str, str], Channel]:
+    """Returns this worker's ends of data routes by (source, target, parameter)."""
+    found = {_key(route): _channel(context, route, number) for number, route in _hosted_routes(context)}
+    for route in context.plan.replayed:
+        target = context.plan.stage(route.target)
+        consumer = context.side(target.component, target.execute)
+        recorded = context.recorded[route.name]
+        found[_key(route)] = ReplayedChannel.of(route, consumer, context.transport, recorded)
+    return found
+
+
+def closing_ends(context: LoopContext, targets: Set[str]) -> dict[tuple[str, str, str], Channel]:
+    """Returns further ends of the data routes into some stages, which share no tag with the others."""
+    count = len(context.plan.routes)
+    routes = [(number, route) for number, route in _hosted_routes(context) if route.target in targets]
+    return {_key(route): _channel(context, route, count + number) for number, route in routes}
+
+
+def _hosted_routes(context: LoopContext) -> Iterator[tuple[int, Route]]:
+    """Yields the data routes that this worker has an end of, with their numbers."""
+    for number, route in enumerate(context.plan.routes):
+        stages = context.plan.stage(route.source), context.plan.stage(route.target)
+        if route.kind == "data" and any(map(context.hosts, stages)):
+            yield number, route
+
+
+def _key(route: Route) -> tuple[str, str, str]:
+    return route.source, route.target, route.parameter
+
+
+def _channel(context: LoopContext, route: Route, number: int) -> Channel:
+    source, target = context.plan.stage(route.source), context.plan.stage(route.target)
+    producer = context.side(source.component, source.execute)
+    consumer = context.side(target.component, target.execute)
+    made = RouteContext(route, producer, consumer, context.transport, number * TAGS_PER_ROUTE)
+    return ResumableChannel(made, _kept_values(context)) if made.is_resumable else Channel(made)
+
+
+def _kept_values(context: LoopContext) -> int:
+    """Returns how many values of a route a producer keeps for a group that may restart. The group, and those
+    that take its values, can be as many steps behind the producer as all of its slots allow."""
+    return 2 + sum(route.slots for route in context.plan.routes)
+
+
+def sync_ends(context: LoopContext) -> dict[str, WeightChannel]:
+    """Returns this worker's ends of weight routes by sync stage."""
+    plan = context.plan
+    found: dict[str, WeightChannel] = {}
+    for number, route in enumerate(plan.routes):
+        stage = plan.stage(route.source)
+        if route.kind == "weights" and context.hosts(stage):
+            sides = context.side(stage.component), context.side(stage.to)
+            made = RouteContext(route, *sides, context.transport, number * TAGS_PER_ROUTE)
+            produced = _weights_of(context, stage.component, stage.method)
+            wanted = _weights_of(context, stage.to, _part_of(stage.to_method))
+            kind = ResumableWeights if made.is_resumable else WeightChannel
+            found[stage.name] = kind(made, produced, wanted, lag=stage.lag, checksum=stage.checksum)
+    return found
+
+
+def _part_of(loader: str) -> str:
+    """Returns the method that yields the weights which `loader` loads: `adapter` for `load_adapter`, and
+    `weights` for a name without `load_`."""
+    return loader.removeprefix("load_") if loader.startswith("load_") else "weights"
+
+
+def _weights_of(context: LoopContext, component: str, method: str) -> WeightsOf | None:
+    """Returns the function that reads the weights of a component, or None for a component of another
+    group."""
+    found = context.components.get(component)
+    return None if found is None else partial(weights_of, found, method)

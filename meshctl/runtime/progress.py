@@ -18,12 +18,16 @@ import mmap
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from time import perf_counter  # CLOCK_MONOTONIC on Linux, which all processes of a node share
+from types import FrameType
 from typing import Any, Self
 from zlib import crc32
 
 import torch
 
+from meshctl.package import PACKAGE_DIR
+from meshctl.plan.model import Plan
 from meshctl.run.events import StepReport
 from meshctl.run.progress import (
     ACTIVITY,
@@ -52,9 +56,8 @@ from meshctl.run.progress import (
     padded,
     text_of,
 )
-from meshctl.runtime.call_site import call_site
 from meshctl.runtime.errors import CollectiveError
-from meshctl.runtime.metrics.wait_times import WaitTimes
+from meshctl.runtime.routes.end import FORWARD, TAGS_PER_ROUTE, VALUES
 from meshctl.runtime.torch_mesh import TorchCalls
 from meshctl.runtime.trace import NoTrace
 
@@ -302,3 +305,97 @@ def _word(part: object) -> str:
     if isinstance(part, torch.dtype):
         return str(part).removeprefix("torch.")
     return str(list(part)) if isinstance(part, tuple) else str(part)
+
+
+SITES_MAX = 4096
+"""Number of call sites that are kept as text."""
+_LIBRARIES = (str(PACKAGE_DIR / "runtime") + os.sep, str(Path(torch.__file__).parent) + os.sep)
+"""Code in these folders is not the user's."""
+_sites: dict[tuple[str, int], tuple[str, bytes]] = {}
+_is_library: dict[str, bool] = {}
+
+
+def call_site(frame: FrameType | None) -> tuple[str, bytes]:
+    """Returns `FILE:LINE` of the innermost frame in the user's code, from `frame` on, as text and as in the
+    progress record; empty texts where there is none."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        library = _is_library.get(name)
+        if library is None:
+            library = _is_library[name] = name.startswith(_LIBRARIES)
+        if not library:
+            return _site(name, frame.f_lineno)
+        frame = frame.f_back
+    return _site("", 0)
+
+
+def _site(name: str, line: int) -> tuple[str, bytes]:
+    found = _sites.get((name, line))
+    if found is None:
+        if len(_sites) >= SITES_MAX:
+            _sites.clear()
+        text = f"{name.removeprefix(os.getcwd() + os.sep)}:{line}" if name else ""
+        found = _sites[name, line] = text, padded(text, SITE.stop - SITE.start)
+    return found
+
+
+AWAITED, FULL, PEERS, OTHERS = range(4)
+"""Kinds of waits. `OTHERS` are no part of a step."""
+
+
+class WaitTimes:
+    """The seconds in which a worker does nothing but wait for others, by route.
+
+        waits.begin(tag)            # from the data plane, where nothing has arrived or no slot is free
+        waits.end()
+        waits.move_to(report)       # at the end of a step
+
+    A wait on a route is for its producers (`awaited`), for its consumers (`full`: they have not taken what
+    was sent), or for ranks of this worker's own group (`peers`).
+    """
+
+    def __init__(self, plan: Plan, group: str) -> None:
+        self._plan, self._group = plan, group
+        self._kinds: dict[int, tuple[dict[str, float], str]] = {}
+        """Tag -> the sums to which its waits belong, and the name of its route."""
+        self._sums: tuple[dict[str, float], ...] = ({}, {}, {}, {})
+        self._at: tuple[dict[str, float], str] = self._sums[OTHERS], ""
+        self._began = 0.0
+
+    def begin(self, tag: int) -> None:
+        found = self._kinds.get(tag)
+        if found is None:
+            kind, route = self._kind_of(tag)
+            found = self._kinds[tag] = self._sums[kind], route
+        self._at = found
+        self._began = perf_counter()
+
+    def end(self) -> None:
+        sums, route = self._at
+        sums[route] = sums.get(route, 0.0) + perf_counter() - self._began
+
+    def move_to(self, report: StepReport) -> None:
+        """Adds the waits since the last call to the report of a step."""
+        awaited, full, peers, others = self._sums
+        others.clear()
+        if awaited:
+            report.awaited = awaited.copy()
+            awaited.clear()
+        if full:
+            report.full = full.copy()
+            full.clear()
+        if peers:
+            report.peers = peers.copy()
+            peers.clear()
+
+    def _kind_of(self, tag: int) -> tuple[int, str]:
+        """Returns the kind of a wait under a tag, and the name of the route; none for `OTHERS`."""
+        routes = self._plan.routes
+        number, offset = divmod(tag, TAGS_PER_ROUTE)
+        if not 0 <= number < 2 * len(routes):  # the tags of the end of a run follow those of the steps
+            return OTHERS, ""
+        route = routes[number % len(routes)]
+        source, target = self._plan.ends_of(route)
+        if offset not in (VALUES, FORWARD) or source == target:
+            return PEERS, route.name
+        return (FULL if source == self._group else AWAITED), route.name

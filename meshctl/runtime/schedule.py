@@ -1,11 +1,15 @@
-"""Computes the steps in which stages run. Every worker computes it for all stages, with the same result."""
+"""The steps in which stages run, and their order in a step. Every worker computes them for all stages, with
+the same result."""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection, Iterable, Sequence, Set
+from itertools import takewhile
 from typing import NamedTuple
 
 from meshctl.plan.model import Plan, Stage
+from meshctl.runtime.user_modes import collect_mode, execute_mode
+from meshctl.topology.modes import producer_set
 
 
 class ScheduledStep(NamedTuple):
@@ -96,3 +100,143 @@ class Schedule:
             if is_due and stage.name not in ran and inputs <= running | ran:
                 running.add(stage.name)
         return frozenset(running)
+
+
+class Gate(NamedTuple):
+    """The place in a step where every worker learns whether some streams had data."""
+
+    streams: tuple[Stage, ...]
+
+
+class StreamOrder:
+    """The order of the stages of a step where streams, which are sources without a length, may end the run.
+    All workers compute the same.
+
+    A step is part of the run only if every stream has data for it. No other stage may begin before that is
+    known, because what it changes could not be undone:
+
+        streams     are called first. Before a stream come only stages on which its call depends: those of its
+                    component, the syncs of that component, and the stages that these need. A gate is also
+                    between two streams of a group whose workers do not all learn of the first one's end.
+        a gate      Every worker learns whether the streams before it had data. If one had none, nothing else
+                    of the step is called, and the step before was the last one.
+        the others  in the plan's order
+
+    Most groups learn it from the value that they receive next: that of a stream, or that of a stage that
+    another group called after the gate. The value is `END` if the data have ended. The other groups ask the
+    store.
+    """
+
+    def __init__(self, plan: Plan, streams: Collection[str] = ()) -> None:
+        """`streams` are the names of the sources that may end the run unannounced. Without any, the order is
+        the plan's."""
+        self._plan = plan
+        self.items = tuple(self._ordered(streams))
+        """The stages of a step and the gates."""
+        self.asked = {
+            stream.name: self._groups_that_ask(stream, self._stages_after(gate))
+            for gate in self.items
+            if isinstance(gate, Gate)
+            for stream in gate.streams
+        }
+        """Stream -> the names of the groups that ask the store whether it had data."""
+
+    def readers(self, stream: str) -> int:
+        """Returns the number of workers that ask the store for a stream."""
+        return sum(self._plan.group(group).workers for group in self.asked.get(stream, ()))
+
+    # Order
+
+    def _ordered(self, streams: Collection[str]) -> list[Stage | Gate]:
+        items: list[Stage | Gate] = []
+        left = {stage.name: stage for stage in self._plan.stages}
+        together: list[Stage] = []
+        for stream in [stage for stage in self._plan.stages if stage.name in streams]:
+            needed = self._needed(stream, left.values())
+            is_unseen = any(self._can_miss(one, self._plan.group_of(stream)) for one in together)
+            if together and (needed or is_unseen):
+                items.append(Gate(tuple(together)))
+                together = []
+            together.append(stream)
+            for stage in (*needed, stream):
+                items.append(left.pop(stage.name))
+        if together:
+            items.append(Gate(tuple(together)))
+        return [*items, *left.values()]
+
+    def _needed(self, stream: Stage, stages: Iterable[Stage]) -> list[Stage]:
+        """Returns those of the stages before a stream on which its call depends. A block is one unit."""
+        units: dict[str, list[Stage]] = {}
+        for stage in takewhile(lambda stage: stage.name != stream.name, stages):
+            units.setdefault(stage.block or stage.name, []).append(stage)
+        components, values, needed = {stream.component}, set[str](), list[list[Stage]]()
+        for unit in reversed(units.values()):
+            used = {name for stage in unit for name in (stage.component, stage.to) if name}
+            if used.isdisjoint(components) and values.isdisjoint(stage.name for stage in unit):
+                continue
+            components |= used
+            values |= {name for stage in unit for name in self._plan.inputs_of[stage.name]}
+            needed.append(unit)
+        return [stage for unit in reversed(needed) for stage in unit]
+
+    def _stages_after(self, gate: Gate) -> list[Stage]:
+        after = self.items[self.items.index(gate) + 1 :]
+        return [stage for stage in after if isinstance(stage, Stage)]
+
+    # The groups that ask the store
+
+    def _groups_that_ask(self, stream: Stage, after: Sequence[Stage]) -> frozenset[str]:
+        groups = [group.name for group in self._plan.groups if self._plan.components_of(group.name)]
+        return frozenset(group for group in groups if not self._learns(group, stream, after))
+
+    def _learns(self, group: str, stream: Stage, after: Sequence[Stage]) -> bool:
+        """Returns whether all workers of a group learn of a stream's end before they call another stage: by
+        themselves, or from an input of the first stage that they call."""
+        if group == self._plan.group_of(stream) and self._is_seen_by_all(stream):
+            return True
+        for stage in after:
+            if group not in self._groups_of(stage):
+                continue
+            if not self._has_telling_input(stage, stream, group, after):
+                return False
+            if self._runs_with(stage, stream):
+                return True
+        return False
+
+    def _groups_of(self, stage: Stage) -> set[str]:
+        return {self._plan.component(name).group for name in (stage.component, stage.to) if name}
+
+    def _is_seen_by_all(self, stream: Stage) -> bool:
+        """Returns whether every worker of a stream's group produces a share of it, and learns of the shares
+        of the others when it sends its own."""
+        mesh = self._plan.component(stream.component).mesh
+        producers = producer_set(collect_mode(stream.collect), execute_mode(stream.execute))
+        targets = [route.target for route in self._plan.routes if route.source == stream.name]
+        is_sent = any(self._runs_with(self._plan.stage(target), stream) for target in targets)
+        return is_sent and producers.count(mesh) == mesh.world_size
+
+    def _can_miss(self, stream: Stage, group: str) -> bool:
+        """Returns whether only some workers of a group may learn of a stream's end by themselves. The others
+        would call the group's next stream."""
+        workers = self._plan.group(group).workers
+        return workers > 1 and group == self._plan.group_of(stream) and not self._is_seen_by_all(stream)
+
+    def _has_telling_input(self, stage: Stage, stream: Stage, group: str, after: Iterable[Stage]) -> bool:
+        """Returns whether every worker of a group learns from an input of a stage that the stream had data.
+        Such an input is the value of the stream, or of a stage that another group calls after the gate."""
+        if stage.kind != "call" or stage.block or not execute_mode(stage.execute).is_joint:
+            return False
+        telling = {
+            other.name
+            for other in after
+            if not other.block and other.kind == "call" and self._plan.group_of(other) != group
+        }
+        return not self._plan.inputs_of[stage.name].isdisjoint(telling | {stream.name})
+
+    def _runs_with(self, stage: Stage, stream: Stage) -> bool:
+        """Returns whether a stage runs in every step in which a stream does."""
+        if stage.when or stream.every % stage.every:
+            return False
+        known = {other.name: other for other in self._plan.stages}
+        inputs = self._plan.inputs_of[stage.name]
+        return all(name in known and self._runs_with(known[name], stream) for name in inputs)

@@ -12,7 +12,7 @@ from meshctl.runtime.user_modes import dispatch_mode, execute_mode
 
 class Sources:
     """Counts the samples that each source of the plan has produced. Sources in blocks count their own
-    (`blocks`)."""
+    (`call.RepeatedSource`)."""
 
     def __init__(self, plan: Plan, components: Mapping[str, Component]) -> None:
         """`components` are those of this worker's group."""

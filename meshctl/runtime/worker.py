@@ -13,10 +13,12 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import json
+import logging
 import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import field
@@ -40,15 +42,13 @@ from meshctl.run.directory import Recorded, RunDir, Start
 from meshctl.run.events import Journal
 from meshctl.run.progress import Activity
 from meshctl.run.shutdown import PREFIX, StopAgreement
-from meshctl.runtime.breakpoints import skip_without_terminal
 from meshctl.runtime.component import Component, ComponentError, context_of
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.group_restarts import GroupRestarts, Rejoining
 from meshctl.runtime.instantiate import TargetError, component_class, extend_path, make
-from meshctl.runtime.log_level import set_log_level
 from meshctl.runtime.loop import Loop
 from meshctl.runtime.loop_context import CheckpointHook, LoopContext
-from meshctl.runtime.metrics.phase_metrics import PhaseMetrics
+from meshctl.runtime.metrics.stage_metrics import PhaseMetrics
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.record import Recorder
@@ -481,6 +481,34 @@ def is_lost(error: BaseException, depth: int = 20) -> bool:
     if isinstance(error, PEER_ERRORS) or (isinstance(error, RuntimeError) and "gloo" in message(error)):
         return True
     return depth > 0 and error.__cause__ is not None and is_lost(error.__cause__, depth - 1)
+
+
+def skip_without_terminal(worker: str) -> None:
+    """Makes `breakpoint()` a warning in a worker without a terminal, unless the user has chosen a hook of
+    their own: PYTHONBREAKPOINT, or `sys.breakpointhook`."""
+    is_chosen = "PYTHONBREAKPOINT" in os.environ or sys.breakpointhook is not sys.__breakpointhook__
+    if is_chosen or (sys.stdin is not None and sys.stdin.isatty()):
+        return
+
+    def skip(*args: Any, **options: Any) -> None:
+        warnings.warn(f"breakpoint() is skipped: it needs launch --debug {worker}", stacklevel=2)
+
+    sys.breakpointhook = skip
+
+
+FORMAT = "%(levelname)s %(name)s: %(message)s"
+
+
+def set_log_level(level: str) -> None:
+    """Writes records of this level and above to standard error, each with its level.
+
+    The handler is `logging.lastResort`, which Python uses only while no other handler exists. A handler that
+    the user's code adds, for example by `logging.basicConfig`, replaces it.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(FORMAT))
+    logging.lastResort = handler
+    logging.getLogger().setLevel(level.upper())
 
 
 if __name__ == "__main__":

@@ -43,8 +43,7 @@ from meshctl.runtime.devices.backend import (
     memory_of,
     transfers_of,
 )
-from meshctl.runtime.metrics.wait_times import WaitTimes
-from meshctl.runtime.progress import Progress
+from meshctl.runtime.progress import Progress, WaitTimes
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.transports.context import Context
 from meshctl.runtime.transports.data_plane import DataPlane

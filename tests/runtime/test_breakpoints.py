@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from meshctl.runtime.breakpoints import skip_without_terminal
+from meshctl.runtime.worker import skip_without_terminal
 
 
 class Terminal(io.StringIO):

@@ -9,7 +9,7 @@ import pytest
 
 CODE = """
 import logging, sys
-from meshctl.runtime.log_level import set_log_level
+from meshctl.runtime.worker import set_log_level
 set_log_level(sys.argv[1])
 logger = logging.getLogger("a.model")
 logger.debug("one")

@@ -13,8 +13,7 @@ import torch
 from meshctl.engines.node.progress import POLL_S, Records, recorded_workers
 from meshctl.plan.model import Plan
 from meshctl.run.progress import DIGESTS, RECORD_BYTES, ROWS, VARIABLE, Activity, Calls, Record
-from meshctl.runtime.call_site import call_site
-from meshctl.runtime.progress import Progress
+from meshctl.runtime.progress import Progress, call_site
 from tests.runtime.plans import call, plan
 
 SUM = ("all_reduce", "sum", torch.float32, 4)

@@ -13,18 +13,20 @@ import inspect
 import logging
 import math
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from meshctl.plan.model import Stage
-from meshctl.run.events import EventLog
+from torch import Tensor
+
+from meshctl.plan.model import Component, Stage
+from meshctl.run.events import EventLog, StepReport
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import StepState
 from meshctl.runtime.metrics.media import MediaWriter, separated
-from meshctl.runtime.metrics.scalars import logged_numbers, other_values, scalars
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import CollectMode, ExecuteMode
+from meshctl.topology.modes import COLLECT, EXECUTE, CollectMode, ExecuteMode
 
 
 def returns_values(method: Callable[..., Any]) -> bool:
@@ -148,3 +150,84 @@ class StageMetrics:
                     f"and logs {one:g} for it; one of them needs another name"
                 )
         return {name: number for name, number in logged.items() if name not in returned}
+
+
+def scalars(value: Any, name: str = "") -> dict[str, float]:
+    """Returns the numbers in a value by name, without integers beyond the range of floats. The keys of nested
+    mappings are joined by a slash; a bare number is called `value`. Raises `ValueError` if two numbers
+    have one name."""
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        found: dict[str, float] = {}
+        for key, item in value.items():
+            inner = scalars(item, f"{name}/{key}" if name else str(key))
+            if twice := found.keys() & inner.keys():
+                raise ValueError(f"two metrics have the name {min(twice)!r}")
+            found |= inner
+        return found
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if not isinstance(value, (bool, int, float, Real)):
+        return {}
+    try:
+        return {name or "value": float(value)}
+    except OverflowError:
+        return {}
+
+
+def other_values(value: Any, name: str = "") -> Iterator[str]:
+    """Yields a description of each part of a stage's value that is not a number, and thus no metric."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from other_values(item, f"{name}/{key}" if name else str(key))
+    elif isinstance(value, Tensor) and value.numel() != 1:
+        yield f"a tensor of shape {list(value.shape)}{f' as `{name}`' if name else ''}"
+    elif not isinstance(value, (Tensor, Real)):
+        kind = "None" if value is None else f"a {type(value).__name__}"
+        yield f"{kind}{f' as `{name}`' if name else ''}"
+
+
+def logged_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the numbers that a component logs, with the names of `scalars`. Tensors are not converted,
+    because that waits for their device. Raises `TypeError` if a value is not a number."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        inner = logged_numbers(value, f"{name}/") if isinstance(value, Mapping) else {name: value}
+        if twice := found.keys() & inner.keys():
+            raise ValueError(f"two metrics have the name {min(twice)!r}")
+        is_one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+        if not is_one and not isinstance(value, (bool, int, float, Mapping, Real)):
+            shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
+            takes = "self.log takes numbers, and meshctl.Image, Histogram and Table"
+            raise TypeError(f"{takes}: {name!r} is a {type(value).__name__}{shape}")
+        found |= inner
+    return found
+
+
+class PhaseMetrics:
+    """The numbers that a component logs on one rank outside of stages.
+
+        in `setup`, before the first step      COMPONENT.setup.NAME, in the row of step 0
+        in `close`, after the last step        COMPONENT.close.NAME, in the row of the last step
+
+    A run that continues from a checkpoint calls `setup` again; the row of its step exists and does not
+    change.
+    """
+
+    def __init__(
+        self, component: Component, phase: str, rank: int, step: int, events: EventLog, run: Path
+    ) -> None:
+        self._events, self._report = events, StepReport(step)
+        stage = Stage(f"{component.name}.{phase}", "call", component.name, phase)
+        state = StepState(report=self._report)
+        modes = COLLECT["mean"], EXECUTE["all"]
+        self._metrics = StageMetrics(stage, *modes, component.mesh, rank, state, events, run)
+
+    def log(self, values: Mapping[str, float], weight: float) -> None:
+        """Implements `Component.log`: appends the numbers to the events of the worker."""
+        self._metrics.begin_call()
+        self._metrics.log(values, weight)
+        self._events.write_metrics(self._report)
+        self._report.metrics.clear()

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
-from meshctl import __version__
+from meshctl.package import our_version
 from meshctl.plan.model import Plan
 from meshctl.run import clock
 from meshctl.run.directory import RunDir, write_whole
@@ -72,7 +72,7 @@ def data_of(state: RunState, launcher: Launcher | None) -> dict[str, Any]:
     shown = dict(state.shown())
     return {
         "format": FORMAT,
-        "meshctl": __version__,
+        "meshctl": our_version(),
         "name": state.plan.name,
         "state": state.condition,
         "launcher": launcher.to_data() if launcher else None,

@@ -10,11 +10,11 @@ import torch
 
 from meshctl.run.events import Event, EventLog
 from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.call import Retries
 from meshctl.runtime.component import Component, ComponentError, endpoint
 from meshctl.runtime.errors import CollectiveError, StageError
 from meshctl.runtime.loop_context import StepState
 from meshctl.runtime.progress import Progress
-from meshctl.runtime.retries import Retries
 from tests.runtime import in_process
 from tests.runtime.pipelines import Source
 from tests.runtime.plans import call, plan

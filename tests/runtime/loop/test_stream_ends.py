@@ -11,7 +11,7 @@ import torch
 from meshctl.plan.model import Plan, Stage
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Component, endpoint
-from meshctl.runtime.stream_order import Gate, StreamOrder
+from meshctl.runtime.schedule import Gate, StreamOrder
 from tests.runtime import in_process
 from tests.runtime.pipelines import Echo, Source
 from tests.runtime.plans import Checkpoint, Input, call, plan, sync

@@ -12,7 +12,7 @@ from meshctl.plan.model import Component as Placed
 from meshctl.run.events import Event
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Component, endpoint
-from meshctl.runtime.metrics.phase_metrics import PhaseMetrics
+from meshctl.runtime.metrics.stage_metrics import PhaseMetrics
 from meshctl.topology.mesh import DeviceMesh
 from tests.runtime.in_process import KeptEvents, run
 from tests.runtime.plans import call, plan, sync

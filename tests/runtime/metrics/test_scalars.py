@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from meshctl.runtime.metrics.scalars import scalars
+from meshctl.runtime.metrics.stage_metrics import scalars
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from meshctl.run.events import StepReport
 from meshctl.runtime.metrics import wait_times
-from meshctl.runtime.metrics.wait_times import WaitTimes
+from meshctl.runtime.progress import WaitTimes
 from meshctl.runtime.routes.end import FORWARD, SHARED_WRITE, TABLES, TAGS_PER_ROUTE, VALUES
 from tests.runtime.plans import call, plan, sync
 
