@@ -174,7 +174,7 @@ def test_the_loss_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert find("focal.focal", gamma=0.0)(inputs).total == 1.0
 
 
-OF_A_RUN = ("runs/", "logs/", "events/", "recorded/", "checkpoints/", "media/")
+OF_A_RUN = ("runs/", "logs/", "events/", "recorded/", "checkpoints/", "media/", "trace/")
 """Folders that only a run has."""
 
 

@@ -1,4 +1,4 @@
-"""What a worker checks in each call of an endpoint, and what `run.checks: all` adds to it.
+"""The checks of a worker in each call of an endpoint, and those of `run.checks: all`.
 
 `Borrowed` finds endpoints that write into what they receive. A received batch is borrowed: others may read
 the same memory. Large columns are in read-only pages, where a write ends the process. After each call, writes
@@ -63,7 +63,7 @@ MAX_SHOWN = 60
 NO_VALUE = "missing"
 
 Part = Tensor | list[Any]
-"""What batches consist of."""
+"""A part of a batch."""
 
 
 class Borrowed:

@@ -4,9 +4,9 @@
 
 The stages of a block do this several times in a step (`call.BlockRun`). A send does not wait until its
 receiver gets to the stage, so groups overlap as far as the slots of their routes allow, and no order of
-stages can deadlock. In a sync without staleness both sides run together (`routes.weights` says why that cannot deadlock
-either). How the run ends is agreed by all workers (`run.shutdown`); a checkpoint is a cut between two steps.
-Where a stream may end the run, the order of stages is that of `schedule.StreamOrder`.
+stages can deadlock. In a sync without staleness both sides run together (`routes.weights` says why that
+cannot deadlock either). How the run ends is agreed by all workers (`run.shutdown`); a checkpoint is a cut
+between two steps. Where a stream may end the run, the order of stages is that of `schedule.StreamOrder`.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     feeds.on_row(row)                               # returns at once
     feeds.on_end(code, reason)                      # waits for the trackers, within their `patience`
 
-The calls go into a bounded queue for each tracker, and a thread sends them. So a tracker can be slow, hang,
-crash or be killed, and the run goes on: it is stopped with a warning. If the queue is full, the oldest row is
-left out.
+The calls go into a bounded queue for each tracker. A thread sends them one after another, and waits for the
+answer to each. So a tracker can be slow, hang, crash or be killed, and the run goes on: it is stopped with a
+warning. If the queue is full, the oldest row is left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import math
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 from meshctl.run.directory import RunDir
@@ -40,7 +40,7 @@ MAX_WAITING = 10_000
 """Maximum number of calls that wait for a tracker."""
 POLL_S = 0.5
 JUMP_S = 5.0
-"""A longer time between two polls means that this process was suspended."""
+"""A longer time between two polls means that this process was suspended. It counts as this one."""
 EXIT_S = 1.0
 """Seconds in which a tracker that has finished must exit."""
 FORWARDED = frozenset(
@@ -49,43 +49,44 @@ FORWARDED = frozenset(
 """The names of the events that trackers receive."""
 
 
-class Feed:
-    """The process of one tracker, and the calls that wait for it. Only one thread calls it at a time."""
+class _Stopped(Exception):
+    """The reason why a tracker is stopped."""
 
-    def __init__(self, run: RunDir, track: Track, path: Sequence[str], environ: Mapping[str, str]) -> None:
+
+class Feed:
+    """The process of one tracker, the calls that wait for it, and the thread that sends them."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        track: Track,
+        path: Sequence[str],
+        environ: Mapping[str, str],
+        warn: Callable[[str], None],
+    ) -> None:
         """Starts the process. Must be called from the main thread, because the process dies with the thread
         that starts it."""
-        self.name, self._run = track.name, run
-        self.log = run.tracker_log(track.name)
+        self.name, self._warn = track.name, warn
+        self._log = run.tracker_log(track.name)
         options = dict(track.options)
         self._patience_s = float(options.pop("patience", PATIENCE_S)) or math.inf
-        self._waiting = deque[tuple[bool, bytes]]()
-        """The waiting calls: whether it is a row, and its line."""
-        self._unsent = b""
-        """The rest of the line that is being sent."""
-        self._answers = b""
-        self._open = 0
-        """The number of calls without an answer, sent or not."""
-        self._since = self._polled = time.monotonic()
-        """The times at which the open call began, and of the last poll."""
+        self._waiting = deque[tuple[str, bytes]]()
+        """The waiting calls: the method, and the line."""
+        self._changed = threading.Condition()
         self._ends_at = math.inf
         self._left_out = 0
-        self.is_over = False
-        self.problem = ""
-        """The reason that the tracker was stopped; empty if it was not."""
-        self.notes: list[str] = []
-        """Warnings that were not shown yet."""
-        self._connection, self._process, self._pidfd = self._started(path, environ)
-        self._put(False, {"run": str(run.path), "options": options, "path": list(path)})
+        self._connection, self._process = self._started(path, environ)
+        self._put("", {"run": str(run.path), "options": options, "path": list(path)})
+        self._thread = threading.Thread(target=self._serve, name=f"tracker {self.name}", daemon=True)
+        self._thread.start()
 
     def _started(
         self, path: Sequence[str], environ: Mapping[str, str]
-    ) -> tuple[socket.socket, subprocess.Popen[bytes], int]:
+    ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
         module = [sys.executable, "-P", "-m", "meshctl.trackers.process"]
-        with theirs, self.log.open("ab") as log:
+        with theirs, self._log.open("ab") as log:
             process = subprocess.Popen(
                 [*module, self.name, str(os.getpid()), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -95,131 +96,97 @@ class Feed:
                 start_new_session=True,  # Ctrl-C is for the launcher
                 env=dict(environ),
             )
-        return ours, process, os.pidfd_open(process.pid)
+        return ours, process
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def events(self) -> int:
-        """The events of the socket that matter now."""
-        return select.POLLIN | (select.POLLOUT if self._unsent or self._waiting else 0)
-
-    def fileno(self) -> int:
-        return self._connection.fileno()
-
     def call(self, method: str, *arguments: Any) -> None:
-        """Adds a call to the queue. If it is full, the oldest row is left out."""
-        if self.is_over:
-            return
-        self._put(method == "on_row", [method, *arguments])
-        if len(self._waiting) > MAX_WAITING:
-            row = next((index for index, (is_row, _) in enumerate(self._waiting) if is_row), 0)
-            del self._waiting[row]
-            self._open -= 1
-            self._left_out += 1
-            if self._left_out == 1:
-                self.notes.append(f"tracker `{self.name}` is too slow: rows are left out of it")
-
-    def _put(self, is_row: bool, message: Any) -> None:
-        if not self._open:
-            self._since = time.monotonic()
-        self._open += 1
-        self._waiting.append((is_row, json.dumps(message, separators=(",", ":")).encode() + b"\n"))
+        """Adds a call to the queue, from any thread."""
+        self._put(method, [method, *arguments])
 
     def end(self, code: int, reason: str) -> None:
         """Adds the last call. From now on the tracker has `patience` to take all of them."""
         self._ends_at = time.monotonic() + self._patience_s
         self.call("on_end", code, reason)
 
-    def poll(self) -> None:
-        """Sends and receives what is possible at once. Stops a tracker that has failed or does not answer."""
-        if self.is_over:
-            return
-        now = time.monotonic()
-        if now - self._polled > JUMP_S:  # the launcher was suspended
-            self._since += now - self._polled
-        self._polled = now
-        try:
-            self._send()
-            is_open = self._receive(now)
-        except OSError as error:
-            self._stop(f"its process has ended ({error.strerror})")
-            return
-        if not is_open:
-            self._stop("its process has ended")
-        elif self._open and now - self._since > self._patience_s:
-            self._stop(f"it has not answered for {in_units(self._patience_s)} (its `patience`)")
-        elif now > self._ends_at:
-            self._stop(f"it has not finished within {in_units(self._patience_s)} (its `patience`)")
-
-    def _send(self) -> None:
-        while self._unsent or self._waiting:
-            self._unsent = self._unsent or self._waiting.popleft()[1]
-            try:
-                self._unsent = self._unsent[self._connection.send(self._unsent) :]
-            except BlockingIOError:
-                return
-            except (BrokenPipeError, ConnectionResetError):  # its earlier answers can still be received
-                self._unsent = b""
-                return
-
-    def _receive(self, now: float) -> bool:
-        """Reads the answers. Returns false if the process has ended without a last one."""
-        while True:
-            try:
-                text = self._connection.recv(1 << 16)
-            except BlockingIOError:
-                return True
-            except ConnectionResetError:
-                return False
-            if not text:
-                return False
-            *lines, self._answers = (self._answers + text).split(b"\n")
-            for line in lines:
-                answer = json.loads(line)
-                if "failed" in answer:
-                    self._stop(answer["failed"])
-                    return True
-                self._open, self._since = self._open - 1, now
-                if not self._open and self._ends_at < math.inf:
-                    self._finish()
-                    return True
-
-    def _stop(self, problem: str) -> None:
-        self.problem = problem
-        self.notes.append(f"tracker `{self.name}` is stopped: {problem}; log: {self.log}")
-        self._finish(0.0)
-
-    def _finish(self, exit_s: float = EXIT_S) -> None:
-        """Ends the process, after `exit_s` seconds by SIGKILL, and drops the waiting calls. It is reaped
-        later."""
-        self.is_over, self._open, self._ends_at = True, 0, math.inf
-        if self._left_out:
-            self.notes.append(f"tracker `{self.name}` lacks {counted(self._left_out, 'row')}")
-        self._waiting.clear()
-        self._unsent = b""
-        if exit_s:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(exit_s)
-        self.kill()
-        self._connection.close()
-        os.close(self._pidfd)
-
-    def reap(self) -> None:
-        """Waits a moment until a process that was killed is gone."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(EXIT_S)
+    def join(self, seconds: float) -> bool:
+        """Waits until the tracker has finished or is stopped, and returns whether it is."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def kill(self) -> None:
         """Kills the process and its descendants."""
         below = descendants(self._process.pid)
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._process.kill()
         for pid in below:
             with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, SIGKILL)
+
+    def _put(self, method: str, message: Any) -> None:
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        with self._changed:
+            self._waiting.append((method, line))
+            if is_too_slow := len(self._waiting) > MAX_WAITING:
+                rows = (index for index, (name, _) in enumerate(self._waiting) if name == "on_row")
+                del self._waiting[next(rows, 0)]
+                self._left_out += 1
+            self._changed.notify()
+        if is_too_slow and self._left_out == 1:
+            self._warn(f"tracker `{self.name}` is too slow: rows are left out of it")
+
+    # The thread
+
+    def _serve(self) -> None:
+        try:
+            self._send_all()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(EXIT_S)
+        except _Stopped as problem:
+            self._warn(f"tracker `{self.name}` is stopped: {problem}; log: {self._log}")
+        except OSError as error:
+            self._warn(f"tracker `{self.name}` is stopped: its process has ended ({error.strerror})")
+        if self._left_out:
+            self._warn(f"tracker `{self.name}` lacks {counted(self._left_out, 'row')}")
+        self.kill()
+        self._connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_S)
+
+    def _send_all(self) -> None:
+        """Sends the calls until the tracker has taken the last one. Raises `_Stopped`, and `OSError`."""
+        method = ""
+        while method != "on_end":
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting, POLL_S)
+                method, line = self._waiting.popleft() if self._waiting else ("", b"")
+            if line:
+                with suppress(BrokenPipeError, ConnectionResetError):  # its last answer can still be received
+                    self._connection.sendall(line)
+                self._await_answer()
+            elif select.select([self._connection], [], [], 0)[0]:
+                raise _Stopped("its process has ended")
+
+    def _await_answer(self) -> None:
+        answer, waited, polled = b"", 0.0, time.monotonic()
+        while not answer.endswith(b"\n"):
+            if select.select([self._connection], [], [], POLL_S)[0]:
+                text = b""
+                with suppress(ConnectionResetError):
+                    text = self._connection.recv(1 << 16)
+                if not text:
+                    raise _Stopped("its process has ended")
+                answer += text
+                continue
+            now = time.monotonic()
+            waited, polled = waited + min(now - polled, JUMP_S), now
+            if waited > self._patience_s:
+                raise _Stopped(f"it has not answered for {in_units(self._patience_s)} (its `patience`)")
+            if now > self._ends_at:
+                raise _Stopped(f"it has not finished within {in_units(self._patience_s)} (its `patience`)")
+        if problem := json.loads(answer).get("failed"):
+            raise _Stopped(problem)
 
 
 class Feeds:
@@ -241,24 +208,19 @@ class Feeds:
         self._feeds: list[Feed] = []
         self.is_ending = False
         """True if the run is over."""
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     @property
     def pids(self) -> list[int]:
         """The processes of the trackers that were not stopped."""
-        return [feed.pid for feed in self._feeds if not feed.is_over]
+        return [feed.pid for feed in self._feeds if not feed.join(0)]
 
     def start(self) -> Feeds:
-        """Starts the processes, and the thread that feeds them. Returns the observer."""
+        """Starts the processes, and the threads that feed them. Returns the observer."""
         for track in self._tracks:
             try:
-                self._feeds.append(Feed(self._run, track, self._path, self._environ))
+                self._feeds.append(Feed(self._run, track, self._path, self._environ, self._warn))
             except OSError as error:
                 self._warn(f"tracker `{track.name}` cannot start: {error.strerror}: {error.filename}")
-        self._thread = threading.Thread(target=self._serve, name="trackers", daemon=True)
-        self._thread.start()
         return self
 
     def on_attempt(self, number: int, step: int | None) -> None:
@@ -274,48 +236,16 @@ class Feeds:
     def on_end(self, code: int, reason: str) -> None:
         """Waits until every tracker has finished or is stopped."""
         self.is_ending = True
-        with self._lock:
-            for feed in self._feeds:
-                feed.end(code, reason)
-        self._wake()
-        while self._thread and self._thread.is_alive():
-            self._thread.join(POLL_S / 5)
-            if self._is_hurried():
-                with self._lock:
-                    for feed in self._feeds:
-                        if not feed.is_over:
-                            feed.kill()
-                self._wake()
         for feed in self._feeds:
-            feed.reap()
-        os.close(self._woken)
-        os.close(self._wakes)
+            feed.end(code, reason)
+        for feed in self._feeds:
+            while not feed.join(POLL_S / 5):
+                if self._is_hurried():
+                    feed.kill()
 
     def _call(self, method: str, *arguments: Any) -> None:
-        with self._lock:
-            for feed in self._feeds:
-                feed.call(method, *arguments)
-        self._wake()
-
-    def _wake(self) -> None:
-        with suppress(BlockingIOError):
-            os.write(self._wakes, b"x")
-
-    def _serve(self) -> None:
-        while feeds := [feed for feed in self._feeds if not feed.is_over]:
-            poller = select.poll()
-            poller.register(self._woken, select.POLLIN)
-            for feed in feeds:
-                poller.register(feed.fileno(), feed.events)
-            poller.poll(POLL_S * 1000)
-            with suppress(BlockingIOError):
-                os.read(self._woken, 1 << 12)
-            for feed in feeds:
-                with self._lock:
-                    feed.poll()
-                    notes, feed.notes = feed.notes, []
-                for text in notes:
-                    self._warn(text)
+        for feed in self._feeds:
+            feed.call(method, *arguments)
 
 
 def descendants(pid: int) -> list[int]:
