@@ -32,7 +32,7 @@ from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END
 from meshctl.runtime.routes.held import HeldInput
 from meshctl.runtime.routes.inputs import Arguments, Input, InputEnd, Inputs
-from meshctl.runtime.seeding import Seeds
+from meshctl.runtime.seeding import seed_all
 from meshctl.runtime.sources import Sources
 from meshctl.runtime.user_modes import collect_mode, execute_mode
 from meshctl.topology.mesh import even_split
@@ -80,17 +80,11 @@ class Call:
         self.held = tuple(end for (_, target, _), end in held.items() if target == stage.name)
         """The inputs that a block receives once."""
         self._component, self._context = component, context_of(component)
-        self._method = getattr(component, stage.method)
-        self._endpoint = context.transport.turn.during(self._method)
+        self._endpoint = context.transport.turn.during(getattr(component, stage.method))
         run = self._context.run_dir
         self._metrics = StageMetrics(stage, collect, execute, mesh, rank, state, context.events, run)
-        self._seeds = Seeds(
-            context.plan.seed,
-            stage.component,
-            stage.name,
-            self._data_rank,
-            device=self._context.device.type,
-        )
+        words = context.plan.seed, stage.component, stage.name, self._data_rank
+        self._seed_all = partial(seed_all, *words, device=self._context.device.type)
         self._progress, self._number = context.progress, context.plan.stages.index(stage)
         has_all_checks = context.plan.run.has_all_checks
         called, is_read_only = f"{stage.component}.{stage.method}", context.transport.is_read_only
@@ -205,7 +199,7 @@ class Call:
         self._context.step, self._context.log = step, self._metrics.log
         self._context.version = self._state.versions.get(self.stage.component)
         self._metrics.begin_call()
-        self._seeds.seed_all(step, self._state.pass_number)
+        self._seed(step)
         self._state.is_in_user_code = True
         if self._retries is None:
             value = self._endpoint(*arguments.positional, **arguments.named)
@@ -221,10 +215,14 @@ class Call:
         """Prepares for a repetition of a call: its logged values are dropped, and generators are seeded as
         at first. Raises `StageError` if the call has written into its arguments."""
         self._metrics.drop_call()
-        self._seeds.seed_all(step, self._state.pass_number)
+        self._seed(step)
         if arguments.batches:
             self._borrowed.end(arguments)
             self._borrowed.begin(arguments)
+
+    def _seed(self, step: int) -> None:
+        """Seeds the generators for a step, and in a block for a pass of it; passes count from 1."""
+        self._seed_all(*(step, self._state.pass_number) if self._state.pass_number else (step,))
 
     def _marked(self, batch: Batch) -> Batch:
         """Adds marks to samples: the version of the weights that made them, and their home where a later
@@ -263,7 +261,7 @@ class Call:
         if self._producer is not None and not isinstance(value, Batch):
             self._metrics.add_returned(value, weight)
             if self._producer == 0 and not outputs:
-                self._metrics.warn_of_others(value, self._method)
+                self._metrics.warn_of_others(value)
         return False
 
     def _has_ended(self, outputs: Sequence[Channel], all_ended: bool) -> bool:

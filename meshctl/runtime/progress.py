@@ -18,6 +18,7 @@ import mmap
 import os
 import sys
 from collections.abc import Mapping
+from functools import cache, lru_cache
 from pathlib import Path
 from time import perf_counter  # CLOCK_MONOTONIC on Linux, which all processes of a node share
 from types import FrameType
@@ -61,8 +62,8 @@ from meshctl.runtime.routes.end import FORWARD, TAGS_PER_ROUTE, VALUES
 from meshctl.runtime.torch_mesh import TorchCalls
 from meshctl.runtime.trace import NoTrace
 
-FORMS_MAX = 4096
-"""Maximum number of cached texts of operations."""
+CACHED_MAX = 4096
+"""Maximum number of cached texts of operations, and of call sites."""
 
 Form = tuple[object, ...]
 """An operation with the properties that must be equal on all ranks: its dtype, shape and options."""
@@ -287,18 +288,11 @@ class CollectiveCalls:
         self._words[self._first] = 0
 
 
-_forms: dict[Form, tuple[bytes, bytes]] = {}
-
-
+@lru_cache(CACHED_MAX)
 def _form(form: Form) -> tuple[bytes, bytes]:
     """Returns a form as text: complete, and cut to the length in the record."""
-    found = _forms.get(form)
-    if found is None:
-        if len(_forms) >= FORMS_MAX:
-            _forms.clear()
-        text = " ".join(_word(part) for part in form)
-        found = _forms[form] = text.encode() + b"\n", text.encode()[:64].ljust(64, b"\0")
-    return found
+    text = " ".join(map(_word, form)).encode()
+    return text + b"\n", text[:64].ljust(64, b"\0")
 
 
 def _word(part: object) -> str:
@@ -307,36 +301,27 @@ def _word(part: object) -> str:
     return str(list(part)) if isinstance(part, tuple) else str(part)
 
 
-SITES_MAX = 4096
-"""Number of call sites that are kept as text."""
 _LIBRARIES = (str(PACKAGE_DIR / "runtime") + os.sep, str(Path(torch.__file__).parent) + os.sep)
 """Code in these folders is not the user's."""
-_sites: dict[tuple[str, int], tuple[str, bytes]] = {}
-_is_library: dict[str, bool] = {}
 
 
 def call_site(frame: FrameType | None) -> tuple[str, bytes]:
     """Returns `FILE:LINE` of the innermost frame in the user's code, from `frame` on, as text and as in the
     progress record; empty texts where there is none."""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        library = _is_library.get(name)
-        if library is None:
-            library = _is_library[name] = name.startswith(_LIBRARIES)
-        if not library:
-            return _site(name, frame.f_lineno)
+    while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
-    return _site("", 0)
+    return _site(frame.f_code.co_filename, frame.f_lineno) if frame else _site("", 0)
 
 
+@cache
+def _is_library(file: str) -> bool:
+    return file.startswith(_LIBRARIES)
+
+
+@lru_cache(CACHED_MAX)
 def _site(name: str, line: int) -> tuple[str, bytes]:
-    found = _sites.get((name, line))
-    if found is None:
-        if len(_sites) >= SITES_MAX:
-            _sites.clear()
-        text = f"{name.removeprefix(os.getcwd() + os.sep)}:{line}" if name else ""
-        found = _sites[name, line] = text, padded(text, SITE.stop - SITE.start)
-    return found
+    text = f"{name.removeprefix(os.getcwd() + os.sep)}:{line}" if name else ""
+    return text, padded(text, SITE.stop - SITE.start)
 
 
 AWAITED, FULL, PEERS, OTHERS = range(4)

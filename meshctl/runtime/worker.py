@@ -214,13 +214,14 @@ class Worker:
         agreement: StopAgreement,
         data_plane: DataPlane,
     ) -> LoopContext:
+        env, connect = self._env, self._env.control.connect
         save, wait = self._checkpoint_hooks(plan, components)
         recorder = Recorder(plan.run.record, self._run.recorded) if plan.run.record else None
         recorded = {route: Recorded(Path(folder)) for route, folder in start.replay.items()}
         return LoopContext(
             plan,
-            self._env.group,
-            self._env.rank,
+            env.group,
+            env.rank,
             components,
             data_plane,
             agreement,
@@ -230,19 +231,11 @@ class Worker:
             recorded,
             self._progress,
             wait,
-            **self._restarts(plan, data_plane),
+            GroupRestarts(plan, data_plane, connect(), env.generations, connect_again)
+            if isinstance(data_plane, ReturningDataPlane)
+            else None,
+            Rejoining(plan, data_plane.job_rank, connect(), env.generations) if env.generation else None,
         )
-
-    def _restarts(self, plan: Plan, data_plane: DataPlane) -> dict[str, Any]:
-        """Returns what takes part in restarts of single groups, by the fields of the context of the loop."""
-        env, found = self._env, dict[str, Any]()
-        if isinstance(data_plane, ReturningDataPlane):
-            store = env.control.connect()
-            found["restarts"] = GroupRestarts(plan, data_plane, store, env.generations, connect_again)
-        if env.generation:
-            store = env.control.connect()
-            found["rejoining"] = Rejoining(plan, data_plane.job_rank, store, env.generations)
-        return found
 
     def _close(self, plan: Plan, name: str, component: Component, last: int) -> None:
         metrics = PhaseMetrics(

@@ -8,12 +8,9 @@ has logged.
 
 from __future__ import annotations
 
-import ast
-import inspect
 import logging
 import math
-import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -27,22 +24,6 @@ from meshctl.runtime.loop_context import StepState
 from meshctl.runtime.metrics.media import MediaWriter, separated
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import COLLECT, EXECUTE, CollectMode, ExecuteMode
-
-
-def returns_values(method: Callable[..., Any]) -> bool:
-    """Returns whether a method is meant to return more than None: it is annotated with another type, or it
-    has no annotation and a `return` with a value in its text."""
-    function = inspect.unwrap(method)
-    annotations = inspect.get_annotations(getattr(function, "__func__", function))
-    if "return" in annotations:
-        hint = str(annotations["return"])
-        return "None" not in hint and "Optional" not in hint and hint not in ("Any", "object")
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, SyntaxError, TypeError):
-        return False
-    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return) and node.value]
-    return any(not isinstance(value, ast.Constant) or value.value is not None for value in returned)
 
 
 class StageMetrics:
@@ -123,14 +104,10 @@ class StageMetrics:
                 metric["values"] = self._without_returned(metric["values"], returned)
         self._state.report.add_metric(self._stage.name, returned, weight, self._reduction)
 
-    def warn_of_others(self, value: Any, method: Callable[..., Any]) -> None:
+    def warn_of_others(self, value: Any) -> None:
         """Warns once of parts of a value that no stage takes and that are not metrics, because they are not
-        numbers. A stage that collects by mean or sum returns numbers, or logs some, or `method` is meant to
-        return nothing."""
-        if not self._is_reduced or self._has_warned or (value is None and self.logged):
-            return
-        if value is None and not returns_values(method):
-            self._has_warned = True
+        numbers."""
+        if not self._is_reduced or self._has_warned or value is None:
             return
         if other := next(other_values(value), ""):
             self._has_warned = True

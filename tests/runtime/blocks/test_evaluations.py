@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from meshctl.plan.model import Stage
 from meshctl.runtime.batch.batch import Batch
@@ -156,16 +155,6 @@ def test_a_block_whose_input_does_not_run_is_skipped_whole() -> None:
     )
     _, seen = execute(job)
     assert {step for step, *_ in seen} == {2}
-
-
-def test_seeds_differ_by_pass_and_repeat_themselves() -> None:
-    from meshctl.runtime.seeding import Seeds
-
-    drawn = []
-    for pass_number in (0, 1, 2, 1):
-        Seeds(0, "x", device="cpu").seed_all(3, pass_number)
-        drawn.append(float(torch.rand(1)))
-    assert len({*drawn}) == 3 and drawn[1] == drawn[3]
 
 
 def test_a_source_of_a_block_is_no_part_of_the_position_and_does_not_end_the_run() -> None:

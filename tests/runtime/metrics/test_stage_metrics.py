@@ -151,17 +151,12 @@ def test_the_only_rank_that_is_called_counts() -> None:
     assert (silent.reported, silent.uncounted) == ([], [(["loss"], 1)])
 
 
-def returns_a_loss(batch: Any) -> dict[str, Any]:
-    return {"loss": 1.0}
-
-
 @pytest.mark.parametrize(
     ("value", "other"),
     [
         ({"loss": torch.ones(4)}, "a tensor of shape [4] as `loss`"),
         ({"loss": 1.0, "mood": {"of": "low"}}, "a str as `mood/of`"),
         (torch.ones(2, 3), "a tensor of shape [2, 3]"),
-        (None, "None"),
     ],
 )
 def test_a_value_that_is_neither_a_metric_nor_taken_is_one_warning(
@@ -170,47 +165,15 @@ def test_a_value_that_is_neither_a_metric_nor_taken_is_one_warning(
     metrics = Metrics()
     for _ in range(2):
         metrics.of.begin_call()
-        metrics.of.warn_of_others(value, returns_a_loss)
+        metrics.of.warn_of_others(value)
     text = f"`judge.loss` returned {other}, which is not a metric: a metric is a single number"
     assert caplog.messages == [text]
 
 
-class Endpoints:
-    def nothing(self, batch: Any) -> None:
-        batch.step()
-
-    def perhaps(self, batch: Any) -> dict[str, float] | None:
-        return batch.loss
-
-    def unannotated(self, batch):  # type: ignore[no-untyped-def]
-        if not batch:
-            return None
-        batch.step()
-
-    def forgotten(self, batch: Any) -> dict[str, float]:  # type: ignore[return]
-        batch.step()
-
-    def on_one_path(self, batch):  # type: ignore[no-untyped-def]
-        if batch:
-            return {"loss": 1.0}
-
-
-@pytest.mark.parametrize("name", ["nothing", "perhaps", "unannotated"])
-def test_none_that_is_meant_causes_no_warning(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    Metrics().of.warn_of_others(None, getattr(Endpoints(), name))
-    assert not caplog.messages
-
-
-@pytest.mark.parametrize("name", ["forgotten", "on_one_path"])
-def test_none_in_place_of_a_value_is_a_warning(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    Metrics().of.warn_of_others(None, getattr(Endpoints(), name))
-    assert "returned None, which is not a metric" in caplog.text
-
-
 def test_numbers_and_logged_numbers_cause_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics()
-    metrics.of.warn_of_others({"loss": np.float32(1), "norm": torch.ones(1, 1)}, returns_a_loss)
+    metrics.of.warn_of_others({"loss": np.float32(1), "norm": torch.ones(1, 1)})
     metrics.of.log({"loss": 1.0}, 1)
-    metrics.of.warn_of_others(None, returns_a_loss)
-    Metrics(collect="flatten").of.warn_of_others({"path": "x"}, returns_a_loss)
+    metrics.of.warn_of_others(None)
+    Metrics(collect="flatten").of.warn_of_others({"path": "x"})
     assert not caplog.messages
