@@ -1,8 +1,9 @@
-"""`breakpoint()` in workers with and without a terminal."""
+"""What a worker sets in its process: `breakpoint()` with and without a terminal, and the level of log records."""
 
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 
 import pytest
@@ -44,3 +45,30 @@ def test_a_hook_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "breakpointhook", print)
     skip_without_terminal("train:1")
     assert sys.breakpointhook is print
+
+
+CODE = """
+import logging, sys
+from meshctl.runtime.worker import set_log_level
+set_log_level(sys.argv[1])
+logger = logging.getLogger("a.model")
+logger.debug("one")
+logger.info("two")
+logger.warning("three")
+logging.basicConfig(level=logging.INFO, format="mine %(message)s")
+logger.info("four")
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "lines"),
+    [
+        ("debug", ["DEBUG a.model: one", "INFO a.model: two", "WARNING a.model: three", "mine four"]),
+        ("info", ["INFO a.model: two", "WARNING a.model: three", "mine four"]),
+        ("warning", ["WARNING a.model: three", "mine four"]),
+        ("error", ["mine four"]),
+    ],
+)
+def test_records_of_a_level_and_above_until_the_user_adds_a_handler(level: str, lines: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", CODE, level], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == lines

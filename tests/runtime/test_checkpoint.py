@@ -298,15 +298,6 @@ def replicas_of_shards_that_differ_are_kept(rank: int) -> None:
     assert "`w` differs along `dp`" in refusal("replicas", {"w": torch.zeros(8)}, DP.at(rank))
 
 
-@check
-def tensors_of_different_shapes_and_dtypes_differ(rank: int) -> None:
-    dtype = torch.int32 if rank % 2 else torch.float32
-    state = {"a": torch.zeros(rank + 1), "b": torch.zeros(2, dtype=dtype)}
-    save(folder("shapes"), "actor", state, DP_TP.at(rank))
-    assert varying("shapes").values == {"a": ("dp", "tp"), "b": ("tp",)}
-    assert same(load(folder("shapes"), "actor", {}, DP_TP.at(rank)), state)
-
-
 def random_case(rank: int, case: int) -> None:
     """Saves a random state whose values differ along random dims, or are absent at random places."""
     chance = Random(case)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import runpy
-import socket
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed import TCPStore
 
 from meshctl import Batch, Component, ComponentError, DeviceMesh, MeshError, copy_weights, endpoint
 from meshctl.runtime.component import Endpoint, endpoint_of
@@ -24,7 +17,6 @@ from meshctl.runtime.instantiate import make
 from meshctl.runtime.rank_context import STARTING, Location, RankContext
 from tests.paths import ROOT
 from tests.runtime.plans import plan
-from tests.runtime.worlds import LOADED_LATE
 
 
 class Adder(Component):
@@ -58,16 +50,6 @@ def test_it_works_without_a_launcher() -> None:
         and adder.alloc([2, 0]).shape == (2, 0)
         and adder.alloc(()).shape == ()
     )
-
-
-def test_a_collective_of_one_is_the_identity() -> None:
-    one = Adder().collective("tp", "dp")
-    tensor = torch.arange(3.0)
-    assert torch.equal(one.all_reduce(tensor.clone(), "mean"), tensor)
-    assert torch.equal(one.all_gather(tensor)[0], tensor) and torch.equal(one.broadcast(tensor), tensor)
-    assert one.all_gather_object({"a": [1]}) == [{"a": [1]}]
-    one.barrier()
-    assert (one.size, one.rank, one.ranks) == (1, 0, (0,))
 
 
 def test_the_arguments_of_a_decorator() -> None:
@@ -182,49 +164,21 @@ torch.distributed.destroy_process_group()
 """
 
 
-def by_torchrun(script: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    command = [*torchrun, str(script), str(script.parent)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def by_fork(script: Path) -> None:
-    """Runs the script in four forks of this process, with the variables and the store of torchrun's agent."""
-    for module in LOADED_LATE:
-        importlib.import_module(module)
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    world = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
-    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    world |= {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "GLOO_SOCKET_IFNAME": "lo"}
-    children = []
-    for rank in range(4):
-        if pid := os.fork():
-            children.append(pid)
-            continue
-        try:
-            os.environ.update(world, RANK=str(rank), LOCAL_RANK=str(rank))
-            sys.argv = [str(script), str(script.parent)]
-            runpy.run_path(str(script), run_name="__main__")
-        except BaseException:
-            (script.parent / f"{rank}.txt").write_text(traceback.format_exc())
-            os._exit(1)
-        os._exit(0)
-    store = TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-    codes = [os.waitpid(pid, 0)[1] for pid in children]
-    del store
-    assert codes == [0] * 4, [path.read_text() for path in script.parent.glob("*.txt")]
+def test_a_mesh_of_another_size_than_the_world_is_refused() -> None:
+    with pytest.raises(MeshError, match="is not initialised"):
+        component = Component()
+        component.use_mesh(DeviceMesh.from_sizes(dp_size=2))
+        component.torch_mesh  # noqa: B018
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", [by_fork, pytest.param(by_torchrun, marks=pytest.mark.slow_suite)])
-def test_under_torchrun_a_component_joins_the_world(run: Callable[[Path], None], tmp_path: Path) -> None:
+def test_under_torchrun_a_component_joins_the_world(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    run(script)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    command = [*torchrun, str(script), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
     for rank in range(4):
         facts = json.loads((tmp_path / f"{rank}.json").read_text())
         assert facts[:8] == [rank, 4, rank, 4, 0, "(1, 4, 1, 1, 1)", 6.0, 4]
@@ -233,10 +187,3 @@ def test_under_torchrun_a_component_joins_the_world(run: Callable[[Path], None],
         assert facts[9:12] == [[0, 1, 2, 3], pair, 4]
         assert facts[12:15] == [pair, [[0, 1, 2, 3]], 4]
         assert facts[15] == [0.0] * 4 + [4.0] * 4
-
-
-def test_a_mesh_of_another_size_than_the_world_is_refused() -> None:
-    with pytest.raises(MeshError, match="is not initialised"):
-        component = Component()
-        component.use_mesh(DeviceMesh.from_sizes(dp_size=2))
-        component.torch_mesh  # noqa: B018

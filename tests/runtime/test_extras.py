@@ -18,11 +18,6 @@ def test_a_missing_library_is_named_with_how_it_is_installed(monkeypatch: pytest
     assert str(raised.value) == f"transformers is not installed: {install_command('hf')}"
 
 
-def test_other_errors_pass() -> None:
-    with pytest.raises(ValueError, match="other"), extra("hf"):
-        raise ValueError("other")
-
-
 @pytest.mark.parametrize(("library", "path"), [("transformers", "rows.jsonl"), ("pyarrow", "rows.parquet")])
 def test_a_source_names_what_it_needs(
     library: str, path: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory

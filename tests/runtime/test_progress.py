@@ -108,25 +108,6 @@ def test_counts_and_digests_begin_anew_with_each_step() -> None:
     assert "sites" not in found[1], "they have not changed"
 
 
-def test_the_order_is_in_the_digest() -> None:
-    digests = []
-    for forms in ((SUM, MAX), (MAX, SUM)):
-        progress = Progress()
-        for form in forms:
-            with progress.calls_of("actor:dp").call(form):
-                pass
-        digests.append(progress.end_step()["actor:dp"]["digest"])
-    assert digests[0] != digests[1]
-
-
-def test_what_was_counted_in_a_dropped_step_is_forgotten() -> None:
-    progress = Progress()
-    with progress.calls_of("actor:dp").call(SUM):
-        pass
-    progress.begin_end(4, visit=1)
-    assert progress.end_step() == {}
-
-
 def test_the_first_call_that_differs_is_known_while_the_record_has_its_digest() -> None:
     one, other = Progress(), Progress()
     for number in range(DIGESTS + 3):

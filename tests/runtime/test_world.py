@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.distributed import HashStore, PrefixStore, TCPStore
+from torch.distributed import HashStore, PrefixStore, TCPStore, distributed_c10d
 
 from meshctl.plan.model import Plan
 from meshctl.runtime import user_modes, world
@@ -240,3 +240,16 @@ def paths(*, restartable: bool) -> dict[tuple[str, str], str]:
 
     assert at_once(*(partial(work, job_rank) for job_rank in range(4))) == [""] * 4
     return {pair: ", ".join(ways) for pair, ways in found.items()}
+
+
+def test_groups_that_torch_makes_itself_have_no_timeout_that_a_job_reaches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(distributed_c10d, "default_pg_timeout", timedelta(minutes=30))
+    monkeypatch.setattr(distributed_c10d, "default_pg_nccl_timeout", None)
+    world.lift_timeouts()
+    assert distributed_c10d.default_pg_timeout == world.RUNNING
+    assert distributed_c10d.default_pg_nccl_timeout is None, "a torch without NCCL"
+    monkeypatch.setattr(distributed_c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
+    world.lift_timeouts()
+    assert distributed_c10d.default_pg_nccl_timeout == world.RUNNING

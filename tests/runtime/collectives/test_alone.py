@@ -147,11 +147,6 @@ def test_ranks_that_are_no_processes() -> None:
     assert component(3).collective("cp").ranks == (3,)
 
 
-def test_a_rank_alone_in_a_large_mesh_lists_nobody() -> None:
-    mesh = DeviceMesh.from_sizes(dp_size=10**7)
-    assert component(9_999_999, mesh).collective("tp", "cp").ranks == (9_999_999,)
-
-
 def test_the_ranks_of_a_group_by_node() -> None:
     job = replace(plan({"a": 2, "b": 5}, {"it": ("b", {})}, []), cluster=Cluster(nodes=2))
     assert ranks_by_node(job, "a") == [[0], [1]]

@@ -64,25 +64,7 @@ def test_a_view_lies_in_its_piece_or_there_is_none(device: Standin, at: int, nby
         device.make(10).view(at, nbytes)
 
 
-def test_a_piece_is_closed_once(device: Standin) -> None:
-    piece = device.make(10)
-    piece.close()
-    piece.close()
-    assert not device.pieces
-
-
 # Blocks of an arena
-
-
-def test_blocks_go_round_as_those_of_the_cpu_do(device: Standin) -> None:
-    arena = Arena(make=device.make)
-    block = arena.take("use", 100, {1})
-    assert block.file == -1 and block.memory.handle
-    arena.give_back(block.number, 1)
-    assert arena.take("use", 50, {2}) is block
-    assert arena.take("use", 50, {2}) is not block
-    arena.close()
-    assert not device.pieces
 
 
 def test_what_is_dropped_lasts_until_all_have_closed_it(device: Standin) -> None:
@@ -313,12 +295,6 @@ def test_a_device_whose_library_lacks_a_function_has_none(name: str, monkeypatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(cuda, "library", lambda: lib)
     assert memory_of(torch.device("cuda", 0)) is None
-
-
-def test_memory_of_reports_what_is_wrong_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(cuda, "Cuda")
-    with pytest.raises(AttributeError, match="Cuda"):
-        memory_of(torch.device("cuda", 0))
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")

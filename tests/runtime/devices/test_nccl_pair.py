@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -13,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed import HashStore
 
 from meshctl.runtime.devices import nccl
-from meshctl.runtime.devices.nccl import Pair, PairTransfers, pair_store
+from meshctl.runtime.devices.nccl import Pair, PairTransfers
 from tests.hang import HANG_S
 from tests.runtime.devices.host_pairs import HostStreams
 
@@ -116,52 +114,6 @@ def errors() -> Iterator[list[Any]]:
     yield []
 
 
-def test_one_message_is_received_at_a_time_and_its_producer_notified(errors: list[Any]) -> None:
-    pairs = {source: Never() for source in (1, 2, 3)}
-    come: queue.SimpleQueue[int] = queue.SimpleQueue()
-    transfers = PairTransfers(
-        0,
-        HostStreams(),
-        lambda producer, consumer, rank: pairs[producer],
-        lambda job_rank, error: errors.append(error),
-    )
-    for source in pairs:
-        transfers.expect(source, [10], partial(come.put, source), lambda tensors: None)
-    waiting = set(pairs)
-    while waiting:
-        source = come.get()
-        assert pairs[source].posted.wait()
-        time.sleep(0.05)
-        assert come.empty() and [other for other in waiting if pairs[other].posted.is_set()] == [source]
-        pairs[source].abort()  # it has arrived
-        waiting.remove(source)
-    transfers.close()
-    assert not errors
-
-
-def test_one_message_is_sent_at_a_time(errors: list[Any]) -> None:
-    posts: queue.SimpleQueue[int] = queue.SimpleQueue()
-    pairs = {to: Never(partial(posts.put, to)) for to in (1, 2, 3)}
-    transfers = PairTransfers(
-        0,
-        HostStreams(),
-        lambda producer, consumer, rank: pairs[consumer],
-        lambda job_rank, error: errors.append(error),
-    )
-    done: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for to in pairs:
-        transfers.send(to, [torch.ones(3)], partial(done.put, to))
-        transfers.clear_to_send(to)
-    for _ in pairs:
-        to = posts.get()
-        time.sleep(0.05)
-        assert posts.empty()
-        pairs[to].abort()
-        assert done.get() == to
-    transfers.close()
-    assert not errors
-
-
 def test_nothing_is_posted_before_the_other_end_comes(errors: list[Any]) -> None:
     pair = Never()
     transfers = PairTransfers(
@@ -196,39 +148,6 @@ def test_what_is_under_way_is_broken_off_and_counts_for_nothing(
         end._thread.is_alive() for end in (*transfers._senders.values(), *transfers._receivers.values())
     )
     assert not errors
-
-
-def test_an_end_that_never_comes_is_left_behind(errors: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "STOP_S", 0.2)
-    never = threading.Event()
-
-    def join(producer: int, consumer: int, rank: int) -> Pair:
-        never.wait()
-        raise RuntimeError("too late")
-
-    transfers = PairTransfers(0, HostStreams(), join, lambda job_rank, error: errors.append(error))
-    for source in range(1, 30):
-        transfers.expect(source, [100], lambda: None, errors.append)
-    transfers.close()
-    never.set()
-    assert not errors
-
-
-def test_an_end_that_comes_too_late_posts_nothing(errors: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "STOP_S", 0.1)
-    pair, joined = Never(), threading.Event()
-
-    def join(producer: int, consumer: int, rank: int) -> Pair:
-        joined.wait()
-        return pair
-
-    transfers = PairTransfers(0, HostStreams(), join, lambda job_rank, error: errors.append(error))
-    transfers.expect(1, [100], lambda: None, errors.append)
-    [end] = transfers._receivers.values()
-    transfers.close()
-    joined.set()
-    end._thread.join()
-    assert not pair.posted.is_set() and not errors
 
 
 def test_a_pair_that_cannot_be_made_is_reported_with_its_job_rank(errors: list[Any]) -> None:
@@ -302,10 +221,3 @@ def test_what_was_received_dies_with_the_last_tensor_of_it() -> None:
     del kept
     assert gone.wait()  # the thread that received it waits for the next message meanwhile
     transfers.close()
-
-
-def test_each_pair_has_a_connection_of_its_own() -> None:
-    store = HashStore()
-    first, second = (pair_store(store, 0, consumer) for consumer in (1, 2))
-    first.set("key", "a")
-    assert not second.check(["key"]) and store.check(["nccl/0-1/key"])

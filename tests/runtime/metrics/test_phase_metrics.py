@@ -32,11 +32,6 @@ def test_each_number_is_an_event_of_the_step_before_the_first() -> None:
     assert found == [("metric", 0, "actor.setup", {"parameters": number}) for number in (1.0, 2.0)]
 
 
-def test_a_rank_that_does_not_count_reports_the_names_only() -> None:
-    [event] = logged(1)
-    assert (event.name, event.value) == ("uncounted", {"names": ["parameters"], "counted": 0})
-
-
 class Model(Component):
     @endpoint
     def next(self, samples: range) -> Batch:

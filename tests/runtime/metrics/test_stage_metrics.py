@@ -135,12 +135,6 @@ def test_a_rank_that_does_not_count_reports_each_name_once() -> None:
     assert metrics.uncounted == [(["loss", "norm"], 0), (["lr"], 0)]
 
 
-def test_the_rank_that_counts_reports_no_names() -> None:
-    metrics = Metrics(0, tp_size=2)
-    metrics.of.log({"loss": 1.0}, 1)
-    assert metrics.uncounted == []
-
-
 def test_the_only_rank_that_is_called_counts() -> None:
     """The last pipeline stage represents a data rank, and `execute: first` does not call it."""
     metrics = Metrics(0, execute="first", pp_size=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshctl.run.events import StepReport
-from meshctl.runtime.metrics import wait_times
+from meshctl.runtime import progress
 from meshctl.runtime.progress import WaitTimes
 from meshctl.runtime.routes.end import FORWARD, SHARED_WRITE, TABLES, TAGS_PER_ROUTE, VALUES
 from tests.runtime.plans import call, plan, sync
@@ -44,7 +44,7 @@ def test_a_wait_belongs_to_a_route(
     group: str, tag: int, kind: str, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = iter([1.0, 1.5, 10.0, 12.0])
-    monkeypatch.setattr(wait_times, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(progress, "perf_counter", lambda: next(now))
     waits, report, empty = WaitTimes(PLAN, group), StepReport(1), StepReport(2)
     for _ in range(2):
         waits.begin(tag)

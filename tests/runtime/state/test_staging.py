@@ -35,10 +35,3 @@ def test_memory_is_used_again_until_a_tensor_has_another_form() -> None:
     assert second.tensors["b"].shape == (4,) and first.tensors["b"].tolist() == [0.0, 0.0]
     copied(staging, {"b": torch.zeros(4)})
     assert copied(staging, {"a": torch.zeros(3)}).tensors["a"] is not second.tensors["a"]
-
-
-def test_components_have_memory_of_their_own() -> None:
-    staging = Staging()
-    actor = staging.copy("actor", StateTree.of("actor", {"w": torch.zeros(2)}))
-    staging.copy("critic", StateTree.of("critic", {"w": torch.ones(2)}))
-    assert actor.tensors["w"].tolist() == [0.0, 0.0]
