@@ -88,6 +88,7 @@ class Call:
         self._progress, self._number = context.progress, context.plan.stages.index(stage)
         has_all_checks = context.plan.run.has_all_checks
         called, is_read_only = f"{stage.component}.{stage.method}", context.transport.is_read_only
+        self._named = f"`{called}`"
         self._borrowed = Borrowed(called, is_read_only, has_digests=has_all_checks)
         self._peer_check = PeerCheck.of(stage, context) if has_all_checks else None
         self.passes: PassValues | None = None
@@ -177,7 +178,8 @@ class Call:
             self._borrowed.end(arguments)
             if isinstance(value, Batch):
                 if self.stage.is_without_data:
-                    raise self._no_data_expected()
+                    name = self.stage.name
+                    raise StageError(f"{self._named} returned a Batch, but `{name}` is a stage without data")
                 value = self._marked(identify(value, first))
                 weight = float(len(value))
             if self._peer_check:
@@ -188,11 +190,6 @@ class Call:
         in_collectives = self._progress.take_collective_seconds()
         state.report.add_times(self.stage.name, ready - begin, called - ready, in_collectives)
         return self._send_timed(outputs, value, step, weight, called)
-
-    def _no_data_expected(self) -> StageError:
-        """Returns the error for a stage without data that returns a batch: its samples would have no ids."""
-        called = f"`{self.stage.component}.{self.stage.method}`"
-        return StageError(f"{called} returned a Batch, but `{self.stage.name}` is a stage without data")
 
     def _call(self, step: int, arguments: Arguments) -> Any:
         """Calls the endpoint, with seeded generators; a TensorDict that it returns becomes a batch."""
@@ -373,14 +370,11 @@ class SourceCall(Call):
             return END
         if not isinstance(value, Batch):
             raise StageError(
-                f"a source must return a Batch or None, but `{stage.component}.{stage.method}` returned a "
-                f"{type(value).__name__}"
+                f"a source must return a Batch or None, but {self._named} returned a {type(value).__name__}"
             )
         count = len(value)
         if count > len(mine):
-            raise StageError(
-                f"`{stage.component}.{stage.method}` returned {count} samples, but its share is {len(mine)}"
-            )
+            raise StageError(f"{self._named} returned {count} samples, but its share is {len(mine)}")
         most = -(-len(numbers) // self._producers)
         if count:
             return self._marked(numbered(value, mine.start, most))
@@ -495,9 +489,8 @@ class RepeatedSource(SourceCall):
     def run_once(self, outputs: Sequence[Channel], step: int) -> bool:
         has_ended = super().run_once(outputs, step)
         if has_ended and self._state.pass_number == 1:
-            called = f"`{self.stage.component}.{self.stage.method}`"
             block = self.stage.block
-            raise StageError(f"{called} returned no samples, but `{block}` runs until its data end")
+            raise StageError(f"{self._named} returned no samples, but `{block}` runs until its data end")
         return has_ended
 
     def _next_numbers(self) -> range:

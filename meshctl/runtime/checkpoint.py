@@ -21,9 +21,8 @@ import io
 import json
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
@@ -95,10 +94,13 @@ def save_tree(
     found = differences(tree, mesh, world)
     varying = VaryingState.of(mesh, found.document, found.values)
     stored = _StoredNames(varying, mesh)
-    failure: OSError | None = None
     entries = {stored.tensor(key): tensor for key, tensor in (tree.tensors | tree.sharded).items()}
+    failure: OSError | None = None  # raised after the collective calls of all ranks
     if mesh.own_rank == min(mesh.ranks()):
-        failure = _failure_of(partial(varying.write, path))
+        try:
+            varying.write(path)
+        except OSError as error:
+            failure = error
     written = write_dcp(path, {**entries, stored.document(): tree.text}, world.group if world else None)
     if failure:
         raise failure
@@ -127,15 +129,6 @@ def load(folder: Path, name: str, own: dict[str, Any], mesh: DeviceMesh) -> dict
     if reason := varying.refusal(name, mesh):
         raise CheckpointError(f"{path}: {reason}")
     return _Load(path, name, StateTree.of(name, own), mesh, varying, metadata).state()
-
-
-def _failure_of(write: Callable[[], None]) -> OSError | None:
-    """Returns the error of a write on this rank, which is raised after the collective calls of all ranks."""
-    try:
-        write()
-    except OSError as error:
-        return error
-    return None
 
 
 def _values_in(leaves: Mapping[str, Document]) -> dict[str, Document]:

@@ -102,8 +102,12 @@ class Borrowed:
                 if len(part) != len(state) or not all(map(is_, part, state)):
                     raise self._written(name)
             elif state != (now := _state(part)):
-                is_producer = state[0] == now[0] and self._is_read_only(part)
-                raise self._written_by_producer(name) if is_producer else self._written(name)
+                if state[0] != now[0] or not self._is_read_only(part):
+                    raise self._written(name)
+                raise StageError(
+                    f"the producer of column `{name}` wrote into it while `{self._endpoint}` read it: memory "
+                    "that an endpoint has returned belongs to its consumers"
+                )
         if self._has_digests:
             after = list(_digests(arguments))
             for before in self._digests:
@@ -117,12 +121,6 @@ class Borrowed:
         return StageError(
             f"`{self._endpoint}` wrote into column `{column}`, which is borrowed: clone() it before you "
             "change it"
-        )
-
-    def _written_by_producer(self, column: str) -> StageError:
-        return StageError(
-            f"the producer of column `{column}` wrote into it while `{self._endpoint}` read it: memory that "
-            "an endpoint has returned belongs to its consumers"
         )
 
 
@@ -231,7 +229,10 @@ class PeerCheck:
         mesh, rank = placed.mesh, context.rank
         representative = mesh.representative(mesh.data_rank(rank))
         producers = producer_set(collect_mode(stage.collect), execute_mode(stage.execute))
-        if not _are_compared(stage) or producers.index_of(mesh, representative) is None:
+        modes = [dispatch_mode(given.dispatch.mode) for given in stage.inputs]
+        have_one_input = all(mode.is_by_data_rank or not mode.cuts_samples for mode in modes)
+        is_joint = execute_mode(stage.execute).is_joint
+        if not is_joint or not have_one_input or producers.index_of(mesh, representative) is None:
             return None
         peers = [
             other
@@ -271,13 +272,6 @@ class PeerCheck:
                 f"the peers of a data rank must return the same value: {what} is {first} on {counted} and "
                 f"{second} on {own}"
             )
-
-
-def _are_compared(stage: Stage) -> bool:
-    """Returns whether all peers of a data rank are called, and with the same input."""
-    modes = [dispatch_mode(given.dispatch.mode) for given in stage.inputs]
-    is_joint = execute_mode(stage.execute).is_joint
-    return is_joint and all(mode.is_by_data_rank or not mode.cuts_samples for mode in modes)
 
 
 def _place(mesh: DeviceMesh, rank: int) -> tuple[int, int]:

@@ -504,13 +504,10 @@ def _channel(context: LoopContext, route: Route, number: int) -> Channel:
     producer = context.side(source.component, source.execute)
     consumer = context.side(target.component, target.execute)
     made = RouteContext(route, producer, consumer, context.transport, number * TAGS_PER_ROUTE)
-    return ResumableChannel(made, _kept_values(context)) if made.is_resumable else Channel(made)
-
-
-def _kept_values(context: LoopContext) -> int:
-    """Returns how many values of a route a producer keeps for a group that may restart. The group, and those
-    that take its values, can be as many steps behind the producer as all of its slots allow."""
-    return 2 + sum(route.slots for route in context.plan.routes)
+    # A group that may restart, and those that take its values, can be as many steps behind a producer as all
+    # of its slots allow.
+    kept = 2 + sum(route.slots for route in context.plan.routes)
+    return ResumableChannel(made, kept) if made.is_resumable else Channel(made)
 
 
 def sync_ends(context: LoopContext) -> dict[str, WeightChannel]:

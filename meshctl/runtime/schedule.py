@@ -134,8 +134,8 @@ class StreamOrder:
         self.items = tuple(self._ordered(streams))
         """The stages of a step and the gates."""
         self.asked = {
-            stream.name: self._groups_that_ask(stream, self._stages_after(gate))
-            for gate in self.items
+            stream.name: self._groups_that_ask(stream, self.items[number:])
+            for number, gate in enumerate(self.items, 1)
             if isinstance(gate, Gate)
             for stream in gate.streams
         }
@@ -179,13 +179,10 @@ class StreamOrder:
             needed.append(unit)
         return [stage for unit in reversed(needed) for stage in unit]
 
-    def _stages_after(self, gate: Gate) -> list[Stage]:
-        after = self.items[self.items.index(gate) + 1 :]
-        return [stage for stage in after if isinstance(stage, Stage)]
-
     # The groups that ask the store
 
-    def _groups_that_ask(self, stream: Stage, after: Sequence[Stage]) -> frozenset[str]:
+    def _groups_that_ask(self, stream: Stage, items: Sequence[Stage | Gate]) -> frozenset[str]:
+        after = [stage for stage in items if isinstance(stage, Stage)]
         groups = [group.name for group in self._plan.groups if self._plan.components_of(group.name)]
         return frozenset(group for group in groups if not self._learns(group, stream, after))
 

@@ -253,7 +253,11 @@ class Handshake:
             slots={number * TAGS_PER_ROUTE: route.slots for number, route in enumerate(plan.routes)},
             tag_count=first_tag(plan) + len(plan.stages),
             name_of=partial(_name, plan),
-            route_of=partial(_route_of, plan),
+            route_of=lambda tag: (
+                plan.routes[number % len(plan.routes)].name
+                if 0 <= (number := tag // TAGS_PER_ROUTE) < 2 * len(plan.routes)
+                else ""
+            ),
             group_of=lambda job_rank: (
                 plan.group_and_rank(job_rank)[0] if 0 <= job_rank < plan.job_size else ""
             ),
@@ -433,11 +437,6 @@ def _noting_waits(plan: Plan, group: str, progress: Progress) -> Callable[[int, 
             waits.begin(tag)
 
     return note
-
-
-def _route_of(plan: Plan, tag: int) -> str:
-    number = tag // TAGS_PER_ROUTE
-    return plan.routes[number % len(plan.routes)].name if 0 <= number < 2 * len(plan.routes) else ""
 
 
 def devices_of(group: Group) -> tuple[torch.device, ...]:

@@ -42,7 +42,10 @@ class MLflow(ExternalTracker):
             self._client.update_run(self.id, status="RUNNING")
             return
         found = self._client.get_experiment_by_name(self._experiment)
-        experiment = found.experiment_id if found else self._new_experiment()
+        made = self._client.create_experiment
+        experiment = str(
+            found.experiment_id if found else made(self._experiment, artifact_location=self._artifacts)
+        )
         tags = {"run_dir": str(self.run.path), "mlflow.source.name": "meshctl", **self._code_tags()}
         self.id = self._client.create_run(experiment, run_name=self._name, tags=tags).info.run_id
         params = [Param(key, value[:MAX_VALUE]) for key, value in flat(self.config)]
@@ -74,9 +77,6 @@ class MLflow(ExternalTracker):
         self._client.log_batch(self.id, tags=tags)
         status = "FINISHED" if code == 0 else "KILLED" if code > 128 else "FAILED"
         self._client.set_terminated(self.id, status)
-
-    def _new_experiment(self) -> str:
-        return str(self._client.create_experiment(self._experiment, artifact_location=self._artifacts))
 
     def _code_tags(self) -> dict[str, str]:
         state = self.code_state

@@ -25,7 +25,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan
 from meshctl.run import clock
 from meshctl.run.clock_offset import Offset, best_at
@@ -220,16 +219,20 @@ class Merging:
         begin, end = self._time(job_rank, first), self._time(job_rank, last)
         if not thread:
             self._ends[job_rank] = max(end, self._ends.get(job_rank, end))
-        return slice_of(self._places.of(job_rank, thread), category, name, begin, end, facts or {})
+        where = self._places.of(job_rank, thread)._asdict()
+        event = {"ph": "X", "cat": category, "name": name, "ts": begin, "dur": end - begin, **where}
+        return {**event, **({"args": facts} if facts else {})}
 
     def _instant(self, one: Instant, end: float) -> Event | None:
-        """Returns an instant if it was in the steps that were recorded. A worker reports its fault after its
-        last span."""
-        time = microseconds(one.time - self._zero)
+        """Returns an instant, of a thread or of the whole run, if it was in the steps that were recorded. A
+        worker reports its fault after its last span."""
+        time, place, scope = microseconds(one.time - self._zero), Place(LAUNCHER, LAUNCHER), "g"
         if one.job_rank in self._ends and one.step in self._steps:
-            last = self._ends[one.job_rank]
-            return instant(self._places.of(one.job_rank), one.name, min(time, last), one.text)
-        return instant(None, one.name, time, one.text) if 0 <= time <= end else None
+            time, place, scope = min(time, self._ends[one.job_rank]), self._places.of(one.job_rank), "t"
+        elif not 0 <= time <= end:
+            return None
+        event = {"ph": "i", "s": scope, "cat": "event", "name": one.name, "ts": time, **place._asdict()}
+        return {**event, **({"args": {"text": one.text}} if one.text else {})}
 
 
 def microseconds(seconds: float) -> float:
@@ -238,8 +241,7 @@ def microseconds(seconds: float) -> float:
     return round(seconds * 1e6 / TICK) * TICK
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """The process and the thread of events."""
 
     pid: int
@@ -282,21 +284,6 @@ class Places:
 def _named(kind: str, pid: int, tid: int, name: str, index: int) -> Iterator[Event]:
     for what, value in (("name", {"name": name}), ("sort_index", {"sort_index": index})):
         yield {"ph": "M", "name": f"{kind}_{what}", "pid": pid, "tid": tid, "args": value}
-
-
-def slice_of(
-    place: Place, category: str, name: str, begin: float, end: float, args: Mapping[str, Any]
-) -> Event:
-    """Returns a span. Its times are microseconds."""
-    event = {"ph": "X", "cat": category, "name": name, "ts": begin, "dur": end - begin}
-    return {**event, "pid": place.pid, "tid": place.tid, **({"args": args} if args else {})}
-
-
-def instant(place: Place | None, name: str, time: float, text: str) -> Event:
-    """Returns an event without a duration: of a thread, or of the whole run."""
-    where = place or Place(LAUNCHER, LAUNCHER)
-    event = {"ph": "i", "s": "t" if place else "g", "cat": "event", "name": name, "ts": time}
-    return {**event, "pid": where.pid, "tid": where.tid, **({"args": {"text": text}} if text else {})}
 
 
 # Files of torch's profiler

@@ -57,7 +57,8 @@ def differences(tree: StateTree, mesh: DeviceMesh, world: Collective | None = No
     None for that of torch's WORLD."""
     if mesh.world_size == 1:
         return Differences()
-    digests = digests_of(tree, buffer_digest if world else tensor_digest)
+    digest = buffer_digest if world else tensor_digest
+    digests = {name: _digests_of(part, tree, digest) for name, part in tree.leaves().items()}
     document = text_digest(tree.text)
     whole = text_digest(json.dumps([document, digests]))
     world = world or world_of(mesh)
@@ -76,12 +77,7 @@ def world_of(mesh: DeviceMesh) -> Collective:
     return Collective.of([sorted(mesh.ranks())], rank)
 
 
-def digests_of(tree: StateTree, digest: DigestOf) -> Digests:
-    """Returns the digests of the values of one rank."""
-    return {name: _digests_of_part(part, tree, digest) for name, part in tree.leaves().items()}
-
-
-def _digests_of_part(part: Document, tree: StateTree, digest: DigestOf) -> dict[str, str]:
+def _digests_of(part: Document, tree: StateTree, digest: DigestOf) -> dict[str, str]:
     text = json.dumps(part)
     if not is_tensor(part):
         return {"": text_digest(text)}

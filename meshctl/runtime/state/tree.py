@@ -260,7 +260,12 @@ class _Encoder:
                 "numbers or tuples of these"
             )
         if isinstance(key, (tuple, frozenset)):
-            return [_tag_of_key(key), [self._key(item, path) for item in key]]
+            if isinstance(key, tuple) and type(key) is not tuple:
+                raise CheckpointError(
+                    f"a key is a {_type_name(key)}; keys are text, numbers or tuples of these"
+                )
+            tag = "tuple" if isinstance(key, tuple) else "frozenset"
+            return [tag, [self._key(item, path) for item in key]]
         return self.part(key, path)
 
     def _tensor(self, value: Any, path: Path) -> Document:
@@ -305,14 +310,6 @@ def _problem_of(value: Tensor) -> str:
     if value.is_quantized:
         return "quantized tensor: store its `int_repr()` with scale and zero point"
     return "tensor on the `meta` device, which has no data" if value.is_meta else ""
-
-
-def _tag_of_key(key: object) -> str:
-    if isinstance(key, frozenset):
-        return "frozenset"
-    if type(key) is tuple:
-        return "tuple"
-    raise CheckpointError(f"a key is a {_type_name(key)}; keys are text, numbers or tuples of these")
 
 
 def _type_name(value: object) -> str:
