@@ -131,9 +131,6 @@ class Table:
         return _json({"columns": columns, "rows": kept}), warning
 
 
-LoggedMedia = (Image, Histogram, Table)
-
-
 class MediaWriter:
     """Writes the media that one stage logs on this rank."""
 
@@ -183,24 +180,6 @@ class MediaWriter:
         file = str(path.relative_to(self._run.path))
         self._events.write("media", step=step, stage=self._stage, metric=name, kind=kind, file=file)
         return ""
-
-
-def separated(values: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    """Returns what is logged as numbers, and the media with their names, which are joined by a slash as those
-    of numbers. Several media may be in a list."""
-    rest, media = dict[str, Any](), list[tuple[str, Any]]()
-    for key, value in values.items():
-        items = value if isinstance(value, (list, tuple)) and value else [value]
-        if all(isinstance(item, LoggedMedia) for item in items):
-            media += [(f"{prefix}{key}", item) for item in items]
-        elif isinstance(value, Mapping):
-            inner, found = separated(value, f"{prefix}{key}/")
-            media += found
-            if inner or not found:
-                rest[key] = inner
-        else:
-            rest[key] = value
-    return rest, media
 
 
 def _tensor(data: Any, what: str) -> torch.Tensor:

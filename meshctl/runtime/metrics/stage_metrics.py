@@ -21,7 +21,7 @@ from meshctl.plan.model import Component, Stage
 from meshctl.run.events import EventLog, StepReport
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import StepState
-from meshctl.runtime.metrics.media import MediaWriter, separated
+from meshctl.runtime.metrics.media import Histogram, Image, MediaWriter, Table
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import COLLECT, EXECUTE, CollectMode, ExecuteMode
 
@@ -74,8 +74,7 @@ class StageMetrics:
         """Implements `Component.log`. Raises `TypeError` for what is neither a number nor an image,
         histogram or table, and `ValueError` for a wrong one of these and for a weight that is negative or
         not finite."""
-        values, media = separated(values)
-        logged, weight = logged_numbers(values), float(weight)
+        (logged, media), weight = logged_values(values), float(weight)
         if not 0 <= weight < math.inf:
             raise ValueError(f"the weight of self.log must be a finite number from 0, not {weight:g}")
         for name, one in media:
@@ -165,22 +164,34 @@ def other_values(value: Any, name: str = "") -> Iterator[str]:
         yield f"{kind}{f' as `{name}`' if name else ''}"
 
 
-def logged_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the numbers that a component logs, with the names of `scalars`. Tensors are not converted,
-    because that waits for their device. Raises `TypeError` if a value is not a number."""
-    found: dict[str, Any] = {}
+def logged_values(
+    values: Mapping[str, Any], prefix: str = ""
+) -> tuple[dict[str, Any], list[tuple[str, Image | Histogram | Table]]]:
+    """Returns the numbers that a component logs, and the media, with the names of `scalars`. Several media
+    may be in a list. Tensors are not converted, because that waits for their device. Raises `TypeError` if a
+    value is neither."""
+    numbers, media = dict[str, Any](), list[tuple[str, Image | Histogram | Table]]()
     for key, value in values.items():
-        name = f"{prefix}{key}"
-        inner = logged_numbers(value, f"{name}/") if isinstance(value, Mapping) else {name: value}
-        if twice := found.keys() & inner.keys():
-            raise ValueError(f"two metrics have the name {min(twice)!r}")
-        is_one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
-        if not is_one and not isinstance(value, (bool, int, float, Mapping, Real)):
+        name, inner = f"{prefix}{key}", {f"{prefix}{key}": value}
+        items = value if isinstance(value, (list, tuple)) and value else [value]
+        if all(isinstance(item, (Image, Histogram, Table)) for item in items):
+            media += [(name, item) for item in items]
+            continue
+        if isinstance(value, Mapping):
+            inner, found = logged_values(value, f"{name}/")
+            media += found
+        elif not (_is_one_number(value) if isinstance(value, Tensor) else isinstance(value, (bool, Real))):
             shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
             takes = "self.log takes numbers, and meshctl.Image, Histogram and Table"
             raise TypeError(f"{takes}: {name!r} is a {type(value).__name__}{shape}")
-        found |= inner
-    return found
+        if twice := numbers.keys() & inner.keys():
+            raise ValueError(f"two metrics have the name {min(twice)!r}")
+        numbers |= inner
+    return numbers, media
+
+
+def _is_one_number(tensor: Tensor) -> bool:
+    return tensor.numel() == 1 and not tensor.is_complex()
 
 
 class PhaseMetrics:
