@@ -8,12 +8,13 @@ import subprocess
 import sys
 from time import perf_counter
 
+import pytest
 import torch
 
 from meshctl.engines.node.progress import POLL_S, Records, recorded_workers
 from meshctl.plan.model import Plan
 from meshctl.run.progress import DIGESTS, RECORD_BYTES, ROWS, VARIABLE, Activity, Calls, Record
-from meshctl.runtime.progress import Progress, call_site
+from meshctl.runtime.progress import Form, Progress, call_site
 from tests.runtime.plans import call, plan
 
 SUM = ("all_reduce", "sum", torch.float32, 4)
@@ -106,6 +107,27 @@ def test_counts_and_digests_begin_anew_with_each_step() -> None:
     assert found[0]["digest"] == found[1]["digest"]
     assert list(found[0]["sites"].values()) == [2]
     assert "sites" not in found[1], "they have not changed"
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [MAX, SUM],
+        [SUM, ("all_reduce", "max", torch.int32, 4)],
+        [SUM, ("all_reduce", "sum", torch.float32, 4)],
+        [SUM, ("all_reduce", "max", torch.float32, (2, 2))],
+    ],
+    ids=["order", "dtype", "operation", "shape"],
+)
+def test_what_differs_is_in_the_digest(others: list[Form]) -> None:
+    digests = []
+    for forms in ([SUM, MAX], others):
+        progress = Progress()
+        for form in forms:
+            with progress.calls_of("actor:dp").call(form):
+                pass
+        digests.append(progress.end_step()["actor:dp"]["digest"])
+    assert digests[0] != digests[1]
 
 
 def test_the_first_call_that_differs_is_known_while_the_record_has_its_digest() -> None:

@@ -12,7 +12,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ from meshctl.runtime.devices.backend import (
     handshake,
     memory_of,
 )
-from meshctl.runtime.devices.cuda import Later, Runtime, _Handle, library
+from meshctl.runtime.devices.cuda import Later, library
 from meshctl.runtime.transports.buffers.arena import Arena, ArenaError, Block
 from tests.hang import HANG_S
 from tests.runtime.devices.standin import Standin
@@ -286,17 +285,6 @@ def test_a_device_that_cannot_be_used_has_none(
     assert memory_of(torch.device("cuda", 0)) is None
 
 
-@pytest.mark.parametrize("name", ["cudaIpcOpenMemHandle", "cudaGetErrorString"])
-def test_a_device_whose_library_lacks_a_function_has_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lib = Library()
-    delattr(lib, name)
-    with pytest.raises(AttributeError, match=name):
-        Runtime(lib, nullcontext)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(cuda, "library", lambda: lib)
-    assert memory_of(torch.device("cuda", 0)) is None
-
-
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
 def test_a_torch_without_cuda_has_no_library_of_it() -> None:
     with pytest.raises(DeviceError, match="without CUDA"):
@@ -304,110 +292,3 @@ def test_a_torch_without_cuda_has_no_library_of_it() -> None:
 
 
 # The calls, by their C signatures
-
-
-class Library:
-    """A libcudart whose functions are called as in C: arguments by value or pointer, and a number as
-    result."""
-
-    def __init__(self, fails: str = "") -> None:
-        self.reports: list[Any] = []
-        self._fails = fails
-        pointer, out = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
-        self._define("cudaMalloc", self._malloc, out, ctypes.c_size_t)
-        self._define("cudaFree", None, pointer)
-        self._define("cudaIpcGetMemHandle", self._get, ctypes.POINTER(_Handle), pointer)
-        self._define("cudaIpcOpenMemHandle", self._open, out, _Handle, ctypes.c_uint)
-        self._define("cudaIpcCloseMemHandle", None, pointer)
-        self._define("cudaDeviceGetPCIBusId", self._bus, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
-        self._define("cudaStreamCreateWithFlags", self._stream, out, ctypes.c_uint)
-        self._define("cudaGetLastError", None)
-        self._text = ctypes.create_string_buffer(b"out of memory")
-        self.cudaGetErrorString = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)(
-            lambda code: ctypes.addressof(self._text)
-        )
-
-    def _define(self, name: str, act: Callable[..., None] | None, *kinds: Any) -> None:
-        def called(*arguments: Any) -> int:
-            plain = [
-                bytes(part) if isinstance(part, _Handle) else part
-                for part in arguments
-                if not isinstance(part, ctypes._Pointer)
-            ]
-            self.reports.append((name, *plain))
-            if name == self._fails:
-                return 2
-            if act:
-                act(*arguments)
-            return 0
-
-        setattr(self, name, ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(called))
-
-    def _malloc(self, address: Any, nbytes: int) -> None:
-        address[0] = 0x7F0000000000
-
-    _stream = _malloc
-
-    def _get(self, handle: Any, address: int) -> None:
-        ctypes.memmove(handle, bytes(range(64)), 64)
-
-    def _open(self, address: Any, handle: _Handle, flags: int) -> None:
-        address[0] = 0x7E0000000000 + bytes(handle)[63]
-
-    def _bus(self, name: int, length: int, number: int) -> None:
-        ctypes.memmove(name, b"0000:3b:00.0\0", 13)
-
-
-def test_calls_pass_what_their_signatures_state() -> None:
-    lib = Library()
-    runtime = Runtime(lib, nullcontext)
-    assert runtime.malloc(5) == 0x7F0000000000
-    assert runtime.handle(0x7F0000000000) == bytes(range(64))
-    assert runtime.open(bytes(range(64))) == 0x7E0000000000 + 63
-    runtime.shut(3)
-    runtime.free(4)
-    assert runtime.bus_name(1) == "0000:3b:00.0"
-    assert runtime.stream() == 0x7F0000000000
-    calls = [call for call in lib.reports if call[0] != "cudaDeviceGetPCIBusId"]
-    assert calls == [
-        ("cudaMalloc", 5),
-        ("cudaIpcGetMemHandle", 0x7F0000000000),
-        ("cudaIpcOpenMemHandle", bytes(range(64)), 1),
-        ("cudaIpcCloseMemHandle", 3),
-        ("cudaFree", 4),
-        ("cudaStreamCreateWithFlags", 1),
-    ]
-
-
-def test_a_call_that_fails_is_named_and_leaves_no_error_behind() -> None:
-    lib, current = Library("cudaMalloc"), []
-    runtime = Runtime(lib, lambda: (current.append(1), nullcontext())[1])
-    with pytest.raises(DeviceError, match=r"^cudaMalloc: out of memory$"):
-        runtime.malloc(5)
-    assert [name for name, *_ in lib.reports] == ["cudaMalloc", "cudaGetLastError"] and current == [1]
-
-
-class Driver:
-    """A libcuda with one allocation."""
-
-    def __init__(self) -> None:
-        kinds = ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p
-        self.cuMemGetAddressRange_v2 = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(self._range)
-
-    def _range(self, base: Any, nbytes: Any, address: int) -> int:
-        nbytes[0] = 2 << 20
-        return 0 if address == 0x7E0000000000 + 63 else 1
-
-
-def test_the_driver_reports_how_much_is_there() -> None:
-    assert Runtime(Library(), nullcontext).extent(0x7E0000000000 + 63) is None
-    runtime = Runtime(Library(), nullcontext, Driver())
-    assert runtime.extent(0x7E0000000000 + 63) == 2 << 20 and runtime.extent(5) is None
-
-
-@pytest.mark.parametrize("length", [0, 63, 65])
-def test_a_handle_of_another_length_is_refused(length: int) -> None:
-    lib = Library()
-    with pytest.raises(DeviceError, match=f"{length} bytes"):
-        Runtime(lib, nullcontext).open(b"x" * length)
-    assert not lib.reports
