@@ -157,7 +157,6 @@ class Call:
             end.send(END, step)
 
     def _end(self, outputs: Sequence[Channel], step: int) -> None:
-        """Notes that the stream of which the stage is a part has ended."""
         self._state.ended = self._state.ended or self.stage.name
 
     def run_once(self, outputs: Sequence[Channel], step: int) -> bool:
@@ -192,7 +191,6 @@ class Call:
         return self._send_timed(outputs, value, step, weight, called)
 
     def _call(self, step: int, arguments: Arguments) -> Any:
-        """Calls the endpoint, with seeded generators; a TensorDict that it returns becomes a batch."""
         self._context.step, self._context.log = step, self._metrics.log
         self._context.version = self._state.versions.get(self.stage.component)
         self._metrics.begin_call()
@@ -326,7 +324,6 @@ class SourceCall(Call):
             self._agreement.give(self.stage.name, step // self.stage.every, has_data=has_data)
 
     def _share_of(self, count: int) -> range:
-        """Returns this producer's part of `count` samples; an empty one where others produce."""
         return range(0) if self._producer is None else even_split(count, self._producers, self._producer)
 
     def _end(self, outputs: Sequence[Channel], step: int) -> None:
@@ -381,7 +378,6 @@ class SourceCall(Call):
         return self._marked(Batch(value.columns, ids=torch.empty((0, 1), dtype=torch.int64), most=most))
 
     def _next_numbers(self) -> range:
-        """Returns the numbers of the source's next samples, over all producers."""
         return self._sources.next_numbers(self.stage)
 
     @property

@@ -102,7 +102,6 @@ class CheckpointWriter:
             writing.result()
 
     def _size_in_flight(self) -> int:
-        """Returns the bytes that this rank has written of the checkpoint in flight."""
         size = 0
         for path in self._partial_files(self._part) if self._part else ():
             with suppress(OSError):
@@ -110,7 +109,6 @@ class CheckpointWriter:
         return size
 
     def _partial_files(self, part: _Part) -> Iterator[Path]:
-        """Yields the files of this rank with tensors."""
         for name in self._states:
             yield from part.folder.glob(f"{name}/__{self._rank}_*")
 
@@ -150,7 +148,6 @@ class CheckpointWriter:
             part.fail(error, part.folder)
 
     def _report(self, part: _Part) -> None:
-        """Describes the files of this rank for the manifest."""
         files: dict[str, Any] = {}
         try:
             if not part.failure:
@@ -214,7 +211,6 @@ class Staging:
         return copy
 
     def _drop_all_but(self, component: str, names: set[str]) -> None:
-        """Frees the memory of tensors that the state of a component no longer has."""
         self._buffers = {
             (owner, name): buffer
             for (owner, name), buffer in self._buffers.items()

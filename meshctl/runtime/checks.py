@@ -125,7 +125,6 @@ class Borrowed:
 
 
 def _parts(batches: Sequence[Batch]) -> Iterator[tuple[str, Part]]:
-    """Yields the tensors and lists that batches consist of, each with the name of its column."""
     for batch in batches:
         for name, column in batch.columns.items():
             if isinstance(column, Ragged):
@@ -152,7 +151,6 @@ def _state(part: Part) -> Any:
 
 
 def _written_in(buffers: Sequence[bytearray], copies: Sequence[bytes], batches: Sequence[Batch]) -> str:
-    """Returns the name of a column whose bytes in a buffer differ from those in its copy."""
     tensors = [(name, part) for name, part in _parts(batches) if isinstance(part, Tensor) and part.is_cpu]
     for buffer, copy in zip(buffers, copies, strict=True):
         start = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
@@ -165,7 +163,6 @@ def _written_in(buffers: Sequence[bytearray], copies: Sequence[bytes], batches: 
 
 
 def _digests(arguments: Arguments) -> Iterator[tuple[str, Any]]:
-    """Yields the name of each column and of each other value, with its digest."""
     given = [("the input", value) for value in arguments.positional]
     for place, value in (*given, *((f"the input `{name}`", one) for name, one in arguments.named.items())):
         if isinstance(value, Batch):

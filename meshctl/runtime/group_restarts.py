@@ -114,7 +114,6 @@ class GroupRestarts:
             self._store.set(f"{PREFIX}{number}/reopened/{self._plane.job_rank}", failure)
 
     def _answer(self, group: str) -> dict[str, Any]:
-        """Returns what this worker has received from a group and can send again."""
         ends = self._of(group)
         channels = [end for end in ends if isinstance(end, ResumableChannel)]
         syncs = [end for end in ends if isinstance(end, ResumableWeights) and end.row is not None]

@@ -170,7 +170,6 @@ class Loop:
         return streams, "" if is_longer else shortest
 
     def _expect_end_of(self, streams: Sequence[str]) -> None:
-        """Prepares for the unannounced end of a stream."""
         self._is_open_ended, self._order = True, StreamOrder(self._plan, streams)
         for call in self._calls.values():
             call.keep_for(self._schedule.late_stages - self._schedule.together(call.stage))
@@ -219,7 +218,6 @@ class Loop:
         return step
 
     def _run_steps(self, start: int) -> int:
-        """Runs the steps after `start` and returns the last one that was completed."""
         step = start
         restarts = self._context.restarts
         while not self._state.ended and self._agreement.begin(step + 1):
@@ -355,7 +353,6 @@ class Loop:
             yield Part(run.run, run.send_end)
 
     def _write_report(self) -> None:
-        """Writes the step's events, with the bytes that each route has sent."""
         report = self._state.report
         for end in self._ends:
             if end.bytes_sent:
@@ -407,7 +404,6 @@ class Loop:
                 self._load(stage, step, step)
 
     def _load(self, stage: Stage, step: int, until: int) -> None:
-        """Loads the weights that are due by the step `until`."""
         end = self._syncs[stage.name]
         while end.due(until):
             received = end.receive(step)
@@ -436,7 +432,6 @@ class Loop:
         self._state.at = ("", step)
 
     def _wait_for_save(self, step: int) -> None:
-        """Waits for a checkpoint that is being written beside training."""
         self._state.at = ("checkpoint", step)
         self._context.progress.enter(Activity.SAVING, -1, perf_counter())
         self._turn.during(self._context.wait_for_save)()
@@ -451,7 +446,6 @@ class Loop:
         self._load(stage, step, until=step + stage.lag)
 
     def _calls_of(self, stages: Iterable[Stage], data: Channels) -> dict[str, Call]:
-        """Returns stage -> what runs it, for the stages that call an endpoint."""
         into_blocks = {key: end for key, end in data.items() if self._plan.is_into_block(end.route)}
         held = {key: self._held(end) for key, end in into_blocks.items()}
         return {stage.name: self._call_of(stage, data, held) for stage in stages if stage.kind == "call"}
@@ -488,7 +482,6 @@ def closing_ends(context: LoopContext, targets: Set[str]) -> dict[tuple[str, str
 
 
 def _hosted_routes(context: LoopContext) -> Iterator[tuple[int, Route]]:
-    """Yields the data routes that this worker has an end of, with their numbers."""
     for number, route in enumerate(context.plan.routes):
         stages = context.plan.stage(route.source), context.plan.stage(route.target)
         if route.kind == "data" and any(map(context.hosts, stages)):

@@ -374,7 +374,6 @@ class WaitTimes:
             peers.clear()
 
     def _kind_of(self, tag: int) -> tuple[int, str]:
-        """Returns the kind of a wait under a tag, and the name of the route; none for `OTHERS`."""
         routes = self._plan.routes
         number, offset = divmod(tag, TAGS_PER_ROUTE)
         if not 0 <= number < 2 * len(routes):  # the tags of the end of a run follow those of the steps

@@ -231,7 +231,6 @@ class StreamOrder:
         return not self._plan.inputs_of[stage.name].isdisjoint(telling | {stream.name})
 
     def _runs_with(self, stage: Stage, stream: Stage) -> bool:
-        """Returns whether a stage runs in every step in which a stream does."""
         if stage.when or stream.every % stage.every:
             return False
         known = {other.name: other for other in self._plan.stages}

@@ -156,7 +156,6 @@ class Tracer(NoTrace):
                 self._profiler.end()
 
     def _give_up(self, error: OSError) -> None:
-        """Ends the trace, because its file cannot be written. The run goes on."""
         print(f"meshctl: the trace is not written: {error.strerror}: {self._path}", file=sys.stderr)
         self._close()
 

@@ -187,7 +187,6 @@ class Worker:
         dist.destroy_process_group()
 
     def _connect(self, plan: Plan, start: Start) -> tuple[DataPlane, StopAgreement]:
-        """Joins the group's world and connects to the workers with which this one shares routes."""
         env, group = self._env, plan.group(self._env.group)
         job_rank = group.first_job_rank + env.rank
         own, pairs = torch_stores(env.head, env.attempt, group, env.generation)
@@ -346,7 +345,6 @@ class Worker:
         return save, writer.wait
 
     def _note_saving(self) -> None:
-        """Shows the supervisor that this worker advances while it waits for its checkpoint."""
         self._progress.enter(Activity.SAVING, -1, perf_counter())
 
     def report_fault(self, error: Exception | SystemExit) -> None:

@@ -350,13 +350,11 @@ class Handshake:
         return {other: theirs["address"] for other, theirs in greetings.items()}
 
     def _key(self, where: str, job_rank: int) -> str:
-        """Returns the key of the greeting of a worker."""
         group, _ = self.plan.group_and_rank(job_rank)
         return f"{where}/{job_rank}{suffix_of(self.generations.get(group, 0))}"
 
     @property
     def _generation(self) -> int:
-        """The generation of this worker's group."""
         return self.generations.get(self._group, 0)
 
     @cached_property
@@ -426,7 +424,6 @@ def _name(plan: Plan, job_rank: int) -> str:
 
 
 def _noting_waits(plan: Plan, group: str, progress: Progress) -> Callable[[int, int], None]:
-    """Returns a function that notes the waits of this worker and their times."""
     progress.waits = waits = WaitTimes(plan, group)
 
     def note(job_rank: int, tag: int) -> None:

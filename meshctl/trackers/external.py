@@ -130,7 +130,6 @@ class ExternalTracker:
             self._log_sizes(event)
 
     def _log_sizes(self, event: Event) -> None:
-        """Passes the numbers of workers of the groups whose size may change (`run.elastic`)."""
         sizes = {name: event.value["workers"][name] for name in self._elastic}
         if sizes != self._sizes:
             self._sizes = sizes

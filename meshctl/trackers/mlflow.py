@@ -96,5 +96,4 @@ def flat(value: Any, path: str = "") -> list[tuple[str, str]]:
 
 
 def _allowed(name: str) -> str:
-    """Returns a name in which MLflow accepts every character."""
     return "".join(letter if letter.isalnum() or letter in "_-. /" else "_" for letter in name)

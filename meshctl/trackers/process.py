@@ -65,7 +65,6 @@ def _flush() -> None:
 
 
 def _follow(name: str, connection: socket.socket) -> None:
-    """Makes the tracker and calls it until the end of the run."""
     lines = connection.makefile("rb")
     first = json.loads(lines.readline())
     sys.path[:0] = first["path"]

@@ -77,7 +77,6 @@ class TensorBoard(ExternalTracker):
         self._writer.close()
 
     def _open(self, after: int | None) -> None:
-        """Begins a file, which continues after a step."""
         if self._writer is not None:
             self._writer.close()
         self._folder.mkdir(parents=True, exist_ok=True)

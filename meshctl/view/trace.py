@@ -103,7 +103,6 @@ class TraceWriter:
         return Instant(event.name, at, line[:TEXT_MAX], job_rank, step)
 
     def _files(self) -> list[tuple[str, int]]:
-        """Returns the files of the workers and their sizes."""
         found = self._run.traced("", 0).parent.glob("*.json*")
         return sorted((str(path), path.stat().st_size) for path in found)
 
@@ -309,7 +308,6 @@ def move_times(path: Path, name: str, time: float) -> None:
 
 
 def _time_of(path: Path, name: str) -> int | None:
-    """Returns the time of an event in nanoseconds; None if there is none with this name."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         place = data.find(b'"name": "%b"' % name.encode())
         found = _TIME.search(data[place : place + EVENT_BYTES]) if place >= 0 else None

@@ -223,7 +223,6 @@ class Collective:
         return total.div_(self.size) if op == "mean" else total
 
     def _in_equal_shares(self, data: Tensor) -> Tensor:
-        """Returns `data` with dim 0 padded so that every rank's share has the same number of rows."""
         total = len(data)
         if total % self.size == 0:
             return data
@@ -427,7 +426,6 @@ class Collective:
         return device if is_direct else torch.device("cpu")
 
     def _received_device(self, kind: str) -> torch.device:
-        """Returns the device on which a tensor from a device of the type `kind` is received."""
         return self.device if self.device.type == kind else torch.device("cpu")
 
     def _carried(self, data: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -510,7 +508,6 @@ class Collective:
             raise CollectiveError(f"{operation} takes tensors {same}, not {' and '.join(sorted(forms))}")
 
     def _peer(self, operation: str, rank: int) -> int:
-        """Returns a rank of this collective, as the user gave it."""
         number = whole(rank)
         if number is None or not 0 <= number < self.size:
             ranks = f"0 to {self.size - 1}"
@@ -652,7 +649,6 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _reordered(flat: Tensor, lengths: list[int], order: list[int]) -> Tensor:
-    """Returns consecutive parts of these lengths in another order."""
     if order == sorted(order):
         return flat
     parts = torch.split(flat, lengths)

@@ -219,7 +219,6 @@ def devices_at(job_ranks: Collection[int], library: str, store: Store, wait: Wai
 def _exchange(
     store: Store, key: str, job_rank: int, job_ranks: Collection[int], value: Any, wait: Wait
 ) -> dict[int, Any]:
-    """Publishes a value and returns the values of all job ranks."""
     store.set(f"{key}/{job_rank}", json.dumps(value))
     return _values(store, key, job_ranks, wait)
 
@@ -246,7 +245,6 @@ def _offer(memory: DeviceMemory | None, job_rank: int) -> tuple[Piece | None, tu
 
 
 def _can_read(memory: DeviceMemory, other: int, handle: bytes) -> bool:
-    """Returns whether this process reads the right pattern in the sample piece of the job rank `other`."""
     try:
         piece = memory.open(handle, _SAMPLE_BYTES)
     except _FAILURES:

@@ -169,7 +169,6 @@ class MediaWriter:
         self._numbers = {}
 
     def _write(self, name: str, kind: Kind, content: bytes, step: int) -> str:
-        """Returns why the file could not be written; empty if it was."""
         number = self._numbers[name] = self._numbers.get(name, 0) + 1
         path = media_path(self._run, step, f"{self._stage}.{name}", kind, number)
         try:
@@ -183,7 +182,6 @@ class MediaWriter:
 
 
 def _tensor(data: Any, what: str) -> torch.Tensor:
-    """Returns a user's value as a tensor. Raises `TypeError`."""
     if hasattr(data, "to_local"):
         data = data.to_local()
     try:
@@ -221,7 +219,6 @@ def _bytes(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def _cell(cell: Any) -> Any:
-    """Raises `TypeError` for what a table cannot contain."""
     if isinstance(cell, torch.Tensor) and cell.numel() == 1:
         cell = cell.item()
     if cell is None or isinstance(cell, (bool, int, str)):

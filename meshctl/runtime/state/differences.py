@@ -184,7 +184,6 @@ def buffer_digest(tensor: Tensor) -> str:
 
 
 def _row_sums(words: Tensor) -> list[Tensor]:
-    """Returns the digests of the rows, several rows at a time."""
     weights = _weights(words.device)
     rows_at_once = 1 if words.device.type == "cpu" else DEVICE_ROWS
     whole = words.numel() // ROW_WORDS * ROW_WORDS

@@ -253,7 +253,6 @@ class _Encoder:
         return ["defaultdict", name, self._pairs(value, path)]
 
     def _key(self, key: Any, path: Path) -> Document:
-        """Returns a key of a mapping or an item of a set."""
         if not isinstance(key, (*KEYS, np.generic)):
             raise CheckpointError(
                 f"a key of `{name_of(path)}` is a {_type_name(key)}; keys are text, "
