@@ -112,7 +112,7 @@ def version_in(folder: str | Path) -> str:
 @cache
 def our_version() -> str:
     """Returns the version of this meshctl."""
-    return version_in(PACKAGE_DIR)
+    return version_in(Path(__file__).parent)
 
 
 def digest_of(folder: str | Path) -> str:
