@@ -65,14 +65,12 @@ def _distribution() -> Distribution | None:
 
 def requirements() -> list[str]:
     """Returns the `Requires-Dist` lines of the package; none if it is not installed."""
-    found = _distribution()
-    return list(found.requires or ()) if found else []
+    return list(found.requires or ()) if (found := _distribution()) else []
 
 
 def required_python() -> str:
     """Returns the range of versions of Python; empty if the package is not installed."""
-    found = _distribution()
-    return str(found.metadata["Requires-Python"] or "") if found else ""
+    return str(found.metadata["Requires-Python"] or "") if (found := _distribution()) else ""
 
 
 def installed_version(library: str, path: Sequence[str] | None = None) -> str:
@@ -109,10 +107,8 @@ def version_in(folder: str | Path) -> str:
     return found[1] if found else ""
 
 
-@cache
-def our_version() -> str:
-    """Returns the version of this meshctl."""
-    return version_in(Path(__file__).parent)
+OUR_VERSION = version_in(Path(__file__).parent)
+"""The version of this meshctl."""
 
 
 def digest_of(folder: str | Path) -> str:
@@ -191,7 +187,7 @@ def install_command(extra: str = "", python: str = "") -> str:
     if source := _source():
         return shlex.join([*pip, *["-e"][: source.is_dir()], f"{source}{options}"])
     if REGISTERED:
-        return shlex.join([*pip, f"{DISTRIBUTION}{options}=={our_version()}"])
+        return shlex.join([*pip, f"{DISTRIBUTION}{options}=={OUR_VERSION}"])
     place = f" for {python}" if python else ""
     extras = extra.replace(",", "` and `")
     return f"install it{place} as you installed meshctl" + (f", with the extra `{extras}`" if extra else "")

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from meshctl.package import installed_version, our_version
+from meshctl.package import OUR_VERSION, installed_version
 from meshctl.run import clock
 from meshctl.run.directory import RunDir
 from meshctl.run.reading import appended, bytes_of, decoded, opened
@@ -71,7 +71,7 @@ def launches(run: RunDir) -> list[dict[str, Any]]:
 
 def _versions() -> list[tuple[str, str]]:
     libraries = [(name, version) for name in LIBRARIES if (version := installed_version(name))]
-    return [("meshctl", our_version()), *libraries]
+    return [("meshctl", OUR_VERSION), *libraries]
 
 
 def _memory() -> int | None:

@@ -30,7 +30,7 @@ from sys import maxsize
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.package import our_version
+from meshctl.package import OUR_VERSION
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.reading import DAMAGED, decoded, descriptor, text_of
 
@@ -56,7 +56,7 @@ class Manifest:
     files: Described
     plan: Mapping[str, Any] = field(default_factory=dict)
     """Facts of the plan whose run wrote the checkpoint, as plain data."""
-    version: str = field(default_factory=our_version)
+    version: str = OUR_VERSION
     """The version of meshctl that wrote it."""
 
     def write(self, folder: Path, private: bool = False) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
-from meshctl.package import our_version
+from meshctl.package import OUR_VERSION
 from meshctl.plan.model import Plan
 from meshctl.run import clock
 from meshctl.run.directory import RunDir, write_whole
@@ -72,7 +72,7 @@ def data_of(state: RunState, launcher: Launcher | None) -> dict[str, Any]:
     shown = dict(state.shown())
     return {
         "format": FORMAT,
-        "meshctl": our_version(),
+        "meshctl": OUR_VERSION,
         "name": state.plan.name,
         "state": state.condition,
         "launcher": launcher.to_data() if launcher else None,
