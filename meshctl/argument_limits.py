@@ -1,12 +1,9 @@
-"""Limits of arguments, as a component class declares them.
+"""Facts about ready-made component classes that `validate` needs, above all the limits of their arguments.
 
-    RANGES = {"args.top_p": "> 0, <= 1", "args.stop": ">= 0, nonempty"}
-    EXCLUDES = {"args.micro_batch": ("args.micro_batch_tokens",)}
-    NEEDS = {"args.timeout_s": ("args.workers",)}
-    RESERVED = {"args.engine": ("model", "dtype")}
+    SHIPPED = {"Sampler": Shipped(ranges={"top_p": "> 0, <= 1", "stop": ">= 0, nonempty"})}    ROOM/checks.py
 
-`validate` reads the declarations as text. A constructor checks the values that it gets, which may come from
-the environment, with `check_arguments`.
+`validate` looks a class up by its room and its name. A constructor checks the values that it gets, which may
+come from the environment, with `check_arguments`. Nested arguments are written with dots: `lora.r`.
 """
 
 from __future__ import annotations
@@ -14,8 +11,9 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshctl.dataclass import dataclass
 
@@ -28,15 +26,87 @@ COMPARISONS: Mapping[str, tuple[Callable[[float, float], bool], str]] = {
 """Sign -> its function, and its words in a message."""
 NONEMPTY, WHOLE = "nonempty", "whole"
 """The words for texts that are not empty, and for whole numbers."""
-ALL = "args"
-"""In `NEEDS`: the arguments as a whole, which are always given."""
+ALWAYS = ""
+"""In `needs`: the component itself, which always needs one of some arguments."""
+UNKNOWN = object()
+"""The value of an argument that is known at the launch only."""
 BOUND = re.compile(r"\s*(>=|>|<=|<)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*", re.ASCII)
+
+
+class Problem(NamedTuple):
+    """An argument that a class does not accept. A message is `subject`, the component, and `rest`."""
+
+    code: str
+    argument: str
+    subject: str
+    """The arguments, as a message names them."""
+    rest: str
+    """The rest of the message."""
+    value: object = None
+    """The wrong value, which may be an item of the argument."""
+    others: tuple[str, ...] = ()
+    """The other arguments that the problem is about."""
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """The facts about a ready-made class."""
+
+    ranges: Mapping[str, str] = field(default_factory=dict)
+    """Argument -> the range of its numbers and texts; of a list, that of its items."""
+    excludes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Argument -> the arguments that must not be set with it; 0, false, null and an empty value set none."""
+    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Argument -> the arguments of which one must be set with it."""
+    reserved: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Argument -> the keys that must not be in its mapping, because the class sets them."""
+    calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Argument -> the endpoints whose calls it counts."""
+    covers: tuple[str, ...] = ()
+    """The arguments that should not be smaller than the number of their `calls`."""
+    devices_per_worker: int | None = None
+    """The most devices of a worker; None for any number."""
+    device_types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Argument -> the types of device that it needs if it is set."""
+
+    def problems(self, arguments: Mapping[str, Any]) -> Iterator[Problem]:
+        """Yields what is wrong with the arguments of a constructor, defaults included."""
+        for name, text in self.ranges.items():
+            found, value = Range.of(text), value_of(arguments, name)
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                if not found.has(one):
+                    is_text = isinstance(one, str)
+                    wrong = "an empty text" if is_text else f"{one}; it must be {found.described}"
+                    yield Problem("MC457", name, f"`{name}`", f"is {wrong}", one)
+        for name, others in self.excludes.items():
+            for other in others:
+                if all(_is_set(value_of(arguments, one)) for one in (name, other)):
+                    names, help = f"`{name}` and `{other}`", "leave one of them out"
+                    yield Problem("MC458", name, names, "exclude each other", others=(other,), help=help)
+        for name, others in self.needs.items():
+            is_needed = name == ALWAYS or _is_set(value_of(arguments, name))
+            if is_needed and not any(value_of(arguments, one) for one in others):
+                names = " or ".join(f"`{one}`" for one in others)
+                help = f"set {names}" + (f", or leave out `{name}`" if name else "")
+                yield Problem(
+                    "MC462", name, f"`{name}`" * bool(name), f"needs {names}", others=others, help=help
+                )
+        for name, keys in self.reserved.items():
+            given = value_of(arguments, name)
+            for key in given if isinstance(given, Mapping) else ():
+                if key in keys:
+                    follows = "follows from other arguments or from the mesh"
+                    yield Problem("MC463", f"{name}.{key}", f"`{name}.{key}`", follows, help="leave it out")
+
+
+NO_FACTS = Shipped()
 
 
 @dataclass(frozen=True)
 class Range:
-    """The finite numbers within all bounds, and texts, which may be empty or not. Of a list, each item is
-    judged. A value of another type is not judged."""
+    """The finite numbers within all bounds, and texts, which may be empty or not. A value of another type is
+    not judged."""
 
     bounds: tuple[tuple[str, str], ...] = ()
     """(sign, number) of each bound."""
@@ -46,20 +116,17 @@ class Range:
     """True if a number must be whole."""
 
     @classmethod
-    def of(cls, text: object) -> Range | None:
-        """Returns the range of a text such as `> 0, <= 1` or `nonempty`; None if it is none."""
-        parts = text.split(",") if isinstance(text, str) else [""]
-        words = {part.strip() for part in parts} & {NONEMPTY, WHOLE}
-        comparisons = [part for part in parts if part.strip() not in words]
-        found = [(part[1], part[2]) for one in comparisons if (part := BOUND.fullmatch(one))]
-        if len(found) < len(comparisons):
-            return None
-        return cls(tuple(found), NONEMPTY in words, WHOLE in words)
+    def of(cls, text: str) -> Range:
+        """Returns the range of a text such as `> 0, <= 1` or `nonempty`. Raises `ValueError` for others."""
+        words = [part.strip() for part in text.split(",")]
+        found = [BOUND.fullmatch(one) for one in words if one not in (NONEMPTY, WHOLE)]
+        bounds = tuple((one[1], one[2]) for one in found if one)
+        if len(bounds) < len(found):
+            raise ValueError(f"{text!r} is not a range")
+        return cls(bounds, NONEMPTY in words, WHOLE in words)
 
     def has(self, value: object) -> bool:
         """Returns whether a value is in the range."""
-        if isinstance(value, (list, tuple)):
-            return all(map(self.has, value))
         if isinstance(value, str):
             return bool(value) or not self.is_nonempty
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.bounds:
@@ -77,43 +144,20 @@ class Range:
         return whole + " and ".join(f"{COMPARISONS[sign][1]} {bound}" for sign, bound in self.bounds)
 
 
-def check_arguments(component: type, arguments: Mapping[str, Any], error: type[Exception]) -> None:
-    """Raises `error` for the first argument that a declaration refuses. `component` is a class with the
-    declarations, and `arguments` are those of its constructor."""
-    for reason in _refused(component, arguments):
-        raise error(reason)
+def check_arguments(facts: Shipped, arguments: Mapping[str, Any], error: type[Exception]) -> None:
+    """Raises `error` for the first argument that a class does not accept. `arguments` are those of its
+    constructor."""
+    for problem in facts.problems(arguments):
+        raise error(f"{problem.subject or 'the constructor'} {problem.rest}")
 
 
-def _refused(component: type, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yields why arguments are refused."""
-    for path, text in getattr(component, "RANGES", {}).items():
-        value, found = _value(arguments, path), Range.of(text)
-        for one in value if isinstance(value, (list, tuple)) else (value,):
-            if found is not None and not found.has(one):
-                is_text = isinstance(one, str)
-                yield f"{_named(path)} is {'an empty text' if is_text else f'{found.described}, not {one}'}"
-    for path, others in getattr(component, "EXCLUDES", {}).items():
-        for other in others:
-            if _value(arguments, path) and _value(arguments, other):
-                yield f"{_named(path)} and {_named(other)} exclude each other"
-    for path, others in getattr(component, "NEEDS", {}).items():
-        if _value(arguments, path) and not any(_value(arguments, other) for other in others):
-            yield f"{_named(path)} needs {' or '.join(map(_named, others))}"
-    for path, keys in getattr(component, "RESERVED", {}).items():
-        given = _value(arguments, path)
-        for key in given if isinstance(given, Mapping) else ():
-            if key in keys:
-                yield f"{_named(f'{path}.{key}')} follows from other arguments: leave it out"
-
-
-def _named(path: str) -> str:
-    name = path.removeprefix(ALL).removeprefix(".")
-    return f"`{name}`" if name else "the constructor"
-
-
-def _value(arguments: Mapping[str, Any], path: str) -> Any:
-    """Returns the value of an argument such as `args.lora.r`; None if it is not given."""
+def value_of(arguments: Mapping[str, Any], path: str) -> Any:
+    """Returns the value of an argument such as `lora.r`; None if it is not given."""
     value: Any = arguments
-    for key in path.split(".")[1:]:
+    for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
+
+
+def _is_set(value: object) -> bool:
+    return bool(value) and value is not UNKNOWN

@@ -1,12 +1,15 @@
-"""Limits of arguments: ranges of numbers, and arguments that exclude each other."""
+"""Limits of arguments: ranges of numbers, and arguments that exclude or need each other."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 
-from meshctl.argument_limits import Range, check_arguments
+from meshctl.argument_limits import ALWAYS, NO_FACTS, Range, Shipped, check_arguments
+from meshctl.recipe.code.classes import ROOMS
 
 
 @pytest.mark.parametrize(
@@ -22,33 +25,49 @@ def test_a_range_has_the_finite_numbers_within_its_bounds(
     text: str, inside: list[float], outside: list[float], described: str
 ) -> None:
     found = Range.of(text)
-    assert found is not None and found.described == described
+    assert found.described == described
     assert all(map(found.has, inside)) and not any(map(found.has, outside))
-    assert all(map(found.has, [None, "2", True, []])), "what is no number is not judged"
+    assert all(map(found.has, [None, "2", True])), "what is no number is not judged"
 
 
-@pytest.mark.parametrize("text", ["", "1", "=> 1", ">= one", ">= 1,", ">= 1 and < 2", 1, None])
-def test_other_texts_are_no_range(text: object) -> None:
-    assert Range.of(text) is None
+@pytest.mark.parametrize("text", ["", "1", "=> 1", ">= one", ">= 1,", ">= 1 and < 2"])
+def test_other_texts_are_no_range(text: str) -> None:
+    with pytest.raises(ValueError):
+        Range.of(text)
 
 
-class Limited:
-    RANGES: ClassVar = {"args.share": "> 0, <= 1", "args.lora.r": ">= 1"}
-    EXCLUDES: ClassVar = {"args.tokens": ("args.samples", "args.lora")}
+LIMITED = Shipped(
+    ranges={"share": "> 0, <= 1", "lora.r": ">= 1", "betas": "< 1"},
+    excludes={"tokens": ("samples", "lora")},
+    needs={ALWAYS: ("tokens", "samples"), "limit": ("workers",)},
+    reserved={"engine": ("model",)},
+)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"share": 0}, "`share` is above 0 and at most 1, not 0"),
-        ({"lora": {"r": 0}}, "`lora.r` is at least 1, not 0"),
+        ({"share": 0}, "`share` is 0; it must be above 0 and at most 1"),
+        ({"lora": {"r": 0}}, "`lora.r` is 0; it must be at least 1"),
+        ({"betas": [0.5, 1]}, "`betas` is 1; it must be below 1"),
         ({"tokens": 8, "samples": 1}, "`tokens` and `samples` exclude each other"),
+        ({"tokens": 0}, "the constructor needs `tokens` or `samples`"),
+        ({"tokens": 1, "limit": 5, "workers": 0}, "`limit` needs `workers`"),
+        ({"tokens": 1, "engine": {"model": "m"}}, "`engine.model` follows from other arguments"),
     ],
 )
 def test_a_constructor_refuses_what_its_class_does_not_accept(
     arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(KeyError, match=message):
-        check_arguments(Limited, arguments, KeyError)
-    check_arguments(Limited, {"share": None, "lora": {}, "tokens": 8, "samples": 0}, KeyError)
-    check_arguments(object, arguments, KeyError)
+        check_arguments(LIMITED, arguments, KeyError)
+    check_arguments(LIMITED, {"share": None, "lora": {}, "tokens": 8, "samples": 0}, KeyError)
+    check_arguments(NO_FACTS, arguments, KeyError)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_facts_are_read_without_libraries(room: str) -> None:
+    """Every range is one, and torch, transformers and vLLM are not needed."""
+    barred = "import sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'vllm', 'numpy']))"
+    code = f"{barred}; from meshctl.{room}.checks import SHIPPED as s; [*map(lambda o: [*o.problems({{}})], s.values())]"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from meshctl.argument_limits import check_arguments
+from meshctl.data.checks import PROMPTS
 from meshctl.data.encoders import Encoder, PromptsEncoder
 from meshctl.data.errors import DataError
 from meshctl.data.source import Source
@@ -24,9 +25,7 @@ class Prompts(Source):
 
     ENCODER = PromptsEncoder
     SEQUENCE_LENGTH: ClassVar = {"longest": "args.max_prompt_tokens"}
-    RANGES: ClassVar = {"args.max_prompt_tokens": ">= 2", "args.holdout": ">= 0", "args.workers": ">= 0"}
     CHOICES: ClassVar = {}
-    EXCLUDES: ClassVar = {}
     COLUMNS: ClassVar[tuple[str, ...]] = ("prompt", "args.keep")
     RETURNS: ClassVar[Mapping[str, tuple[str, ...]]] = {"next": ("prompt_ids", "prompt", "args.keep")}
 
@@ -59,7 +58,7 @@ class Prompts(Source):
         max_prompt_tokens, over_length: the most tokens of a prompt, and what happens to longer ones: `error`
             or `drop`.
         """
-        check_arguments(type(self), locals(), DataError)
+        check_arguments(PROMPTS, locals(), DataError)
         if taken := [name for name in keep if name in OWN]:
             raise DataError(f"`keep` names `{taken[0]}`, which is a column already")
         self._as_chat, self._system = chat, system

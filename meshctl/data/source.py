@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from meshctl.argument_limits import check_arguments
+from meshctl.data.checks import SOURCE
 from meshctl.data.columns import Kept, ragged
 from meshctl.data.encoders import Encoder, Example
 from meshctl.data.errors import DataError, errors_at
@@ -57,10 +58,7 @@ class Source(Component):
         "split": "args.split",
         "hub": "datasets",
     }
-    RANGES: ClassVar = {"args.max_length": ">= 2", "args.holdout": ">= 0", "args.workers": ">= 0"}
     CHOICES: ClassVar = {"args.over_length": "meshctl.data.lengths.OVER_LENGTH"}
-    EXCLUDES: ClassVar = {"args.pack": ("args.keep",)}
-    NEEDS: ClassVar = {"args.pack": ("args.max_length",), "args.held_out": ("args.holdout",)}
 
     def __init__(
         self,
@@ -98,7 +96,7 @@ class Source(Component):
         chat_template, template_args: a file with a chat template, and variables of the template.
         workers: number of processes that prepare samples ahead; with 0, `next` prepares them.
         """
-        check_arguments(type(self), locals(), DataError)
+        check_arguments(SOURCE, locals(), DataError)
         self._seed, self._shuffle, self._workers, self._pack = seed, shuffle, workers, pack
         self._limit = limit_of(self.ENCODER, max_length, over_length, pack)
         loaded = Tokenizer(tokenizer, chat_template, template_args)

@@ -19,6 +19,7 @@ import torch
 from meshctl.argument_limits import check_arguments
 from meshctl.data import tables
 from meshctl.data.chat import ChatRows
+from meshctl.data.checks import STREAM
 from meshctl.data.columns import Kept, ragged
 from meshctl.data.encoders import Encoder, Example
 from meshctl.data.errors import DataError, errors_at
@@ -83,10 +84,7 @@ class Stream(Component):
         "renamed": "args.fields",
         "split": "args.split",
     }
-    RANGES: ClassVar = {"args.max_length": ">= 2", "args.buffer": ">= 1", "args.workers": ">= 0"}
     CHOICES: ClassVar = {"args.over_length": "meshctl.data.lengths.OVER_LENGTH"}
-    EXCLUDES: ClassVar = {"args.pack": ("args.keep",)}
-    NEEDS: ClassVar = {"args.pack": ("args.max_length",)}
 
     def __init__(
         self,
@@ -116,7 +114,7 @@ class Stream(Component):
             saved datasets can be read by number, so they are shuffled as a whole.
         repeat: whether the stream begins again at its end; otherwise the run ends there.
         """
-        check_arguments(type(self), locals(), DataError)
+        check_arguments(STREAM, locals(), DataError)
         self._repeat, self._pack = repeat, pack
         self._limit = limit_of(self.ENCODER, max_length, over_length, pack)
         self._encode = self.ENCODER(Tokenizer(tokenizer, chat_template, template_args), learn, fields or {})

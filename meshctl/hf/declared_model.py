@@ -52,29 +52,3 @@ class DeclaredModel(StoredModel):
         "head": "args.head",
         "trained_by": ("update",),
     }
-    RANGES: ClassVar = {
-        "args.lora.r": ">= 1",
-        "args.lora.dropout": ">= 0, < 1",
-        "args.temperature": "> 0",
-        "args.top_logprobs": ">= 1",
-        "args.lr": "> 0, <= 1e6",
-        "args.optimizer_options.betas": ">= 0, < 1",
-        "args.optimizer_options.eps": ">= 0",
-        "args.optimizer_options.momentum": ">= 0",
-        "args.optimizer_options.weight_decay": ">= 0",
-        "args.schedule.warmup": ">= 0, whole",
-        "args.schedule.steps": ">= 1, whole",
-        "args.clip": ">= 0",
-        "args.micro_batch": ">= 1",
-        "args.micro_batch_tokens": ">= 1",
-        "args.logits_chunk_tokens": ">= 1",
-        "args.loss_options.clip": ">= 0",
-        "args.loss_options.clip_high": ">= 0",
-        "args.loss_options.importance_cap": "> 0",
-        "args.loss_options.max_tokens": "> 0",
-    }
-    CALLS: ClassVar = {"args.schedule.warmup": ("update",), "args.schedule.steps": ("update", "all")}
-    EXCLUDES: ClassVar = {
-        "args.micro_batch": ("args.micro_batch_tokens",),
-        "args.share_prompts": ("args.logits_chunk_tokens", "args.activation_checkpointing", "args.compile"),
-    }

@@ -22,6 +22,7 @@ from meshctl.data.prompt_limits import PromptLimits
 from meshctl.data.tokenizer import Tokenizer
 from meshctl.hf import transformers_api, weights
 from meshctl.hf.building import Build, build
+from meshctl.hf.checks import SAMPLER
 from meshctl.hf.decoding import Decoder, Stop
 from meshctl.hf.dtypes import dtype_of
 from meshctl.hf.errors import ModelError
@@ -47,16 +48,6 @@ class Sampler(Component):
     MEMORY: ClassVar = {"dtype": "args.dtype", "trained_by": ()}
     ROLLOUT: ClassVar = {"temperature": "args.temperature", "group_size": "args.group_size"}
     CHOICES: ClassVar = {"args.dtype": "meshctl.hf.dtypes.DTYPES"}
-    RANGES: ClassVar = {
-        "args.max_new_tokens": ">= 1",
-        "args.group_size": ">= 1",
-        "args.temperature": ">= 0",
-        "args.top_p": "> 0, <= 1",
-        "args.top_k": ">= 0",
-        "args.stop": ">= 0, nonempty",
-        "args.batch_size": ">= 1",
-        "args.max_batch_tokens": ">= 1",
-    }
     RETURNS: ClassVar = {
         "sample": ("*", "input_ids", "labels", "sampled_logprobs", "response", "finish_reason")
     }
@@ -98,7 +89,7 @@ class Sampler(Component):
         max_batch_tokens: the most tokens, prompts included, that these answers can have together; None for
             no limit. One answer is always generated.
         """
-        check_arguments(type(self), locals(), ModelError)
+        check_arguments(SAMPLER, locals(), ModelError)
         if not tokenizer and not isinstance(model, str):
             raise ModelError("`tokenizer` is needed with a model of config values")
         self.sampling = Sampling(temperature, top_k, top_p)

@@ -16,8 +16,9 @@ Names are imported on use: the worker processes import this package, and do not 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from meshctl.on_use import on_use
 
 if TYPE_CHECKING:
     from meshctl.rewards.component import Function as Function
@@ -25,11 +26,4 @@ if TYPE_CHECKING:
     from meshctl.rewards.tasks import Tasks as Tasks
 
 __all__ = ["Function", "RewardError", "Tasks"]
-HOMES = {"Function": "component", "RewardError": "component", "Tasks": "tasks"}
-"""Name -> the module of this package that defines it."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+__getattr__ = on_use(__name__, {"Function": "component", "RewardError": "component", "Tasks": "tasks"})

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from meshctl.argument_limits import check_arguments
+from meshctl.rewards.checks import FUNCTION
 from meshctl.rewards.functions import Choice, FunctionError
 from meshctl.rewards.messages import MessageError
 from meshctl.rewards.processes import Processes
@@ -38,12 +39,6 @@ class Function(Component):
         "args.function": "meshctl.rewards.functions.FUNCTIONS",
         "args.functions": "meshctl.rewards.functions.FUNCTIONS",
     }
-    RANGES: ClassVar = {"args.workers": ">= 0", "args.timeout_s": "> 0"}
-    EXCLUDES: ClassVar = {"args.functions": ("args.function", "args.options")}
-    NEEDS: ClassVar = {
-        "args": ("args.function", "args.functions"),
-        "args.timeout_s": ("args.workers",),  # only a process can be ended
-    }
     RETURNS: ClassVar = {"score": ("*", "rewards")}
 
     def __init__(
@@ -69,7 +64,7 @@ class Function(Component):
             there is no limit.
         on_error: `drop` for the removal of a sample whose reward cannot be computed, or its reward.
         """
-        check_arguments(type(self), locals(), RewardError)
+        check_arguments(FUNCTION, locals(), RewardError)
         if on_error != DROP and not (isinstance(on_error, (int, float)) and isfinite(on_error)):
             raise RewardError(f"`on_error` is `{DROP}` or a number, not {on_error!r}")
         given = functions or {function: dict(options or {})}

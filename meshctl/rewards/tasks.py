@@ -9,6 +9,7 @@ from meshctl.argument_limits import check_arguments
 from meshctl.data.errors import DataError
 from meshctl.data.prompts import Prompts
 from meshctl.data.rows import Row, Rows
+from meshctl.rewards.checks import TASKS
 from meshctl.runtime.extras import extra
 from meshctl.text.english import did_you_mean
 
@@ -58,12 +59,6 @@ class Tasks(Prompts):
 
     EXTRA: ClassVar = ("hf", "rewards")
     DATA: ClassVar = {}
-    RANGES: ClassVar = {
-        "args.size": ">= 1",
-        "args.max_prompt_tokens": ">= 2",
-        "args.holdout": ">= 0",
-        "args.workers": ">= 0",
-    }
     COLUMNS: ClassVar = ()
     RETURNS: ClassVar = {"next": ("prompt_ids", "prompt", "solution", "entry")}
 
@@ -94,7 +89,7 @@ class Tasks(Prompts):
         seed: the seed of the tasks. Datasets with neighbouring seeds have tasks in common, so an exam reads
             other tasks of the same seed, by `holdout` and `held_out`.
         """
-        check_arguments(type(self), locals(), DataError)
+        check_arguments(TASKS, locals(), DataError)
         self._task_options, self._size = dict(options or {}), size
         self._task_seed = seed
         super().__init__(

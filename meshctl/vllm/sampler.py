@@ -30,6 +30,7 @@ from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.extras import extra
 from meshctl.vllm import environment
 from meshctl.vllm.answers import with_answers
+from meshctl.vllm.checks import SAMPLER
 from meshctl.vllm.errors import SamplerError
 from meshctl.vllm.models import tokenizer_folder
 from meshctl.vllm.options import Answer, EngineOptions, Request, Sampling
@@ -55,36 +56,6 @@ class Sampler(Component):
     LAYOUTS: ClassVar = {"dims": ("dp", "tp")}
     ROLLOUT: ClassVar = {"temperature": "args.temperature", "group_size": "args.group_size"}
     CHOICES: ClassVar = {"args.dtype": "meshctl.vllm.options.DTYPES"}
-    DEVICES: ClassVar = {"per_worker": 1, "types": {"args.sleep": ("cuda",)}}
-    RANGES: ClassVar = {
-        "args.max_new_tokens": ">= 1",
-        "args.group_size": ">= 1",
-        "args.temperature": ">= 0",
-        "args.top_p": "> 0, <= 1",
-        "args.top_k": ">= 0",
-        "args.stop": ">= 0, nonempty",
-        "args.kv_cache_bytes": ">= 1",
-    }
-    RESERVED: ClassVar = {
-        "args.engine": (
-            "data_parallel_size",
-            "distributed_executor_backend",
-            "dtype",
-            "enable_prefix_caching",
-            "enable_sleep_mode",
-            "generation_config",
-            "hf_overrides",
-            "kv_cache_memory_bytes",
-            "logprobs_mode",
-            "model",
-            "pipeline_parallel_size",
-            "skip_tokenizer_init",
-            "tensor_parallel_size",
-            "tokenizer",
-            "weight_transfer_config",
-        )
-    }
-    """The arguments of `vllm.LLM` that follow from the sampler's other arguments and from its mesh."""
     RETURNS: ClassVar = {
         "sample": ("*", "input_ids", "labels", "sampled_logprobs", "response", "finish_reason")
     }
@@ -127,7 +98,7 @@ class Sampler(Component):
             same devices. This needs CUDA.
         engine: further arguments of `vllm.LLM`, such as `max_model_len`.
         """
-        check_arguments(type(self), locals(), SamplerError)
+        check_arguments(SAMPLER, locals(), SamplerError)
         if not tokenizer and not isinstance(model, str):
             raise SamplerError("`tokenizer` is needed with a model of config values")
         tokens = tuple(one for one in stop if not isinstance(one, str))

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
+from importlib import import_module
 from typing import NamedTuple
 
+from meshctl.argument_limits import NO_FACTS, Shipped
 from meshctl.dataclass import dataclass
 from meshctl.recipe.code.declarations import READERS, Declarations, declarations_of
 from meshctl.recipe.code.modules import (
@@ -38,6 +40,8 @@ WORDS = ("dispatch", "collect", "execute")
 """The parameters of the `endpoint` decorator that name modes."""
 RETRY = "retry"
 """A parameter of the decorator that no plan contains."""
+ROOMS = ("data", "hf", "rewards", "vllm")
+"""The folders with ready-made components, each with a module `checks`, which imports no library."""
 OF_METHODS = ("ROLLOUT", "RETURNS")
 """The declarations that describe methods, and not only arguments."""
 PLACES = ("step", "rank", "world_size", "mesh", "torch_mesh", "device", "devices", "seed", "run_dir")
@@ -212,7 +216,7 @@ class Code(Sources):
             logs=any(one.may_log for one in metrics.values()),
             trains=_training(functions),
             foreign_base=libraries[0].removeprefix("builtins.") if libraries else "",
-            declares=declarations_of(_values(members)),
+            declares=_declared(classes, members, functions),
             hidden_values=_hidden_values(functions),
             overridden=frozenset(name for name in OF_METHODS if _is_overridden(classes, name)),
         )
@@ -298,6 +302,35 @@ def _members(classes: list[tuple[Module, ast.ClassDef]]) -> Members:
         own = {name: (owner, item) for item in statements(node.body) for name in bound_names(item)}
         members = {**own, **members}
     return members
+
+
+def _declared(
+    classes: list[tuple[Module, ast.ClassDef]],
+    members: Members,
+    functions: Mapping[str, tuple[Module, ast.FunctionDef]],
+) -> Declarations:
+    """Returns the declarations of a class, and the facts about the nearest ready-made one."""
+    own = {name for name, (owner, _) in members.items() if not _is_shipped(owner)}
+    shipped = next(filter(None, (_shipped(module.name, node.name) for module, node in classes)), NO_FACTS)
+    named: list[ast.arg] = []
+    if "__init__" in functions and "__init__" in own:
+        arguments = functions["__init__"][1].args
+        named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    declared = declarations_of(_values(members), own)
+    return replace(declared, shipped=shipped, own_arguments=frozenset(one.arg for one in named))
+
+
+def _is_shipped(module: Module) -> bool:
+    return module.name.startswith("meshctl.")
+
+
+def _shipped(module: str, name: str) -> Shipped | None:
+    """Returns the facts about a ready-made class; None for another class."""
+    package, room, *_ = (*module.split("."), "")
+    if package != "meshctl" or room not in ROOMS:
+        return None
+    facts: Shipped | None = import_module(f"meshctl.{room}.checks").SHIPPED.get(name)
+    return facts
 
 
 def _is_overridden(classes: list[tuple[Module, ast.ClassDef]], declaration: str) -> bool:

@@ -18,10 +18,6 @@ supports.
             "cache": "args.share_prompts",         # with this argument it needs a cache of texts
             "without": {"args.compile": ("cp",)},  # an argument, and the dims that must have size 1 with it
         }
-        DEVICES = {                                # the devices that the class supports
-            "per_worker": 1,                       # the most devices of a worker
-            "types": {"args.sleep": ("cuda",)},    # an argument, and the types of device that it needs
-        }
         MEMORY = {                                 # what its bytes on a rank depend on, beside its model
             "dtype": "args.dtype",                 # an argument, or a value such as "bfloat16"
             "optimizer": "args.optimizer",
@@ -70,12 +66,6 @@ supports.
         }
         COLUMNS = ("messages", "args.keep")        # the columns of a row, and an argument with further ones
         CHOICES = {"args.filter": "chats.FILTERS"} # an argument, and the table with its names
-        RANGES = {"args.share": "> 0, <= 1"}       # an argument, and the range of its numbers or texts
-        EXCLUDES = {"args.pack": ("args.keep",)}   # an argument, and those that must not be set with it
-        NEEDS = {"args.pack": ("args.max_length",)}  # an argument, and those of which it needs one
-        RESERVED = {"args.engine": ("model",)}     # an argument, and keys that must not be in its mapping
-        CALLS = {"args.warmup": ("update",)}       # an argument, and the endpoints whose calls it counts; it
-                                                   # should not be larger or, with "all", not be smaller
 
 They are literals and may be inherited. All keys of `LAYOUTS`, `MEMORY` and `ROLLOUT` may be left out.
 Where a subclass overrides a method, its columns are unknown until it declares `RETURNS` again.
@@ -88,16 +78,19 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import field
 from typing import Any
 
-from meshctl.argument_limits import ALL, Range
+from meshctl.argument_limits import NO_FACTS, Shipped
 from meshctl.dataclass import dataclass
 from meshctl.recipe.code.layouts import LAYOUT_DIMS, LAYOUT_KEYS, LAYOUT_WORDS, WITHOUT, KeyPath, Layouts
 
 ARGUMENT = re.compile(r"args(\.\w+)+", re.ASCII)
 DOTTED = re.compile(r"\w+(\.\w+)+", re.ASCII)
+WITHDRAWN = ("RANGES", "EXCLUDES", "NEEDS", "RESERVED", "CALLS", "DEVICES")
+"""Class attributes of ready-made components of earlier versions."""
+NONE = ast.Constant(None)
 TP_PLANS = ("transformers",)
 """The libraries whose plans are read."""
 DATASET_LIBRARIES = ("datasets",)
@@ -116,16 +109,6 @@ ROLLOUT_ARGUMENTS = (
 ROLLOUT_TABLES = ("advantages", "switches", "providers")
 EVERY_INPUT = "*"
 """In `RETURNS`: all columns of the inputs."""
-
-
-@dataclass(frozen=True)
-class Devices:
-    """The devices that a component class supports."""
-
-    per_worker: int | None = None
-    """The most devices of a worker; None for any number."""
-    types: Mapping[KeyPath, tuple[str, ...]] = field(default_factory=dict)
-    """Argument -> the types of device that it needs if it is set."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +189,6 @@ class Declarations:
     model: tuple[KeyPath, ...] = ()
     """The values that name the model or contain values of its config. Later ones take precedence."""
     layouts: Layouts = Layouts()
-    devices: Devices = Devices()
     memory: Mapping[str, Any] | None = None
     """Key of `MEMORY` -> the key path of an argument as a tuple, or a value; None if the bytes of the
     component are unknown."""
@@ -217,21 +199,15 @@ class Declarations:
     """The columns that a row of the data must have. `args.NAME` is an argument with a list of columns."""
     choices: Mapping[KeyPath, str] = field(default_factory=dict)
     """Argument -> dotted path of the table with its names."""
-    ranges: Mapping[KeyPath, Range] = field(default_factory=dict)
-    """Argument -> the range of its numbers or texts."""
-    excludes: Mapping[KeyPath, tuple[KeyPath, ...]] = field(default_factory=dict)
-    """Argument -> the arguments that must not be set with it; 0, false, null and an empty value set none."""
-    needs: Mapping[KeyPath, tuple[KeyPath, ...]] = field(default_factory=dict)
-    """Argument -> the arguments of which one must be set with it. `("args",)` is always set."""
-    reserved: Mapping[KeyPath, tuple[str, ...]] = field(default_factory=dict)
-    """Argument -> the keys that must not be in its mapping."""
-    calls: Mapping[KeyPath, tuple[str, ...]] = field(default_factory=dict)
-    """Argument -> the endpoints whose calls it counts."""
     rollout: Rollout = Rollout()
     returns: Mapping[str, Returned] = field(default_factory=dict)
     """Endpoint -> the columns that it returns."""
     extra: tuple[str, ...] = ()
     """The extras of meshctl whose libraries the class needs."""
+    shipped: Shipped = NO_FACTS
+    """The facts about the nearest ready-made class from which the class derives."""
+    own_arguments: frozenset[str] = frozenset()
+    """The arguments that a constructor of the user names, about which `shipped` says nothing."""
     wrong: tuple[tuple[str, str], ...] = ()
     """(attribute, reason why it is ignored) of each wrong declaration."""
 
@@ -240,9 +216,9 @@ class Wrong(ValueError):
     """A literal is not a valid declaration. The text is the reason."""
 
 
-def declarations_of(values: Mapping[str, ast.expr | None]) -> Declarations:
+def declarations_of(values: Mapping[str, ast.expr | None], own: Collection[str] = ()) -> Declarations:
     """Reads the declarations among class attributes. `values` maps their names to their values; None for an
-    attribute without a value."""
+    attribute without a value. `own` are the attributes of classes of the user."""
     found: dict[str, Any] = {}
     wrong: list[tuple[str, str]] = []
     for name, read in READERS.items():
@@ -251,6 +227,9 @@ def declarations_of(values: Mapping[str, ast.expr | None]) -> Declarations:
                 found[name.lower()] = read(literal(values[name]))
             except Wrong as error:
                 wrong.append((name, str(error)))
+    for name in WITHDRAWN:
+        if name in own and "args." in ast.unparse(values.get(name) or NONE):
+            wrong.append((name, "limits of arguments are type hints, such as `Literal`"))
     return Declarations(**found, wrong=tuple(wrong))
 
 
@@ -359,38 +338,6 @@ def _choices(value: Any) -> Mapping[KeyPath, str]:
     return {_argument(name): table for name, table in value.items()}
 
 
-def _ranges(value: Any) -> Mapping[KeyPath, Range]:
-    if not isinstance(value, dict) or not all(map(_is_argument, value)):  # something else of this name
-        return {}
-    found = {_argument(name): Range.of(text) for name, text in value.items()}
-    if None in found.values():
-        raise Wrong('it does not map arguments to ranges such as "> 0, <= 1"')
-    return {path: one for path, one in found.items() if one is not None}
-
-
-def _excludes(value: Any) -> Mapping[KeyPath, tuple[KeyPath, ...]]:
-    if not isinstance(value, dict) or not all(map(_is_argument, value)):  # something else of this name
-        return {}
-    if not all(map(_is_texts, value.values())):
-        raise Wrong("it does not map arguments to lists of arguments")
-    return {_argument(name): tuple(map(_argument, others)) for name, others in value.items()}
-
-
-def _needs(value: Any) -> Mapping[KeyPath, tuple[KeyPath, ...]]:
-    if not isinstance(value, dict) or ALL not in value:
-        return _excludes(value)
-    others = _excludes({name: one for name, one in value.items() if name != ALL})
-    return {(ALL,): _excludes({"args.all": value[ALL]})["args", "all"], **others}
-
-
-def _texts_of_arguments(value: Any) -> Mapping[KeyPath, tuple[str, ...]]:
-    if not isinstance(value, dict) or not all(map(_is_argument, value)):  # something else of this name
-        return {}
-    if not all(map(_is_texts, value.values())):
-        raise Wrong("it does not map arguments to lists of texts")
-    return {_argument(name): tuple(keys) for name, keys in value.items()}
-
-
 def _extra(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else _columns(value)
 
@@ -411,7 +358,7 @@ def _layouts(value: Any) -> Layouts:
         raise Wrong('"lora_styles" is not the dotted path of a table')
     if "split" in given and not _is_argument(given["split"]):
         raise Wrong('"split" is not an argument such as "args.split"')
-    if "cache" in given and given["cache"] != ALL and not _is_argument(given["cache"]):
+    if "cache" in given and given["cache"] != "args" and not _is_argument(given["cache"]):
         raise Wrong('"cache" is not an argument such as "args.share_prompts", or "args"')
     for key, word in LAYOUT_WORDS.items():
         if given.get(key, word) != word:
@@ -438,18 +385,6 @@ def _without(value: Any) -> Mapping[KeyPath, tuple[str, ...]]:
     if not is_mapping or not all(_is_texts(dims) and {*dims} <= {*WITHOUT} for dims in value.values()):
         raise Wrong('"without" does not map arguments to lists of dims')
     return {_argument(name): tuple(dims) for name, dims in value.items()}
-
-
-def _devices(value: Any) -> Devices:
-    if not isinstance(value, dict):  # the name is common, and may mean something else
-        return Devices()
-    given = _mapping(value, "per_worker", "types")
-    per_worker, types = given.get("per_worker"), given.get("types", {})
-    if per_worker is not None and (type(per_worker) is not int or per_worker < 1):
-        raise Wrong('"per_worker" is not a number of devices')
-    if not isinstance(types, dict) or not all(map(_is_texts, types.values())):
-        raise Wrong('"types" does not map arguments to lists of device types')
-    return Devices(per_worker, {_argument(name): tuple(kinds) for name, kinds in types.items()})
 
 
 def _memory(value: Any) -> Mapping[str, Any] | None:
@@ -480,18 +415,12 @@ def _is_dims(value: Any) -> bool:
 READERS: Mapping[str, Callable[[Any], Any]] = {
     "MODEL": _model,
     "LAYOUTS": _layouts,
-    "DEVICES": _devices,
     "MEMORY": _memory,
     "SEQUENCE_LENGTH": _sequence_length,
     "TOKENIZER": _tokenizer,
     "DATA": _data,
     "COLUMNS": _columns,
     "CHOICES": _choices,
-    "RANGES": _ranges,
-    "EXCLUDES": _excludes,
-    "NEEDS": _needs,
-    "RESERVED": _texts_of_arguments,
-    "CALLS": _texts_of_arguments,
     "ROLLOUT": _rollout,
     "RETURNS": _returned_columns,
     "EXTRA": _extra,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from meshctl.argument_limits import ALL
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.attention import has_state, is_divisible, masks_borders
 from meshctl.recipe.code.layouts import SEQUENCE
@@ -129,7 +128,7 @@ def cached_texts_have_no_state(facts: Facts) -> Iterator[Diagnostic]:
     """A model that continues texts from a cache of keys and values has no other state."""
     for name in facts.recipe.components:
         path = facts.declares(name).layouts.cache
-        node, is_whole = facts.argument(name, path), path == (ALL,)
+        node, is_whole = facts.argument(name, path), path == ("args",)
         state = _state(facts, name) if node and node.value else None
         if node and state:
             what = f"`{name}`" if is_whole else f"`{path[-1]}` of `{name}`"

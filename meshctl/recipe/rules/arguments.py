@@ -3,23 +3,21 @@ of the class that `_target_` names, and against the limits that the class declar
 
 `CHOICES = {"args.loss": "losses.LOSSES"}` is the table with the names that an argument can have. The argument
 is a name, or a mapping whose keys are names. A name with dots is the dotted path of the user's own function
-or class. `RANGES = {"args.top_p": "> 0, <= 1"}` is for numbers and texts, `EXCLUDES` has the arguments that
-must not be set together, `NEEDS` those that need another one, and `RESERVED` the keys of a mapping that the
-class sets itself. A value that is known at the launch only, such as that of an environment variable, is
-checked by the constructor.
+or class. The limits of ready-made classes are in the `checks.py` of their rooms.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
-from meshctl.argument_limits import ALL
+from meshctl.argument_limits import ALWAYS, NO_FACTS, UNKNOWN, Problem, Shipped
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.code.classes import Class, Code
 from meshctl.recipe.code.names import names_in, wrong_path
 from meshctl.recipe.code.signatures import Hint, Signature
-from meshctl.recipe.compose.yaml_tree import KeyPath, Node, leaves, plain
+from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node, leaves, plain
 from meshctl.recipe.fields import COMPONENT
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.foreign_words import foreign_help
@@ -181,110 +179,92 @@ def _checked(code: Code, argument: str, name: str, span: Span, table: str) -> It
         yield Diagnostic("MC453", message, span, help=help, fixes=renamed(span, name, names))
 
 
-def values_are_in_range(facts: Facts) -> Iterator[Diagnostic]:
-    """Each number and text is in the range that the class declares. A value to which other arguments refer is
-    reported once, in its own place if it is an argument."""
+def arguments_are_within_limits(facts: Facts) -> Iterator[Diagnostic]:
+    """Ready-made classes accept their arguments. A value to which other arguments refer is reported once, in
+    its own place if it is an argument."""
     found = [
-        (component, path, range, node)
-        for component in facts.recipe.components
-        for path, range in facts.declares(component).ranges.items()
-        for node in _items(_given(facts, component, path))
-        if not range.has(plain(node))
+        (name, problem, node)
+        for name, shipped, constructor in _with_limits(facts)
+        for problem in shipped.problems(_arguments(facts, name, constructor))
+        if (node := _place_of(facts, name, problem)) is not None
     ]
-    reported: set[Span] = set()
-    for component, path, range, node in sorted(found, key=lambda one: one[-1].target is not None):
-        place = node.target or node.span
-        if place not in reported:
-            reported.add(place)
-            value, needed = plain(node), f"it must be {range.described}"
-            wrong = "an empty text" if isinstance(value, str) else f"{value}; {needed}"
-            message = f"`{'.'.join(path[1:])}` of `{component}` is {wrong}"
-            seconds = (place.with_word("this is its value"),) if node.target else ()
-            yield Diagnostic("MC457", message, node.span, seconds, _help(facts, component, path))
+    reported: set[tuple[str, Span]] = set()
+    for name, problem, node in sorted(found, key=lambda one: one[-1].target is not None):
+        identity = problem.code, node.target or node.span
+        if identity not in reported or problem.code != "MC457":
+            reported.add(identity)
+            yield _of_problem(facts, name, problem, node)
 
 
-def _items(node: Node | None) -> Iterator[Node]:
-    """Yields a value, or the known items of a list."""
-    if node is not None and node.is_list:
-        yield from (one for one in node.value if not one.from_environment and not one.is_interpolated)
-    elif node is not None:
-        yield node
+def _with_limits(facts: Facts) -> Iterator[tuple[str, Shipped, Signature]]:
+    for name, found, constructor in _constructors(facts):
+        if found.declares.shipped is not NO_FACTS:
+            yield name, found.declares.shipped, constructor
 
 
-def _help(facts: Facts, component: str, path: KeyPath) -> str:
-    """Returns the value that an argument has if it is left out."""
+def _arguments(facts: Facts, component: str, constructor: Signature) -> dict[str, Any]:
+    """Returns the arguments of a constructor with its defaults. Those that are unknown before the launch are
+    `UNKNOWN`."""
+    node, own = facts.node("components", component, "args"), facts.declares(component).own_arguments
+    given = _known(node) if node is not None and node.is_mapping else {}
+    arguments = {**dict.fromkeys(constructor.keywords, UNKNOWN), **constructor.defaults, **given}
+    return {**arguments, **dict.fromkeys(own, UNKNOWN)}
+
+
+def _known(node: Node) -> Any:
+    if node.from_environment or node.is_interpolated or node.value == MISSING:
+        return UNKNOWN
+    if node.is_mapping:
+        return {key: _known(value) for key, value in node.items()}
+    return [_known(one) for one in node.value] if node.is_list else node.value
+
+
+def _place_of(facts: Facts, component: str, problem: Problem) -> Node | None:
+    """Returns the value about which a problem is; None if it is not in the recipe, or reported as wrong."""
+    path = ("components", component, "args", *filter(None, problem.argument.split(".")))
+    node = facts.node(*path) or (facts.node("components", component) if problem.argument == ALWAYS else None)
+    if node is None or not facts.is_valid(*path):
+        return None
+    items = node.value if node.is_list else ()
+    return next((one for one in items if _known(one) == problem.value), node)
+
+
+def _of_problem(facts: Facts, component: str, problem: Problem, node: Node) -> Diagnostic:
+    path, help = ("components", component, "args"), problem.help
+    of = f"{problem.subject} of `{component}`" if problem.subject else f"`{component}`"
+    span, seconds = node.span, tuple[Span, ...]()
+    others = [(one, given) for one in problem.others if (given := facts.node(*path, *one.split(".")))]
+    if problem.code == "MC457":
+        seconds = (node.target.with_word("this is its value"),) if node.target else ()
+        help = _default(facts, component, problem.argument)
+    elif problem.code == "MC458":
+        seconds = tuple(given.span.with_word(f"`{one}` is set") for one, given in others)
+    elif problem.code == "MC462":
+        seconds = tuple(given.span.with_word(f"this is {given.written}") for _, given in others)
+        span = facts.key(*path) if problem.argument == ALWAYS else span
+    else:
+        span = node.key or span
+    return Diagnostic(problem.code, f"{of} {problem.rest}", span, seconds, help)
+
+
+def _default(facts: Facts, component: str, argument: str) -> str:
+    """Returns the value that an argument has if it is left out, as a help."""
     found = facts.class_of(component)
-    defaults = found.constructor.defaults if found and found.constructor and len(path) == 2 else {}
-    if path[-1] not in defaults:
+    defaults = found.constructor.defaults if found and found.constructor else {}
+    if argument not in defaults:
         return ""
-    default = defaults[path[-1]]
+    default = defaults[argument]
     return f"leave it out for {'the default' if default is None else f'the default, {default}'}"
-
-
-def arguments_do_not_exclude_each_other(facts: Facts) -> Iterator[Diagnostic]:
-    """No two arguments are set that exclude each other."""
-    for component in facts.recipe.components:
-        for path, others in facts.declares(component).excludes.items():
-            node = _given(facts, component, path)
-            for other in others if node is not None and plain(node) else ():
-                second = _given(facts, component, other)
-                if node is not None and second is not None and plain(second):
-                    names = [".".join(one[1:]) for one in (path, other)]
-                    message = f"{listed(names)} of `{component}` exclude each other"
-                    seconds = (second.span.with_word(f"`{names[1]}` is set"),)
-                    yield Diagnostic("MC458", message, node.span, seconds, "leave one of them out")
-
-
-def arguments_have_what_they_need(facts: Facts) -> Iterator[Diagnostic]:
-    """An argument that needs one of several others has at least one of them."""
-    for component in facts.recipe.components:
-        for path, others in facts.declares(component).needs.items():
-            is_whole = path == (ALL,)
-            node = facts.key("components", component, "args") if is_whole else None
-            given = None if is_whole else _given(facts, component, path)
-            if given is not None and plain(given):
-                node = given.span
-            if node is None or any(_may_be_set(facts, component, other) for other in others):
-                continue
-            names = listed([".".join(other[1:]) for other in others], "or")
-            what = f"`{component}`" if is_whole else f"`{'.'.join(path[1:])}` of `{component}`"
-            stated = [one for other in others if (one := _given(facts, component, other))]
-            seconds = tuple(one.span.with_word(f"this is {one.written}") for one in stated)
-            help = f"set {names}" if is_whole else f"set {names}, or leave out `{'.'.join(path[1:])}`"
-            yield Diagnostic("MC462", f"{what} needs {names}", node, seconds, help)
-
-
-def _may_be_set(facts: Facts, component: str, path: KeyPath) -> bool:
-    """Returns whether an argument is set, by the recipe or by its default, or is unknown."""
-    if facts.node("components", component, *path) is not None:
-        node = _given(facts, component, path)
-        return node is None or bool(plain(node))
-    found = facts.class_of(component)
-    if found is None or found.constructor is None or len(path) != 2:
-        return True
-    return bool(found.constructor.defaults.get(path[-1], True))
-
-
-def keys_are_not_reserved(facts: Facts) -> Iterator[Diagnostic]:
-    """A mapping of further arguments has no key that the class sets itself."""
-    for component in facts.recipe.components:
-        for path, keys in facts.declares(component).reserved.items():
-            node = _given(facts, component, path)
-            for key, value in node.items() if node is not None else ():
-                if key in keys:
-                    name = ".".join((*path[1:], key))
-                    message = f"`{name}` of `{component}` follows from other arguments or from the mesh"
-                    yield Diagnostic("MC463", message, value.key or value.span, help="leave it out")
 
 
 def group_has_supported_devices(facts: Facts) -> Iterator[Diagnostic]:
     """The group of a component has devices that the class and the arguments support."""
-    for name, component in facts.recipe.components.items():
-        group, supported = facts.recipe.groups.get(component.group), facts.declares(name).devices
+    for name, shipped, _ in _with_limits(facts):
+        group = facts.group_of(facts.recipe.components[name])
         if group is None or not facts.is_valid("groups", group.name):
             continue
         owner = (facts.value("components", name, "group").with_word(f"`{name}` is on `{group.name}`"),)
-        most, each = supported.per_worker, group.gpus_per_worker
+        most, each = shipped.devices_per_worker, group.gpus_per_worker
         if most is not None and each > most:
             message = (
                 f"`{name}` uses {counted(most, 'device')} in each worker; one of `{group.name}` has {each}"
@@ -292,16 +272,12 @@ def group_has_supported_devices(facts: Facts) -> Iterator[Diagnostic]:
             help = f"write `gpus_per_worker: {most}`; a large model is split by `parallel`"
             span = facts.value("groups", group.name, "gpus_per_worker")
             yield Diagnostic("MC459", message, span, owner, help)
-        for path, kinds in supported.types.items():
-            node = _given(facts, name, path)
+        for argument, kinds in shipped.device_types.items():
+            node = facts.argument(name, ("args", argument))
             if node is not None and plain(node) and group.device_type and group.device_type not in kinds:
-                needs = f"`{'.'.join(path[1:])}` of `{name}` needs {' or '.join(kinds)}"
+                needs = f"`{argument}` of `{name}` needs {' or '.join(kinds)}"
                 message = f"{needs}, and the devices of `{group.name}` are {group.device_type}"
                 yield Diagnostic("MC459", message, node.span, owner, "leave it out")
-
-
-def _given(facts: Facts, component: str, path: KeyPath) -> Node | None:
-    return facts.argument(component, path) if facts.is_valid("components", component, *path) else None
 
 
 VARIABLE = re.compile(r"\$([A-Z][A-Z0-9_]*)(/.*)?")

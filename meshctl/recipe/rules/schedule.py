@@ -20,9 +20,6 @@ from meshctl.run.bounds import bounding_sources
 from meshctl.run.settings import Run
 from meshctl.text.english import counted, listed
 
-ALL_CALLS = "all"
-"""In `CALLS` of a class: the argument should not be smaller than the number of calls."""
-
 
 def stage_runs(facts: Facts) -> Iterator[Diagnostic]:
     """Every stage runs in some step. If an input never runs, only the input is reported."""
@@ -208,16 +205,17 @@ def weights_arrive(facts: Facts) -> Iterator[Diagnostic]:
 def counted_calls_are_within_run(facts: Facts) -> Iterator[Diagnostic]:
     """The run has as many calls of endpoints as an argument counts, such as the updates of a warm-up."""
     for name in facts.recipe.components if facts.recipe.run.steps and facts.is_valid("run") else ():
-        for path, endpoints in facts.declares(name).calls.items():
-            node, calls = facts.argument(name, path), _calls(facts, name, endpoints)
+        shipped = facts.declares(name).shipped
+        for argument, endpoints in shipped.calls.items():
+            node, calls = facts.argument(name, ("args", *argument.split("."))), _calls(facts, name, endpoints)
             if node is None or not isinstance(node.value, (int, float)) or not calls:
                 continue
-            if calls <= node.value if ALL_CALLS in endpoints else calls >= node.value:
+            if calls <= node.value if argument in shipped.covers else calls >= node.value:
                 continue
             seconds = (facts.value("run", "steps").with_word(counted(facts.recipe.run.steps, "step")),)
-            called = listed([f"{name}.{method}" for method in endpoints if method != ALL_CALLS], "or")
-            message = f"`{'.'.join(path[1:])}` is {node.value}, but the run calls {called} {calls} times"
-            code = "MC474" if ALL_CALLS in endpoints else "MC581"
+            called = listed([f"{name}.{method}" for method in endpoints], "or")
+            message = f"`{argument}` is {node.value}, but the run calls {called} {calls} times"
+            code = "MC474" if argument in shipped.covers else "MC581"
             yield Diagnostic(code, message, node.span, seconds, severity="warning")
 
 

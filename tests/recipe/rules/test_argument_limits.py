@@ -22,15 +22,16 @@ pipeline: {{batch: {{call: third.next, samples: 4}}}}
 """
 MINE = """
 from meshctl import Batch, Component, endpoint
+from meshctl.hf import Sampler
 class Free(Component):
-    RANGES = {"args.temperature": "> 0"}
     def __init__(self, temperature: float) -> None: ...
     @endpoint
     def next(self, samples: range) -> Batch: ...
 class Wrong(Component):
-    RANGES = {"args.temperature": "positive"}
-    EXCLUDES = {"args.temperature": "args.top_p"}
+    RANGES = {"args.temperature": "> 0"}
     def __init__(self, temperature: float) -> None: ...
+class Own(Sampler):
+    def __init__(self, temperature: float, **more) -> None: ...
 """
 CODES = ("MC444", "MC457", "MC458", "MC459", "MC462", "MC463")
 MODEL = "model: {model_type: llama}, tokenizer: byte, max_new_tokens: 4"
@@ -75,9 +76,14 @@ def test_a_value_to_which_others_refer_is_reported_once_and_in_its_own_place(tmp
 
 
 def test_a_value_in_vars_is_shown(tmp_path: Path) -> None:
-    (one,) = reported(tmp_path, f"{MODEL}, temperature: 1.0", temperature="0")
-    assert one.message == "`temperature` of `third` is 0; it must be above 0"
-    assert one.primary and one.primary.line == 7 and one.seconds[0].line == 3
+    (one,) = reported(tmp_path, f'{MODEL}, temperature: "${{vars.temperature}}"', temperature="-1")
+    assert one.message == "`temperature` of `sampler` is -1; it must be at least 0"
+    assert one.primary and one.primary.line == 5 and one.seconds[0].line == 3
+
+
+def test_a_subclass_is_checked_for_the_arguments_that_its_constructor_does_not_name(tmp_path: Path) -> None:
+    (one,) = reported(tmp_path, f"{MODEL}, temperature: -1, top_p: 3", "mine.Own")
+    assert one.message == "`top_p` of `sampler` is 3; it must be above 0 and at most 1"
 
 
 @pytest.mark.parametrize("value", ["0.7", '"${oc.env:T,-1}"', "hot"])
@@ -94,9 +100,9 @@ def test_arguments_that_exclude_each_other(tmp_path: Path) -> None:
     assert reported(tmp_path, args.replace("micro_batch: 2", "micro_batch: null"), "meshctl.hf.Model") == []
 
 
-def test_a_wrong_declaration_is_a_note(tmp_path: Path) -> None:
+def test_a_withdrawn_declaration_is_a_note(tmp_path: Path) -> None:
     (one,) = reported(tmp_path, "temperature: 1", "mine.Wrong")
-    assert "RANGES" in one.message and '"> 0, <= 1"' in one.message, one
+    assert "RANGES" in one.message and "type hints" in one.message, one
 
 
 OPTIONS = "`optimizer_options"
@@ -118,9 +124,7 @@ def test_numbers_of_optimizers(tmp_path: Path, given: str, message: str) -> None
     (one,) = reported(tmp_path, args, "meshctl.hf.Model")
     assert (one.code, one.message) == ("MC457", message)
     values = yaml.safe_load(f"{{{given}}}")
-    with pytest.raises(
-        ModelError, match=f"{re.escape(message.partition(' of ')[0])} is (above 0|at least 0)"
-    ):
+    with pytest.raises(ModelError, match=re.escape(message.replace(" of `sampler`", ""))):
         Model("any", **({"lr": 1e38} if "1e38" in given else values))
 
 

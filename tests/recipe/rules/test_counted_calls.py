@@ -14,22 +14,12 @@ from meshctl import Batch, Component, endpoint
 class Data(Component):
     @endpoint
     def next(self, samples: range) -> Batch: ...
-
-class Trainer(Component):
-    CALLS = {"args.schedule.warmup": ("update", "step"), "args.schedule.steps": ("update", "step", "all")}
-    def __init__(self, schedule=None) -> None: ...
-    @endpoint(collect="mean")
-    def update(self, batch: Batch) -> dict: ...
-    @endpoint(collect="mean")
-    def step(self, batch: Batch) -> dict: ...
-    @endpoint(collect="mean")
-    def evaluate(self, batch: Batch) -> dict: ...
 """
 RECIPE = """
 groups: {{g: {{ranks: 1, device_type: cpu}}}}
 components:
   data: {{_target_: training.Data, group: g}}
-  trainer: {{_target_: training.Trainer, group: g, args: {{schedule: {{warmup: {warmup}}}}}}}
+  trainer: {{_target_: meshctl.hf.Model, group: g, args: {{model: {{model_type: llama}}, schedule: {{warmup: {warmup}}}}}}}
 pipeline:
   batch: {{call: data.next, samples: 4}}
   first: {stage}
@@ -37,7 +27,7 @@ pipeline:
 run: {{{run}}}
 """
 EVERY_STEP = "{call: trainer.update, in: batch}"
-OTHER = "{call: trainer.step, in: batch, every: 2}"
+OTHER = "{call: trainer.update, in: batch, every: 2}"
 
 
 @pytest.mark.parametrize(
@@ -69,9 +59,7 @@ def test_the_run_has_as_many_calls_as_an_argument_counts(
     loaded = load("recipe.yaml", (), tmp_path, environ={}, detect=lambda: "cpu")
     assert loaded.recipe is not None, loaded.report.diagnostics
     found = [one for one in loaded.report.diagnostics if one.code == "MC581"]
-    counted = (
-        f"`schedule.warmup` is {warmup}, but the run calls `trainer.update` or `trainer.step` {calls} times"
-    )
+    counted = f"`schedule.warmup` is {warmup}, but the run calls `trainer.update` {calls} times"
     assert [one.message for one in found] == ([counted] if calls else [])
     assert all(one.severity == "warning" and one.primary and one.primary.line == 5 for one in found)
 
@@ -82,5 +70,5 @@ def test_a_schedule_ends_with_the_run_or_later(steps: int, is_reported: bool, tm
     recipe = RECIPE.format(warmup=f"1, steps: {steps}", stage=EVERY_STEP, run="steps: 10")
     (tmp_path / "recipe.yaml").write_text(recipe)
     found = load("recipe.yaml", (), tmp_path, environ={}, detect=lambda: "cpu").report.diagnostics
-    expected = f"`schedule.steps` is {steps}, but the run calls `trainer.update` or `trainer.step` 10 times"
+    expected = f"`schedule.steps` is {steps}, but the run calls `trainer.update` 10 times"
     assert [one.message for one in found if one.code == "MC474"] == [expected] * is_reported
