@@ -70,6 +70,22 @@ class Shipped:
     device_types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Argument -> the types of device that it needs if it is set."""
 
+    longest: str = ""
+    """The argument with the most tokens of a sequence; with `pack`, a sequence contains several texts."""
+    has_tokenizer: bool = False
+    """True if `tokenizer` names a tokenizer."""
+    renders_chats: bool = False
+    """True if the tokenizer needs a template, unless the file `chat_template` has one."""
+    has_models_tokenizer: bool = False
+    """True if the tokenizer is that of `model` where `tokenizer` is left out."""
+    suffixes: tuple[str, ...] = ()
+    """The suffixes of the files that `path` names, of which `split` selects some; none for a class without
+    data."""
+    downloads_data: bool = False
+    """True if a dataset of the hub is downloaded before the workers start."""
+    columns: tuple[str, ...] = ()
+    """The columns that a row must have, beside those of `keep`. `fields` has other names for them."""
+
     def problems(self, arguments: Mapping[str, Any]) -> Iterator[Problem]:
         """Yields what is wrong with the arguments of a constructor, defaults included."""
         for name, text in self.ranges.items():

@@ -12,8 +12,6 @@ class ChatRows:
     """The declarations of sources of chats."""
 
     ENCODER: ClassVar[type[Encoder]] = ChatEncoder
-    TOKENIZER: ClassVar = {"name": "args.tokenizer", "chat_template": "args.chat_template"}
-    COLUMNS = ("messages", "args.keep")
     RETURNS: ClassVar = {
         "next": ("input_ids", "labels", "args.keep", {"args.pack": ("position_ids", "segment_ids")})
     }

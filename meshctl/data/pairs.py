@@ -12,7 +12,6 @@ class PairsRows:
     """The declarations of sources of pairs."""
 
     ENCODER: ClassVar[type[Encoder]] = PairsEncoder
-    COLUMNS = ("chosen", "rejected", "args.keep")
     RETURNS: ClassVar = {
         "next": ("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels", "args.keep")
     }

@@ -24,9 +24,7 @@ class Prompts(Source):
     """
 
     ENCODER = PromptsEncoder
-    SEQUENCE_LENGTH: ClassVar = {"longest": "args.max_prompt_tokens"}
     CHOICES: ClassVar = {}
-    COLUMNS: ClassVar[tuple[str, ...]] = ("prompt", "args.keep")
     RETURNS: ClassVar[Mapping[str, tuple[str, ...]]] = {"next": ("prompt_ids", "prompt", "args.keep")}
 
     def __init__(

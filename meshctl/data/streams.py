@@ -76,14 +76,6 @@ class Stream(Component):
 
     ENCODER: ClassVar[type[Encoder]]
     EXTRA = "hf"
-    SEQUENCE_LENGTH: ClassVar = {"longest": "args.max_length", "packed": "args.pack"}
-    TOKENIZER: ClassVar = {"name": "args.tokenizer"}
-    DATA: ClassVar = {
-        "path": "args.path",
-        "suffixes": (".jsonl", ".json", ".ndjson", ".parquet"),
-        "renamed": "args.fields",
-        "split": "args.split",
-    }
     CHOICES: ClassVar = {"args.over_length": "meshctl.data.lengths.OVER_LENGTH"}
 
     def __init__(

@@ -12,7 +12,6 @@ class TextRows:
     """The declarations of sources of texts."""
 
     ENCODER: ClassVar[type[Encoder]] = TextEncoder
-    COLUMNS = ("text", "args.keep")
     RETURNS: ClassVar = {
         "next": ("input_ids", "labels", "args.keep", {"args.pack": ("position_ids", "segment_ids")})
     }

@@ -43,6 +43,8 @@ SAMPLER = Shipped(
         "stop": ">= 0, nonempty",
         "batch_size": ">= 1",
         "max_batch_tokens": ">= 1",
-    }
+    },
+    has_tokenizer=True,
+    has_models_tokenizer=True,
 )
 SHIPPED = {"Model": MODEL, "Sampler": SAMPLER}

@@ -43,7 +43,6 @@ class Sampler(Component):
 
     EXTRA = "hf"
     MODEL: ClassVar = ("args.model", "args.config")
-    TOKENIZER: ClassVar = {"name": "args.tokenizer", "model": "args.model"}
     LAYOUTS: ClassVar = {"dims": ("dp",), "cache": "args"}
     MEMORY: ClassVar = {"dtype": "args.dtype", "trained_by": ()}
     ROLLOUT: ClassVar = {"temperature": "args.temperature", "group_size": "args.group_size"}

@@ -12,5 +12,7 @@ FUNCTION = Shipped(
 TASKS = Shipped(
     ranges={"size": ">= 1", "max_prompt_tokens": ">= 2", "holdout": ">= 0", "workers": ">= 0"},
     needs={"held_out": ("holdout",)},
+    longest="max_prompt_tokens",
+    has_tokenizer=True,
 )
 SHIPPED = {"Function": FUNCTION, "Tasks": TASKS}

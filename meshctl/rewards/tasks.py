@@ -58,8 +58,6 @@ class Tasks(Prompts):
     """
 
     EXTRA: ClassVar = ("hf", "rewards")
-    DATA: ClassVar = {}
-    COLUMNS: ClassVar = ()
     RETURNS: ClassVar = {"next": ("prompt_ids", "prompt", "solution", "entry")}
 
     def __init__(

@@ -22,6 +22,8 @@ SAMPLER = Shipped(
         "kv_cache_bytes": ">= 1",
     },
     reserved={"engine": OF_THE_ENGINE},
+    has_tokenizer=True,
+    has_models_tokenizer=True,
     devices_per_worker=1,
     device_types={"sleep": ("cuda",)},
 )

@@ -52,7 +52,6 @@ class Sampler(Component):
 
     EXTRA = "vllm"
     MODEL: ClassVar = ("args.model", "args.config")
-    TOKENIZER: ClassVar = {"name": "args.tokenizer", "model": "args.model"}
     LAYOUTS: ClassVar = {"dims": ("dp", "tp")}
     ROLLOUT: ClassVar = {"temperature": "args.temperature", "group_size": "args.group_size"}
     CHOICES: ClassVar = {"args.dtype": "meshctl.vllm.options.DTYPES"}

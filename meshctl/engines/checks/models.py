@@ -1,8 +1,8 @@
 """The models, tokenizers, datasets and libraries that the components of a plan need on a node, read from
 their classes as text.
 
-Classes declare these needs: `EXTRA` is the extra that installs their libraries. `MODEL`, `TOKENIZER` and
-`DATA` state which arguments name a folder, or a model or dataset of the Hugging Face hub.
+Classes declare these needs: `EXTRA` is the extra that installs their libraries, and `MODEL` the argument that
+names a model. Ready-made classes also have facts about their tokenizers and data.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def _named(
     """Yields the names of a component's model, tokenizer and data. They may be folders."""
     arguments: tuple[tuple[Literal["model", "tokenizer", "dataset"], KeyPath], ...] = (
         *(("model", place) for place in declared.model[:1]),
-        ("tokenizer", declared.tokenizer.name),
-        ("dataset", declared.data.path if declared.data.hub else ()),
+        ("tokenizer", ("args", "tokenizer") if declared.shipped.has_tokenizer else ()),
+        ("dataset", ("args", "path") if declared.shipped.downloads_data else ()),
     )
     for kind, argument in arguments:
         if name := _argument(component, argument, environ) if argument else "":
@@ -189,5 +189,5 @@ def _is_stored(
 ) -> bool:
     """Returns whether data are files or a folder of this machine, or a dataset in the cache. The source
     itself reports data that cannot be read."""
-    is_remote = find(one.name, folders, declared.data.suffixes).is_remote
+    is_remote = find(one.name, folders, declared.shipped.suffixes).is_remote
     return not is_remote or has_dataset(one.name, environ)

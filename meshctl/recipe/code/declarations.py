@@ -47,30 +47,12 @@ supports.
             "teach": ("logprobs", {"args.top": ("top_ids",)}),  # and others where an argument is given
         }
 
-    class Chats(Component):
-        SEQUENCE_LENGTH = {                        # the argument with the most tokens of a sequence
-            "longest": "args.max_length",
-            "packed": "args.pack",                 # with it, a sequence contains several texts
-        }
-        TOKENIZER = {                              # the argument that names the tokenizer
-            "name": "args.tokenizer",
-            "chat_template": "args.chat_template", # the tokenizer needs a template, unless a file has one
-            "model": "args.model",                 # the model whose tokenizer it is where `name` is left out
-        }
-        DATA = {                                   # the argument that names the data: a file, a pattern, ...
-            "path": "args.path",
-            "suffixes": (".jsonl", ".parquet"),    # the suffixes of files
-            "renamed": "args.fields",              # the mapping of columns to other names
-            "split": "args.split",                 # the split, which selects files by their names
-            "hub": "datasets",                     # a name of the hub is downloaded before workers start
-        }
-        COLUMNS = ("messages", "args.keep")        # the columns of a row, and an argument with further ones
         CHOICES = {"args.filter": "chats.FILTERS"} # an argument, and the table with its names
 
 They are literals and may be inherited. All keys of `LAYOUTS`, `MEMORY` and `ROLLOUT` may be left out.
 Where a subclass overrides a method, its columns are unknown until it declares `RETURNS` again.
 `MODEL` may be a list of arguments: values of a later one replace those of the model's config.
-`SEQUENCE_LENGTH` and `TOKENIZER` may be the name of an argument alone. `MEMORY = None` is for a class whose
+`MEMORY = None` is for a class whose
 bytes are not those of its base class. `names.py` describes the tables of `CHOICES` and `lora_styles`.
 """
 
@@ -88,13 +70,14 @@ from meshctl.recipe.code.layouts import LAYOUT_DIMS, LAYOUT_KEYS, LAYOUT_WORDS, 
 
 ARGUMENT = re.compile(r"args(\.\w+)+", re.ASCII)
 DOTTED = re.compile(r"\w+(\.\w+)+", re.ASCII)
-WITHDRAWN = ("RANGES", "EXCLUDES", "NEEDS", "RESERVED", "CALLS", "DEVICES")
+WITHDRAWN = (
+    *("RANGES", "EXCLUDES", "NEEDS", "RESERVED", "CALLS", "DEVICES"),
+    *("SEQUENCE_LENGTH", "TOKENIZER", "DATA", "COLUMNS"),
+)
 """Class attributes of ready-made components of earlier versions."""
 NONE = ast.Constant(None)
 TP_PLANS = ("transformers",)
 """The libraries whose plans are read."""
-DATASET_LIBRARIES = ("datasets",)
-"""The libraries that can download a dataset before the workers start."""
 TRAINED_BY = "trained_by"
 MEMORY_KEYS = ("dtype", "compute_dtype", "optimizer", "optimizer_options", "lora", "head", TRAINED_BY)
 ROLLOUT_ARGUMENTS = (
@@ -109,41 +92,6 @@ ROLLOUT_ARGUMENTS = (
 ROLLOUT_TABLES = ("advantages", "switches", "providers")
 EVERY_INPUT = "*"
 """In `RETURNS`: all columns of the inputs."""
-
-
-@dataclass(frozen=True)
-class SequenceLength:
-    """The arguments that determine the longest sequence."""
-
-    longest: KeyPath = ()
-    """The most tokens of a sequence."""
-    packed: KeyPath = ()
-    """The argument that is true if a sequence contains several texts, each of which begins at position 0."""
-
-
-@dataclass(frozen=True)
-class TokenizerNames:
-    """The arguments that determine a tokenizer."""
-
-    name: KeyPath = ()
-    chat_template: KeyPath = ()
-    """The file with a chat template in place of the tokenizer's own; empty if no template is needed."""
-    model: KeyPath = ()
-    """The model whose tokenizer is used where `name` is not given."""
-
-
-@dataclass(frozen=True)
-class DataNames:
-    """The arguments that determine data."""
-
-    path: KeyPath = ()
-    suffixes: tuple[str, ...] = ()
-    renamed: KeyPath = ()
-    """The mapping from columns to their names in a row."""
-    split: KeyPath = ()
-    """The split, which selects files by their names; `train` where it is left out."""
-    hub: str = ""
-    """The library that downloads datasets of the hub to its cache; empty if they are not stored."""
 
 
 @dataclass(frozen=True)
@@ -192,11 +140,6 @@ class Declarations:
     memory: Mapping[str, Any] | None = None
     """Key of `MEMORY` -> the key path of an argument as a tuple, or a value; None if the bytes of the
     component are unknown."""
-    sequence_length: SequenceLength = SequenceLength()
-    tokenizer: TokenizerNames = TokenizerNames()
-    data: DataNames = DataNames()
-    columns: tuple[str, ...] = ()
-    """The columns that a row of the data must have. `args.NAME` is an argument with a list of columns."""
     choices: Mapping[KeyPath, str] = field(default_factory=dict)
     """Argument -> dotted path of the table with its names."""
     rollout: Rollout = Rollout()
@@ -266,26 +209,6 @@ def _arguments(value: Any, *keys: str) -> dict[str, KeyPath]:
     return {key: _argument(name) for key, name in given.items()}
 
 
-def _sequence_length(value: Any) -> SequenceLength:
-    return SequenceLength(**_arguments(value, "longest", "packed"))
-
-
-def _tokenizer(value: Any) -> TokenizerNames:
-    return TokenizerNames(**_arguments(value, "name", "chat_template", "model"))
-
-
-def _data(value: Any) -> DataNames:
-    if not isinstance(value, dict):  # the name is common, and may mean something else
-        return DataNames()
-    given = dict(_mapping(value, "path", "renamed", "split", "suffixes", "hub"))
-    suffixes, hub = given.pop("suffixes", ()), given.pop("hub", "")
-    if not _is_texts(suffixes):
-        raise Wrong('"suffixes" is not a list of suffixes')
-    if hub not in ("", *DATASET_LIBRARIES):
-        raise Wrong(f'"hub" is not "{" or ".join(DATASET_LIBRARIES)}"')
-    return DataNames(suffixes=tuple(suffixes), hub=hub, **_arguments(given, "path", "renamed", "split"))
-
-
 def _rollout(value: Any) -> Rollout:
     if not isinstance(value, dict):  # the name may mean something else
         return Rollout()
@@ -326,10 +249,6 @@ def _columns_returned(value: Any) -> Returned:
     )
 
 
-def _columns(value: Any) -> tuple[str, ...]:
-    return tuple(value) if _is_texts(value) else ()
-
-
 def _choices(value: Any) -> Mapping[KeyPath, str]:
     if not isinstance(value, dict) or not all(map(_is_argument, value)):  # something else of this name
         return {}
@@ -339,7 +258,8 @@ def _choices(value: Any) -> Mapping[KeyPath, str]:
 
 
 def _extra(value: Any) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else _columns(value)
+    names = [value] if isinstance(value, str) else value
+    return tuple(names) if _is_texts(names) else ()
 
 
 def _layouts(value: Any) -> Layouts:
@@ -416,10 +336,6 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "MODEL": _model,
     "LAYOUTS": _layouts,
     "MEMORY": _memory,
-    "SEQUENCE_LENGTH": _sequence_length,
-    "TOKENIZER": _tokenizer,
-    "DATA": _data,
-    "COLUMNS": _columns,
     "CHOICES": _choices,
     "ROLLOUT": _rollout,
     "RETURNS": _returned_columns,

@@ -95,9 +95,10 @@ def packed_texts_have_borders(facts: Facts) -> Iterator[Diagnostic]:
         for source in (
             facts.recipe.pipeline[name].component for name in stage.takes if name in facts.recipe.pipeline
         ):
-            node = facts.argument(source, facts.declares(source).sequence_length.packed)
+            node = facts.argument(source, ("args", "pack"))
             if (
                 node
+                and facts.declares(source).shipped.longest
                 and node.value
                 and stage.kind == "call"
                 and facts.declares(stage.component).layouts.attention

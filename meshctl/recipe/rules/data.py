@@ -18,6 +18,9 @@ from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.rules.facts import Facts, named_by, once, texts_listed_by
 from meshctl.text.english import listed, nearest
 
+PATH, SPLIT, FIELDS, KEEP = (("args", name) for name in ("path", "split", "fields", "keep"))
+MODEL, TOKENIZER, CHAT_TEMPLATE = (("args", name) for name in ("model", "tokenizer", "chat_template"))
+
 
 def data_are_usable(facts: Facts) -> Iterator[Diagnostic]:
     """The data of each source exist, and their first row has the columns that it reads. Each path is reported
@@ -26,21 +29,20 @@ def data_are_usable(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _of_component(facts: Facts, component: str) -> Diagnostic | None:
-    declared = facts.declares(component).data
-    node = named_by(facts, component, declared.path)
+    suffixes = facts.declares(component).shipped.suffixes
+    node = named_by(facts, component, PATH) if suffixes else None
     if node is None:
         return None
-    found = find(node.value, facts.code.path, declared.suffixes, _split(facts, component))
-    near = nearest(node.value, files_nearby(node.value, facts.code.path, declared.suffixes))
+    found = find(node.value, facts.code.path, suffixes, _split(facts, component))
+    near = nearest(node.value, files_nearby(node.value, facts.code.path, suffixes))
     return _of_path(facts, node, found, near) or _of_row(facts, component, node, found)
 
 
 def _split(facts: Facts, component: str) -> str:
-    """Returns the split that a source reads; empty if it is unknown or if the class declares none."""
-    path = facts.declares(component).data.split
-    if path and facts.node("components", component, *path) is None:
+    """Returns the split that a source reads; empty if it is unknown."""
+    if facts.node("components", component, *SPLIT) is None:
         return "train"
-    node = named_by(facts, component, path)
+    node = named_by(facts, component, SPLIT)
     return str(node.value) if node is not None else ""
 
 
@@ -72,21 +74,17 @@ def _of_row(facts: Facts, component: str, node: Node, found: Found) -> Diagnosti
         return None
     message = f"the first row of `{node.value}` has no {listed(missing, 'or')}"
     help = f"its columns are {listed(row.columns)}" if row.columns else "the row is empty"
-    if renamed := facts.declares(component).data.renamed:
-        help += f"; for another one: {renamed[-1]}: {{{missing[0]}: COLUMN}}"
+    help += f"; for another one: fields: {{{missing[0]}: COLUMN}}"
     return Diagnostic("MC448", message, node.span, help=help)
 
 
 def _columns(facts: Facts, component: str) -> Iterator[str]:
     """Yields the names that the columns of a component have in its data."""
-    declares = facts.declares(component)
-    names = facts.argument(component, declares.data.renamed)
+    names = facts.argument(component, FIELDS)
     renamed = {key: one.value for key, one in names.items()} if names is not None and names.is_mapping else {}
-    for column in declares.columns:
-        if not column.startswith("args."):
-            yield str(renamed.get(column, column))
-            continue
-        yield from texts_listed_by(facts, component, tuple(column.split("."))) or ()
+    for column in facts.declares(component).shipped.columns:
+        yield str(renamed.get(column, column))
+    yield from texts_listed_by(facts, component, KEEP) or ()
 
 
 def tokenizers_are_usable(facts: Facts) -> Iterator[Diagnostic]:
@@ -95,25 +93,26 @@ def tokenizers_are_usable(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _of_tokenizer_name(facts: Facts, component: str) -> Diagnostic | None:
-    declared = facts.declares(component).tokenizer
-    is_left_out = _is_empty(facts, component, declared.name)
-    node = named_by(facts, component, declared.model if is_left_out else declared.name)
+    shipped = facts.declares(component).shipped
+    if not shipped.has_tokenizer:
+        return None
+    is_left_out = shipped.has_models_tokenizer and _is_empty(facts, component, TOKENIZER)
+    node = named_by(facts, component, MODEL if is_left_out else TOKENIZER)
     if node is None:
         return _without_name(facts, component) if is_left_out else None
     found = tokenizer(node.value, facts.code.path, facts.hub)
-    needs_template = bool(declared.chat_template) and _is_empty(facts, component, declared.chat_template)
-    template = named_by(facts, component, declared.chat_template)
+    needs_template = shipped.renders_chats and _is_empty(facts, component, CHAT_TEMPLATE)
+    template = named_by(facts, component, CHAT_TEMPLATE) if shipped.renders_chats else None
     return _of_file(facts, template) or _of_tokenizer(node, found, needs_template)
 
 
 def _without_name(facts: Facts, component: str) -> Diagnostic | None:
     """Returns a diagnostic if neither the tokenizer nor the model has a name."""
-    declared = facts.declares(component).tokenizer
-    model = facts.argument(component, declared.model)
+    model = facts.argument(component, MODEL)
     if model is None or not model.is_mapping or not facts.is_valid("components", component, "args"):
         return None
     message = f"`{component}` has no tokenizer: its model is a mapping of config values"
-    help = f"add `{'.'.join(declared.name[1:])}` to its args: `byte`, a folder, or a name of the hub"
+    help = "add `tokenizer` to its args: `byte`, a folder, or a name of the hub"
     return Diagnostic("MC444", message, model.key or model.span, help=help)
 
 
@@ -191,7 +190,8 @@ def _tokenizers(facts: Facts, component: str) -> Iterator[Node]:
 
 
 def _named(facts: Facts, component: str) -> Node | None:
-    return named_by(facts, component, facts.declares(component).tokenizer.name)
+    has_tokenizer = facts.declares(component).shipped.has_tokenizer
+    return named_by(facts, component, TOKENIZER) if has_tokenizer else None
 
 
 def _inputs(facts: Facts, component: str) -> Iterator[str]:

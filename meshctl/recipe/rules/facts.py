@@ -257,10 +257,11 @@ class Facts:
         return ModelSizes(sizes, spans, bool(self.declares(component).layouts.tp_plan))
 
     def sequence_length(self, component: str) -> tuple[int, Span] | None:
-        """Returns (number, span) of the argument that `SEQUENCE_LENGTH` of a component's class names; None if
-        it is unknown, or if sequences are packed, whose texts may be shorter."""
-        declared = self.declares(component).sequence_length
-        node, packed = self.argument(component, declared.longest), self.argument(component, declared.packed)
+        """Returns (number, span) of the argument with the most tokens of a component's sequences; None if it
+        is unknown, or if sequences are packed, whose texts may be shorter."""
+        longest = self.declares(component).shipped.longest
+        node = self.argument(component, ("args", longest)) if longest else None
+        packed = self.argument(component, ("args", "pack"))
         if node is None or type(node.value) is not int or (packed and packed.value):
             return None
         return node.value, node.span

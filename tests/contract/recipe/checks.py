@@ -5,13 +5,11 @@ from __future__ import annotations
 import torch
 
 from meshctl import Batch, Component, endpoint
+from meshctl.data.source import Source as Tokenized
 
 
-class Source(Component):
+class Source(Tokenized):
     """A source with a tokenizer that is downloaded and not loaded."""
-
-    EXTRA = "hf"
-    TOKENIZER = "args.tokenizer"
 
     def __init__(self, tokenizer: str) -> None:
         self.tokenizer = tokenizer

@@ -30,10 +30,9 @@ DECLARED = """
         LAYOUTS = dict(dims=["dp"])
     class Listed(Component):
         MODEL = ("args.model", "gpt2")
-    class Short(Component):
+    class Withdrawn(Component):
         SEQUENCE_LENGTH = "args.max_length"
-    class Long(Short):
-        SEQUENCE_LENGTH = 2048
+        DATA = 7
     class Planned(Component):
         LAYOUTS = {"tp_plan": "transformers"}
     class Unplanned(Component):
@@ -54,8 +53,7 @@ DECLARED = """
         ("Listed", (), Layouts(), ("MODEL",)),
         ("Wrong", (), Layouts(), ("MODEL", "LAYOUTS")),
         ("Computed", (), Layouts(), ("MODEL", "LAYOUTS")),
-        ("Short", (), Layouts(), ()),
-        ("Long", (), Layouts(), ("SEQUENCE_LENGTH",)),
+        ("Withdrawn", (), Layouts(), ("SEQUENCE_LENGTH",)),
         ("Planned", (), Layouts(tp_plan="transformers"), ()),
         ("Unplanned", (), Layouts(), ("LAYOUTS",)),
         ("Unpaired", (), Layouts(), ("LAYOUTS",)),
@@ -68,5 +66,4 @@ def test_what_a_class_declares(
     found = Code((str(tmp_path),)).find(f"declared.{name}")
     assert isinstance(found, Class)
     assert (found.declares.model, found.declares.layouts) == (model, layouts)
-    assert found.declares.sequence_length.longest == (("args", "max_length") if name == "Short" else ())
     assert tuple(attribute for attribute, _ in found.declares.wrong) == wrong

@@ -1,11 +1,10 @@
-"""Classes that declare their model and the length of their sequences. The file is only read as text."""
+"""Classes that declare their model, and a source. The file is only read as text."""
 
 from meshctl import Batch, Component, endpoint
+from meshctl.data.source import Source
 
 
-class Texts(Component):
-    SEQUENCE_LENGTH = "args.max_length"
-
+class Texts(Source):
     def __init__(self, max_length: int) -> None: ...
 
     @endpoint

@@ -12,17 +12,18 @@ from meshctl.recipe.load import load
 
 CLASSES = """
     from meshctl import Batch, Component, endpoint
-    class Texts(Component):
-        SEQUENCE_LENGTH = "args.max_length"
+    from meshctl.data import source
+    class Texts(source.Source):
         def __init__(self, max_length: int | None = None) -> None: ...
         @endpoint
         def next(self, samples: range) -> Batch | None: ...
     class Chats(Texts): ...
     class Packed(Texts):
-        SEQUENCE_LENGTH = {"longest": "args.max_length", "packed": "args.pack"}
         def __init__(self, max_length: int | None = None, pack: bool = False) -> None: ...
-    class Silent(Texts):
-        SEQUENCE_LENGTH = make()
+    class Silent(Component):
+        def __init__(self, max_length: int) -> None: ...
+        @endpoint
+        def next(self, samples: range) -> Batch | None: ...
     class Trainer(Component):
         MODEL = "args.model"
         def __init__(self, model: dict) -> None: ...

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from meshctl.data.checks import SUFFIXES
 from meshctl.data.rows import READERS
-from meshctl.data.source import Source
-from meshctl.data.streams import Stream
 from meshctl.diagnostics import Diagnostic
 from meshctl.package import install_command
 from meshctl.recipe.load import load
@@ -195,7 +194,7 @@ def test_a_saved_dataset_and_an_unknown_path_are_not_read(tmp_path: Path) -> Non
 
 
 def test_the_sources_declare_the_suffixes_that_they_read() -> None:
-    assert Source.DATA["suffixes"] == Stream.DATA["suffixes"] == tuple(READERS)
+    assert tuple(READERS) == SUFFIXES
 
 
 # Extras

@@ -13,17 +13,17 @@ from meshctl.recipe.load import load
 
 CLASSES = """
     from meshctl import Batch, Component, endpoint
-    class Source(Component):
-        TOKENIZER = "args.tokenizer"
+    from meshctl.data import source
+    from meshctl.hf import sampler
+    class Source(source.Source):
         def __init__(self, tokenizer: str) -> None: ...
         @endpoint
         def next(self, samples: range) -> Batch | None: ...
     class Judge(Component):
         @endpoint
         def score(self, batch: Batch) -> Batch: ...
-    class Sampler(Component):
+    class Sampler(sampler.Sampler):
         MODEL = "args.model"
-        TOKENIZER = "args.tokenizer"
         def __init__(self, model: dict, tokenizer: str = "") -> None: ...
         @endpoint
         def sample(self, batch: Batch) -> Batch: ...
