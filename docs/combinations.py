@@ -14,7 +14,7 @@ from pathlib import Path
 from meshctl.recipe.code.declarations import declarations_of
 from meshctl.recipe.code.layouts import LAYOUT_DIMS, SEQUENCE, Layouts
 
-DECLARED = Path(__file__).parents[1] / "meshctl" / "hf" / "declared_model.py"
+DECLARED = Path(__file__).parents[1] / "meshctl" / "hf" / "model.py"
 NOT_TESTED = "not tested"
 
 

@@ -86,6 +86,16 @@ class Shipped:
     columns: tuple[str, ...] = ()
     """The columns that a row must have, beside those of `keep`. `fields` has other names for them."""
 
+    choices: Mapping[str, str] = field(default_factory=dict)
+    """Argument -> dotted path of the table with its names. A name with dots is that of a user's function."""
+    trained_by: tuple[str, ...] | None = None
+    """The endpoints that compute gradients; None if the bytes of the class are unknown. They follow from the
+    arguments `dtype`, `compute_dtype`, `optimizer`, `optimizer_options`, `lora` and `head`."""
+    samples: bool = False
+    """True if it generates `group_size` answers to each prompt, at `temperature`."""
+    learns: bool = False
+    """True if it learns by `loss` and `advantage` with their options, at `temperature`."""
+
     def problems(self, arguments: Mapping[str, Any]) -> Iterator[Problem]:
         """Yields what is wrong with the arguments of a constructor, defaults included."""
         for name, text in self.ranges.items():

@@ -24,7 +24,6 @@ class Prompts(Source):
     """
 
     ENCODER = PromptsEncoder
-    CHOICES: ClassVar = {}
     RETURNS: ClassVar[Mapping[str, tuple[str, ...]]] = {"next": ("prompt_ids", "prompt", "args.keep")}
 
     def __init__(

@@ -49,7 +49,6 @@ class Source(Component):
 
     ENCODER: ClassVar[type[Encoder]]
     EXTRA: ClassVar[str | tuple[str, ...]] = "hf"
-    CHOICES: ClassVar = {"args.over_length": "meshctl.data.lengths.OVER_LENGTH"}
 
     def __init__(
         self,

@@ -76,7 +76,6 @@ class Stream(Component):
 
     ENCODER: ClassVar[type[Encoder]]
     EXTRA = "hf"
-    CHOICES: ClassVar = {"args.over_length": "meshctl.data.lengths.OVER_LENGTH"}
 
     def __init__(
         self,

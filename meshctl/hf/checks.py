@@ -32,6 +32,19 @@ MODEL = Shipped(
     },
     calls={"schedule.warmup": ("update",), "schedule.steps": ("update",)},
     covers=("schedule.steps",),
+    choices={
+        "lora": "meshctl.hf.peft_api.KEYS",
+        "head": "meshctl.hf.transformers_api.HEADS",
+        "dtype": "meshctl.hf.dtypes.DTYPES",
+        "parity": "meshctl.hf.parity.MODES",
+        "pipeline": "meshctl.hf.pipeline.schedules.SCHEDULES",
+        "loss": "meshctl.losses.loss.LOSSES",
+        "advantage": "meshctl.losses.advantages.ADVANTAGES",
+        "optimizer": "torch.optim",
+        "schedule.name": "transformers.trainer_utils.SchedulerType",
+    },
+    trained_by=("update",),
+    learns=True,
 )
 SAMPLER = Shipped(
     ranges={
@@ -46,5 +59,8 @@ SAMPLER = Shipped(
     },
     has_tokenizer=True,
     has_models_tokenizer=True,
+    choices={"dtype": "meshctl.hf.dtypes.DTYPES"},
+    trained_by=(),
+    samples=True,
 )
 SHIPPED = {"Model": MODEL, "Sampler": SAMPLER}

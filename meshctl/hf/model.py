@@ -23,7 +23,6 @@ from meshctl.hf.building import Build, build
 from meshctl.hf.checks import MODEL
 from meshctl.hf.chunked_head import ChunkedHead
 from meshctl.hf.context_parallel import ContextParallel, DividedOutputs
-from meshctl.hf.declared_model import DeclaredModel
 from meshctl.hf.dtypes import dtype_of
 from meshctl.hf.errors import ModelError
 from meshctl.hf.inference import inference
@@ -37,6 +36,7 @@ from meshctl.hf.pipeline.schedules import PipelinePasses
 from meshctl.hf.router_loss import RouterLoss
 from meshctl.hf.shared_prompts import SharedOutputs, SharedPrompts
 from meshctl.hf.sizes import Sizes
+from meshctl.hf.stored_model import StoredModel
 from meshctl.hf.texts import Texts, check_positions, joined, texts_of
 from meshctl.hf.training import Sums, Trainer, not_finite
 from meshctl.hf.transformers_api import HEADS
@@ -47,25 +47,29 @@ from meshctl.runtime.collectives.collective import Collective
 from meshctl.runtime.component import endpoint
 
 
-class Model(DeclaredModel):
+class Model(StoredModel):
     """A model with the endpoints of all roles in training."""
 
-    ROLLOUT: ClassVar = {
-        "temperature": "args.temperature",
-        "loss": "args.loss",
-        "loss_options": "args.loss_options",
-        "advantage": "args.advantage",
-        "advantage_options": "args.advantage_options",
-        "advantages": "meshctl.losses.advantages.DEFAULTS",
-        "estimates": ("advantages", "returns"),
-        "computes": (
-            "meshctl.hf.outputs.INPUTS",
-            "meshctl.hf.estimates.OWN_INPUTS",
-            "meshctl.hf.loss_inputs.AT_IDS",
-        ),
-        "reference": "args.lora",
-        "switches": "meshctl.losses.loss.SWITCHES",
-        "providers": "meshctl.losses.loss.PROVIDERS",
+    EXTRA = "hf"
+    MODEL: ClassVar = ("args.model", "args.config")
+    LAYOUTS: ClassVar = {
+        "dims": ("pp", "dp", "fsdp", "cp", "tp", "ulysses", "ep", "vpp"),
+        "excludes": (("pp", "cp"), ("pp", "ulysses"), ("pp", "ep")),
+        "tp_plan": "transformers",
+        "lora_styles": "meshctl.hf.peft_api.STYLES",
+        "tied_shards": "equal",
+        "attention": "transformers",
+        "experts": "transformers",
+        "ulysses": "heads",
+        "pp_plan": "transformers",
+        "split": "args.split",
+        "cache": "args.share_prompts",
+        "without": {
+            "args.attention": ("cp", "ulysses"),
+            "args.config.output_router_logits": ("pp",),
+            "args.compile": ("pp", "cp", "ulysses"),
+            "args.share_prompts": ("pp", "cp", "ulysses", "sequence_parallel"),
+        },
     }
     RETURNS: ClassVar = {
         "logprobs": ("logprobs", "chosen_logprobs", "rejected_logprobs"),

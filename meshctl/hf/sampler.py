@@ -44,9 +44,6 @@ class Sampler(Component):
     EXTRA = "hf"
     MODEL: ClassVar = ("args.model", "args.config")
     LAYOUTS: ClassVar = {"dims": ("dp",), "cache": "args"}
-    MEMORY: ClassVar = {"dtype": "args.dtype", "trained_by": ()}
-    ROLLOUT: ClassVar = {"temperature": "args.temperature", "group_size": "args.group_size"}
-    CHOICES: ClassVar = {"args.dtype": "meshctl.hf.dtypes.DTYPES"}
     RETURNS: ClassVar = {
         "sample": ("*", "input_ids", "labels", "sampled_logprobs", "response", "finish_reason")
     }

@@ -7,6 +7,7 @@ from meshctl.argument_limits import ALWAYS, Shipped
 FUNCTION = Shipped(
     ranges={"workers": ">= 0", "timeout_s": "> 0"},
     excludes={"functions": ("function", "options")},
+    choices=dict.fromkeys(("function", "functions"), "meshctl.rewards.functions.FUNCTIONS"),
     needs={ALWAYS: ("function", "functions"), "timeout_s": ("workers",)},  # only a process can be ended
 )
 TASKS = Shipped(

@@ -35,10 +35,6 @@ class RewardError(ComponentError):
 class Function(Component):
     """Scores each sample by one function of its columns, or by the weighted sum of several."""
 
-    CHOICES: ClassVar = {
-        "args.function": "meshctl.rewards.functions.FUNCTIONS",
-        "args.functions": "meshctl.rewards.functions.FUNCTIONS",
-    }
     RETURNS: ClassVar = {"score": ("*", "rewards")}
 
     def __init__(

@@ -24,6 +24,8 @@ SAMPLER = Shipped(
     reserved={"engine": OF_THE_ENGINE},
     has_tokenizer=True,
     has_models_tokenizer=True,
+    choices={"dtype": "meshctl.vllm.options.DTYPES"},
+    samples=True,
     devices_per_worker=1,
     device_types={"sleep": ("cuda",)},
 )

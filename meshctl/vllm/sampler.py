@@ -53,8 +53,6 @@ class Sampler(Component):
     EXTRA = "vllm"
     MODEL: ClassVar = ("args.model", "args.config")
     LAYOUTS: ClassVar = {"dims": ("dp", "tp")}
-    ROLLOUT: ClassVar = {"temperature": "args.temperature", "group_size": "args.group_size"}
-    CHOICES: ClassVar = {"args.dtype": "meshctl.vllm.options.DTYPES"}
     RETURNS: ClassVar = {
         "sample": ("*", "input_ids", "labels", "sampled_logprobs", "response", "finish_reason")
     }

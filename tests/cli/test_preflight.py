@@ -25,12 +25,12 @@ from tests.hang import HANG_S
 
 COMPONENT = """\
 from meshctl import Component, endpoint
+from meshctl.hf import Model as HfModel
 class Data(Component):
     @endpoint
     def next(self, samples): ...
-class Model(Component):
+class Model(HfModel):
     MODEL = "args.config"
-    MEMORY = {"dtype": "args.dtype", "optimizer": "AdamW", "trained_by": ("update",)}
     def __init__(self, config, dtype="float32"): ...
     @endpoint(collect="mean")
     def update(self, batch): ...

@@ -42,8 +42,6 @@ RETRY = "retry"
 """A parameter of the decorator that no plan contains."""
 ROOMS = ("data", "hf", "rewards", "vllm")
 """The folders with ready-made components, each with a module `checks`, which imports no library."""
-OF_METHODS = ("ROLLOUT", "RETURNS")
-"""The declarations that describe methods, and not only arguments."""
 PLACES = ("step", "rank", "world_size", "mesh", "torch_mesh", "device", "devices", "seed", "run_dir")
 """Attributes of `Component` that are values."""
 
@@ -97,8 +95,10 @@ class Class:
     declares: Declarations = Declarations()
     hidden_values: frozenset[str] = frozenset()
     """Values of `Component`, such as `step`, that a method uses although a method of this name hides them."""
-    overridden: frozenset[str] = frozenset()
-    """The declarations of base classes, `RETURNS` for example, from which the class overrides methods."""
+    overrides_returns: bool = False
+    """True if it overrides methods of the class that declares `RETURNS`, so that its columns are unknown."""
+    overrides_shipped: bool = False
+    """True if it overrides methods of the ready-made class from which it derives."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,8 @@ class Code(Sources):
             foreign_base=libraries[0].removeprefix("builtins.") if libraries else "",
             declares=_declared(classes, members, functions),
             hidden_values=_hidden_values(functions),
-            overridden=frozenset(name for name in OF_METHODS if _is_overridden(classes, name)),
+            overrides_returns=_is_overridden(classes, "RETURNS"),
+            overrides_shipped=_is_overridden(classes, ""),
         )
 
     def _line(
@@ -334,10 +335,13 @@ def _shipped(module: str, name: str) -> Shipped | None:
 
 
 def _is_overridden(classes: list[tuple[Module, ast.ClassDef]], declaration: str) -> bool:
-    """Returns whether a class that is nearer than the one with a declaration overrides a member of that class
-    or of its bases, other than declarations."""
+    """Returns whether a class that is nearer than the one with a declaration, or than a ready-made one if it
+    is empty, overrides a member of that class or of its bases, other than declarations."""
     bound = [{name for item in statements(node.body) for name in bound_names(item)} for _, node in classes]
-    place = next((index for index, names in enumerate(bound) if declaration in names), 0)
+    is_place = [declaration in names for names in bound]
+    if not declaration:
+        is_place = [_shipped(module.name, node.name) is not None for module, node in classes]
+    place = is_place.index(True) if any(is_place) else 0
     nearer, others = set().union(*bound[:place]), set().union(*bound[place:])
     return any(name in others for name in nearer if name not in READERS)
 

@@ -18,28 +18,6 @@ supports.
             "cache": "args.share_prompts",         # with this argument it needs a cache of texts
             "without": {"args.compile": ("cp",)},  # an argument, and the dims that must have size 1 with it
         }
-        MEMORY = {                                 # what its bytes on a rank depend on, beside its model
-            "dtype": "args.dtype",                 # an argument, or a value such as "bfloat16"
-            "optimizer": "args.optimizer",
-            "optimizer_options": "args.optimizer_options",
-            "lora": "args.lora",                   # {"r": 8, "target": "all-linear"}
-            "head": "lm",                          # or "score"
-            "trained_by": ("update",),             # the endpoints that compute gradients
-        }
-        ROLLOUT = {                                # how it samples, or learns from sampled answers
-            "temperature": "args.temperature",     # the divisor of the logits
-            "group_size": "args.group_size",       # of a sampler: the answers to each prompt
-            "loss": "args.loss",                   # functions, whose parameters name their inputs
-            "loss_options": "args.loss_options",
-            "advantage": "args.advantage",
-            "advantage_options": "args.advantage_options",
-            "advantages": "losses.ADVANTAGES",     # loss -> advantage, where that argument is left out
-            "estimates": ("advantages",),          # the inputs of a loss that the advantage computes
-            "computes": ("losses.OUTPUTS",),       # tables with the inputs that the model computes
-            "reference": "args.lora",              # with it, the model also computes the inputs `ref_...`
-            "switches": "losses.SWITCHES",         # {optional input: {option: (values that need it,)}}
-            "providers": "losses.PROVIDERS",       # input -> where it comes from, for messages
-        }
         RETURNS = {                                  # endpoint -> the columns of its batch
             "values": ("values",),
             "score": ("*", "rewards"),             # `*`: and all columns of its inputs
@@ -47,13 +25,11 @@ supports.
             "teach": ("logprobs", {"args.top": ("top_ids",)}),  # and others where an argument is given
         }
 
-        CHOICES = {"args.filter": "chats.FILTERS"} # an argument, and the table with its names
 
-They are literals and may be inherited. All keys of `LAYOUTS`, `MEMORY` and `ROLLOUT` may be left out.
+They are literals and may be inherited. All keys of `LAYOUTS` may be left out.
 Where a subclass overrides a method, its columns are unknown until it declares `RETURNS` again.
 `MODEL` may be a list of arguments: values of a later one replace those of the model's config.
-`MEMORY = None` is for a class whose
-bytes are not those of its base class. `names.py` describes the tables of `CHOICES` and `lora_styles`.
+`names.py` describes the table of `lora_styles`.
 """
 
 from __future__ import annotations
@@ -72,51 +48,14 @@ ARGUMENT = re.compile(r"args(\.\w+)+", re.ASCII)
 DOTTED = re.compile(r"\w+(\.\w+)+", re.ASCII)
 WITHDRAWN = (
     *("RANGES", "EXCLUDES", "NEEDS", "RESERVED", "CALLS", "DEVICES"),
-    *("SEQUENCE_LENGTH", "TOKENIZER", "DATA", "COLUMNS"),
+    *("SEQUENCE_LENGTH", "TOKENIZER", "DATA", "COLUMNS", "MEMORY", "CHOICES", "ROLLOUT"),
 )
 """Class attributes of ready-made components of earlier versions."""
 NONE = ast.Constant(None)
 TP_PLANS = ("transformers",)
 """The libraries whose plans are read."""
-TRAINED_BY = "trained_by"
-MEMORY_KEYS = ("dtype", "compute_dtype", "optimizer", "optimizer_options", "lora", "head", TRAINED_BY)
-ROLLOUT_ARGUMENTS = (
-    "temperature",
-    "group_size",
-    "loss",
-    "loss_options",
-    "advantage",
-    "advantage_options",
-    "reference",
-)
-ROLLOUT_TABLES = ("advantages", "switches", "providers")
 EVERY_INPUT = "*"
 """In `RETURNS`: all columns of the inputs."""
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """The arguments of sampling, and of learning from samples."""
-
-    temperature: KeyPath = ()
-    group_size: KeyPath = ()
-    """The number of answers to each prompt; empty for a class that does not sample."""
-    loss: KeyPath = ()
-    loss_options: KeyPath = ()
-    advantage: KeyPath = ()
-    advantage_options: KeyPath = ()
-    reference: KeyPath = ()
-    """The argument with which the model computes the inputs `ref_...`."""
-    advantages: str = ""
-    """Dotted path of the table from a loss to its advantage, where `advantage` is not given."""
-    switches: str = ""
-    """Dotted path of the table of optional inputs that options require."""
-    providers: str = ""
-    """Dotted path of the table from an input to what provides it."""
-    estimates: tuple[str, ...] = ()
-    """The inputs of a loss that the advantage computes."""
-    computes: tuple[str, ...] = ()
-    """Dotted paths of the tables with the inputs that the model computes; none if they are unknown."""
 
 
 @dataclass(frozen=True)
@@ -137,12 +76,6 @@ class Declarations:
     model: tuple[KeyPath, ...] = ()
     """The values that name the model or contain values of its config. Later ones take precedence."""
     layouts: Layouts = Layouts()
-    memory: Mapping[str, Any] | None = None
-    """Key of `MEMORY` -> the key path of an argument as a tuple, or a value; None if the bytes of the
-    component are unknown."""
-    choices: Mapping[KeyPath, str] = field(default_factory=dict)
-    """Argument -> dotted path of the table with its names."""
-    rollout: Rollout = Rollout()
     returns: Mapping[str, Returned] = field(default_factory=dict)
     """Endpoint -> the columns that it returns."""
     extra: tuple[str, ...] = ()
@@ -209,24 +142,6 @@ def _arguments(value: Any, *keys: str) -> dict[str, KeyPath]:
     return {key: _argument(name) for key, name in given.items()}
 
 
-def _rollout(value: Any) -> Rollout:
-    if not isinstance(value, dict):  # the name may mean something else
-        return Rollout()
-    given = dict(_mapping(value, *ROLLOUT_ARGUMENTS, *ROLLOUT_TABLES, "estimates", "computes"))
-    tables = {key: given.pop(key) for key in ROLLOUT_TABLES if key in given}
-    lists = {key: given.pop(key) for key in ("estimates", "computes") if key in given}
-    for key, table in tables.items():
-        if not _is_dotted(table):
-            raise Wrong(f'"{key}" is not the dotted path of a table')
-    if not _is_texts(lists.get("estimates", ())):
-        raise Wrong('"estimates" is not a list of columns')
-    if not _is_texts(lists.get("computes", ())) or not all(map(_is_dotted, lists.get("computes", ()))):
-        raise Wrong('"computes" is not a list of dotted paths of tables')
-    found: dict[str, Any] = {key: _argument(name) for key, name in given.items()}
-    found |= {key: tuple(names) for key, names in lists.items()}
-    return Rollout(**found, **tables)
-
-
 def _returned_columns(value: Any) -> Mapping[str, Returned]:
     if not isinstance(value, dict):  # the name may mean something else
         return {}
@@ -247,14 +162,6 @@ def _columns_returned(value: Any) -> Returned:
         tuple(map(_argument, arguments)),
         {_argument(argument): tuple(columns) for argument, columns in added.items()},
     )
-
-
-def _choices(value: Any) -> Mapping[KeyPath, str]:
-    if not isinstance(value, dict) or not all(map(_is_argument, value)):  # something else of this name
-        return {}
-    if not all(map(_is_dotted, value.values())):
-        raise Wrong("it does not map arguments to dotted paths of tables")
-    return {_argument(name): table for name, table in value.items()}
 
 
 def _extra(value: Any) -> tuple[str, ...]:
@@ -307,15 +214,6 @@ def _without(value: Any) -> Mapping[KeyPath, tuple[str, ...]]:
     return {_argument(name): tuple(dims) for name, dims in value.items()}
 
 
-def _memory(value: Any) -> Mapping[str, Any] | None:
-    if not isinstance(value, dict):  # None, or something else of this name
-        return None
-    given = _mapping(value, *MEMORY_KEYS)
-    if not _is_texts(given.get(TRAINED_BY, ())):
-        raise Wrong(f'"{TRAINED_BY}" is not a list of endpoints')
-    return {key: _argument(item) if _is_argument(item) else item for key, item in given.items()}
-
-
 def _is_argument(value: Any) -> bool:
     return isinstance(value, str) and ARGUMENT.fullmatch(value) is not None
 
@@ -335,9 +233,6 @@ def _is_dims(value: Any) -> bool:
 READERS: Mapping[str, Callable[[Any], Any]] = {
     "MODEL": _model,
     "LAYOUTS": _layouts,
-    "MEMORY": _memory,
-    "CHOICES": _choices,
-    "ROLLOUT": _rollout,
     "RETURNS": _returned_columns,
     "EXTRA": _extra,
 }

@@ -11,8 +11,8 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from meshctl.argument_limits import value_of
 from meshctl.recipe.code.declarations import Declarations, declarations_of
-from meshctl.recipe.code.layouts import KeyPath
 from meshctl.recipe.code.modules import Module, Sources
 from meshctl.recipe.code.names import entries_in
 
@@ -21,18 +21,16 @@ def extras_of(sources: Sources, declared: Declarations, args: Mapping[str, Any])
     """Returns the extras that a component with these declarations and arguments needs."""
     paths = [
         name if "." in name else entries_in(sources, table).get(name, "")
-        for argument, table in declared.choices.items()
+        for argument, table in declared.shipped.choices.items()
         for name in _names(args, argument)
     ]
     named = [extra for path in paths for extra in _of_module(sources, path)]
     return tuple(dict.fromkeys((*declared.extra, *named)))
 
 
-def _names(args: Mapping[str, Any], argument: KeyPath) -> Iterator[str]:
+def _names(args: Mapping[str, Any], argument: str) -> Iterator[str]:
     """Yields the names in an argument: a text, or the keys of a mapping."""
-    value: Any = {"args": args}
-    for key in argument:
-        value = value.get(key) if isinstance(value, Mapping) else None
+    value = value_of(args, argument)
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

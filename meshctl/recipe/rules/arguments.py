@@ -1,9 +1,9 @@
 """MC105, MC453, MC457 to MC459, MC462, MC463, MC505 to MC508 and MC579: checks `args` against the constructor
 of the class that `_target_` names, and against the limits that the class declares.
 
-`CHOICES = {"args.loss": "losses.LOSSES"}` is the table with the names that an argument can have. The argument
-is a name, or a mapping whose keys are names. A name with dots is the dotted path of the user's own function
-or class. The limits of ready-made classes are in the `checks.py` of their rooms.
+The limits of ready-made classes, and the tables with the names that an argument can have, are in the
+`checks.py` of their rooms. An argument is a name, or a mapping whose keys are names. A name with dots is the
+dotted path of the user's own function or class.
 """
 
 from __future__ import annotations
@@ -149,10 +149,12 @@ def booleans_are_explicit(facts: Facts) -> Iterator[Diagnostic]:
 def names_exist(facts: Facts) -> Iterator[Diagnostic]:
     """An argument names an entry of its table."""
     for component in facts.recipe.components:
-        for path, table in facts.declares(component).choices.items():
-            if facts.is_valid("components", component, *path):
+        declared = facts.declares(component)
+        for argument, table in declared.shipped.choices.items():
+            path = ("args", *argument.split("."))
+            if path[1] not in declared.own_arguments and facts.is_valid("components", component, *path):
                 for name, span in given_names(facts, component, path):
-                    yield from _checked(facts.code_of(component), ".".join(path[1:]), name, span, table)
+                    yield from _checked(facts.code_of(component), argument, name, span, table)
 
 
 def given_names(facts: Facts, component: str, path: KeyPath) -> Iterator[tuple[str, Span]]:

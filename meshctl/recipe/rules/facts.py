@@ -15,7 +15,7 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.allocation import allocation_of
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
-from meshctl.recipe.code.declarations import TRAINED_BY, Declarations
+from meshctl.recipe.code.declarations import Declarations
 from meshctl.recipe.code.group_code import GroupCode
 from meshctl.recipe.code.model_config import Config, config, config_of_name, model_types_in, sizes_in
 from meshctl.recipe.code.modules import Unread
@@ -274,8 +274,8 @@ class Facts:
     def trained_by(self, component: str) -> frozenset[str]:
         """Returns the methods of a component that are known to train it: those that its class declares,
         otherwise those whose text computes gradients."""
-        found, memory = self.class_of(component), self.declares(component).memory or {}
-        return frozenset(memory.get(TRAINED_BY, found.trains if found else ()))
+        found, stated = self.class_of(component), self.declares(component).shipped.trained_by
+        return frozenset((found.trains if found else ()) if stated is None else stated)
 
     def argument(self, component: str, path: KeyPath) -> Node | None:
         """Returns the value of an argument that a class declares; None if it is not given or unknown."""
@@ -337,21 +337,19 @@ class Facts:
         return rows
 
     def head(self, component: str) -> object:
-        """Returns the head that `MEMORY` of a component's class states; None if it is unknown."""
-        memory = self.declares(component).memory
-        stated = memory.get("head", "lm") if memory is not None else None
-        if not isinstance(stated, tuple):
-            return stated
-        if node := self.node("components", component, *stated):
+        """Returns the head of a component's model; None if it is unknown."""
+        if self.declares(component).shipped.trained_by is None:
+            return None
+        if node := self.node("components", component, "args", "head"):
             return node.value
         found = self.class_of(component)
-        return found.constructor.defaults.get(stated[-1]) if found and found.constructor else None
+        return found.constructor.defaults.get("head", "lm") if found and found.constructor else None
 
     def memory_argument(self, component: str, key: str) -> Node | None:
-        """Returns the value of the argument that `MEMORY` of a component's class names; None if it is not
-        given or unknown."""
-        stated = (self.declares(component).memory or {}).get(key)
-        return self.argument(component, stated) if isinstance(stated, tuple) else None
+        """Returns the value of an argument on which the bytes of a component depend; None if it is not given
+        or unknown."""
+        is_known = self.declares(component).shipped.trained_by is not None
+        return self.argument(component, ("args", key)) if is_known else None
 
     @property
     def sources(self) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -1,11 +1,7 @@
-"""MC450 and MC472: the bytes of each component's model on a rank, read from the recipe, from literals of the
-classes, and from configs or the headers of weight files on this machine.
+"""MC450 and MC472: the bytes of each component's model on a rank, read from the recipe, from facts about
+ready-made classes, and from configs or the headers of weight files on this machine.
 
-    class Trainer(Component):
-        MODEL = "args.model"                                             where the model is named
-        MEMORY = {"dtype": "args.dtype", "optimizer": "AdamW", ...}      what is allocated beside its weights
-
-`code/declarations.py` describes these literals. Bytes that are not known are unknown, with a reason.
+Bytes that are not known are unknown, with a reason.
 """
 
 from __future__ import annotations
@@ -19,7 +15,6 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.code.architectures import Values, parameters_of
-from meshctl.recipe.code.declarations import TRAINED_BY
 from meshctl.recipe.code.layouts import Layouts
 from meshctl.recipe.code.safetensors_headers import shapes_of
 from meshctl.recipe.code.tp_plans import LIBRARY
@@ -174,13 +169,12 @@ def _saved_models(facts: Facts) -> dict[str, Model]:
 
 
 def model_of(facts: Facts, component: Component) -> Model | None:
-    """Returns the model of a component; None if its class declares no `MEMORY`, or its layout is wrong.
+    """Returns the model of a component; None if the bytes of its class are unknown, or its layout is wrong.
     Raises `UnknownBytes` if its parameters are not known."""
     found, mesh = facts.class_of(component.name), facts.meshes.get(component.name)
-    if found is None or not found.is_component or found.declares.memory is None or mesh is None:
+    if found is None or not found.is_component or found.declares.shipped.trained_by is None or mesh is None:
         return None
-    declared = _Declared(facts, component, found.declares.memory)
-    training, head = declared.training(), declared.text("head", "lm")
+    training, head = _training(facts, component), _text(facts, component.name, "head", "lm")
     parameters = _parameters(facts, component.name, head, training.adapter)
     _check_mesh(mesh, parameters, found.declares.layouts)
     stages = _stages(facts, component.name, mesh, parameters)
@@ -194,7 +188,7 @@ def model_of(facts: Facts, component: Component) -> Model | None:
         mesh.size("cp"),
         mesh.ulysses_size,
         mesh.sequence_parallel,
-        DTYPE_BYTES.get(declared.text("compute_dtype", ""), 0),
+        DTYPE_BYTES.get(_text(facts, component.name, "compute_dtype", ""), 0),
         _experts_per_token(facts, component.name),
         mesh.size("pp"),
         mesh.vpp_size,
@@ -243,61 +237,45 @@ def _check_mesh(mesh: DeviceMesh, parameters: Sequence[Parameter], layouts: Layo
         raise UnknownBytes("how tp splits its parameters is not known")
 
 
-@dataclass(frozen=True)
-class _Declared:
-    """The values of a class's `MEMORY`, for one component."""
+def _value(facts: Facts, component: str, argument: str) -> Any:
+    """Returns the value of an argument, or its default. Raises `UnknownBytes` if it is not in the recipe."""
+    node, found = facts.node("components", component, "args", argument), facts.class_of(component)
+    if node is None:
+        return found.constructor.defaults.get(argument) if found and found.constructor else None
+    if node.from_environment or node.is_interpolated:
+        raise UnknownBytes(f"`args.{argument}` is known at launch only")
+    return plain(node)
 
-    facts: Facts
-    component: Component
-    memory: Mapping[str, Any]
 
-    def training(self) -> Training:
-        dtype = self.text("dtype", "float32")
-        if dtype not in DTYPE_BYTES:
-            raise UnknownBytes(f"`{dtype}` is not a dtype of weights")
-        options = self.value("optimizer_options")
-        return Training(
-            dtype,
-            self.text("optimizer", "AdamW"),
-            options if isinstance(options, dict) else {},
-            self._adapter(),
-            self._is_trained(),
-        )
+def _text(facts: Facts, component: str, argument: str, default: str) -> str:
+    value = _value(facts, component, argument)
+    return value if isinstance(value, str) else default
 
-    def value(self, key: str) -> Any:
-        """Returns the value of a key: that of the argument that it names, or the default of this argument.
-        Raises `UnknownBytes` for an argument whose value is not in the recipe."""
-        stated = self.memory.get(key)
-        if not (isinstance(stated, tuple) and stated[:1] == ("args",)):
-            return stated
-        node = self.facts.node("components", self.component.name, *stated)
-        if node is None:
-            found = self.facts.class_of(self.component.name)
-            signature = found.constructor if found else None
-            return signature.defaults.get(stated[1]) if signature and len(stated) == 2 else None
-        if node.from_environment or node.is_interpolated:
-            raise UnknownBytes(f"`{'.'.join(stated)}` is known at launch only")
-        return plain(node)
 
-    def text(self, key: str, default: str) -> str:
-        value = self.value(key)
-        return value if isinstance(value, str) else default
+def _training(facts: Facts, component: Component) -> Training:
+    """Returns how a component is trained. Raises `UnknownBytes` if an argument that decides it is unknown."""
+    name = component.name
+    dtype, options = _text(facts, name, "dtype", "float32"), _value(facts, name, "optimizer_options")
+    if dtype not in DTYPE_BYTES:
+        raise UnknownBytes(f"`{dtype}` is not a dtype of weights")
+    endpoints = facts.declares(name).shipped.trained_by or ()
+    calls = [one for one in facts.recipe.pipeline.values() if one.component == name]
+    return Training(
+        dtype,
+        _text(facts, name, "optimizer", "AdamW"),
+        options if isinstance(options, dict) else {},
+        _adapter(_value(facts, name, "lora")),
+        not component.frozen and any(one.method in endpoints for one in calls),
+    )
 
-    def _adapter(self) -> Adapter | None:
-        given = self.value("lora")
-        if not isinstance(given, dict):
-            return None
-        r, target = given.get("r", 8), given.get("target", ALL_LINEAR)
-        if type(r) is not int or r < 1 or not (target == ALL_LINEAR or isinstance(target, list)):
-            raise UnknownBytes("the `r` and the `target` of its adapter are not known")
-        return Adapter(r, () if target == ALL_LINEAR else tuple(map(str, target)))
 
-    def _is_trained(self) -> bool:
-        endpoints = self.memory.get(TRAINED_BY)
-        if self.component.frozen or endpoints is None:
-            return not self.component.frozen
-        calls = self.facts.recipe.pipeline.values()
-        return any(one.component == self.component.name and one.method in endpoints for one in calls)
+def _adapter(given: Any) -> Adapter | None:
+    if not isinstance(given, dict):
+        return None
+    r, target = given.get("r", 8), given.get("target", ALL_LINEAR)
+    if type(r) is not int or r < 1 or not (target == ALL_LINEAR or isinstance(target, list)):
+        raise UnknownBytes("the `r` and the `target` of its adapter are not known")
+    return Adapter(r, () if target == ALL_LINEAR else tuple(map(str, target)))
 
 
 def _parameters(facts: Facts, component: str, head: str, adapter: Adapter | None) -> list[Parameter]:
@@ -369,18 +347,18 @@ def _that_fit(facts: Facts, component: str, space: int) -> Iterator[str]:
     """Yields changes of a component, each of which alone reduces its bytes to at most `space`."""
     model = model_of(facts, facts.recipe.components[component])
     found = facts.class_of(component)
-    if model is None or found is None or found.declares.memory is None:
+    if model is None or found is None or found.constructor is None:
         return
     if found.declares.layouts.supports("fsdp"):
         yield from _layouts_that_fit(model, facts.meshes[component].data_size, space)
-    is_argument = {key: isinstance(item, tuple) for key, item in found.declares.memory.items()}
+    arguments = found.constructor.keywords
     training = model.training
     is_whole = training.is_trained and training.adapter is None
     short = replace(model, training=replace(training, dtype="bfloat16"))
-    if is_argument.get("dtype") and not is_whole and training.dtype == "float32" and _fits(short, space):
+    if "dtype" in arguments and not is_whole and training.dtype == "float32" and _fits(short, space):
         yield "dtype: bfloat16"
     adapted = replace(model, training=replace(training, adapter=Adapter(PROPOSED_RANK)))
-    if is_argument.get("lora") and is_whole and _fits(adapted, space):
+    if "lora" in arguments and is_whole and _fits(adapted, space):
         yield f"lora: {{r: {PROPOSED_RANK}}}"
 
 
@@ -417,14 +395,13 @@ def updates_are_not_rounded_away(facts: Facts) -> Iterator[Diagnostic]:
     """Weights that an optimizer of torch changes are stored in more than 16 bits."""
     for name in dict.fromkeys(stage.component for stage in facts.recipe.pipeline.values()):
         dtype, optimizer = (facts.memory_argument(name, key) for key in ("dtype", "optimizer"))
-        memory = facts.declares(name).memory or {}
+        trained_by = facts.declares(name).shipped.trained_by or ()
         is_own = optimizer and "." in str(optimizer.value) and not str(optimizer.value).startswith("torch.")
         calls = [one for one in facts.recipe.pipeline.values() if one.component == name]
-        trains = any(one.kind == "call" and one.method in memory.get(TRAINED_BY, ()) for one in calls)
+        trains = any(one.kind == "call" and one.method in trained_by for one in calls)
         if dtype is None or dtype.value not in SHORT or not trains or is_own:
             continue
         if facts.memory_argument(name, "lora") is None:
             message = f"`{name}` trains weights in {dtype.value}, which rounds most small updates away"
             help = "leave it out, and compute in 16 bits: compute_dtype: bfloat16"
-            help = help if isinstance(memory.get("compute_dtype"), tuple) else "store them in float32"
             yield Diagnostic("MC472", message, dtype.span, help=help, severity="warning")

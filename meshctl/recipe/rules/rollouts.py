@@ -4,8 +4,7 @@ need.
     loss `ppo`, whose function has the parameter `advantages`
       --advantage `gae`, whose function has the parameter `values`--> the update needs a column `values`
 
-A class declares in `RETURNS` the columns of its endpoints, and in `ROLLOUT` the arguments of sampling and of
-learning, and which inputs of its losses it computes itself. If the columns of one stage before the update are
+A class declares in `RETURNS` the columns of its endpoints. If the columns of one stage before the update are
 unknown, nothing is reported. The options of a function are its keyword-only parameters. An advantage compares
 the answers to one prompt if it has the parameter `group_index`.
 """
@@ -18,7 +17,6 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.declarations import TRAINED_BY
 from meshctl.recipe.code.functions import Parameters, parameters_of
 from meshctl.recipe.code.layouts import KeyPath
 from meshctl.recipe.code.model_config import POSITIONS
@@ -74,14 +72,13 @@ def _sizes(facts: Facts, one: str, other: str) -> Iterator[Difference]:
 def groups_have_several_answers(facts: Facts) -> Iterator[Diagnostic]:
     """A sampler gives several answers to a prompt where an advantage compares them."""
     for stage, sampler in _sampled(facts):
-        memory = facts.declares(stage.component).memory or {}
-        size = value_of(facts, sampler, facts.declares(sampler).rollout.group_size)
+        size, trained_by = value_of(facts, sampler, "group_size"), facts.trained_by(stage.component)
         advantage = advantage_of(facts, stage.component)
         if size is None or size[0] != 1 or advantage is None:
             continue
         name, path, at = advantage
         code = facts.code_of(stage.component)
-        if stage.method in memory.get(TRAINED_BY, [stage.method]) and GROUP in _inputs(code, path):
+        if stage.method in trained_by and GROUP in _inputs(code, path):
             compares = f"advantage `{name}` of `{stage.component}` compares the answers to one prompt"
             message = f"{compares}, but `group_size` of `{sampler}` is 1"
             seconds = (at.with_word(f"the advantage is `{name}`"),)
@@ -99,8 +96,9 @@ def temperatures_are_equal(facts: Facts) -> Iterator[Diagnostic]:
     reported: set[str] = set()
     for stage, sampler in _sampled(facts):
         component = stage.component
-        sampled = value_of(facts, sampler, facts.declares(sampler).rollout.temperature)
-        own = value_of(facts, component, facts.declares(component).rollout.temperature)
+        sampled = value_of(facts, sampler, "temperature")
+        learns = facts.declares(component).shipped.learns
+        own = value_of(facts, component, "temperature") if learns else None
         is_score = facts.head(component) == "score"
         if sampled is None or own is None or sampled[0] == own[0] or is_score or component in reported:
             continue
@@ -122,44 +120,40 @@ def _sampled(facts: Facts) -> Iterator[tuple[Stage, str]]:
             if source is None or source.name in seen:
                 continue
             seen.add(source.name)
-            if facts.declares(source.component).rollout.group_size:
-                if not facts.declares(stage.component).rollout.group_size:
+            if facts.declares(source.component).shipped.samples:
+                if not facts.declares(stage.component).shipped.samples:
                     yield stage, source.component
             else:
                 waiting += source.takes
 
 
-def value_of(facts: Facts, component: str, path: KeyPath) -> tuple[object, Span] | None:
+def value_of(facts: Facts, component: str, argument: str) -> tuple[object, Span] | None:
     """Returns the value of an argument, or its default, and its place; None if it is unknown."""
-    if not path:
-        return None
-    if facts.node("components", component, *path) is not None:
-        node = facts.argument(component, path)
+    if facts.node("components", component, "args", argument) is not None:
+        node = facts.argument(component, ("args", argument))
         return (plain(node), node.span) if node else None
     found = facts.class_of(component)
     defaults = found.constructor.defaults if found and found.constructor else {}
-    return (defaults[path[-1]], facts.key("components", component)) if path[-1] in defaults else None
+    return (defaults[argument], facts.key("components", component)) if argument in defaults else None
 
 
 def loss_of(facts: Facts, component: str) -> tuple[str, str, Span] | None:
     """Returns name, dotted path and place of the loss of a component; None if it is unknown."""
-    declared = facts.declares(component)
-    chosen, table = (
-        value_of(facts, component, declared.rollout.loss),
-        declared.choices.get(declared.rollout.loss, ""),
-    )
+    shipped = facts.declares(component).shipped
+    chosen = value_of(facts, component, "loss") if shipped.learns else None
     if chosen is None or not isinstance(chosen[0], str):
         return None
-    entries = entries_in(facts.code_of(component), table) if table else {}
+    entries = entries_in(facts.code_of(component), shipped.choices["loss"])
     return chosen[0], entries.get(chosen[0], chosen[0]), chosen[1]
 
 
 def advantage_of(facts: Facts, component: str) -> tuple[str, str, Span] | None:
     """Returns name, dotted path and place of the advantage that a component uses; None if it is unknown."""
-    declared, code = facts.declares(component).rollout, facts.code_of(component)
-    chosen, loss = (value_of(facts, component, path) for path in (declared.advantage, declared.loss))
-    if chosen is not None and not chosen[0] and loss is not None and declared.advantages:
-        chosen = entries_in(code, declared.advantages).get(str(loss[0]), ""), loss[1]
+    if not facts.declares(component).shipped.learns:
+        return None
+    chosen, loss = (value_of(facts, component, argument) for argument in ("advantage", "loss"))
+    if chosen is not None and not chosen[0] and loss is not None:
+        chosen = entries_in(facts.code_of(component), DEFAULTS).get(str(loss[0]), ""), loss[1]
     if chosen is None or not isinstance(chosen[0], str) or not chosen[0]:
         return None
     return chosen[0], table_of(facts, component).get(chosen[0], chosen[0]), chosen[1]
@@ -167,8 +161,7 @@ def advantage_of(facts: Facts, component: str) -> tuple[str, str, Span] | None:
 
 def table_of(facts: Facts, component: str) -> dict[str, str]:
     """Returns name -> dotted path of the advantages that a component can name."""
-    declared = facts.declares(component)
-    table = declared.choices.get(declared.rollout.advantage, "")
+    table = facts.declares(component).shipped.choices.get("advantage", "")
     return entries_in(facts.code_of(component), table) if table else {}
 
 
@@ -184,6 +177,18 @@ def _inputs(code: Sources, path: str) -> tuple[str, ...]:
     return found.required if found else ()
 
 
+DEFAULTS = "meshctl.losses.advantages.DEFAULTS"
+"""The table from a loss to its advantage, where none is given."""
+SWITCHES, PROVIDERS = "meshctl.losses.loss.SWITCHES", "meshctl.losses.loss.PROVIDERS"
+"""The tables of the optional inputs that options require, and of what provides an input."""
+COMPUTED = (
+    "meshctl.hf.outputs.INPUTS",
+    "meshctl.hf.estimates.OWN_INPUTS",
+    "meshctl.hf.loss_inputs.AT_IDS",
+)
+"""The tables with the inputs of losses that a model computes."""
+ESTIMATES = ("advantages", "returns")
+"""The inputs of a loss that the advantage computes."""
 REWARDS = "meshctl.rewards.functions.FUNCTIONS"
 """The table of functions whose parameters are columns of the samples."""
 RENAMED = ("args", "columns")
@@ -210,11 +215,10 @@ def inputs_are_given(facts: Facts) -> Iterator[Diagnostic]:
     """The stages before an update return the columns that its loss needs."""
     for stage in facts.recipe.pipeline.values():
         component = stage.component
-        if stage.kind != "call" or not facts.declares(component).rollout.computes:
+        if stage.kind != "call" or not facts.declares(component).shipped.learns:
             continue
-        trained_by = (facts.declares(component).memory or {}).get(TRAINED_BY, ())
         found = facts.class_of(component)
-        if stage.method not in trained_by or found is None or "ROLLOUT" in found.overridden:
+        if stage.method not in facts.trained_by(component) or found is None or found.overrides_shipped:
             continue
         columns = _inputs_of(facts, stage, frozenset())
         if columns is not None:
@@ -225,8 +229,9 @@ def rewards_are_computable(facts: Facts) -> Iterator[Diagnostic]:
     """The stages before a reward return the columns that its functions need."""
     for stage in facts.recipe.pipeline.values():
         component, found = stage.component, facts.class_of(stage.component)
-        paths = [path for path, table in facts.declares(component).choices.items() if table == REWARDS]
-        if not paths or stage.method != "score" or found is None or "RETURNS" in found.overridden:
+        choices = facts.declares(component).shipped.choices.items()
+        paths = [("args", argument) for argument, table in choices if table == REWARDS]
+        if not paths or stage.method != "score" or found is None or found.overrides_returns:
             continue
         columns, code = _inputs_of(facts, stage, frozenset()), facts.code_of(component)
         given = facts.node("components", component, *RENAMED)
@@ -258,8 +263,7 @@ def _help(facts: Facts, stage: Stage, column: str) -> str:
     if producers:
         taken = ", ".join((*stage.takes, producers[0]))
         return f"take `{producers[0]}` too: in: [{taken}]"
-    table = facts.declares(stage.component).rollout.providers
-    provider = entries_in(facts.code_of(stage.component), table).get(column, "") if table else ""
+    provider = entries_in(facts.code_of(stage.component), PROVIDERS).get(column, "")
     return f"`{column}` comes from {provider}" if provider else ""
 
 
@@ -306,7 +310,7 @@ def own_columns(facts: Facts, stage: Stage) -> frozenset[str] | None:
     component, found = stage.component, facts.class_of(stage.component)
     returned = facts.declares(component).returns.get(stage.method) if stage.kind == "call" else None
     is_valid = facts.is_valid("pipeline", stage.name) and facts.is_valid("components", component, "args")
-    if returned is None or found is None or "RETURNS" in found.overridden or not is_valid:
+    if returned is None or found is None or found.overrides_returns or not is_valid:
         return None
     names = [*returned.names]
     for path in returned.listed_by:
@@ -334,25 +338,25 @@ def _is_given(facts: Facts, component: str, path: KeyPath) -> bool | None:
 def _needed(facts: Facts, component: str, columns: frozenset[str]) -> Iterator[Needed]:
     """Yields what the loss of a component and its advantage need and do not get from `columns`; nothing for a
     loss that is unknown."""
-    declared, chosen = facts.declares(component).rollout, loss_of(facts, component)
+    chosen = loss_of(facts, component)
     if chosen is None:
         return
     loss, path, span = chosen
-    missing = _missing(facts, component, path, declared.loss_options, columns)
-    estimated = tuple(name for name in missing if name in declared.estimates)
+    missing = _missing(facts, component, path, "loss_options", columns)
+    estimated = tuple(name for name in missing if name in ESTIMATES)
     if others := tuple(name for name in missing if name not in estimated):
         yield Needed(f"loss `{loss}`", others, span)
     advantage = advantage_of(facts, component) if estimated else None
     if advantage is not None:
         name, path, at = advantage
-        if missing := _missing(facts, component, path, declared.advantage_options, columns):
+        if missing := _missing(facts, component, path, "advantage_options", columns):
             yield Needed(f"advantage `{name}`", missing, at)
-    elif estimated and value_of(facts, component, declared.advantage) is not None:
+    elif estimated and value_of(facts, component, "advantage") is not None:
         yield Needed(f"loss `{loss}`", estimated, span)
 
 
 def _missing(
-    facts: Facts, component: str, function: str, options: KeyPath, columns: frozenset[str]
+    facts: Facts, component: str, function: str, options: str, columns: frozenset[str]
 ) -> tuple[str, ...]:
     """Returns the inputs that a function needs, and that are neither columns nor computed by the model."""
     parameters = parameters_of(facts.code_of(component), function)
@@ -364,15 +368,15 @@ def _missing(
     )
 
 
-def _switched_on(facts: Facts, component: str, parameters: Parameters, options: KeyPath) -> Iterator[str]:
+def _switched_on(facts: Facts, component: str, parameters: Parameters, options: str) -> Iterator[str]:
     """Yields the optional inputs that options require."""
-    declared, given = facts.declares(component).rollout, dict[str, Any]()
-    if options and facts.node("components", component, *options) is not None:
-        node = facts.argument(component, options)
+    given: dict[str, Any] = {}
+    if facts.node("components", component, "args", options) is not None:
+        node = facts.argument(component, ("args", options))
         if node is None or not node.is_mapping:
             return
         given = plain(node)
-    switches = literal_in(facts.code_of(component), declared.switches) if declared.switches else None
+    switches = literal_in(facts.code_of(component), SWITCHES)
     chosen = {**parameters.options, **given}
     for name in parameters.optional:
         needs = switches.get(name, {}) if isinstance(switches, Mapping) else {}
@@ -387,8 +391,7 @@ def _is_on(value: Any, values: tuple[str, ...]) -> bool:
 
 
 def _is_computed(facts: Facts, component: str, name: str, columns: frozenset[str]) -> bool:
-    declared, code = facts.declares(component).rollout, facts.code_of(component)
-    tables = [names_in(code, table) for table in declared.computes]
+    tables = [names_in(facts.code_of(component), table) for table in COMPUTED]
     if not all(tables):
         return True
     computed = {one for table in tables for one in table}
@@ -398,7 +401,7 @@ def _is_computed(facts: Facts, component: str, name: str, columns: frozenset[str
         return False  # the model has pairs in place of single texts, or the other way round
     if name in computed:
         return True
-    has_reference = bool(declared.reference) and _is_given(facts, component, declared.reference) is not False
+    has_reference = _is_given(facts, component, ("args", "lora")) is not False
     return has_reference and name.startswith(REFERENCE) and name.removeprefix(REFERENCE) in computed
 
 
@@ -418,19 +421,18 @@ def columns_come_once(facts: Facts) -> Iterator[Diagnostic]:
 def options_exist(facts: Facts) -> Iterator[Diagnostic]:
     """The functions of the loss and of its advantage have the options that the recipe sets."""
     for component in facts.recipe.components:
-        declared = facts.declares(component).rollout
         if loss := loss_of(facts, component):
-            yield from _checked(facts, component, "loss", loss[:2], declared.loss_options)
+            yield from _checked(facts, component, "loss", loss[:2], "loss_options")
         if advantage := advantage_of(facts, component):
-            yield from _checked(facts, component, "advantage", advantage[:2], declared.advantage_options)
+            yield from _checked(facts, component, "advantage", advantage[:2], "advantage_options")
 
 
 def _checked(
-    facts: Facts, component: str, kind: str, function: tuple[str, str], options: KeyPath
+    facts: Facts, component: str, kind: str, function: tuple[str, str], options: str
 ) -> Iterator[Diagnostic]:
     """Checks the options of a function, given as (its name, its dotted path)."""
     name, path = function
-    given = facts.argument(component, options) if options else None
+    given = facts.argument(component, ("args", options))
     parameters = parameters_of(facts.code_of(component), path)
     if given is None or not given.is_mapping or parameters is None:
         return

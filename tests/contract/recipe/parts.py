@@ -11,7 +11,7 @@ import builtins
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,13 +93,3 @@ class Trainer(Component):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.weight, self.momentum, self.updates = state["weight"], state["momentum"], state["updates"]
-
-
-class Model(Trainer):
-    """A trainer whose class declares a model. It is read as text and never launched."""
-
-    MODEL = "args.model"
-    MEMORY: ClassVar = {"dtype": "bfloat16", "optimizer": "AdamW", "trained_by": ("update",)}
-
-    def __init__(self, model: dict[str, Any]) -> None:
-        self.model = model
