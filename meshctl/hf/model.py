@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from meshctl.argument_limits import check_arguments
-from meshctl.hf import columns, estimates, micro_batches, peft_api, transformers_api, weights
+from meshctl.hf import checks, columns, estimates, micro_batches, peft_api, transformers_api, weights
 from meshctl.hf.borders import check_borders
 from meshctl.hf.building import Build, build
-from meshctl.hf.checks import MODEL
 from meshctl.hf.chunked_head import ChunkedHead
 from meshctl.hf.context_parallel import ContextParallel, DividedOutputs
 from meshctl.hf.dtypes import dtype_of
@@ -158,7 +157,7 @@ class Model(StoredModel):
         split: how pipeline stages divide the layers: by `count`, by `cost` (with the head), or the number of
             layers of each stage.
         """
-        check_arguments(MODEL, locals(), ModelError)
+        check_arguments(checks.MODEL, locals(), ModelError)
         if head not in HEADS:
             raise ModelError(f"`head` is {' or '.join(HEADS)}, not `{head}`")
         self.model, self.head, self.config = model, head, dict(config or {})
