@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
-from meshctl.recipe.code.declarations import declarations_of
-from meshctl.recipe.code.layouts import LAYOUT_DIMS, SEQUENCE, Layouts
+from meshctl.recipe.code.declarations import LAYOUT_DIMS, SEQUENCE, Layouts, declarations_of
 
 DECLARED = Path(__file__).parents[1] / "meshctl" / "hf" / "model.py"
 NOT_TESTED = "not tested"

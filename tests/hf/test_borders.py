@@ -13,8 +13,8 @@ from meshctl.hf import Model
 from meshctl.hf.errors import ModelError
 from meshctl.hf.shared_prompts import SharedPrompts
 from meshctl.hf.texts import Texts
-from meshctl.recipe.code.attention import has_state, masks_borders
 from meshctl.recipe.code.modules import Sources, Unread
+from meshctl.recipe.code.transformers_plans import has_state, masks_borders
 from meshctl.runtime.batch.batch import Batch, Ragged
 from tests.hf.tiny_models import NotBuilt, config_of, model_of
 

@@ -11,12 +11,18 @@ from collections.abc import Iterator
 from math import prod
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.attention import has_state, is_divisible, masks_borders
-from meshctl.recipe.code.layouts import SEQUENCE
+from meshctl.recipe.code.declarations import SEQUENCE
 from meshctl.recipe.code.model_config import layer_types, model_types_in, sizes_in
 from meshctl.recipe.code.modules import Sources, Unread
-from meshctl.recipe.code.names import names_in
-from meshctl.recipe.code.tp_plans import EP_PLAN, divides_layers, plan_of
+from meshctl.recipe.code.tables import names_in
+from meshctl.recipe.code.transformers_plans import (
+    EP_PLAN,
+    divides_layers,
+    has_state,
+    is_divisible,
+    masks_borders,
+    plan_of,
+)
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.meshes import sizes_of
 from meshctl.recipe.rules.facts import Facts

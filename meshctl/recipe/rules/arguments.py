@@ -15,8 +15,8 @@ from typing import Any
 from meshctl.argument_limits import ALWAYS, NO_FACTS, UNKNOWN, Problem, Shipped
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.code.classes import Class, Code
-from meshctl.recipe.code.names import names_in, wrong_path
 from meshctl.recipe.code.signatures import Hint, Signature
+from meshctl.recipe.code.tables import names_in, wrong_path
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node, leaves, plain
 from meshctl.recipe.fields import COMPONENT
 from meshctl.recipe.fixes import renamed

@@ -10,8 +10,8 @@ from pathlib import Path
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.package import install_command, missing_libraries, outdated_libraries
 from meshctl.recipe.code.classes import Class, Code, Found, NoClass, NotFound
-from meshctl.recipe.code.extras import extras_of
 from meshctl.recipe.code.modules import Unread
+from meshctl.recipe.code.tables import extras_of
 from meshctl.recipe.compose.folders import files
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.fixes import meant, renamed

@@ -11,8 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.code.data_files import FirstRow, Found, files_nearby, find, first_row
-from meshctl.recipe.code.tokenizers import Tokenizer, token_count, tokenizer
+from meshctl.recipe.code.files import (
+    FirstRow,
+    Found,
+    Tokenizer,
+    files_nearby,
+    find,
+    first_row,
+    token_count,
+    tokenizer,
+)
 from meshctl.recipe.compose.folders import is_file
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.rules.facts import Facts, named_by, once, texts_listed_by

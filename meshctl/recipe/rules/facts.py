@@ -19,8 +19,8 @@ from meshctl.recipe.code.declarations import Declarations
 from meshctl.recipe.code.group_code import GroupCode
 from meshctl.recipe.code.model_config import Config, config, config_of_name, model_types_in, sizes_in
 from meshctl.recipe.code.modules import Unread
-from meshctl.recipe.code.names import names_in
-from meshctl.recipe.code.tp_plans import Plan, plan_of
+from meshctl.recipe.code.tables import names_in
+from meshctl.recipe.code.transformers_plans import Plan, plan_of
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node, merge, plain
 from meshctl.recipe.meshes import NoMesh, mesh_of
 from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage, stage_path

@@ -15,9 +15,9 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.code.architectures import Values, parameters_of
-from meshctl.recipe.code.layouts import Layouts
-from meshctl.recipe.code.safetensors_headers import shapes_of
-from meshctl.recipe.code.tp_plans import LIBRARY
+from meshctl.recipe.code.declarations import Layouts
+from meshctl.recipe.code.files import shapes_of
+from meshctl.recipe.code.transformers_plans import LIBRARY
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.meshes import sizes_of
 from meshctl.recipe.model import Component, Stage

@@ -14,10 +14,10 @@ from math import lcm, prod
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.layouts import LAYOUT_DIMS, SEQUENCE, Layouts
+from meshctl.recipe.code.declarations import LAYOUT_DIMS, SEQUENCE, Layouts
 from meshctl.recipe.code.model_config import model_types_in
 from meshctl.recipe.code.modules import Unread
-from meshctl.recipe.code.tp_plans import PP_PARTS, PP_PLAN, plan_of
+from meshctl.recipe.code.transformers_plans import PP_PARTS, PP_PLAN, plan_of
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.meshes import NoMesh, sizes_of
 from meshctl.recipe.model import Component, Sizes

@@ -17,11 +17,10 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.functions import Parameters, parameters_of
-from meshctl.recipe.code.layouts import KeyPath
+from meshctl.recipe.code.declarations import KeyPath
 from meshctl.recipe.code.model_config import POSITIONS
 from meshctl.recipe.code.modules import Sources
-from meshctl.recipe.code.names import entries_in, literal_in, names_in
+from meshctl.recipe.code.tables import Parameters, entries_in, literal_in, names_in, parameters_of
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Stage

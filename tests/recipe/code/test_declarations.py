@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from meshctl.recipe.code.classes import Class, Code
-from meshctl.recipe.code.layouts import Layouts
+from meshctl.recipe.code.declarations import Layouts
 
 DECLARED = """
     from typing import ClassVar

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.recipe.code.safetensors_headers import FILE, INDEX, shapes_of
+from meshctl.recipe.code.files import FILE, INDEX, shapes_of
 
 COMMIT = "0123abcd"
 

@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 from meshctl.recipe.code.modules import Sources, Unread
-from meshctl.recipe.code.tp_plans import EP_PLAN, plan_of
+from meshctl.recipe.code.transformers_plans import EP_PLAN, plan_of
 
 SOURCE = {
     "models/auto/auto_mappings.py": """

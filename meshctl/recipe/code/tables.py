@@ -1,0 +1,247 @@
+"""Reads as text the tables and functions that arguments name, and the extras of meshctl that they need.
+
+A table at a dotted path is one of these:
+
+    LOSSES = {"dpo": "losses.dpo"}                a mapping, whose keys are the names
+    STYLES = ("colwise", "rowwise")               a list, a tuple or a set of names
+    class Schedule(Enum): LINEAR = "linear"       a class, whose values are the names
+    torch.optim                                   a module: the classes that it binds
+
+    def grpo(logprobs, advantages, ref_logprobs=None, *, kl=0.0)
+             required inputs       optional inputs       options
+
+A function may also be a `functools.partial` of such a function. A class, or the module of a function, states
+the extras with its libraries as `EXTRA = "rewards"`, or as a list.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meshctl.argument_limits import value_of
+from meshctl.dataclass import dataclass
+from meshctl.recipe.code.declarations import Declarations, declarations_of, literal
+from meshctl.recipe.code.modules import Module, Sources, dotted_name
+from meshctl.recipe.code.signatures import Hint, hint_of
+from meshctl.recipe.compose.folders import files
+
+
+def names_in(sources: Sources, table: str) -> tuple[str, ...]:
+    """Returns the names in the table at a dotted path; none if they cannot be read."""
+    module = sources.module(table)
+    if isinstance(module, Module):
+        return tuple(name for name in _names_of_module(module) if name[0].isupper())
+    owner, _, name = table.rpartition(".")
+    module = sources.module(owner)
+    statement = module.names.get(name) if isinstance(module, Module) else None
+    values = _values(statement)
+    names = [one.value for one in values if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    return tuple(names) if len(names) == len(values) else ()
+
+
+def entries_in(sources: Sources, table: str) -> dict[str, str]:
+    """Returns the entries of the mapping at a dotted path whose keys and values are texts; none if it cannot
+    be read."""
+    owner, _, name = table.rpartition(".")
+    module = None if isinstance(sources.module(table), Module) else sources.module(owner)
+    statement = module.names.get(name) if isinstance(module, Module) else None
+    value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+    pairs = zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else ()
+    return {
+        str(key.value): text.value
+        for key, text in pairs
+        if isinstance(key, ast.Constant) and isinstance(text, ast.Constant) and isinstance(text.value, str)
+    }
+
+
+def literal_in(sources: Sources, table: str) -> Any:
+    """Returns the value at a dotted path, if it is a literal; otherwise None."""
+    owner, _, name = table.rpartition(".")
+    module = sources.module(owner)
+    statement = module.names.get(name) if isinstance(module, Module) else None
+    value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+    return literal(value)
+
+
+class WrongPath(NamedTuple):
+    """The reason why nothing can be imported from a dotted path."""
+
+    reason: str
+    word: str
+    """The wrong word of the path."""
+    options: tuple[str, ...]
+    """Words that can be in its place."""
+
+
+def wrong_path(sources: Sources, dotted: str) -> WrongPath | None:
+    """Returns what is wrong with a dotted path; None if something can, or may, be imported from it."""
+    owner, _, name = dotted.rpartition(".")
+    module = sources.module(owner)
+    if module is None:
+        return _missing_module(sources, owner)
+    names = _names_of_module(module) if isinstance(module, Module) else ()
+    if not isinstance(module, Module) or not names or _has_name(module, name):
+        return None
+    return WrongPath(f"module `{owner}` has no `{name}`", name, names)
+
+
+def _missing_module(sources: Sources, owner: str) -> WrongPath | None:
+    """Returns None if the first part of a path exists, because the next one may be a class, and for a library
+    that may be installed elsewhere."""
+    first = owner.partition(".")[0]
+    is_path = all(part.isidentifier() for part in owner.split("."))
+    if not is_path or sources.is_library(owner) or sources.first_missing(owner) != first:
+        return None
+    own = tuple(file.stem for folder in sources.own for file in files(Path(folder), ".py"))
+    return WrongPath(f"module `{first}` does not exist", first, own)
+
+
+def _names_of_module(module: Module) -> tuple[str, ...]:
+    """Returns the public names that a module binds; none if it may bind others."""
+    if module.stars or "__getattr__" in module.names:
+        return ()
+    return tuple(name for name in module.names if not name.startswith("_"))
+
+
+def _has_name(module: Module, name: str) -> bool:
+    """Returns whether a name is bound or used anywhere in a module."""
+    attributes = ("id", "name", "asname")
+    return any(
+        getattr(node, attribute, None) == name for node in ast.walk(module.tree) for attribute in attributes
+    )
+
+
+def _values(statement: ast.stmt | None) -> list[ast.expr | None]:
+    """Returns the expressions of the names in a table."""
+    if isinstance(statement, ast.ClassDef):
+        return [one.value for one in statement.body if isinstance(one, (ast.Assign, ast.AnnAssign))]
+    value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+    if isinstance(value, ast.Dict):
+        return list(value.keys)
+    return list(value.elts) if isinstance(value, (ast.List, ast.Tuple, ast.Set)) else []
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a function."""
+
+    required: tuple[str, ...] = ()
+    """The positional parameters without a default."""
+    optional: tuple[str, ...] = ()
+    """The positional parameters with a default."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword-only parameter -> its default, for those whose default is a literal."""
+    keywords: tuple[str, ...] = ()
+    """The names of all keyword-only parameters."""
+    hints: Mapping[str, Hint] = field(default_factory=dict)
+    """Keyword-only parameter -> the values that its annotation allows, if it is simple."""
+
+
+def parameters_of(sources: Sources, function: str) -> Parameters | None:
+    """Returns the parameters of the function at a dotted path; None if it cannot be read."""
+    found = sources.follow(function)
+    if not isinstance(found, str):
+        return _parameters(sources, *found)
+    owner, _, name = found.rpartition(".")
+    module = sources.module(owner)
+    statement = module.names.get(name) if isinstance(module, Module) else None
+    if not isinstance(module, Module) or not isinstance(statement, ast.Assign):
+        return None
+    return _of_partial(sources, module, statement.value)
+
+
+def _parameters(sources: Sources, module: Module, definition: ast.stmt) -> Parameters | None:
+    if not isinstance(definition, ast.FunctionDef):
+        return None
+    arguments = definition.args
+    positional = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
+    required = len(positional) - len(arguments.defaults)
+    options = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    annotations = {one.arg: _spelled_out(sources, module, one.annotation) for one in arguments.kwonlyargs}
+    meaning = partial(sources.meaning, module)
+    hints = {name: hint for name, one in annotations.items() if (hint := hint_of(one, meaning))}
+    return Parameters(
+        tuple(positional[:required]),
+        tuple(positional[required:]),
+        {one.arg: default.value for one, default in options if isinstance(default, ast.Constant)},
+        tuple(one.arg for one in arguments.kwonlyargs),
+        hints,
+    )
+
+
+def _spelled_out(sources: Sources, module: Module, annotation: ast.expr | None) -> ast.expr | None:
+    """Returns an annotation; for a name of the module or of its package, such as `Mode = Literal["a", "b"]`,
+    what the name is assigned."""
+    if not isinstance(annotation, ast.Name):
+        return annotation
+    statement = module.names.get(annotation.id)
+    if isinstance(statement, ast.ImportFrom):
+        path = sources.meaning(module, annotation.id) or ""
+        is_near = path.partition(".")[0] == module.name.partition(".")[0]
+        owner = sources.module(path.rpartition(".")[0]) if is_near else None
+        statement = owner.names.get(path.rpartition(".")[2]) if isinstance(owner, Module) else None
+    return statement.value if isinstance(statement, ast.Assign) else annotation
+
+
+def _path(sources: Sources, module: Module, name: str) -> str | None:
+    if isinstance(module.names.get(name), ast.FunctionDef):
+        return f"{module.name}.{name}"
+    return sources.absolute(module, name)
+
+
+def _of_partial(sources: Sources, module: Module, value: ast.expr) -> Parameters | None:
+    """Returns the parameters that `partial(function, ...)` leaves; None for other expressions."""
+    if not isinstance(value, ast.Call) or not value.args:
+        return None
+    function, *bound = value.args
+    names = [dotted_name(one) for one in (value.func, function)]
+    paths = [_path(sources, module, name) if name else None for name in names]
+    keywords = {one.arg: one.value for one in value.keywords}
+    if paths[0] != "functools.partial" or not paths[1] or None in keywords:
+        return None
+    found = sources.follow(paths[1])
+    whole = None if isinstance(found, str) else _parameters(sources, *found)
+    if whole is None or any(isinstance(one, ast.Starred) for one in bound):
+        return None
+    literals = {name: one.value for name, one in keywords.items() if isinstance(one, ast.Constant)}
+    options = {name: default for name, default in whole.options.items() if name not in keywords}
+    return replace(
+        whole,
+        required=tuple(name for name in whole.required[len(bound) :] if name not in keywords),
+        options={**options, **{str(name): one for name, one in literals.items()}},
+        keywords=tuple(dict.fromkeys((*whole.keywords, *map(str, keywords)))),
+    )
+
+
+def extras_of(sources: Sources, declared: Declarations, args: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the extras that a component with these declarations and arguments needs."""
+    paths = [
+        name if "." in name else entries_in(sources, table).get(name, "")
+        for argument, table in declared.shipped.choices.items()
+        for name in _names(args, argument)
+    ]
+    named = [extra for path in paths for extra in _of_module(sources, path)]
+    return tuple(dict.fromkeys((*declared.extra, *named)))
+
+
+def _names(args: Mapping[str, Any], argument: str) -> Iterator[str]:
+    """Yields the names in an argument: a text, or the keys of a mapping."""
+    value = value_of(args, argument)
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from map(str, value)
+
+
+def _of_module(sources: Sources, path: str) -> tuple[str, ...]:
+    """Returns the extras that the module of a function declares."""
+    owner = path.rpartition(".")[0]
+    module = sources.module(owner) if owner and "$" not in owner else None
+    statement = module.names.get("EXTRA") if isinstance(module, Module) else None
+    value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+    return declarations_of({"EXTRA": value}).extra
