@@ -110,7 +110,7 @@ def test_a_bad_row_is_named_with_its_line(tmp_path: Path, row: dict[str, Any], e
     ("options", "expected"),
     [
         ({"over_length": "truncate"}, "`over_length: truncate` is not one of error, drop"),
-        ({"max_prompt_tokens": 1}, "`max_prompt_tokens` is at least 2, not 1"),
+        ({"max_prompt_tokens": 1}, "`max_prompt_tokens` is 1; it must be at least 2"),
         ({"keep": ["prompt"]}, "`keep` names `prompt`, which is a column already"),
     ],
 )

@@ -366,7 +366,7 @@ def test_a_kept_value_of_another_type_is_named(tmp_path: Path) -> None:
         (Text, {"over_length": "cut"}, "`over_length: cut` is not one of error, truncate, drop, split"),
         (Chat, {"over_length": "split"}, "is not one of error, truncate, drop$"),
         (Text, {"pack": True}, "`pack` needs `max_length`"),
-        (Text, {"max_length": 1}, "`max_length` is at least 2, not 1"),
+        (Text, {"max_length": 1}, "`max_length` is 1; it must be at least 2"),
         (Pairs, {"pack": True, "max_length": 9}, "pairs are not packed"),
         (Chat, {"learn": "user"}, "`learn: user` is not one of assistant, last, all"),
         (Text, {"pack": True, "max_length": 9, "keep": ["n"]}, "`pack` and `keep` exclude each other"),

@@ -256,7 +256,7 @@ def longer(rewards: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"temperature": 0}, "`temperature` is above 0, not 0"),
+        ({"temperature": 0}, "`temperature` is 0; it must be above 0"),
         ({"parity": "warning"}, "`parity` is warn or error or off, not `warning`"),
         ({"loss": "grpo", "advantage": "gea"}, "advantage `gea` does not exist, did you mean `gae`"),
         ({"loss": "ppo", "advantage_options": {"lambda": 1}}, "advantage `gae` has no option `lambda`"),

@@ -309,7 +309,7 @@ def test_weights_with_an_unknown_name_or_shape_are_refused() -> None:
             "constant_with_warmup has no option `warmup_ratio`",
         ),
         ({"schedule": {"name": "reduce_lr_on_plateau", "steps": 9}}, "does not follow from the number of"),
-        ({"schedule": {"warmup": 0.1}}, "`schedule.warmup` is a whole number of at least 0, not 0.1"),
+        ({"schedule": {"warmup": 0.1}}, "`schedule.warmup` is 0.1; it must be a whole number of at least 0"),
         ({"config": {"num_hiden_layers": 1}}, "no `num_hiden_layers`; did you mean `num_hidden_layers`"),
         ({"config": {"num_hidden_layers": 1}}, "`config` leaves 1 of the . layers of the model"),
         ({"config": {"quantization_config": {"bits": 4}}}, "quantized models are not supported"),

@@ -295,18 +295,18 @@ def test_prompts_that_do_not_fit_are_named(batch: Batch, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_new_tokens": 0}, "`max_new_tokens` is at least 1, not 0"),
-        ({"group_size": 0}, "`group_size` is at least 1"),
-        ({"batch_size": 0}, "`batch_size` is at least 1"),
-        ({"max_batch_tokens": 0}, "`max_batch_tokens` is at least 1"),
+        ({"max_new_tokens": 0}, "`max_new_tokens` is 0; it must be at least 1"),
+        ({"group_size": 0}, "`group_size` is .*; it must be at least 1"),
+        ({"batch_size": 0}, "`batch_size` is .*; it must be at least 1"),
+        ({"max_batch_tokens": 0}, "`max_batch_tokens` is .*; it must be at least 1"),
         ({"tokenizer": ""}, "`tokenizer` is needed with a model of config values"),
         ({"stop": [""]}, "`stop` is an empty text"),
         ({"dtype": "int8"}, "`int8` is not a floating-point dtype"),
-        ({"temperature": -1.0}, "`temperature` is at least 0, not -1"),
-        ({"temperature": float("nan")}, "`temperature` is at least 0, not nan"),
-        ({"top_k": -2}, "`top_k` is at least 0"),
-        ({"top_p": 0.0}, "`top_p` is above 0 and at most 1"),
-        ({"top_p": 1.5}, "`top_p` is above 0 and at most 1"),
+        ({"temperature": -1.0}, "`temperature` is -1.0; it must be at least 0"),
+        ({"temperature": float("nan")}, "`temperature` is nan; it must be at least 0"),
+        ({"top_k": -2}, "`top_k` is .*; it must be at least 0"),
+        ({"top_p": 0.0}, "`top_p` is .*; it must be above 0 and at most 1"),
+        ({"top_p": 1.5}, "`top_p` is .*; it must be above 0 and at most 1"),
     ],
 )
 def test_invalid_arguments_are_refused(options: dict[str, Any], message: str) -> None:

@@ -50,7 +50,7 @@ def test_a_chat_is_rendered() -> None:
         ("chain_sums", {}, "reasoning-gym has no task `chain_sums`: did you mean `chain_sum`?"),
         ("chain_sum", {"options": {"terms": 2}}, "task `chain_sum`: .*unexpected keyword argument 'terms'"),
         ("chain_sum", {"options": {"min_terms": -1}}, "task `chain_sum`: .*min_terms"),
-        ("chain_sum", {"size": 0}, "`size` is at least 1, not 0"),
+        ("chain_sum", {"size": 0}, "`size` is 0; it must be at least 1"),
     ],
 )
 def test_invalid_arguments(task: str, args: dict[str, object], message: str) -> None:

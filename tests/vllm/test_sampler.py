@@ -40,12 +40,12 @@ def prompts(*rows: list[int], first: int = 0) -> Batch:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_new_tokens": 0}, "`max_new_tokens` is at least 1, not 0"),
-        ({"group_size": 0}, "`group_size` is at least 1, not 0"),
-        ({"temperature": -1}, "`temperature` is at least 0, not -1"),
-        ({"temperature": float("nan")}, "`temperature` is at least 0, not nan"),
-        ({"top_p": 0}, "`top_p` is above 0 and at most 1, not 0"),
-        ({"top_k": -1}, "`top_k` is at least 0, not -1"),
+        ({"max_new_tokens": 0}, "`max_new_tokens` is 0; it must be at least 1"),
+        ({"group_size": 0}, "`group_size` is 0; it must be at least 1"),
+        ({"temperature": -1}, "`temperature` is -1; it must be at least 0"),
+        ({"temperature": float("nan")}, "`temperature` is nan; it must be at least 0"),
+        ({"top_p": 0}, "`top_p` is 0; it must be above 0 and at most 1"),
+        ({"top_k": -1}, "`top_k` is -1; it must be at least 0"),
         ({"stop": [""]}, "`stop` is an empty text"),
         ({"dtype": "int8"}, "`dtype` is float32, bfloat16 or float16, not int8"),
         ({"tokenizer": ""}, "`tokenizer` is needed with a model of config values"),

@@ -14,6 +14,21 @@ class Source(Tokenized):
     def __init__(self, tokenizer: str) -> None:
         self.tokenizer = tokenizer
 
+    def setup(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
     @endpoint
     def next(self, samples: range) -> Batch:
         return Batch({"x": torch.tensor([float(sample) for sample in samples])})

@@ -18,7 +18,7 @@ CLASSES = """
     class Free(Model):
         LAYOUTS = {"tp_plan": "transformers"}
         @endpoint(collect="mean")
-        def step(self, samples: range) -> dict[str, float]: ...
+        def learn(self, samples: range) -> dict[str, float]: ...
     class Trainer(Free):
         LAYOUTS = {"tp_plan": "transformers", "lora_styles": "mine.STYLES", "tied_shards": "equal"}
     class Own(Free):
@@ -61,7 +61,7 @@ def reported(
         f"groups: {{train: {{ranks: {ranks}, device_type: cpu}}}}\n"
         "components:\n"
         f"  trainer: {{_target_: mine.{target}, group: train, parallel: {{{parallel}}}, args: {{{args}}}}}\n"
-        "pipeline: {metrics: {call: trainer.step, samples: 64}}\n"
+        "pipeline: {metrics: {call: trainer.learn, samples: 64}}\n"
     )
     return list(load("recipe.yaml", [], folder, environ={}).report.diagnostics)
 
