@@ -32,9 +32,9 @@ import torch
 
 from meshctl.engines.supervise.cause import Causes
 from meshctl.engines.supervise.collective_check import CollectiveCheck
-from meshctl.engines.supervise.observers import Observers
+from meshctl.engines.supervise.session import Observers
 from meshctl.engines.supervise.stalls import StallWatch
-from meshctl.engines.supervise.stragglers import Stragglers
+from meshctl.engines.supervise.watches import Stragglers
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
 from meshctl.run.event_folding import EventFolding

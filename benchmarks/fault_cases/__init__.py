@@ -33,7 +33,7 @@ CASES = [
 
 FAULTS = {
     1: "A worker is killed",
-    2: "An agent, a node process or a fork server is killed",
+    2: "An agent or a node process is killed",
     3: "The launcher is killed",
     4: "A signal, a closed terminal, a time limit",
     5: "A worker ignores SIGTERM",

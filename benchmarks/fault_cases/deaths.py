@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from functools import partial
 
 from benchmarks.fault_cases.case import FORK_SERVER, Case, Measured, Place
-from tests.environments import OURS, environment
 
 BAR = "all gone in 3 s; the error names the process and SIGKILL"
 
@@ -47,22 +44,6 @@ def killed(place: Place, title: str, *texts: str) -> Measured:
     return place.died(run, moment, *texts)
 
 
-def killed_fork_server(place: Place) -> Measured:
-    """Kills the fork server of a group with an interpreter of its own."""
-    run = place.launch(f"+groups.two.python={environment(place.folder / 'other', *OURS)}")
-    run.wait_for_step(3)
-    pid = run.pid_of("two:1")
-    parent = int(_stat(pid)[1])
-    moment = time.monotonic()
-    os.kill(parent, signal.SIGKILL)
-    return place.died(run, moment, "fork server", "SIGKILL")
-
-
-def _stat(pid: int) -> list[str]:
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()
-
-
 def killed_launcher(place: Place, is_early: bool) -> Measured:
     run = place.launch(fault="two:1 setup hold" if is_early else "")
     if is_early:
@@ -94,7 +75,6 @@ CASES = [
     Case(1, "SIGKILL at the end", BAR, partial(killed_at, where="close", steps=5)),
     Case(2, "SIGKILL of an agent", BAR, partial(killed, title="mesh two/0")),
     Case(2, "SIGKILL of the node process", BAR, partial(killed, title=FORK_SERVER)),
-    Case(2, "SIGKILL of the fork server of another interpreter", BAR, killed_fork_server),
     Case(3, "SIGKILL in setup", "all gone in 3 s", partial(killed_launcher, is_early=True)),
     Case(3, "SIGKILL in a step", "all gone in 3 s", partial(killed_launcher, is_early=False)),
 ]

@@ -66,8 +66,7 @@ def agent(
         os.environ[IN_JOB] = "1"
     with without_collection():
         from meshctl.engines.node.interpreter import groups_of
-        from meshctl.engines.node.node_job import NodeJob
-        from meshctl.engines.node.node_process import serve
+        from meshctl.engines.node.node_process import NodeJob, serve
         from meshctl.engines.node.preload import preload
         from meshctl.runtime.worker import main
 

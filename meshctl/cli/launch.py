@@ -29,9 +29,9 @@ from meshctl.diagnostics.health import Check
 from meshctl.engines.checks.requirements import Needs
 from meshctl.engines.engine import TOKEN_PLACE, CannotStart, Engine, Job, JobEngine, Resize, engine_named
 from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin, check_unheld
+from meshctl.engines.supervise.disk_watch import watched
 from meshctl.engines.supervise.session import Outcome
 from meshctl.engines.supervise.signals import Signals
-from meshctl.engines.supervise.start_watch import watched
 from meshctl.network.addresses import joined
 from meshctl.network.authentication import new_token
 from meshctl.plan.model import Group, Plan

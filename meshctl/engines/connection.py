@@ -21,8 +21,8 @@
                     {"type": "unfit", "attempt": 2, "error": "why"}: no worker of the attempt was started
                     {"type": "stop", "signal": 15}: the scheduler ends the job
                     {"type": "examined", "facts": {...}, "address": "HOST:PORT", "now": SECONDS}
-                    {"type": "reached", "attempt": 2}: all peers have answered
-                    {"type": "unreachable", "attempt": 2, "peer": 1, "address": "HOST:PORT", ...}
+                    {"type": "called", "attempt": 2, "problems": [[PEER, "HOST:PORT", "why"], ...]}: the
+                    peers that have not answered
 
 A proof is that of `network.authentication`. Messages are plain data, and nothing is unpickled.
 """

@@ -43,10 +43,10 @@ from meshctl.run.submission import JobState
 ENGINES = {
     "local": "meshctl.engines.local:LocalEngine",
     "loopback": "meshctl.engines.local:LoopbackEngine",
-    "commands": "meshctl.engines.commands:CommandsEngine",
+    "commands": "meshctl.engines.remote:CommandsEngine",
     "ssh": "meshctl.engines.ssh:SshEngine",
     "ray": "meshctl.engines.ray:RayEngine",
-    "jobset": "meshctl.engines.jobset:JobSetEngine",
+    "jobset": "meshctl.engines.kubernetes.engine:JobSetEngine",
     "slurm": "meshctl.engines.slurm.engine:SlurmEngine",
 }
 """Name -> "module:attribute" of a callable that returns an `Engine`; its keyword arguments are the options of
@@ -134,23 +134,15 @@ class Job:
 class Handle(Protocol):
     """The node processes that an engine has started."""
 
-    address: str
-    """HOST:PORT at which the nodes reach the supervisor."""
-    replaces_nodes: bool
+    replaces_nodes: bool = False
     """True if a scheduler may end one node of the run, and starts another one in its place. Otherwise a node
     that its scheduler ends is a sign that the whole job ends."""
 
     def poll(self) -> list[Exited]:
         """Returns the node processes that have ended since the last call. Never waits."""
 
-    @property
-    def running(self) -> bool: ...
-
     def files(self) -> list[int]:
         """Returns file descriptors that become readable when a node process ends."""
-
-    def terminate(self) -> None:
-        """Requests all node processes to end."""
 
     def kill(self) -> None:
         """Kills all node processes. Their agents and workers die with them."""
@@ -162,6 +154,7 @@ class Handle(Protocol):
     def explain(self, received: signal.Signals) -> str:
         """Returns why the supervisor has received a signal, as a sentence; empty if the engine did not send
         it."""
+        return ""
 
     def close(self) -> None:
         """Waits a short time for all node processes to end, then kills those that are left."""

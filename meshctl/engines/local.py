@@ -74,8 +74,7 @@ class LocalEngine:
     def start(self, job: Job) -> LocalHandle:
         """Forks the node processes. To be called from the main thread, after torch is imported and while no
         other thread exists."""
-        from meshctl.engines.node.node_job import NodeJob
-        from meshctl.engines.node.node_process import fork
+        from meshctl.engines.node.node_process import NodeJob, fork
 
         adopt_orphans()
         handle = LocalHandle(job)
@@ -104,13 +103,10 @@ class _Process:
     """Set for a process that was started by exec."""
 
 
-class LocalHandle:
+class LocalHandle(Handle):
     """The node processes, which are children of this process."""
 
-    replaces_nodes = False
-
     def __init__(self, job: Job) -> None:
-        self.address = job.head
         self._job = job
         self._processes: dict[int, _Process] = {}
         self._is_single = len(nodes_of(job.plan)) == 1
@@ -140,9 +136,6 @@ class LocalHandle:
         name = "the fork server" if self._is_single else f"the node process of node {node}"
         return Exited(name, code, node=node)
 
-    def terminate(self) -> None:
-        self._signal(signal.SIGTERM, list(self._processes.values()))
-
     def kill(self) -> None:
         self._signal(signal.SIGKILL, list(self._processes.values()))
 
@@ -165,9 +158,6 @@ class LocalHandle:
                 )
                 self.add(command.node, popen.pid, popen)
         return True
-
-    def explain(self, received: signal.Signals) -> str:
-        return ""
 
     def close(self) -> None:
         end = time.monotonic() + termination.GRACE_S

@@ -25,7 +25,6 @@ from typing import Any, BinaryIO
 from meshctl.engines.connection import MESSAGE_BYTES_MAX
 from meshctl.engines.engine import CannotStart, Command, Exited, Handle, Job, Rendered, groups_on, nodes_of
 from meshctl.engines.host_script import last_error, refusals, script_of
-from meshctl.engines.node.node_log import fork_log
 from meshctl.engines.node.termination import GRACE_S
 from meshctl.engines.remote import RemoteEngine
 from meshctl.network.connection import Connection, Message
@@ -113,14 +112,12 @@ class RayEngine(RemoteEngine):
         return RayHandle(job, order, self.archive(job))
 
 
-class RayHandle:
+class RayHandle(Handle):
     """The driver, which is a child of this process, and through it the actors. Bundle I is that of the I-th
     node of the plan."""
 
-    replaces_nodes = False
-
     def __init__(self, job: Job, order: Message, archive: BinaryIO | None) -> None:
-        self.address, self._job, self._archive = job.head, job, archive
+        self._job, self._archive = job, archive
         self._order = {**order, "archive": archive.fileno() if archive else None}
         self._nodes = nodes_of(job.plan)
         self._hosts: list[str] = []
@@ -157,10 +154,6 @@ class RayHandle:
             self._starts[bundle] += 1
         starts = [[bundle, self._starts[bundle]] for bundle in bundles]
         self._connection.send({"type": "start", "starts": starts})
-
-    @property
-    def running(self) -> bool:
-        return bool(self._open)
 
     def files(self) -> list[int]:
         return [] if self._connection.is_closed else [self._connection.fileno()]
@@ -214,7 +207,7 @@ class RayHandle:
 
     def _exited(self, bundle: int, code: int, output: str) -> Exited:
         self._open.discard(bundle)
-        log, where = fork_log(self._job.run, self._nodes[bundle]), self._where(bundle)
+        log, where = self._job.run.node_log(self._nodes[bundle]), self._where(bundle)
         with suppress(OSError), log.open("a", encoding="utf-8") as file:
             file.write(output)
         reason = refusals(where, "engine.ray", last_error(log)).get(code, "")
@@ -223,9 +216,6 @@ class RayHandle:
     def _where(self, bundle: int) -> str:
         host = f" on {self._hosts[bundle]}" if self._hosts else ""
         return f"node {self._nodes[bundle]}{host}"
-
-    def terminate(self) -> None:
-        self.kill()
 
     def kill(self) -> None:
         if not self._connection.is_closed:
@@ -239,9 +229,6 @@ class RayHandle:
         else:
             self._begin(bundles)
         return True
-
-    def explain(self, received: signal.Signals) -> str:
-        return ""
 
     def close(self) -> None:
         end = time.monotonic() + GRACE_S

@@ -27,7 +27,7 @@ import select
 import socket
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -270,35 +270,10 @@ def why_dead(error: Exception) -> str:
 
 
 def is_feasible(bundles: Sequence[Mapping[str, float]], machines: Sequence[Mapping[str, float]]) -> bool:
-    """Returns whether each bundle can have a machine of its own."""
-    places = [[place for place, has in enumerate(machines) if holds(has, one)] for one in bundles]
-    owner: dict[int, int] = {}
-    """Machine -> its bundle."""
-    return all(_is_placed(bundle, places, owner) for bundle in range(len(bundles)))
-
-
-def _is_placed(bundle: int, places: Sequence[Sequence[int]], owner: dict[int, int]) -> bool:
-    """Gives a bundle a machine. Moves others for it, along a shortest path, where all its machines are
-    taken."""
-    taken_from: dict[int, int] = {}
-    """Machine -> the bundle that would move to it."""
-    queue = deque([bundle])
-    while queue:
-        mover = queue.popleft()
-        for place in places[mover]:
-            if place in taken_from:
-                continue
-            taken_from[place] = mover
-            if place in owner:
-                queue.append(owner[place])
-                continue
-            before = {one: its for its, one in owner.items()}
-            free: int | None = place
-            while free is not None:
-                moved = taken_from[free]
-                owner[free], free = moved, before.get(moved)
-            return True
-    return False
+    """Returns whether there are enough machines, and one that can hold each bundle. Machines for all of them
+    together are Ray's to find."""
+    fit = all(any(holds(has, one) for has in machines) for one in bundles)
+    return len(bundles) <= len(machines) and fit
 
 
 def holds(has: Mapping[str, float], bundle: Mapping[str, float]) -> bool:

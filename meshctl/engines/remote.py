@@ -1,19 +1,88 @@
-"""The base of engines whose nodes are other machines: the address of the head, and their common options."""
+"""Engines whose nodes are other machines: the address of the head, and their common options. The base of
+`ssh`, `ray` and `slurm`, and the engine `commands`, whose nodes a person or another tool starts. Its head
+prints the command line of each node, and waits for them.
+
+    RUN/commands.txt    the command lines
+    RUN/head.json       the address of the head: `meshctl agent` without `--head` reads it
+    RUN/.token          the token of the run, for agents that see this file; others get MESHCTL_TOKEN
+"""
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from meshctl.diagnostics.health import Check
-from meshctl.engines.awaited import Awaited
 from meshctl.engines.checks.requirements import Requirements
-from meshctl.engines.engine import CannotStart, Command, Handle, Job, Rendered, agent_commands
+from meshctl.engines.engine import CannotStart, Command, Exited, Handle, Job, Rendered, agent_commands
 from meshctl.engines.shipping import check_code, check_size, pack
 from meshctl.network.addresses import address_of, default_address
 from meshctl.plan.model import Plan
-from meshctl.run.directory import NO_START, SHIP_TO, RunDir, Start
+from meshctl.run.directory import NO_START, SHIP_TO, RunDir, Start, write_whole
+
+
+class ConnectedNodes(Handle):
+    """A handle of node processes that somebody else starts, and that are known by their connections only."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def poll(self) -> list[Exited]:
+        return []
+
+    def files(self) -> list[int]:
+        return []
+
+    def kill(self) -> None:
+        """Does nothing: nodes end with their connections."""
+
+
+class Awaited(ConnectedNodes):
+    """Nodes whose command lines the head prints."""
+
+    def __init__(self, job: Job, commands: Sequence[Command]) -> None:
+        """Publishes the address and the token, and prints the command lines. Raises `OSError`."""
+        super().__init__(job)
+        self._commands = commands
+        lines = [shlex.join(command.argv) for command in commands]
+        publish(job)
+        write_whole(job.run.commands, "".join(f"{line}\n" for line in lines))
+        print(f"the head listens at {job.head}; start on each node:\n", flush=True)
+        self._print([command.node for command in commands])
+
+    def _print(self, nodes: Sequence[int]) -> None:
+        for command in self._commands:
+            if command.node in nodes:
+                print(f"  {shlex.join(command.argv)}", flush=True)
+        token = self._job.run.token
+        print(f"\nwhere a node does not see {token}, set MESHCTL_TOKEN to its content\n", flush=True)
+
+    def restart(self, nodes: Sequence[int]) -> bool:
+        print("these nodes are lost; start them again:\n", flush=True)
+        self._print(nodes)
+        return True
+
+    def close(self) -> None:
+        withdraw(self._job)
+
+
+def publish(job: Job) -> None:
+    """Writes the address of the head and the token of the run, for nodes that see its directory. Raises
+    `OSError`."""
+    write_whole(job.run.token, f"{job.token}\n", private=True)
+    write_whole(job.run.head, json.dumps({"address": job.head, "plan": job.plan.digest}) + "\n")
+
+
+def withdraw(job: Job) -> None:
+    """Removes what `publish` has written."""
+    for file in (job.run.head, job.run.token):
+        with suppress(OSError):
+            file.unlink()
 
 
 class RemoteEngine:
@@ -87,4 +156,22 @@ class RemoteEngine:
 
     def attach(self, job: Job, environ: Mapping[str, str]) -> Handle:
         """Returns the handle of `meshctl head`, whose nodes are started by others."""
+        return Awaited(job, self.render(job.plan, job.run, job.head).commands)
+
+
+class CommandsEngine(RemoteEngine):
+    def prepared(self, command: Command) -> Command:
+        if not self.setup:
+            return command
+        lines = " && ".join([*self.setup, f"exec {shlex.join(command.argv)}"])
+        return Command(command.node, ("sh", "-c", lines))
+
+    def render(
+        self, plan: Plan, run: RunDir, head: str, start: Start = NO_START, recipe: str = ""
+    ) -> Rendered:
+        host = head.rpartition(":")[0].strip("[]")
+        argv = ("meshctl", "head", "--plan", str(run.plan), "--host", host)
+        return replace(super().render(plan, run, head), head=argv)
+
+    def start(self, job: Job) -> Handle:
         return Awaited(job, self.render(job.plan, job.run, job.head).commands)

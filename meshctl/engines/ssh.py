@@ -23,7 +23,6 @@ from typing import IO, Any, BinaryIO
 from meshctl.engines.engine import CannotStart, Command, Exited, Handle, Job
 from meshctl.engines.host_script import NO_CONNECTION, last_error, refusals, script_of
 from meshctl.engines.local import LocalHandle
-from meshctl.engines.node.node_log import fork_log
 from meshctl.engines.remote import RemoteEngine
 from meshctl.engines.shipping import send_archive
 from meshctl.network.addresses import address_towards, default_address
@@ -141,7 +140,7 @@ class SshHandle(LocalHandle):
                 self._connect(command)
 
     def _connect(self, command: Command) -> None:
-        log = fork_log(self._job.run, command.node)
+        log = self._job.run.node_log(command.node)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
             popen = subprocess.Popen(
@@ -165,18 +164,14 @@ class SshHandle(LocalHandle):
         self._close_pipe(node)
         if code - KILLED in set(signal.Signals):
             code = KILLED - code
-        log = fork_log(self._job.run, node)
+        log = self._job.run.node_log(node)
         where = f"host {self._hosts[node]} (node {node})"
         reasons = refusals(where, "engine.ssh", last_error(log))
         reasons[NO_CONNECTION] = f"{where} is not reached by ssh: {last_error(log)}"
         return Exited(f"the node process on {where}", code, str(log), node, reason=reasons.get(code, ""))
 
-    def terminate(self) -> None:
-        for node in list(self._pipes):
-            self._close_pipe(node)
-
     def kill(self) -> None:
-        self.terminate()
+        self._close_pipes()
         super().kill()
 
     def restart(self, nodes: Sequence[int]) -> bool:
@@ -188,9 +183,13 @@ class SshHandle(LocalHandle):
 
     def close(self) -> None:
         super().close()
-        self.terminate()
+        self._close_pipes()
         if self._archive:
             self._archive.close()
+
+    def _close_pipes(self) -> None:
+        for node in list(self._pipes):
+            self._close_pipe(node)
 
     def _close_pipe(self, node: int) -> None:
         if pipe := self._pipes.pop(node, None):

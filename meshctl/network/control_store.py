@@ -1,6 +1,6 @@
 """The store by which the processes of a run agree: keys and values, for clients that have the run's token.
 
-    server = StoreServer(listener, token)                      in the supervisor, a thread (`store_server`)
+    server = StoreServer(listener, token)                      in the supervisor, a thread
     store = StoreClient("HOST:PORT", token, "run/0/")          in a worker, an agent, and the supervisor
     store.set("begun/3", "17")
     store.wait(["begun/4"], timeout)

@@ -1,13 +1,22 @@
-"""Connections whose peer has not proved that it has the token of the run: how long each of them may stay, and
-how many of each host were dropped."""
+"""The peers that have connected to a listener and have not proved yet that they have the token of the run.
+
+    arrivals = Arrivals(listener, epoll, make_peer)
+    arrivals.accept()                                # the listener is readable
+    for peer in arrivals.receive(file): ...          # one has authenticated
+    arrivals.expire(now)
+
+A peer that does not authenticate in time is dropped and counted.
+"""
 
 from __future__ import annotations
 
+import select
+import socket
 from collections import Counter
-from collections.abc import Collection, Mapping, Sized
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sized
+from typing import Generic, Protocol, TypeVar
 
-from meshctl.network.connection import Connection
+from meshctl.network.connection import Connection, Message, ProtocolError
 
 STRANGERS_MAX = 256
 """Maximum number of peers that authenticate at the same time."""
@@ -23,6 +32,14 @@ class Arrived(Protocol):
 
     connection: Connection
     began: float
+
+    @property
+    def is_refused(self) -> bool:
+        """True if it has ended the connection in a way that no process of the run does."""
+
+    def accepts(self, message: Message) -> bool:
+        """Processes a message. Returns True once the peer has proved that it has the token. Raises
+        `ProtocolError` for an invalid message."""
 
 
 Peer = TypeVar("Peer", bound=Arrived)
@@ -52,3 +69,81 @@ class Strangers(Counter[str]):
     def note_all(self, found: Mapping[str, int]) -> None:
         for host, count in found.items():
             self.note(str(host), int(count))
+
+
+class Arrivals(Generic[Peer]):
+    def __init__(
+        self,
+        listener: socket.socket,
+        epoll: select.epoll,
+        make_peer: Callable[[Connection], Peer],
+    ) -> None:
+        """`make_peer` makes this side of the authentication of a connection."""
+        listener.setblocking(False)
+        self._listener, self._epoll, self._make_peer = listener, epoll, make_peer
+        self._epoll.register(listener.fileno(), select.EPOLLIN)
+        self._is_accepting = True
+        self._strangers: dict[int, Peer] = {}
+        """File -> the peer that has it."""
+        self.dropped = Strangers()
+        """The connections that were dropped."""
+
+    def accept(self) -> None:
+        """Accepts peers until `STRANGERS_MAX` authenticate. Further ones wait in the listener's queue."""
+        while not is_crowded(self._strangers):
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            connection = Connection(sock)
+            self._strangers[connection.fileno()] = self._make_peer(connection)
+            self._epoll.register(connection.fileno(), select.EPOLLIN)
+        self._is_accepting = False
+        self._epoll.unregister(self._listener.fileno())
+
+    def __len__(self) -> int:
+        return len(self._strangers)
+
+    def __contains__(self, file: int) -> bool:
+        return file in self._strangers
+
+    def receive(self, file: int) -> Iterator[Peer]:
+        """Goes on with the authentication of the peer with a file. Yields the peer once it has
+        authenticated."""
+        stranger = self._strangers[file]
+        connection = stranger.connection
+        try:
+            has_proved = any(stranger.accepts(message) for message in connection.receive())
+        except ProtocolError:
+            has_proved = False
+            connection.is_broken = True
+        if has_proved:
+            self._forget(file)
+            yield stranger
+        elif stranger.is_refused:
+            self._drop(file)
+        elif connection.is_closed:
+            self._forget(file)
+
+    def expire(self, now: float) -> None:
+        """Drops the peers that have not authenticated in time."""
+        for one in overdue(self._strangers.values(), now):
+            self._drop(one.connection.fileno())
+
+    def _drop(self, file: int) -> None:
+        connection = self._strangers[file].connection
+        self.dropped.note(connection.peer_host)
+        connection.close()
+        self._forget(file)
+
+    def _forget(self, file: int) -> None:
+        """Forgets a peer that has authenticated or has ended, so that another one can."""
+        del self._strangers[file]
+        if not self._is_accepting:
+            self._is_accepting = True
+            self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+
+    def close(self) -> None:
+        self._listener.close()
+        for stranger in self._strangers.values():
+            stranger.connection.close()

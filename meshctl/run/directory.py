@@ -189,6 +189,10 @@ class RunDir:
     def log(self, group: str, rank: int | str) -> Path:
         return self.path / "logs" / group / f"{rank}.log"
 
+    def node_log(self, node: int) -> Path:
+        """Returns the log file of a node process itself, which is usually empty."""
+        return self.path / "logs" / ("fork-server.log" if node == 0 else f"fork-server-{node}.log")
+
     def tracker_log(self, name: str) -> Path:
         return self.path / "logs" / f"tracker-{name.replace(':', '.')}.log"
 

@@ -40,6 +40,7 @@ from meshctl.plan.model import Plan
 from meshctl.run import stack_dump
 from meshctl.run.directory import Recorded, RunDir, Start
 from meshctl.run.events import Journal
+from meshctl.run.process import is_in_job, shield
 from meshctl.run.progress import Activity
 from meshctl.run.shutdown import PREFIX, StopAgreement
 from meshctl.runtime.component import Component, ComponentError, context_of
@@ -505,6 +506,8 @@ def set_log_level(level: str) -> None:
 if __name__ == "__main__":
     faulthandler.enable()  # the fork server does the same for its workers
     stack_dump.register()
+    if is_in_job():
+        shield()
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from processes import Launch, Launched, plan_of, wait
 
-from meshctl.engines.node import log_pump
+from meshctl.engines.node import worker_logs
 from meshctl.plan.model import Plan, Program
 from tests.log_text import output_of
 
@@ -67,7 +67,7 @@ def test_a_run_goes_on_when_the_process_that_writes_logs_ends_or_stops(
     script.write_text(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n{PRINTS}")
     run = launch(plan)
     wait(lambda: len(run.events("started")) == 2, "workers")
-    os.kill(run.named(log_pump.TITLE), number)
+    os.kill(run.named(worker_logs.TITLE), number)
     go.touch()
     assert run.end() == 0, run.output()
     for rank in range(2):

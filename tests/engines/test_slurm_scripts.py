@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from meshctl.engines.engine import CannotStart
-from meshctl.engines.slurm.allocation import Allocation, Share
-from meshctl.engines.slurm.engine import SlurmOptions
+from meshctl.engines.slurm.job import Allocation, Share, SlurmOptions
 from meshctl.engines.slurm.steps import failed_task, steps_of
 from meshctl.plan.model import Cluster, Group, Plan, Restarts, Run
 from meshctl.recipe.slurm_fields import slurm_time

@@ -11,8 +11,8 @@ from datetime import timedelta
 
 import pytest
 
+from meshctl.engines.supervise.store_server import StoreServer
 from meshctl.network.control_store import StoreClient, StoreLost, StoreTimeout
-from meshctl.network.store_server import StoreServer
 from meshctl.run.shutdown import FOREVER
 from tests.hang import HANG_S
 

@@ -43,7 +43,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from meshctl.dataclass import dataclass
 from meshctl.engines.checks.cgroup import kills_for_memory
 from meshctl.engines.engine import STOP_KEY, CannotStart
-from meshctl.engines.node import child
+from meshctl.engines.node import task
 from meshctl.engines.node.forkserver import Client, Ended, ServerGone, SpawnRequest, Started
 from meshctl.engines.node.interpreter import server_python
 from meshctl.engines.node.progress import recorded_workers
@@ -87,7 +87,7 @@ class AgentJob:
 
     @property
     def python(self) -> str:
-        """The interpreter of the fork server of the group."""
+        """The interpreter of the workers of the group."""
         return server_python(self.placed, self.start.path)
 
     @property
@@ -282,8 +282,8 @@ def become_agent(
     job: AgentJob, client: Client, outputs: Outputs, parent: int, keep: Sequence[int]
 ) -> NoReturn:
     """Turns a forked copy of the node process into an agent. Never returns."""
-    task = partial(run_agent, job, client, outputs)
-    child.become(f"mesh {job.group}/{job.node}", parent, str(job.log), keep, task)
+    run = partial(run_agent, job, client, outputs)
+    task.become(f"mesh {job.group}/{job.node}", parent, str(job.log), keep, run)
 
 
 def run_agent(job: AgentJob, server: Client, outputs: Outputs) -> int:

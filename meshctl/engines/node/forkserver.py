@@ -1,5 +1,5 @@
 """The fork server: the single-threaded parent of a node's workers, which imports torch once for all of them.
-It is a part of the node process. For a group that names another Python interpreter it is a separate process.
+It is a part of the node process.
 
     node process (`meshctl-fork`) --fork--> worker train:0, train:1, rollout:0, ...
                             |
@@ -41,7 +41,7 @@ from meshctl.engines.engine import WorkerMain
 from meshctl.engines.node import termination
 from meshctl.engines.node.scratch import use_scratch
 from meshctl.run import process, stack_dump
-from meshctl.run.process import is_in_job, shield
+from meshctl.run.process import SHIELDED, is_in_job, shield
 from meshctl.run.progress import VARIABLE
 
 PACKET_BYTES_MAX = 1 << 20
@@ -58,8 +58,8 @@ class SpawnRequest:
     """The key of the worker in messages: its local rank."""
     name: str
     """The title that `ps` shows, e.g. "train:1"."""
-    env: Mapping[str, str]
-    """Variables that are added to the server's environment or replace those in it."""
+    env: Mapping[str, str | None]
+    """Variables that are added to the server's environment or replace those in it; None removes one."""
     argv: Sequence[str] | None = None
     """The command line to exec; None to call the server's worker function."""
     cwd: str = ""
@@ -339,14 +339,17 @@ def _become(request: SpawnRequest, output: int, worker: WorkerMain, server: int,
         has_record = request.record >= 0
         process.close_files([records] if has_record else [])
         process.set_title(request.name)
-        os.environ.update(request.env)
+        for name, value in request.env.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         if has_record:
             os.environ[VARIABLE] = f"{records}:{request.record}"
             os.set_inheritable(records, True)  # for a worker that is exec'd; `Progress` closes it
         if request.cwd:
             os.chdir(request.cwd)
         if request.argv is not None:
-            _execute(request.argv)
+            _execute(request.argv, is_deaf=has_record and is_in_job())
         use_scratch(request.scratch)
         code = _call(worker)
     except SystemExit as end:
@@ -390,7 +393,10 @@ def redirect(target: int, terminal: str = "") -> None:
         os.dup2(file, number)
 
 
-def _execute(argv: Sequence[str]) -> NoReturn:
+def _execute(argv: Sequence[str], is_deaf: bool) -> NoReturn:
+    """Becomes another program. `is_deaf`: it ignores the signals of a scheduler from its beginning."""
+    for number in SHIELDED if is_deaf else ():
+        signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals, and exec would keep that
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

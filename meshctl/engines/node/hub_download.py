@@ -3,7 +3,7 @@ worker starts.
 
 The download runs in a child of the node process, because the libraries start threads. For a component of a
 group with another interpreter the child becomes that interpreter by exec, because the launcher's may lack
-the libraries. The child reports over a pipe, one JSON object per line:
+the libraries. The child (`task`) reports
 
     {"name": NAME, "received": BYTES, "total": BYTES}      progress; `total` grows while files are listed
     {"error": TEXT}                                        the reason why a name could not be downloaded
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from meshctl.engines.checks.models import Download
-from meshctl.engines.node import child, forkserver
+from meshctl.engines.node import task
 from meshctl.engines.node.interpreter import environ_of
 from meshctl.hub_cache import missing_weights
 from meshctl.package import install_command
@@ -41,57 +41,11 @@ REPORT_S = 1.0
 Report = Callable[[dict[str, Any]], None]
 
 
-class Downloading:
-    """The child process that downloads, and its pipe."""
-
-    def __init__(self, wanted: Sequence[Download], log: str) -> None:
-        """Forks the child. Its output goes to the file `log`."""
-        self._reader, writer = os.pipe()
-        self._received = b""
-        parent = os.getpid()
-        forkserver.flush()
-        with forkserver.blocked_signals():
-            self.pid = os.fork()
-            if not self.pid:
-                task = partial(_download_here, wanted, sys.executable, writer)
-                child.become(TITLE, parent, log, [writer], task)
-        os.close(writer)
-        self.is_open = True
-        """True if the child may still report."""
-        self.has_failed = False
-        """True if the child has reported an error."""
-
-    def fileno(self) -> int:
-        return self._reader
-
-    def receive(self) -> list[dict[str, Any]]:
-        """Returns the reports that have arrived. The caller waits until the pipe is readable or the child has
-        ended."""
-        if self.is_open:
-            data = os.read(self._reader, 1 << 16)
-            self._received += data
-            if not data:
-                self.close()
-        *lines, self._received = self._received.split(b"\n")
-        messages = [json.loads(line) for line in lines]
-        self.has_failed = self.has_failed or any("error" in message for message in messages)
-        return messages
-
-    def close(self) -> None:
-        if self.is_open:
-            self.is_open = False
-            os.close(self._reader)
-
-
-def _download_here(wanted: Sequence[Download], python: str, writer: int) -> int:
+def download_in_task(wanted: Sequence[Download], writer: int, python: str = sys.executable) -> int:
     """Downloads what components of this interpreter, `python`, need, and then executes the next interpreter
     for the others. Returns the exit code of the process."""
-
-    def report(message: dict[str, Any]) -> None:
-        os.write(writer, json.dumps(message).encode() + b"\n")
-
     others = [one for one in wanted if one.python != python]
-    code = download_all([one for one in wanted if one.python == python], report)
+    code = download_all([one for one in wanted if one.python == python], partial(task.report, writer))
     if code == 0 and others:
         _exec(others, writer)
     return code
@@ -108,7 +62,7 @@ def _exec(wanted: Sequence[Download], writer: int) -> NoReturn:
 def main(writer: int, wanted: Sequence[Download]) -> int:
     """Continues in the interpreter of the first download. Returns the exit code."""
     process.set_title(TITLE)
-    return _download_here(wanted, wanted[0].python, writer)
+    return download_in_task(wanted, writer, wanted[0].python)
 
 
 def download_all(wanted: Sequence[Download], report: Report) -> int:

@@ -1,5 +1,5 @@
-"""The interpreter of a group's fork server, and the environment in which another one than the launcher's
-starts."""
+"""The interpreter of a group's workers, and the environment in which another one than the launcher's starts.
+Workers of the launcher's interpreter are forked; those of another one are started by exec."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ OF_THE_LAUNCHER = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
 
 
 def server_python(group: Group, path: Sequence[str]) -> str:
-    """Returns the interpreter of a group's fork server: `sys.executable` if it is the launcher's. `path`
-    lists the folders of the recipe's code."""
+    """Returns the interpreter of a group's workers: `sys.executable` if it is the launcher's. `path` lists
+    the folders of the recipe's code."""
     if not group.python:
         return sys.executable
     python = interpreter_path(group.python, path[0])
@@ -28,7 +28,7 @@ def server_python(group: Group, path: Sequence[str]) -> str:
 
 
 def groups_of(plan: Plan, path: Sequence[str], python: str = sys.executable) -> tuple[str, ...]:
-    """Returns the groups whose fork server runs an interpreter."""
+    """Returns the groups whose workers run an interpreter."""
     return tuple(group.name for group in plan.groups if server_python(group, path) == python)
 
 
@@ -43,3 +43,11 @@ def environ_of(python: str, inherited: Mapping[str, str]) -> dict[str, str]:
     if folders := python_path(inherited):
         found["PYTHONPATH"] = os.pathsep.join(folders)
     return found
+
+
+def environ_changes(python: str, inherited: Mapping[str, str]) -> dict[str, str | None]:
+    """Returns the variables of this environment (`environ_of`) that differ from the inherited ones; None for
+    one that it does not have."""
+    found = environ_of(python, inherited)
+    names = {*found, *inherited}
+    return {name: found.get(name) for name in sorted(names) if found.get(name) != inherited.get(name)}

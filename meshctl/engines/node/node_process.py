@@ -4,16 +4,16 @@
                                once
                                  agent per group, forked for each attempt
                                  worker ...          forked for the agents, see `forkserver`
-                                 fork server ...     one for each other interpreter, kept across attempts
-                                 log process         writes the output of all workers, see `log_pump`
+                                 log process         writes the output of all workers, see `worker_logs`
+                                 tasks               an examination, a call of other nodes, a download
 
-It connects to the head and waits. For each attempt the head sends the plan and the addresses of its stores.
-The node process downloads the models of the hub that its cache lacks (`hub_download`), and starts the fork
-servers of other interpreters (`exec_server`). When both are ready it forks the agents of its groups. It
-reports the exit of each, and the attempt as ended when no process of it is left. It ends when the head
-requests it, when the connection to the head closes or is silent for longer than the lease, and on SIGTERM,
-which the kernel also sends when the launcher dies. It then kills all processes that it has started. Inside
-the job of a scheduler, it passes the first signal on to the head, and ends on the second one.
+It connects to the head and waits. Where nodes are other machines, the head first asks it to examine itself
+and to call the other nodes. For each attempt the head sends the plan and the addresses of its stores. The
+node process downloads the models of the hub that its cache lacks (`hub_download`), and forks the agents of
+its groups. It reports the exit of each, and the attempt as ended when no process of it is left. It ends when
+the head requests it, when the connection to the head closes or is silent for longer than the lease, and on
+SIGTERM, which the kernel also sends when the launcher dies. It then kills all processes that it has started.
+Inside the job of a scheduler, it passes the first signal on to the head, and ends on the second one.
 """
 
 from __future__ import annotations
@@ -27,37 +27,75 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import field
+from functools import partial
 from typing import Any
 
+from meshctl.dataclass import dataclass
+from meshctl.engines.checks import on_node
 from meshctl.engines.checks.device_files import own_and_missing
-from meshctl.engines.checks.models import downloads
-from meshctl.engines.connection import BEAT_S, beat_s, join
-from meshctl.engines.engine import CannotStart, groups_on
-from meshctl.engines.node import forkserver, stacks, termination
+from meshctl.engines.checks.models import Download, downloads
+from meshctl.engines.checks.requirements import Needs
+from meshctl.engines.connection import BEAT_S, JOIN_S, beat_s, join
+from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
+from meshctl.engines.forwarding import EVENTS_S, EventForwarding
+from meshctl.engines.node import forkserver, hub_download, reach, stacks, task, termination
 from meshctl.engines.node.agent import AgentJob, become_agent
-from meshctl.engines.node.event_forwarding import EVENTS_S, EventForwarding, prune
-from meshctl.engines.node.exec_server import ExecServer
 from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets, leave
-from meshctl.engines.node.hub_download import Downloading
-from meshctl.engines.node.interpreter import groups_of
-from meshctl.engines.node.node_checks import NodeChecks
-from meshctl.engines.node.node_job import NodeAttempt, NodeJob
-from meshctl.engines.node.node_log import fork_log
-from meshctl.engines.node.peer_watch import PeerWatch
 from meshctl.engines.node.progress import POLL_S, Records
 from meshctl.engines.node.scratch import Scratch, remove_scratch
 from meshctl.engines.node.stacks import StackRequests
+from meshctl.engines.node.task import Task
 from meshctl.engines.node.worker_env import Stores
 from meshctl.engines.node.worker_logs import WorkerLogs
 from meshctl.network.addresses import interface_of
 from meshctl.network.connection import Connection, Message, ProtocolError
 from meshctl.plan.model import Plan
 from meshctl.run import process
-from meshctl.run.directory import Start, write_whole
+from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.process import ENDED_BY_HEAD, is_in_job
 
 OK, FAILED, REFUSED = 0, 1, 4
 """Exit codes, besides `ENDED_BY_HEAD` inside a job."""
+
+
+@dataclass(frozen=True)
+class NodeJob:
+    """The parameters of a node process that are known before it connects to the head."""
+
+    run: RunDir
+    node: int
+    head: str
+    """HOST:PORT"""
+    token: str = field(repr=False)
+    worker: WorkerMain
+    groups: tuple[str, ...] = ()
+    """Starts only these groups of the node; empty for all."""
+    keep: tuple[int, ...] = ()
+    """Descriptors that the node process and its agents keep open."""
+    digest: str = ""
+    """The digest of the node's plan, which must be that of the head; empty for a process of the head."""
+    limit_s: float = JOIN_S
+    """Seconds that a head which does not answer is given."""
+    wait_s: float = 0.0
+    """Seconds that a head which has not been started is given."""
+    path: tuple[str, ...] = ()
+    """The folders of the recipe's code, if they were shipped. The node then sends its events to the head."""
+
+    @property
+    def log(self) -> str:
+        return str(self.run.node_log(self.node))
+
+
+@dataclass
+class NodeAttempt:
+    number: int
+    waiting: Sequence[AgentJob]
+    """The agents that are not forked yet, because a download is not ready."""
+    agents: dict[int, str] = field(default_factory=dict)
+    """Pid -> group, for each running agent."""
+    generations: dict[str, int] = field(default_factory=dict)
+    """Group -> how often it has restarted alone."""
 
 
 class NodeProcess:
@@ -67,19 +105,19 @@ class NodeProcess:
         self._server = ForkServer(job.worker, self._records.descriptor)
         self._scratch = Scratch(job.token, job.node)
         self._logs = WorkerLogs(self._scratch)
-        self._others: dict[str, ExecServer] = {}
-        """Interpreter -> its fork server."""
+        self._door = reach.Door(job.node, connection.own_host, job.token)
         self._attempt: NodeAttempt | None = None
-        self._download: Downloading | None = None
+        self._download: Task | None = None
         """The download that the agents of the attempt wait for."""
-        watch = PeerWatch(job.node, connection.own_host, job.token, lease_s)
-        self._checks = NodeChecks(job.run, job.node, str(fork_log(job.run, job.node)), watch)
+        self._examination: Task | None = None
+        self._calls: Task | None = None
+        """The child that calls the other nodes."""
         self._failed: set[str] = set()
         """The groups whose last agent here has failed. An attempt, or a restart of a group, forgets them."""
         self._code = OK
         self._is_leaving = False
         self._stopped: list[tuple[str, int]] = []
-        """The stopped processes that were reported last."""
+        """The stopped agents that were reported last."""
         self._looked = self._silence_s = 0.0
         """The time of the last search for stopped processes, and the seconds of the head's silence when it
         was lost."""
@@ -95,21 +133,16 @@ class NodeProcess:
         with 0 and the head has ended the run."""
         while not (self._is_leaving or self._wakeup.is_ending or self._connection.is_closed):
             before = time.monotonic()
-            ready, writable, _ = select.select(*self._files(), [], self._poll_s)
-            was_stopped = self._keep_lease(before)
+            sending = [self._connection] if self._connection.has_unsent else []
+            ready, writable, _ = select.select(self._reading(), sending, [], self._poll_s)
+            self._keep_lease(before)
             self._wakeup.clear()
             self._pass_request()
-            if self._connection in writable:
+            if writable:
                 self._connection.flush()
-            for message in self._checks.poll([*ready, *writable], was_stopped):
-                self._connection.send(message)
+            self._door.poll(ready)
             self._server.serve(ready)
-            for server in [server for server in self._others.values() if server in ready]:
-                server.receive()
-                if self._attempt:
-                    self._fork_agents(self._attempt)
-            if self._download and self._download in ready:
-                self._report_download(self._download)
+            self._read_tasks(ready)
             self._reap()
             if self._logs in ready:
                 self._report_logs()
@@ -128,27 +161,24 @@ class NodeProcess:
         if not self._is_leaving and not self._wakeup.is_ending:
             print(f"error: node {self._job.node} ends: {self._why_lost}", file=sys.stderr, flush=True)
         termination.kill_children(spare=[self._logs.pid])
-        self._checks.close()
+        self._door.close()
         self._scratch.release()
         self._logs.close()
         termination.kill_children()
         remove_scratch(self._job.token, self._job.node)  # where the process that writes logs was killed
         return self._code if self._is_leaving else ENDED_BY_HEAD if is_in_job() else FAILED
 
-    def _files(self) -> tuple[list[Any], list[Any]]:
-        """Returns the files for which this process waits: those that it reads, and those to which it
-        writes."""
-        reading: list[Any] = [
+    def _reading(self) -> list[Any]:
+        """Returns the files that this process reads."""
+        tasks = (self._download, self._examination, self._calls)
+        return [
             self._wakeup,
             self._connection,
-            *self._checks.reading,
+            *self._door.reading,
             *([] if self._logs.has_ended else [self._logs]),
             *self._server.files(),
-            *self._others.values(),
-            *([self._download] if self._download and self._download.is_open else []),
+            *(one for one in tasks if one and one.is_open),
         ]
-        sending = [self._connection] if self._connection.has_unsent else []
-        return reading, [*sending, *self._checks.writing]
 
     @property
     def _why_lost(self) -> str:
@@ -171,31 +201,30 @@ class NodeProcess:
             self._has_passed_request = True
             self._connection.send({"type": "stop", "signal": int(self._wakeup.request)})
 
-    def _keep_lease(self, before: float) -> bool:
+    def _keep_lease(self, before: float) -> None:
         """Sends a beat to the head when one is due, and closes the connection when the head has been silent
-        for longer than the lease. Returns whether this process was itself stopped.
+        for longer than the lease.
 
         `before` is the time at which this process began to wait for messages. If the wait was much longer
         than a beat, this process was itself stopped (SIGSTOP, a suspended machine), and the lease is renewed.
         """
         now = time.monotonic()
-        if was_stopped := now - before > 2 * BEAT_S:
+        if now - before > 2 * BEAT_S:
             self._last_seen = now
         if now - self._beat >= beat_s(self._lease_s):
             self._beat = now
-            beat = {"type": "beat", "pid": os.getpid(), "strangers": self._checks.strangers}
+            beat = {"type": "beat", "pid": os.getpid(), "strangers": dict(self._door.strangers)}
             self._connection.send(beat)
         if self._lease_s and now - self._last_seen > self._lease_s:
             self._silence_s = now - self._last_seen
             self._connection.close()
-        return was_stopped
 
     def _receive(self) -> None:
         try:
             for message in self._connection.receive():
                 self._last_seen = time.monotonic()
                 self._obey(message)
-        except (ProtocolError, LookupError, TypeError, ValueError) as error:
+        except ProtocolError as error:
             print(f"error: the head sends a malformed message: {error}", file=sys.stderr)
             self._connection.close()
 
@@ -210,17 +239,57 @@ class NodeProcess:
             case "stacks" if self._attempt and message["attempt"] == self._attempt.number:
                 self._stacks.begin(map(tuple, message["workers"]), time.monotonic())
             case "prune" if self._events:
-                prune(self._job.run, message)
+                self._job.run.prune_checkpoints(message["latest"], message["keep"], message["exempt"])
             case "devices":
                 self._send_devices(Plan.read(self._job.run.plan), int(message["attempt"]), has_begun=True)
             case "clock":
                 self._connection.send({"type": "clock", "sent": message["sent"], "at": time.monotonic()})
-            case "examine" | "peers":
-                self._checks.obey(message)
+            case "examine":
+                examine = partial(_examine, self._job.run, self._job.node, message)
+                self._examination = Task("meshctl-check", self._job.log, examine)
+            case "peers":
+                self._calls = Task("meshctl-call", self._job.log, partial(_call, message, self._job.token))
             case "leave":
                 self._is_leaving = True
                 goes_on = not message["is_final"] and is_in_job()
                 self._code = ENDED_BY_HEAD if goes_on else FAILED if self._failed else OK
+
+    # Tasks
+
+    def _read_tasks(self, ready: Sequence[object]) -> None:
+        if self._download and self._download in ready:
+            self._report_download(self._download)
+        if (one := self._examination) and one in ready:
+            one.receive()
+            if not one.is_open:
+                self._examination = None
+                ended = ChildProcessError("the process that examines the node has ended")
+                facts = one.messages[0] if one.messages else on_node.failed(ended)
+                message = {"type": "examined", "facts": facts, "address": self._door.address}
+                self._connection.send({**message, "now": time.time()})
+        if (one := self._calls) and one in ready:
+            for message in one.receive():
+                self._connection.send(message)
+            self._calls = one if one.is_open else None
+
+    def _report_download(self, download: Task) -> None:
+        """Sends what a download reports to the head."""
+        for message in download.receive():
+            self._report("unfit" if "error" in message else "download", **message)
+
+    def _end_download(self, download: Task, code: int) -> None:
+        """Forks the agents after a successful download."""
+        self._report_download(download)
+        download.close()
+        self._download = None
+        if code == 0 and self._attempt:
+            self._fork_agents(self._attempt)
+        elif self._attempt:
+            self._attempt.waiting = ()
+            if not any("error" in message for message in download.messages):
+                ended = termination.name_of(code)
+                error = f"the download from the hub ended: {ended}; its log is {self._job.log}"
+                self._report("unfit", error=error)
 
     # One attempt
 
@@ -238,24 +307,23 @@ class NodeProcess:
         self._records.begin(plan, self._job.node)
         if not (file := self._job.run.plan_of(start)).exists():  # where the run directory is not shared
             write_whole(file, message["plan"], private=True)
+        problem, wanted = "", tuple[Download, ...]()
         if not message["store"] and self._scratch.descriptor < 0:
             why = f"the folder {self._scratch.folder} cannot be made or locked"
-            self._report("unfit", error=f"{why}: TMPDIR must name a local folder with free space")
-            self._attempt.waiting = ()
-            return
-        if message["is_elastic"] and self._send_devices(plan, self._attempt.number, has_begun=False):
-            self._attempt.waiting = ()
-            return
+            problem = f"{why}: TMPDIR must name a local folder with free space"
         try:
             wanted = downloads(plan, start.path, os.environ, groups)
         except CannotStart as error:
-            self._report("unfit", error=str(error))
+            problem = problem or str(error)
+        if problem:
+            self._report("unfit", error=problem)
+        lacks = message["is_elastic"] and self._send_devices(plan, self._attempt.number, has_begun=False)
+        if problem or lacks:
             self._attempt.waiting = ()
             return
         if wanted:
-            self._download = Downloading(wanted, str(fork_log(self._job.run, self._job.node)))
-        for job in self._attempt.waiting:
-            self._start_server(job)
+            download = partial(hub_download.download_in_task, wanted)
+            self._download = Task(hub_download.TITLE, self._job.log, download)
         self._fork_agents(self._attempt)
 
     def _send_devices(self, plan: Plan, attempt: int, *, has_begun: bool) -> bool:
@@ -288,39 +356,20 @@ class NodeProcess:
         self._attempt.generations = message["generations"]
         job = self._agent_job(message, plan, start, message["group"])
         self._attempt.waiting = [*self._attempt.waiting, job]
-        self._start_server(job)
         self._fork_agents(self._attempt)
 
     def _fork_agents(self, attempt: NodeAttempt) -> None:
-        """Forks the agents, unless a download or a fork server is not ready."""
-        if self._download or not all(server.is_ready for server in self._others.values()):
+        """Forks the agents, unless a download is not ready."""
+        if self._download:
             return
         jobs, attempt.waiting = attempt.waiting, ()
         for job in jobs:
             try:
-                self._fork_agent(job)
+                self._fork_agent(attempt, job)
             except OSError as error:
                 self._report("refused", error=str(error))
 
-    def _report_download(self, download: Downloading) -> None:
-        """Sends what a download reports to the head."""
-        for message in download.receive():
-            self._report("unfit" if "error" in message else "download", **message)
-
-    def _end_download(self, download: Downloading, code: int) -> None:
-        """Forks the agents after a successful download."""
-        self._report_download(download)
-        download.close()
-        self._download = None
-        if code == 0 and self._attempt:
-            self._fork_agents(self._attempt)
-        elif self._attempt:
-            self._attempt.waiting = ()
-            if not download.has_failed:
-                ended, log = termination.name_of(code), fork_log(self._job.run, self._job.node)
-                self._report("unfit", error=f"the download from the hub ended: {ended}; its log is {log}")
-
-    def _fork_agent(self, job: AgentJob) -> None:
+    def _fork_agent(self, attempt: NodeAttempt, job: AgentJob) -> None:
         job.run.log(job.group, 0).parent.mkdir(parents=True, exist_ok=True)
         outputs = self._logs.open(job.logs, job.plan.run.log_keep)
         ours, theirs = agent_sockets()
@@ -333,22 +382,9 @@ class NodeProcess:
                 become_agent(job, Client(theirs), outputs, parent, keep)
         theirs.close()
         outputs.close()
-        assert self._attempt is not None
-        self._attempt.agents[pid] = job.group
+        attempt.agents[pid] = job.group
         self._failed.discard(job.group)
-        if job.python == sys.executable:
-            self._server.add_agent(ours)
-        else:
-            self._others[job.python].add_agent(ours)
-
-    def _start_server(self, job: AgentJob) -> None:
-        """Starts the fork server of an agent, unless it runs or the node process is it."""
-        if job.python not in (sys.executable, *self._others):
-            log = str(fork_log(self._job.run, self._job.node))
-            groups = groups_of(job.plan, job.start.path, job.python)
-            self._others[job.python] = ExecServer(
-                job.python, log, self._records.descriptor, self._job.run.plan, groups
-            )
+        self._server.add_agent(ours)
 
     def _signal(self, number: signal.Signals, groups: Sequence[str] | None) -> None:
         """Sends a signal to the agents of `groups`, or to all agents if `groups` is None. A SIGKILL to all
@@ -366,10 +402,9 @@ class NodeProcess:
             self._kill_leftovers()
 
     def _kill_leftovers(self) -> None:
-        """Kills all workers and orphans: every child except agents and fork servers."""
+        """Kills all workers and orphans: every child except agents."""
         agents = self._attempt.agents if self._attempt else {}
-        servers = [server.pid for server in self._others.values()]
-        termination.kill_children(spare=[self._logs.pid, *agents, *servers])
+        termination.kill_children(spare=[self._logs.pid, *agents])
 
     def _reap(self) -> None:
         for pid, code in self._server.reap():
@@ -382,17 +417,10 @@ class NodeProcess:
             elif pid == self._logs.pid:
                 self._logs.has_ended = True
                 print(f"meshctl: the process that writes logs ended: {termination.name_of(code)}")
-            elif python := next((path for path, server in self._others.items() if server.pid == pid), ""):
-                self._others.pop(python).close()
-                log = str(fork_log(self._job.run, self._job.node))
-                self._report("server_exited", python=python, code=code, log=log)
-                if self._attempt:
-                    self._attempt.waiting = ()
 
     def _end_attempt(self) -> None:
-        is_idle = self._server.is_idle and all(server.is_idle for server in self._others.values())
         is_started = self._attempt and not self._attempt.waiting and not self._download
-        if self._attempt and is_started and not self._attempt.agents and is_idle:
+        if self._attempt and is_started and not self._attempt.agents and self._server.is_idle:
             self._kill_leftovers()
             self._logs.end_attempt()
             self._report_logs()
@@ -419,19 +447,15 @@ class NodeProcess:
             self._report("log_problem", path=path, reason=reason)
 
     def _report_stopped(self, now: float) -> None:
+        """Reports the agents that are stopped (SIGSTOP), with their pids, each time that they change."""
         if now - self._looked < POLL_S:
             return
         self._looked = now
-        if (stopped := self._stopped_processes()) != self._stopped:
+        agents = self._attempt.agents if self._attempt else {}
+        stopped = [(f"the agent of {group}", pid) for pid, group in agents.items() if stacks.is_stopped(pid)]
+        if stopped != self._stopped:
             self._stopped = stopped
             self._report("stopped", processes=stopped)
-
-    def _stopped_processes(self) -> list[tuple[str, int]]:
-        """Returns the agents and fork servers that are stopped (SIGSTOP), with their pids."""
-        agents = self._attempt.agents if self._attempt else {}
-        children = {pid: f"the agent of {group}" for pid, group in agents.items()}
-        children |= {server.pid: f"the fork server of {python}" for python, server in self._others.items()}
-        return [(what, pid) for pid, what in children.items() if stacks.is_stopped(pid)]
 
     def _send_events(self) -> None:
         if self._events and self._attempt:
@@ -442,6 +466,26 @@ class NodeProcess:
         self._send_events()
         if self._attempt:
             self._connection.send({"type": kind, "attempt": self._attempt.number, **values})
+
+
+def _examine(run: RunDir, node: int, message: Message, writer: int) -> int:
+    """Examines this node, as the head asks. Sends the fields of `NodeFacts`."""
+    try:
+        needs, ports = Needs(**message["needs"]), message["ports"]
+        plan, start = Plan.read(run.plan), run.read_start()
+        facts = on_node.examine(plan, run, start, node, needs, message["nonce"], ports)
+    except Exception as error:  # a bug in a check prevents no launch
+        facts = on_node.failed(error)
+    task.report(writer, facts)
+    return OK
+
+
+def _call(message: Message, token: str, writer: int) -> int:
+    """Calls the other nodes, as the head asks. Sends its answer to the head."""
+    peers = {int(node): str(address) for node, address in message["peers"].items()}
+    problems = list(reach.unreached(peers, token))
+    task.report(writer, {"type": "called", "attempt": message["attempt"], "problems": problems})
+    return OK
 
 
 # Starting a node process
@@ -472,7 +516,7 @@ def fork(job: NodeJob) -> int:
 
     To be called from the main thread, after the heavy imports and before any other thread exists.
     """
-    parent, log = os.getpid(), fork_log(job.run, job.node)
+    parent, log = os.getpid(), job.run.node_log(job.node)
     log.parent.mkdir(parents=True, exist_ok=True)
     forkserver.flush()
     gc.collect()

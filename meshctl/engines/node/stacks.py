@@ -6,25 +6,25 @@
 
 No method waits. A process writes its stacks itself (`run.stack_dump`). py-spy, if it is installed, adds the
 native frames, and is the only source for a process that is stopped. nvidia-smi, if it is installed, reports
-the GPUs that a process uses.
+the GPUs that a process uses; it may itself hang with the driver. The kernel knows which ones a process has
+open, whatever its environment says and however they are numbered there.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.node import device_state
-from meshctl.engines.node.waiting_file import file_of
 from meshctl.run import stack_dump
 
 STACK_S = 1.0
@@ -198,7 +198,7 @@ def _is_complete(request: _Request, now: float) -> bool:
 
 def _result(request: _Request) -> ProcessState:
     native = request.spy.text() if request.spy else ""
-    devices = device_state.lines_of(request.smi.text(), request.gpus) if request.smi else []
+    devices = gpu_lines(request.smi.text(), request.gpus) if request.smi else []
     return replace(state_of(request.pid), stack=request.seen, native=native, devices=devices)
 
 
@@ -208,11 +208,85 @@ def _start_commands(request: _Request) -> None:
     if path := _py_spy():
         kind = "--nonblocking" if state_of(request.pid).is_stopped else "--native"
         request.spy = _Command([path, "dump", kind, "--pid", str(request.pid)])
-    request.gpus = device_state.gpus_of(request.pid)
-    if request.gpus and (words := device_state.command()):
+    request.gpus = gpus_of(request.pid)
+    if request.gpus and (words := smi_command()):
         request.smi = _Command(words)
 
 
 def _py_spy() -> str | None:
     folders = os.pathsep.join([str(Path(sys.executable).parent), os.defpath])
     return shutil.which("py-spy", path=folders) or shutil.which("py-spy")
+
+
+FIELDS = ("index", "utilization.gpu", "memory.used", "memory.total")
+MIB = 1 << 20
+GB = 1e9
+
+
+def gpus_of(pid: int) -> set[int]:
+    """Returns the numbers of the NVIDIA GPUs that a process has open."""
+    found = set[int]()
+    with suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                target = os.readlink(f"/proc/{pid}/fd/{number}")
+                if match := re.fullmatch(r"/dev/nvidia(\d+)", target):
+                    found.add(int(match[1]))
+    return found
+
+
+def smi_command() -> list[str]:
+    """Returns the command that lists all GPUs; empty if it is not installed."""
+    path = shutil.which("nvidia-smi")
+    return [path, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"] if path else []
+
+
+def gpu_lines(output: str, gpus: Collection[int]) -> list[str]:
+    """Returns a line for each of some GPUs from the command's output. None of them is in it if the command
+    did not answer."""
+    rows = [re.split(r"\s*,\s*", row.strip()) for row in output.splitlines()]
+    found = {row[0]: row for row in rows if len(row) == len(FIELDS)}
+    return [_gpu_line(gpu, found.get(str(gpu))) for gpu in sorted(gpus)]
+
+
+def _gpu_line(gpu: int, row: list[str] | None) -> str:
+    if row is None:
+        return f"GPU {gpu}: nvidia-smi does not answer"
+    _, busy, used, total = row
+    with suppress(ValueError):
+        sizes = [int(size) * MIB / GB for size in (used, total)]
+        return f"GPU {gpu}: {busy} % busy, {sizes[0]:.1f} of {sizes[1]:.1f} GB in use"
+    return f"GPU {gpu}: {busy} % busy"
+
+
+PATH_BYTES_MAX = 4096
+AT_FDCWD = 0xFFFFFF9C
+"""The number for the working directory in place of a descriptor, as 32 bits."""
+
+
+def file_of(pid: int, task: int = 0) -> str:
+    """Returns the file that a system call of a process names by its first arguments: a descriptor, or an
+    absolute path. `task` is a thread of the process; 0 for its main thread."""
+    with suppress(OSError, ValueError):
+        words = Path(f"/proc/{pid}/task/{task or pid}/syscall").read_text().split()
+        first, second = (int(word, 16) for word in words[1:3])
+        if first & 0xFFFFFFFF == AT_FDCWD:
+            return _path_at(pid, second)
+        return _file_behind(pid, first) or _path_at(pid, first)
+    return ""
+
+
+def _file_behind(pid: int, descriptor: int) -> str:
+    with suppress(OSError):
+        path = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+        return path if path.startswith("/") else ""
+    return ""
+
+
+def _path_at(pid: int, address: int) -> str:
+    """Returns the absolute path that is in the memory of a process."""
+    with suppress(OSError, ValueError, OverflowError), open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        memory.seek(address)
+        text = os.fsdecode(memory.read(PATH_BYTES_MAX).partition(b"\0")[0])
+        return text if text.startswith("/") and text.isprintable() else ""
+    return ""

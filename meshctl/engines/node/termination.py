@@ -7,10 +7,8 @@ failure, `supervise/forced_end.py` also kills all workers of the run.
         agent           dies with the node process (SIGKILL)
         worker          dies with the node process (SIGKILL), and with its agent, whose socket the node
                         process watches
-        fork server     dies with the node process (SIGTERM): one that runs another interpreter
-        log process     ends when no process has a pipe to it, and kills those that have one, or the mark of
-                        the run in their environment, although the node process has died and nobody has
-                        adopted them
+        log process     ends when no process has a pipe to it, and kills those with the mark of the run in
+                        their environment, although the node process has died and nobody has adopted them
 
 PR_SET_PDEATHSIG is tied to the parent *thread*, so processes are forked from the main thread; and it misses a
 parent that died before it was set, so `die_with` checks the parent afterwards.
@@ -83,18 +81,6 @@ def kill_children(spare: Collection[int] = ()) -> None:
         time.sleep(0.001)
 
 
-def kill_writers(pipes: Collection[int]) -> None:
-    """Kills the processes that can write into pipes, given by the descriptors of their reading ends, and that
-    no other process of the run is left to kill."""
-    end = time.monotonic() + GRACE_S
-    names = {os.readlink(f"/proc/self/fd/{pipe}") for pipe in pipes}
-    while (pids := _having(names) - {os.getpid(), os.getppid()}) and time.monotonic() < end:
-        for pid in pids:
-            with suppress(PermissionError, ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.001)
-
-
 def kill_marked(mark: str, until: float) -> None:
     """Kills the processes that began with `mark`, such as `NAME=VALUE`, in their environment, and had begun
     at `until`, in seconds since the machine was started. A successor of the node process may have begun
@@ -121,24 +107,6 @@ def _begin(entry: Path) -> float:
     """Returns when a process began, in seconds since the machine was started."""
     ticks = (entry / "stat").read_text().rpartition(")")[2].split()[19]
     return int(ticks) / os.sysconf("SC_CLK_TCK")
-
-
-def _having(names: Collection[str]) -> set[int]:
-    """Returns the pids of the processes that have a file open whose link in /proc is one of `names`."""
-    found = set[int]()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):  # it has ended, or is another user's
-                if any(_target(link) in names for link in (entry / "fd").iterdir()):
-                    found.add(int(entry.name))
-    return found
-
-
-def _target(link: Path) -> str:
-    try:
-        return os.readlink(link)
-    except FileNotFoundError:  # it was closed meanwhile
-        return ""
 
 
 def reap_adopted(own: Collection[int]) -> None:

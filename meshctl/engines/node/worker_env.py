@@ -16,6 +16,7 @@ from pathlib import Path
 from meshctl.dataclass import dataclass
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node import scratch
+from meshctl.engines.node.interpreter import environ_changes
 from meshctl.engines.node.visible_devices import device_list, variables, visible_names
 from meshctl.network.authentication import TOKEN_VARIABLE
 from meshctl.plan.model import Group, Plan, Program, Worker
@@ -78,7 +79,7 @@ class WorkerEnv:
     is_rocm: bool = False
     """True if torch is a ROCm build."""
     python: str = sys.executable
-    """The interpreter of the fork server."""
+    """The interpreter of the workers."""
     generations: Mapping[str, int] = field(default_factory=dict)
     """Group -> how often it has restarted alone in this attempt."""
 
@@ -87,25 +88,27 @@ class WorkerEnv:
         """The command line of a worker that must be started by exec; None for a worker that only forks."""
         if self.group.program is not None:
             return _program_argv(self.group.program, self.run, self.start)
-        return (self.python, *WORKER) if reads_at_import(self.group, self.inherited) else None
+        is_other = self.python != sys.executable
+        return (self.python, *WORKER) if is_other or reads_at_import(self.group, self.inherited) else None
 
     @property
     def cwd(self) -> str:
         return cwd_of(self.start, self.group.program) if self.group.program else ""
 
-    def variables(self, worker: Worker) -> dict[str, str]:
-        """Returns the variables to add to the inherited environment. The group's `env` overrides all of them
-        except `MESHCTL_*`.
+    def variables(self, worker: Worker) -> dict[str, str | None]:
+        """Returns the variables to add to the inherited environment; None for one to remove. The group's
+        `env` overrides all of them except `MESHCTL_*`.
 
         Device lists of other types than the group's are not changed: as under torchrun, a worker on cpu may
         use a GPU. `env: {CUDA_VISIBLE_DEVICES: ""}` hides the GPUs.
         """
-        found = {"OMP_NUM_THREADS": self.inherited.get("OMP_NUM_THREADS", "1")}
+        is_other = self.python != sys.executable
+        found = environ_changes(self.python, self.inherited) if is_other else {}
+        found |= {"OMP_NUM_THREADS": self.inherited.get("OMP_NUM_THREADS", "1")}
         if self.plan.cluster.nodes == 1:  # nothing leaves this machine
             found |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
-        elif (
-            self.stores.interface
-        ):  # by themselves they take the address of the host's name, perhaps 127.0.1.1
+        elif self.stores.interface:
+            # By themselves they take the address of the host's name, perhaps 127.0.1.1.
             own = {"GLOO_SOCKET_IFNAME": self.stores.interface, "NCCL_SOCKET_IFNAME": self.stores.interface}
             found |= {name: self.inherited.get(name, value) for name, value in own.items()}
         found |= self._device_lists(worker)

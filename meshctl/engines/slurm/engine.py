@@ -20,14 +20,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from meshctl.dataclass import dataclass
 from meshctl.engines.engine import CannotStart, Command, Handle, Job, Rendered, SubmittedJob
 from meshctl.engines.remote import RemoteEngine
-from meshctl.engines.slurm.allocation import Allocation
-from meshctl.engines.slurm.job import SlurmJob, call
-from meshctl.engines.slurm.requeue import Requeue
-from meshctl.engines.slurm.script import script_of
-from meshctl.engines.slurm.steps import SlurmHandle, Step, steps_of
+from meshctl.engines.slurm.job import Allocation, Requeue, SlurmJob, SlurmOptions, call
+from meshctl.engines.slurm.steps import SlurmHandle, Step, script_of, steps_of
 from meshctl.network.addresses import address_towards, default_address
 from meshctl.plan.model import Plan
 from meshctl.run.directory import NO_START, RunDir, Start, write_whole
@@ -38,25 +34,6 @@ JOB_ID = "SLURM_JOB_ID"
 PORT = 9
 """A port towards which an address is looked up; nothing is sent there."""
 SUBMIT_S = 60.0
-
-
-@dataclass(frozen=True)
-class SlurmOptions:
-    """The options of `engine.slurm`, as `recipe/slurm_fields.py` describes them."""
-
-    partition: str = ""
-    account: str = ""
-    time: str = ""
-    """DAYS-HH:MM:SS"""
-    qos: str = ""
-    constraint: str = ""
-    gres: str = ""
-    cpus: int = 0
-    """CPUs of each node; 0 for those of the partition."""
-    container_image: str = ""
-    container_mounts: Sequence[str] = ()
-    sbatch: Sequence[str] = ()
-    requeue: bool = False
 
 
 class SlurmEngine(RemoteEngine):

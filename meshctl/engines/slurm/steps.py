@@ -1,36 +1,100 @@
-"""The steps of a job: the `srun`s by which the head starts the nodes.
+"""The commands that Slurm runs: the script that `launch` submits, and the `srun`s by which its head starts
+the nodes.
 
-There is one for each set of nodes, whose tasks know their place in the set by SLURM_NODEID; with
-`run.restarts` there is one for each node, so that a lost one can be started again. The sets are steps of
-their own, because in one step of a heterogeneous job SLURM_NODEID would count over all components.
-"""
+    #SBATCH --nodes=1 --gres=gpu:8        the first component
+    #SBATCH hetjob
+    #SBATCH --nodes=4 --gres=gpu:4        the second one
+    exec meshctl head --plan RUN/plan.json
+
+The shell becomes the head, so that signals to the batch step reach it. There is one `srun` for each set of
+nodes, whose tasks know their place in the set by SLURM_NODEID; with `run.restarts` there is one for each
+node, so that a lost one can be started again. The sets are steps of their own, because in one step of a
+heterogeneous job SLURM_NODEID would count over all components."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.awaited import publish, withdraw
 from meshctl.engines.engine import Exited, Job
 from meshctl.engines.host_script import last_error, node_lines, refusals
 from meshctl.engines.local import LocalHandle
 from meshctl.engines.node.termination import GRACE_S
-from meshctl.engines.slurm.allocation import Share
-from meshctl.engines.slurm.job import why_signalled
+from meshctl.engines.remote import publish, withdraw
+from meshctl.engines.slurm.job import Share, SlurmOptions, why_signalled
 from meshctl.plan.model import Plan
-from meshctl.plan.node_sets import node_sets
+from meshctl.plan.node_sets import NodeSet, node_sets
 from meshctl.run.directory import RunDir
+from meshctl.run.process import IN_JOB
 
-if TYPE_CHECKING:
-    from meshctl.engines.slurm.engine import SlurmOptions
+GRES = {"cuda": "gpu", "npu": "npu"}
+"""Device type -> its name for Slurm."""
+NOTICE_S = 15
+"""Seconds that the end of a run may take in addition to `run.grace`."""
+
+
+def script_of(plan: Plan, run: RunDir, options: SlurmOptions, folder: str) -> str:
+    """Returns the script. `folder` is the working directory of the launcher, and that of the head."""
+    sets = node_sets(plan)
+    lines = ["#!/bin/bash", *(f"#SBATCH {line}" for line in _job(plan, run, options))]
+    for index, alike in enumerate(sets):
+        if index:
+            lines.append("#SBATCH hetjob")
+        lines += [f"#SBATCH {line}" for line in (*_common(options), *_component(plan, alike, options))]
+    head = [sys.executable, "-m", "meshctl", "head", "--plan", str(run.plan)]
+    lines += ["", f"export {IN_JOB}=1", f"cd {shlex.quote(folder)} || exit 4", f"exec {shlex.join(head)}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _job(plan: Plan, run: RunDir, options: SlurmOptions) -> Iterator[str]:
+    """Yields the options of the whole job."""
+    yield f"--job-name={plan.name}"
+    yield f"--output={shlex.quote(f'{run.path}/logs/slurm-%j.log')}"
+    yield "--open-mode=append"
+    yield f"--signal=B:USR2@{math.ceil(plan.run.grace) + NOTICE_S}"
+    yield "--requeue" if options.requeue else "--no-requeue"
+    if plan.run.restarts:
+        yield "--no-kill"
+
+
+def _common(options: SlurmOptions) -> Iterator[str]:
+    """Yields the options that each component has."""
+    for name in ("partition", "account", "qos", "time", "constraint"):
+        if value := getattr(options, name):
+            yield f"--{name}={shlex.quote(value)}"
+    yield from options.sbatch
+
+
+def _component(plan: Plan, alike: NodeSet, options: SlurmOptions) -> Iterator[str]:
+    yield f"--nodes={alike.count}"
+    yield "--ntasks-per-node=1"
+    if options.cpus:
+        yield f"--cpus-per-task={options.cpus}"
+    if gres := gres_of(plan, alike, options.gres):
+        yield f"--gres={shlex.quote(gres)}"
+
+
+def gres_of(plan: Plan, alike: NodeSet, written: str) -> str:
+    """Returns the devices that each node of a set is given; empty for none. `written` is the option, without
+    a number or with one. Where the plan needs no devices at all, a number is for every node."""
+    needed = {kind: count for kind, count in alike.devices.items() if kind in GRES}
+    has_count = written.rpartition(":")[2].isdigit()
+    if not needed:
+        is_wanted = has_count and all(group.device_type == "cpu" for group in plan.groups)
+        return written if is_wanted else ""
+    if has_count:
+        return written
+    return ",".join(f"{written or GRES[kind]}:{count}" for kind, count in needed.items())
+
 
 FAILED_TASK = re.compile(r"srun: error: (\S+?): task.*?: (?:Exited with exit code (\d+)|(\S.*))")
 FOREIGN = (
@@ -65,12 +129,12 @@ def steps_of(
     for index, (alike, share) in enumerate(zip(node_sets(plan), shares, strict=True)):
         nodes = tuple(alike.numbers())
         if not plan.run.restarts:
-            script = script_of(run, f'"{index}.$SLURM_NODEID"', head, setup)
+            script = _node_script(run, f'"{index}.$SLURM_NODEID"', head, setup)
             argv = (*srun_of(run, share, share.hosts, options), script)
             steps.append(Step(nodes[0], nodes, share.hosts, argv))
             continue
         for node, host in zip(nodes, share.hosts, strict=True):
-            argv = (*srun_of(run, share, (host,), options), script_of(run, str(node), head, setup))
+            argv = (*srun_of(run, share, (host,), options), _node_script(run, str(node), head, setup))
             steps.append(Step(node, (node,), (host,), argv))
     return tuple(steps)
 
@@ -97,7 +161,7 @@ def _mount(text: str) -> str:
     return text if ":" in text else f"{text}:{text}"
 
 
-def script_of(run: RunDir, place: str, head: str, setup: Sequence[str]) -> str:
+def _node_script(run: RunDir, place: str, head: str, setup: Sequence[str]) -> str:
     """Returns the shell script of a node. `place` is its place in the plan, as the shell reads it."""
     agent = shlex.join(["meshctl", "agent", "--plan", str(run.plan), "--head", head, "--in-job"])
     log = f'exec >{shlex.quote(str(node_log(run, "")))}"$SLURMD_NODENAME" 2>&1'
@@ -167,9 +231,6 @@ class SlurmHandle(LocalHandle):
             self._start(self._steps[node])
         return True
 
-    def terminate(self) -> None:
-        self._end(list(self._steps))
-
     def kill(self) -> None:
         self._end(list(self._steps))
 
@@ -185,7 +246,7 @@ class SlurmHandle(LocalHandle):
                 self.poll()
                 time.sleep(0.02)
             if self.running and not signals:
-                self.terminate()
+                self.kill()
         super().close()
 
 

@@ -59,6 +59,11 @@ class Attempt:
         """The last step before the attempt; None if it starts from the beginning."""
         return step_of(self.start)
 
+    @property
+    def has_ended_step(self) -> bool:
+        """True if a step of the attempt has its row."""
+        return self.fold.last > (self.step or 0)
+
 
 def begin(
     plan: Plan,
@@ -93,27 +98,30 @@ def attached(plan: Plan, run: RunDir) -> Attempt:
 def taken_up(plan: Plan, run: RunDir) -> Attempt:
     """Returns the attempt for a head that another process than `launch` starts: the one that was prepared, or
     the next one if a head has launched that already. Raises `RunHeld`, `NoWholeCheckpoint` and `OSError`."""
-    attempt = replace(attached(plan, run), lock=lock(run))
+    start, descriptor = run.read_start(), lock(run)
     events = events_of(run.journal("launcher")) if run.journal("launcher").exists() else ()
-    number = attempt.start.attempt
-    was_launched = any(one.name == "launched" and one.value.get("attempt") == number for one in events)
-    return next_attempt(attempt) if was_launched else attempt
+    was_launched = any(one.name == "launched" and one.value.get("attempt") == start.attempt for one in events)
+    return (_next if was_launched else _reading)(plan, run, start, descriptor)
 
 
 def next_attempt(attempt: Attempt, plan: Plan | None = None) -> Attempt:
     """Begins another attempt at the same run, in the same process and under the same lock. `plan` is its
     plan, if it is another one. Raises `NoWholeCheckpoint` if there are checkpoints and none is whole, and
     `OSError` if a file cannot be written."""
-    whole = newest_whole_checkpoint(attempt.run)
-    found, old = following(attempt.run, attempt.start.path, whole), attempt.start
+    return _next(plan or attempt.plan, attempt.run, attempt.start, attempt.lock)
+
+
+def _next(plan: Plan, run: RunDir, old: Start, descriptor: int) -> Attempt:
+    """Begins the attempt after the one that has begun with `old`."""
+    whole = newest_whole_checkpoint(run)
+    found = following(run, old.path, whole)
     start = replace(found, only=old.only, replay=old.replay, after=old.after, engine=old.engine)
-    plan = plan or attempt.plan
-    if plan.digest != Plan.read(attempt.run.plan).digest:
-        start = replace(start, plan=attempt.run.smaller_plan(plan.digest).name)
-        write_whole(attempt.run.plan_of(start), plan.to_json(), private=True)
-    begun = _begun(plan, attempt.run, start, attempt.lock)
-    begun.run.forget_recorded(begun.step or 0)
-    forget_media(begun.run, begun.step or 0)
+    if plan.digest != Plan.read(run.plan).digest:
+        start = replace(start, plan=run.smaller_plan(plan.digest).name)
+        write_whole(run.plan_of(start), plan.to_json(), private=True)
+    begun = _begun(plan, run, start, descriptor)
+    run.forget_recorded(begun.step or 0)
+    forget_media(run, begun.step or 0)
     return replace(begun, warnings=_warnings(whole))
 
 

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Callable, Collection
+from typing import Any
 
+from meshctl.engines.checks.resume import code_of
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.judge import Judge
-from meshctl.engines.supervise.saved_files import SavedFiles
+from meshctl.plan.resume_facts import facts_of
+from meshctl.run.checkpoints.saved import Manifest
 from meshctl.run.events import Event, Journal
 
 NUMBERS = re.compile(r"[\d,]+")
@@ -33,7 +37,14 @@ class Checkpoints:
         self._prune = prune
         self._recipe, self._run = attempt.plan.run.checkpoint, attempt.run
         self._judge, self._journal = judge, journal
-        self._saving = SavedFiles(attempt.plan, attempt.run, attempt.start.path)
+        self._facts = {**facts_of(attempt.plan), "code": code_of(attempt.plan, attempt.start.path)}
+        self._workers = sum(group.workers for group in attempt.plan.groups if group.program is None)
+        self._saved: dict[int, dict[tuple[str, int | None], dict[str, Any]]] = {}
+        """Step that is not published yet -> the files of each worker that has saved it."""
+        self._failures: dict[int, str] = {}
+        """Step -> the reason why it cannot be written."""
+        self._last_saved = 0
+        """The newest step that a worker has saved, or could not save."""
         self._published = set(attempt.published)
         self.newest = attempt.step
         """The step of the newest checkpoint; None without one."""
@@ -44,12 +55,20 @@ class Checkpoints:
 
     def add(self, event: Event) -> None:
         """Notes a `saved` or `unsaved` event of a worker."""
-        self._saving.add(event)
+        if event.step is not None:
+            saved = self._saved.setdefault(event.step, {})
+            saved[event.group, event.rank] = event.value.get("files", {})  # the last one, if it restarted
+            self._last_saved = max(self._last_saved, event.step)
+            if event.name == "unsaved":
+                self._failures.setdefault(event.step, str(event.value.get("error", "")))
 
     @property
     def lost_end(self) -> str:
         """The reason that the last checkpoint was not written; empty if it was, or if there was none."""
-        return self._saving.lost_end
+        step = self._last_saved
+        if step not in self._failures:
+            return ""
+        return f"the last checkpoint, of step {step}, could not be written: {self._failures[step]}"
 
     def is_due(self, now: float, is_requested: bool) -> bool:
         """Returns whether the workers are to save a checkpoint that the number of steps does not ask for:
@@ -68,11 +87,12 @@ class Checkpoints:
         """Publishes the steps that all workers have saved and that are right, and warns of those that could
         not be written. To be called when all events of a poll are read: those of a worker arrive in
         order."""
-        for step in self._saving.reported:
-            if not self._saving.failure(step) and is_right(step):
+        for step in sorted(step for step, saved in self._saved.items() if len(saved) == self._workers):
+            if step not in self._failures and is_right(step):
                 self._publish(step)
-            if reason := self._saving.failure(step):
-                self._saving.discard(step)
+            if reason := self._failures.get(step):
+                del self._saved[step]
+                shutil.rmtree(self._run.checkpoint(step), ignore_errors=True)
                 self._warn_once(step, reason)
 
     def _warn_once(self, step: int, reason: str) -> None:
@@ -85,8 +105,15 @@ class Checkpoints:
             self._warn(f"the checkpoint of step {step} could not be written: {reason}")
 
     def _publish(self, step: int) -> None:
-        if self._recipe is None or not self._saving.publish(step):
+        if self._recipe is None:
             return
+        try:
+            self._write_manifest(step)
+            self._run.publish_checkpoint(step)
+        except OSError as error:
+            self._failures[step] = f"{error.filename}: {error.strerror}"
+            return
+        del self._saved[step]
         self.newest = step
         if self._failed and step > self._failed[-1]:
             if len(self._failed) > 1:
@@ -102,6 +129,12 @@ class Checkpoints:
         except OSError as error:
             self._warn(f"{error.filename} cannot be written: {error.strerror}")
         self._journal.write("checkpoint", step=step, path=str(self._run.checkpoint(step)))
+
+    def _write_manifest(self, step: int) -> None:
+        """Writes the manifest, as private as `plan.json`, which holds the same arguments."""
+        files = {name: facts for part in self._saved[step].values() for name, facts in part.items()}
+        is_private = not self._run.plan.stat().st_mode & 0o077
+        Manifest(step, files, self._facts).write(self._run.checkpoint(step), is_private)
 
     def on_row(self, step: int) -> None:
         """Judges a published checkpoint again, whose row has got the metrics of stages that ran at the

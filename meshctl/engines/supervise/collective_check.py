@@ -3,7 +3,7 @@
     check = CollectiveCheck(plan, resumed_step)
     check.add(event)                  # `step` and `fault` events
     check.stand(group, rank, record)  # progress records of workers that stand
-    check.found                       # the first `Disagreement`, or None
+    check.found                       # the first `Disagreement`, or None; `poll` reports it
 
 Each rank reports in its `step` event how many collectives it has called in each process group since its last
 one, with a digest of them. The ranks of a process group are compared when all ranks of the device group have
@@ -19,12 +19,15 @@ later one has written an event, which may arrive after its record.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from meshctl.dataclass import dataclass
+from meshctl.engines.supervise.cause import Cause, Priority
+from meshctl.engines.supervise.watches import Fault, Watch
+from meshctl.network.connection import Message
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
 from meshctl.run.progress import Activity, Calls, Record
@@ -97,28 +100,28 @@ class _Group:
         return [rank for rank, record in self.standing.items() if record.calls]
 
 
-class CollectiveCheck:
+class CollectiveCheck(Watch):
     def __init__(self, plan: Plan, resumed_step: int = 0) -> None:
         """`resumed_step` is the last step before the attempt."""
         self._plan, self._first = plan, Visit(resumed_step + 1, 0)
         self._groups = {group.name: _Group(group.workers) for group in plan.groups if group.program is None}
         self._first_ranks: dict[tuple[str, str, int], int] = {}
         self.found: Disagreement | None = None
-        self._is_taken = False
+        self._is_reported = False
 
-    def take(self) -> Disagreement | None:
-        """Returns the found disagreement at the first call after it was found, otherwise None."""
-        is_new, self._is_taken = self.found is not None and not self._is_taken, self.found is not None
-        return self.found if is_new else None
+    def poll(self, now: float = 0.0) -> Iterator[Fault]:
+        """Returns the disagreement, once."""
+        if self.found and not self._is_reported:
+            self._is_reported = True
+            yield Fault(Cause(Priority.OWN, self.found.message), self.found.step, is_wrong=True)
 
     def allows(self, step: int) -> bool:
         """Returns whether the metrics of a step may be written: all ranks have agreed in it and in earlier
         steps."""
         return self.found is None or step < self.found.step
 
-    def forget(self, name: str) -> None:
-        """Forgets what the ranks of a group have called, which restarts."""
-        self._groups[name] = _Group(self._groups[name].workers)
+    def forget(self, group: str) -> None:
+        self._groups[group] = _Group(self._groups[group].workers)
 
     def is_inside(self, name: str, rank: int) -> bool:
         """Returns whether the last known record of a rank stands in a collective."""
@@ -126,7 +129,7 @@ class CollectiveCheck:
         record = group.standing.get(rank) if group else None
         return record is not None and bool(record.collective)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Event, now: float = 0.0) -> None:
         """Processes an event of a worker. Other events are ignored."""
         if event.group not in self._groups or event.rank is None or self.found:
             return
@@ -134,6 +137,11 @@ class CollectiveCheck:
             self._report(event.group, event.rank, event.step or 0, event.value.get("collectives", {}))
         elif event.name == "fault" and "progress" in event.value:
             self.stand(event.group, event.rank, Record.of_message(event.value["progress"]))
+
+    def receive(self, message: Message, now: float) -> None:
+        if message["type"] == "progress":
+            for group, rank, record, _ in message["workers"]:
+                self.stand(group, rank, Record.of_message(record))
 
     def stand(self, name: str, rank: int, record: Record) -> None:
         """Processes the progress record of a worker that stands."""

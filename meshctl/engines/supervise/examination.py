@@ -3,8 +3,6 @@
     all nodes have joined -> "examine" -> each node's facts -> judged together
                           -> "peers"   -> each node calls the others -> the attempt
 
-Nodes report a peer that they do not reach also later, while the attempt runs.
-
 A node that joins again is a newcomer until it has begun an attempt. Where the run may go on without it, it is
 refused for what it lacks, and a newcomer that joins while an attempt runs without it is examined meanwhile.
 """
@@ -30,8 +28,6 @@ from meshctl.text.english import counted
 
 EXAMINE_S = 60.0
 """Seconds within which a node must have examined itself, and again called its peers."""
-TOGETHER_S = 2.0
-"""Seconds after the first report of a peer that is not reached, in which others are awaited."""
 PEERS_MAX = 64
 """The number of peers that each node calls."""
 APART_MAX = 3
@@ -88,33 +84,32 @@ class Examination:
         self._nonce = ""
         self._attempt = 0
         self._nodes: Collection[int] = ()
-        self._is_judged = self._is_called = False
+        self._is_judged = False
+        self._called: set[int] = set()
+        """The nodes that were requested to call their peers, in this attempt."""
+        self._problems: dict[int, dict[int, str]] = {}
+        """Node that has called its peers -> each peer that it does not reach, and why."""
         self._known: set[int] = set()
         """The nodes that have begun an attempt."""
-        self._admitted: set[int] = set()
-        """The newcomers that call their peers while an attempt runs without them, or have reached them."""
         self._fit: set[int] = set()
-        """The newcomers that have reached them."""
-        self._reached: set[int] = set()
-        self._apart: dict[tuple[int, int], str] = {}
-        """Caller and peer -> why the peer is not reached."""
+        """The newcomers that have passed while an attempt ran without them."""
         self._since = 0.0
-        """The time of the last request to the nodes, or of the first report about a peer."""
+        """The time of the last request to the nodes."""
         self.is_over = False
         """True if the nodes can begin the attempt."""
 
     def begin(self, attempt: int, nodes: Collection[int]) -> None:
         """Begins the round of an attempt. Nodes that have examined themselves call their peers only."""
         self._attempt, self._nodes = attempt, nodes
-        self._is_judged = self._is_called = self.is_over = False
-        for found in (self._admitted, self._reached, self._apart):
-            found.clear()
+        self._is_judged = self.is_over = False
+        self._called.clear()
+        self._problems.clear()
 
     def forget(self, node: int) -> None:
         """Forgets a node that was lost: its next process examines itself again."""
-        for found in (self._facts, self._clocks, self._addresses, self._asked):
+        for found in (self._facts, self._clocks, self._addresses, self._asked, self._problems):
             found.pop(node, None)
-        for known in (self._known, self._admitted, self._fit):
+        for known in (self._known, self._called, self._fit):
             known.discard(node)
 
     def is_fit(self, node: int) -> bool:
@@ -124,31 +119,20 @@ class Examination:
     @property
     def _newcomers(self) -> set[int]:
         """The newcomers of the round, without which the run may go on; none where all nodes are new."""
-        return (
-            {*self._nodes} - self._known
-            if self._can_lose and self._known.intersection(self._nodes)
-            else set()
-        )
+        can_lose = self._can_lose and not self._known.isdisjoint(self._nodes)
+        return {*self._nodes} - self._known if can_lose else set()
 
-    def on_message(self, node: int, message: Message, now: float) -> None:
-        """Raises `LookupError`, `TypeError` and `ValueError` for a malformed message."""
-        match message["type"]:
-            case "examined":
-                self._facts[node] = NodeFacts(**message["facts"])
-                self._addresses[node] = str(message["address"])
-                self._clocks[node] = _ahead(float(message["now"]), self._asked.get(node, 0.0))
-            case "reached" if message["attempt"] == self._attempt:
-                self._reached.add(node)
-            case "unreachable" if message["attempt"] == self._attempt:
-                self._since = self._since if self._apart else now
-                self._apart[node, int(message["peer"])] = self._why(node, message)
-
-    def _why(self, node: int, message: Message) -> str:
-        us, them = name_of(node, self._facts), name_of(int(message["peer"]), self._facts)
-        where = f"{them} at {message['address']}"
-        if self.is_over and node in self._nodes:
-            return f"{us} has not heard {where} for {float(message['seconds']):.0f} s: {message['problem']}"
-        return f"{us} does not reach {where}: {message['problem']}"
+    def on_message(self, node: int, message: Message) -> None:
+        if message["type"] == "examined":
+            self._facts[node] = NodeFacts(**message["facts"])
+            self._addresses[node] = message["address"]
+            self._clocks[node] = _ahead(message["now"], self._asked.get(node, 0.0))
+        elif message["attempt"] == self._attempt:
+            us = name_of(node, self._facts)
+            self._problems[node] = {
+                peer: f"{us} does not reach {name_of(peer, self._facts)} at {address}: {problem}"
+                for peer, address, problem in message["problems"]
+            }
 
     def poll(
         self,
@@ -161,71 +145,59 @@ class Examination:
         joined = {node: one for node, one in connections.items() if one is not None}
         if self.is_over:
             yield from self._admit({node: one for node, one in idle.items() if node not in self._nodes}, now)
-        if self._apart:
-            if now - self._since > TOGETHER_S or self._have_all_answered:
-                yield from self._parted()
-                self._apart.clear()
-        elif self._nodes and not self.is_over and joined.keys() >= {*self._nodes}:
+        elif self._nodes and joined.keys() >= {*self._nodes}:
             yield from self._advance(joined, now)
 
-    def _parted(self) -> Iterator[Apart | Refused]:
-        """Yields that nodes do not reach each other. Newcomers are refused if only they are concerned."""
-        newcomers = set[int]() if self.is_over else self._newcomers
-        if newcomers and all(newcomers & {*pair} for pair in self._apart):
-            apart = {node for pair in self._apart for node in pair}
-            yield from (Refused(node, self._apart_text()) for node in sorted(newcomers & apart))
-        else:
-            yield Apart(f"{self._apart_text()}; all of them reach the head: {FIREWALL}")
-
-    @property
-    def _have_all_answered(self) -> bool:
-        """True if all nodes have reported whether they reach their peers."""
-        return {*self._reached, *(caller for caller, _ in self._apart)} >= {*self._nodes}
-
     def _advance(self, connections: Mapping[int, Connection], now: float) -> Iterator[Finding]:
+        newcomers = self._newcomers
         if missing := [node for node in connections if node not in self._facts]:
             self._ask({node: connections[node] for node in missing if node not in self._asked}, now)
-            yield from self._silent(missing, "examined itself", now)
+            yield from self._silent(missing, newcomers, "examined itself", now)
         elif not self._is_judged:
             self._is_judged = True
             self._remove_nonce()
-            newcomers = self._newcomers
             yield from self._judged([*sorted({*self._nodes} - newcomers), *sorted(newcomers)], newcomers)
-        elif not self._is_called:
-            self._is_called, self._since = True, now
+        elif not self._called.issuperset(connections):
+            self._since = now
             for node, connection in connections.items():
                 self._call(node, connection, sorted(connections))
-        elif waiting := [node for node in connections if node not in self._reached]:
-            yield from self._silent(waiting, "called its peers", now)
+        elif waiting := [node for node in connections if node not in self._problems]:
+            yield from self._silent(waiting, newcomers, "called its peers", now)
+        elif apart := {(node, peer) for node, found in self._problems.items() for peer in found}:
+            yield from self._parted(apart, newcomers)
         else:
             self.is_over = True
             self._known.update(self._nodes)
+
+    def _parted(self, apart: Collection[tuple[int, int]], newcomers: set[int]) -> Iterator[Finding]:
+        """Yields that nodes do not reach each other. Newcomers are refused if only they are concerned."""
+        texts = [self._problems[node][peer] for node, peer in sorted(apart)]
+        self._called.clear()  # once is enough, and the nodes that are left call again
+        self._problems.clear()
+        if newcomers and all(newcomers & {*pair} for pair in apart):
+            concerned = sorted(newcomers & {node for pair in apart for node in pair})
+            yield from (Refused(node, _shortened(texts)) for node in concerned)
+        else:
+            yield Apart(f"{_shortened(texts)}; all of them reach the head: {FIREWALL}")
 
     def _admit(self, newcomers: Mapping[int, Connection], now: float) -> Iterator[Finding]:
         """Examines newcomers while an attempt runs without them."""
         self._ask({node: one for node, one in newcomers.items() if node not in self._asked}, now)
         for node, connection in newcomers.items():
-            if node in self._admitted:
-                yield from self._admitted_or_apart(node)
-            elif node in self._facts:
+            if node in self._problems:
+                if texts := list(self._problems.pop(node).values()):
+                    yield Refused(node, _shortened(texts))
+                else:
+                    self._fit.add(node)
+            elif node in self._facts and node not in self._called:
                 found = list(self._judged([*sorted(self._nodes), node], {node}))
                 yield from found
-                if not any(isinstance(one, Refused) for one in found):
-                    self._admitted.add(node)
+                if not found:
                     self._call(node, connection, sorted({*self._nodes, node}))
         if waiting := [node for node in newcomers if node not in self._facts]:
-            yield from self._silent(waiting, "examined itself", now)
+            yield from self._silent(waiting, {*waiting}, "examined itself", now)
         else:
             self._remove_nonce()
-
-    def _admitted_or_apart(self, node: int) -> Iterator[Refused]:
-        """Decides about a newcomer that has called its peers. Later its silent peers are no reason."""
-        own = [pair for pair in self._apart if pair[0] == node]
-        texts = [self._apart.pop(pair) for pair in own]
-        if node in self._reached:
-            self._fit.add(node)
-        elif texts and node not in self._fit:
-            yield Refused(node, "; ".join(texts[:APART_MAX]))
 
     def _ask(self, connections: Mapping[int, Connection], now: float) -> None:
         if not connections:
@@ -242,6 +214,7 @@ class Examination:
 
     def _call(self, node: int, connection: Connection, nodes: list[int]) -> None:
         """Requests a node to call its peers among some nodes."""
+        self._called.add(node)
         peers = {str(peer): self._addresses[peer] for peer in peers_of(node, nodes)}
         connection.send({"type": "peers", "attempt": self._attempt, "peers": peers})
 
@@ -251,19 +224,20 @@ class Examination:
                 (self._run.path / self._nonce).unlink(missing_ok=True)
         self._nonce = ""
 
-    def _silent(self, nodes: Collection[int], what: str, now: float) -> Iterator[Apart | Refused]:
+    def _silent(
+        self, nodes: Collection[int], newcomers: Collection[int], what: str, now: float
+    ) -> Iterator[Apart | Refused]:
         if now - self._since <= EXAMINE_S:
             return
         within = f"has not {what} within {EXAMINE_S:.0f} s"
-        newcomers = {*nodes} if self.is_over else self._newcomers
-        if newcomers.issuperset(nodes):
+        if {*newcomers}.issuperset(nodes):
             yield from (Refused(node, f"{name_of(node, self._facts)} {within}", LOG) for node in nodes)
         else:
             yield Apart(f"{across_nodes.names_of(sorted(nodes), self._facts)} {within}; {LOG}")
 
     def _judged(self, nodes: Iterable[int], newcomers: Collection[int]) -> Iterator[Examined | Refused]:
-        """Yields the newcomers that have failed, each with its first failure, and the problems of others. The
-        nodes that come first are those with which others are compared."""
+        """Yields the newcomers that have failed, each with its first failure, and in a round the problems of
+        others. The nodes that come first are those with which others are compared."""
         facts = {node: self._facts[node] for node in nodes if node in self._facts}
         problems = across_nodes.judge(facts, self._clocks, self._plan, self._shares_files)
         failures: dict[int, Problem] = {}
@@ -271,15 +245,15 @@ class Examination:
             for node in newcomers:
                 if one.is_failure and node in one.nodes:
                     failures.setdefault(node, one)
-        others = [one for one in problems if not (one.is_failure and failures.keys() & {*one.nodes})]
         yield from (Refused(node, one.text, one.remedy) for node, one in failures.items())
         if not self.is_over:
+            others = [one for one in problems if not (one.is_failure and failures.keys() & {*one.nodes})]
             yield Examined(tuple(others))
 
-    def _apart_text(self) -> str:
-        texts = [text for _, text in sorted(self._apart.items())]
-        more = len(texts) - APART_MAX
-        return "; ".join([*texts[:APART_MAX], *([f"{counted(more, 'pair')} more"] if more > 0 else [])])
+
+def _shortened(texts: list[str]) -> str:
+    more = len(texts) - APART_MAX
+    return "; ".join([*texts[:APART_MAX], *([f"{counted(more, 'pair')} more"] if more > 0 else [])])
 
 
 def peers_of(node: int, nodes: list[int]) -> list[int]:

@@ -44,42 +44,27 @@ from typing import Any
 
 from meshctl.engines.checks.across_nodes import Problem
 from meshctl.engines.engine import Exited, groups_on, nodes_of
+from meshctl.engines.forwarding import ForwardedEvents
 from meshctl.engines.node.termination import name_of
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.cause import POLL_S, Cause, Causes, Priority, position_of
 from meshctl.engines.supervise.checkpoints import Checkpoints
-from meshctl.engines.supervise.clocks import Clocks
 from meshctl.engines.supervise.collective_check import CollectiveCheck
 from meshctl.engines.supervise.elastic import sizes_of
-from meshctl.engines.supervise.examination import Examined
-from meshctl.engines.supervise.forced_end import ForcedEnd
-from meshctl.engines.supervise.forwarded_events import ForwardedEvents
-from meshctl.engines.supervise.group_restart import GroupRestart
+from meshctl.engines.supervise.ending import Ending, ForcedEnd, OrderlyEnd
+from meshctl.engines.supervise.examination import Examined, Refused
 from meshctl.engines.supervise.judge import Judge
 from meshctl.engines.supervise.node_changes import NodeChanges
-from meshctl.engines.supervise.orderly_end import OrderlyEnd
-from meshctl.engines.supervise.progress_watch import ProgressWatch
-from meshctl.engines.supervise.reports import (
-    AgentExited,
-    ClockRead,
-    DevicesRead,
-    Downloads,
-    ForwardedLines,
-    LogProblem,
-    NodeLost,
-    NodeRefused,
-    NodeUnfit,
-    Report,
-    ServerExited,
-    Stacks,
-    Standing,
-    StopAsked,
-    Stopped,
-)
+from meshctl.engines.supervise.nodes import NodeLost, Report
+from meshctl.engines.supervise.restarts import GroupRestart
 from meshctl.engines.supervise.session import FAILED, UNFIT, Outcome, Session
+from meshctl.engines.supervise.stalls import ProgressWatch
+from meshctl.engines.supervise.watches import Clocks, Note, Stragglers, Watch
+from meshctl.network.connection import Message
 from meshctl.plan.resizing import Device
 from meshctl.run.event_folding import EventFolding
 from meshctl.run.events import Event
+from meshctl.run.progress import Record
 from meshctl.run.row_file import rows_of
 from meshctl.run.shutdown import StopRequest
 from meshctl.text.english import in_units, in_words
@@ -87,8 +72,8 @@ from meshctl.text.english import in_units, in_words
 QUIET_POLL_S = 0.1
 """Seconds between two polls while no worker has failed and no step is being agreed. A signal, and a message
 of a node, such as that of a failed worker, begin a poll at once."""
-FREQUENT = (Standing, ClockRead)
-"""Reports that do not begin a poll."""
+FREQUENT = ("progress", "clock")
+"""Types of messages that do not begin a poll."""
 EXIT_S = 1.0
 """Seconds from the end of the connection of a killed node process to its exit, at most, on a busy machine."""
 RECORDS_S = 2.5
@@ -101,14 +86,15 @@ class Head:
         self._session, self._attempt, self._plan = session, attempt, plan
         self._nodes, self._signals = session.nodes, session.signals
         store = session.control.under(f"run/{attempt.start.attempt}/")
-        self._ending = OrderlyEnd(plan, store, session.journal)
+        self._orderly = OrderlyEnd(plan, store, session.journal)
+        self._forced = ForcedEnd(session.nodes, session.handle)
+        self._ending = Ending.NONE
         components = {group.name: group.workers for group in plan.groups if group.program is None}
         services = {group.name for group in plan.groups if group.program and group.program.service}
         self._services = frozenset(services) if len(services) < len(plan.groups) else frozenset[str]()
         self._causes = Causes(frozenset(components), attempt.run.log, self._services)
         self._collectives = CollectiveCheck(plan, attempt.step or 0)
-        self._clocks = Clocks(session.journal)
-        self._progress = ProgressWatch(attempt, session.nodes, session.journal, self._causes)
+        self._watches = self._made_watches()
         self._abort_seen = math.inf
         """The time at which the head learned first that a worker has aborted inside a collective."""
         self._workers = sum(components.values())
@@ -120,12 +106,10 @@ class Head:
         self._forwarded = ForwardedEvents(attempt.run)
         self._judge = Judge(plan.run, rows_of(attempt.run.metrics))
         self._checkpoints = Checkpoints(attempt, self._judge, session.journal, session.nodes.prune)
-        self._is_ready = self._is_signalled = self._is_released = self._is_unfit = False
+        self._is_ready = self._is_released = False
+        """True if a worker was ready for its first step, and if services were asked to end."""
         self._cause: Cause | None = None
-        self._has_failed = self._has_disagreed = self._is_timed_out = False
-        """True if a metric that is not finite, different collectives of ranks, or the time limit end it."""
-        self._forced = ForcedEnd(session.nodes, session.handle)
-        self._changes = NodeChanges(session, attempt, self._ending, self._forced)
+        self._changes = NodeChanges(session, attempt, self._orderly, self._forced)
         self._own_nodes = frozenset(nodes_of(plan))
         self._missing = set[Device]()
         self._groups = GroupRestart(
@@ -133,6 +117,15 @@ class Head:
         )
         self._reports: list[Report] = []
         """The reports of nodes that are not handled yet."""
+
+    def _made_watches(self) -> list[Watch]:
+        """Returns all watches, that of this process first."""
+        session, nodes, orderly = self._session, self._nodes, self._orderly
+        progress = ProgressWatch(
+            self._attempt, nodes.ask_stacks, lambda: nodes.local_pids, lambda: orderly.is_agreeing
+        )
+        own: list[Watch] = [session.watch, session.files, session.strangers]
+        return [*own, self._collectives, progress, Stragglers(), Clocks()]
 
     def follow(self) -> Outcome:
         """Begins the attempt and follows it until none of its processes runs. Returns the outcome."""
@@ -148,8 +141,8 @@ class Head:
             self._end_in_order()
             self._end_services()
             self._end_by_force()
-            self._groups.poll(time.monotonic(), self._message(), self._ending.words)
-            is_quiet = not (self._causes.has_fault or self._ending.is_deciding or self._forced.has_begun)
+            self._groups.poll(time.monotonic(), self._message(), self._orderly.words)
+            is_quiet = not (self._causes.has_fault or self._orderly.is_deciding or self._forced.has_begun)
             self._wait(QUIET_POLL_S if is_quiet else POLL_S)
         self._poll()
         self._await_exit()
@@ -162,10 +155,12 @@ class Head:
 
     def _wait(self, seconds: float) -> None:
         """Waits for at most `seconds`. A signal, the end of a process, and reports of nodes end the wait;
-        beats and progress, of which many nodes send many, do not."""
-        until, of_nodes = time.monotonic() + seconds, {*self._nodes.files()}
+        progress and clocks, of which many nodes send many, do not."""
+        until, of_nodes = time.monotonic() + seconds, {self._nodes.fileno()}
         files = {*self._session.handle.files(), *of_nodes}
-        while self._nodes.running and all(isinstance(one, FREQUENT) for one in self._reports):
+        while self._nodes.running and all(
+            isinstance(one, dict) and one["type"] in FREQUENT for one in self._reports
+        ):
             left_s = until - time.monotonic()
             if left_s <= 0 or self._signals.wait(files, left_s) - of_nodes:
                 return
@@ -192,108 +187,100 @@ class Head:
 
     def _poll(self) -> None:
         now = time.monotonic()
-        self._poll_launcher()
-        self._poll_processes()
+        self._poll_watches(self._watches[:1], now)  # this process itself: its deaths follow
+        self._poll_exits()
+        reports, self._reports = [*self._reports, *self._nodes.poll()], []
+        for report in reports:
+            self._on_report(report, now)
         for event in self._attempt.follower.in_order():
             self._session.observers.on_event(event)
             self._causes.add(event)
             self._note(event)
-            self._progress.add(event, now)
-            self._collectives.add(event)
-            self._check_collectives()
+            for watch in self._watches:
+                watch.add(event, now)
             for row in self._attempt.fold.add(event):
                 if self._collectives.allows(row["step"]):
                     self._session.observers.on_row(row)
                     self._judge.add(row, self._attempt.fold.not_finite())
                     self._checkpoints.on_row(row["step"])
         self._folding.poll(now, self._attempt.follower)
-        if not self._forced.has_begun and (problem := self._session.files.poll()):
-            self._causes.record(problem, Priority.OWN)
-        self._causes.end_poll(now)
         if not self._forced.has_begun:
-            self._progress.poll(now, self._ending.is_agreeing)
+            self._poll_watches(self._watches, now)
+        self._causes.end_poll(now)
         self._warn(self._judge.warnings())
-        self._warn(self._session.strangers.first())
         self._checkpoints.publish(self._is_right)
         self._changes.poll(self._checkpoints.newest, now)
 
-    def _check_collectives(self) -> None:
-        """Reports ranks that called different collectives, once, as the cause of the end."""
-        if (found := self._collectives.take()) and not self._forced.has_begun:
-            self._session.journal.write(
-                "fault", step=found.step, error=found.message, traceback="", lost=False
-            )
-            self._causes.record(found.message, Priority.OWN)
-            self._has_disagreed = True
-
-    def _poll_launcher(self) -> None:
-        """Reports that this process could not go on. That ends the run before the deaths that follow."""
-        if reason := self._session.watch.take_expired():
-            self._causes.record(reason, Priority.OWN)
-        for text in self._session.watch.take_texts():
-            self._write("stall", workers=[], seconds=0.0, text=[text])
-
-    def _poll_processes(self) -> None:
-        self._poll_exits()
-        reports, self._reports = [*self._reports, *self._nodes.poll()], []
-        for report in reports:
-            self._on_report(report)
+    def _poll_watches(self, watches: Iterable[Watch], now: float) -> None:
+        """Writes and records what the watches have found."""
+        for watch in watches:
+            for found in watch.poll(now):
+                if isinstance(found, Note):
+                    self._write(found.name, step=found.step, **found.value)
+                    continue
+                cause = found.cause
+                self._write("fault", step=found.step, error=cause.line, traceback=cause.traceback, lost=False)
+                self._causes.record_cause(cause)
+                self._ending |= Ending.WRONG if found.is_wrong else Ending.NONE
 
     def _poll_exits(self) -> None:
         """Handles the node processes that have ended. One of a lost node, which the head has started again,
         ends no attempt."""
         for exited in self._session.handle.poll():
-            if exited.node is not None and exited.node not in self._own_nodes:
-                self._nodes.drop(exited.node)
-                continue
-            if exited.reason and exited.node is not None and not self._nodes.has_joined(exited.node):
-                self._is_unfit = self._is_unfit or not self._forced.has_begun
-            self._on_exit(exited)
+            if exited.node is None or exited.node in self._own_nodes:
+                if exited.reason and exited.node is not None and not self._nodes.has_joined(exited.node):
+                    self._note_unfit()
+                self._on_exit(exited)
             if exited.node is not None:
                 self._nodes.drop(exited.node)
 
-    def _on_report(self, report: Report) -> None:
+    def _note_unfit(self) -> None:
+        if not self._forced.has_begun:
+            self._ending |= Ending.UNFIT
+
+    def _on_report(self, report: Report, now: float) -> None:
         match report:
-            case AgentExited(node, group, code):
+            case NodeLost(_, reason, is_unfit):
+                if is_unfit:
+                    self._note_unfit()
+                self._on_lost(reason)
+            case Refused(_, reason, remedy):
+                self._warn([f"{reason}; the run goes on without it; {remedy}"])
+            case Examined(problems):
+                self._on_examined(problems)
+            case message:
+                self._on_message(message)
+                for watch in self._watches:
+                    watch.receive(message, now)
+
+    def _on_message(self, message: Message) -> None:
+        """Handles a message of a node that is not for the watches alone."""
+        match message:
+            case {"type": "exited", "node": node, "group": group, "code": code}:
                 log = str(self._attempt.run.log(group, f"agent-{node}"))
                 where = f" on {self._nodes.named(node)}" if len(self._own_nodes) > 1 else ""
                 self._on_exit(Exited(f"the agent of {group}{where}", code, log, group=group))
-            case ServerExited(_, python, code, log):
-                self._on_exit(Exited(f"the fork server of {python}", code, log))
-            case NodeLost(_, reason):
-                self._on_lost(reason)
-            case NodeUnfit(_, reason):
-                self._is_unfit = self._is_unfit or not self._forced.has_begun
-                self._on_lost(reason)
-            case NodeRefused(_, reason, remedy):
-                self._warn([f"{reason}; the run goes on without it; {remedy}"])
-            case DevicesRead(has_begun=True):
-                self._changes.on_devices(report)
-            case DevicesRead(node, missing=missing):
-                self._missing.update(missing)
-                self._on_lost(f"node {node} lacks {_named(missing)}")
-            case Examined(problems):
-                self._on_examined(problems)
-            case Downloads(node, name, received, total):
+            case {"type": "devices", "node": node, "has_begun": has_begun, "own": own, "missing": missing}:
+                own, missing = [tuple(one) for one in own], [tuple(one) for one in missing]
+                if has_begun:
+                    self._changes.on_devices(own, missing)
+                else:
+                    self._missing.update(missing)
+                    names = [f"{kind} device {number}" for kind, number in sorted(missing)]
+                    self._on_lost(f"node {node} lacks {in_words(names)}")
+            case {"type": "download", "node": node, "name": name, "received": received, "total": total}:
                 self._write("download", node=node, model=name, received=received, total=total)
-            case Standing(workers):
+            case {"type": "progress", "workers": workers}:
                 for group, rank, record, _ in workers:
-                    self._collectives.stand(group, rank, record)
-                    self._causes.place(group, rank, position_of(self._plan, record))
-                self._progress.receive(report)
-                self._check_collectives()
-            case ClockRead():
-                self._clocks.add(report)
-            case ForwardedLines(who, lines):
+                    position = position_of(self._plan, Record.of_message(record))
+                    self._causes.place(group, rank, position)
+            case {"type": "events", "who": who, "lines": lines}:
                 self._forwarded.add(who, lines)
-            case LogProblem(path, reason):
-                self._session.files.on_log_problem(path, reason)
-            case StopAsked(node, number) if not self._signals.first:
-                self._on_stop_asked(node, number)
-            case Stacks() | Stopped():
-                self._progress.receive(report)
+            case {"type": "stop", "node": node, "signal": number} if not self._signals.first:
+                self._on_stop_asked(node, signal.Signals(number))
 
     def _on_stop_asked(self, node: int, number: signal.Signals) -> None:
+        """The scheduler ends a node, or the whole job."""
         goes_on = self._changes.on_stop(node, time.monotonic())
         what = "goes on without it" if goes_on else "ends"
         self._warn([f"node {node} has received {number.name} from its scheduler: the run {what}"])
@@ -305,10 +292,10 @@ class Head:
         failures = [one for one in problems if one.is_failure]
         self._warn(f"{one.text}; {one.remedy}" for one in problems if not one.is_failure)
         if failures and not self._forced.has_begun:
-            self._is_unfit = True
+            self._note_unfit()
             first, *others = failures
-            lines = [help_line(first), *(f"error: {one.text}\n{help_line(one)}" for one in others)]
-            self._session.journal.write("fault", error=first.text, traceback="", lost=False)
+            lines = [_help(first), *(f"error: {one.text}\n{_help(one)}" for one in others)]
+            self._write("fault", error=first.text, traceback="", lost=False)
             self._causes.record_cause(Cause(Priority.OWN, first.text, traceback="\n".join(lines)))
 
     def _on_exit(self, exited: Exited) -> None:
@@ -317,29 +304,28 @@ class Head:
             return
         priority = Priority.OWN if exited.code < 0 else Priority.ECHO if exited.group else Priority.NODE
         error = exited.reason or f"{exited.what}: {name_of(exited.code)}"
-        self._session.journal.write("fault", error=error, traceback="", lost=priority is not Priority.OWN)
+        self._write("fault", error=error, traceback="", lost=priority is not Priority.OWN)
         self._causes.record(error, priority, exited.log, exited.group)
 
     def _on_lost(self, reason: str) -> None:
         if not self._forced.has_begun:
-            self._session.journal.write("fault", error=reason, traceback="", lost=True)
+            self._write("fault", error=reason, traceback="", lost=True)
             self._causes.record(reason, Priority.NODE)
 
     def _forget(self, group: str) -> None:
         """Forgets the processes of a group, which restarts."""
-        for known in (self._causes, self._collectives, self._progress):
-            known.forget(group)
+        self._causes.forget(group)
+        for watch in self._watches:
+            watch.forget(group)
         self._serving[group] = self._plan.group(group).workers
 
     def _note(self, event: Event) -> None:
         self._groups.add(event)
         if event.name == "ready":
             self._is_ready = True
-            self._ending.on_ready(event)
+            self._orderly.on_ready(event)
         elif event.name in ("saved", "unsaved"):
             self._checkpoints.add(event)
-        elif event.name == "strangers":
-            self._session.strangers.add(event.value["hosts"])
         elif event.name == "uncounted":
             self._judge.note_uncounted(event)
         elif event.name == "differs":
@@ -359,25 +345,27 @@ class Head:
     def _end_in_order(self) -> None:
         if self._forced.has_begun:
             return
-        if self._signals.first and not self._is_signalled:
-            self._is_signalled = True
-            self._stop_within_grace(self._signals.first.name)
-        elif not (self._is_signalled or self._is_timed_out) and self._session.is_over():
-            self._is_timed_out = True
-            self._stop_within_grace(f"`run.time_limit` of {in_units(self._plan.run.time_limit)} is over")
-        self._ending.poll()
-        if self._judge.fault and not self._has_failed:
-            self._has_failed = True
-            self._ending.stop(StopRequest(self._fault_line(self._judge.fault), has_failed=True))
-        elif self._judge.stop and not self._ending.is_asked:
-            self._ending.stop(StopRequest(self._judge.stop), is_reason=False)
-        has_ended_step = self._attempt.fold.last > (self._attempt.step or 0)
-        if has_ended_step and self._checkpoints.is_due(time.monotonic(), self._signals.take_save_request()):
-            self._ending.save()
+        if self._signals.first and Ending.SIGNAL not in self._ending:
+            self._stop_within_grace(Ending.SIGNAL, self._signals.first.name)
+        elif not self._ending & (Ending.SIGNAL | Ending.TIME_LIMIT) and self._session.is_over():
+            limit = in_units(self._plan.run.time_limit)
+            self._stop_within_grace(Ending.TIME_LIMIT, f"`run.time_limit` of {limit} is over")
+        self._orderly.poll()
+        if self._judge.fault and Ending.METRIC not in self._ending:
+            self._ending |= Ending.METRIC
+            self._orderly.stop(StopRequest(self._fault_line(self._judge.fault), has_failed=True))
+        elif self._judge.stop and not self._orderly.is_asked:
+            self._orderly.stop(StopRequest(self._judge.stop), is_reason=False)
+        is_due = self._attempt.has_ended_step and self._checkpoints.is_due(
+            time.monotonic(), self._signals.take_save_request()
+        )
+        if is_due:
+            self._orderly.save()
 
-    def _stop_within_grace(self, reason: str) -> None:
+    def _stop_within_grace(self, ending: Ending, reason: str) -> None:
         """Requests an orderly end, which is forced at the end of `run.grace`; at once before step 1."""
-        self._ending.stop(StopRequest(reason))
+        self._ending |= ending
+        self._orderly.stop(StopRequest(reason))
         if self._is_ready or not self._workers:
             self._forced.begin_at(time.monotonic() + self._plan.run.grace, notice_s=0.0)
         else:
@@ -425,8 +413,8 @@ class Head:
 
     def _is_of_group(self, cause: Cause, now: float) -> bool:
         """Returns whether only a single group restarts after a failure."""
-        has_failed = self._has_failed or self._has_disagreed or self._is_unfit
-        return not has_failed and self._groups.takes(cause, self._causes.groups, now)
+        is_lasting = self._ending & (Ending.METRIC | Ending.WRONG | Ending.UNFIT)
+        return not is_lasting and self._groups.takes(cause, self._causes.groups, now)
 
     def _settled(self, now: float) -> Cause | None:
         """Returns the first cause once it is known. The abort of a worker inside a collective, by which gloo
@@ -446,9 +434,10 @@ class Head:
         explain = self._session.files.explain
         cause = self._cause or (None if self._forced.has_begun else explain(self._causes.best))
         if found := self._after_wrong_metric(cause):
-            can_succeed = found is cause and not self._is_unfit and not self._has_disagreed
+            is_unfit = Ending.UNFIT in self._ending
+            can_succeed = found is cause and not is_unfit and Ending.WRONG not in self._ending
             has_begun = self._is_ready or not self._workers
-            code, missing = UNFIT if self._is_unfit else FAILED, frozenset(self._missing)
+            code, missing = UNFIT if is_unfit else FAILED, frozenset(self._missing)
             left = self._changes.leaving
             return Outcome(code, found, found.line, has_begun, can_succeed, missing, left)
         if lost := self._checkpoints.lost_end or self._unsaved_end():
@@ -458,12 +447,12 @@ class Head:
             return Outcome(self._signals.code, None, f"{first.name}: {why}" if why else first.name)
         if late := self._late_end():
             return Outcome(FAILED, late, late.line)
-        return Outcome(0, None, self._ending.reason(self._judge.stop))
+        return Outcome(0, None, self._orderly.reason(self._judge.stop))
 
     def _unsaved_end(self) -> str:
         """Returns why the last checkpoint is missing if the run was asked to end, the end was forced, and its
         directory cannot be written: workers could not report it."""
-        is_asked = self._signals.count == 1 or self._is_timed_out
+        is_asked = self._signals.count == 1 or Ending.TIME_LIMIT in self._ending
         if self._plan.run.checkpoint is None or not (is_asked and self._is_ready and self._forced.has_begun):
             return ""
         problem = self._session.files.problem()
@@ -473,7 +462,7 @@ class Head:
         """Returns the cause of the failure if `run.time_limit` was over and the end had to be forced: steps
         are lost. An attempt that had not begun a step has lost nothing if there is a checkpoint."""
         if (
-            not self._is_timed_out
+            Ending.TIME_LIMIT not in self._ending
             or not self._forced.has_begun
             or (self._checkpoints.newest is not None and not self._is_ready)
         ):
@@ -492,9 +481,5 @@ class Head:
         self._session.journal.write(name, step=step, **value)
 
 
-def _named(devices: Iterable[Device]) -> str:
-    return in_words([f"{kind} device {number}" for kind, number in sorted(devices)])
-
-
-def help_line(problem: Problem) -> str:
+def _help(problem: Problem) -> str:
     return f"  = help: {problem.remedy}"

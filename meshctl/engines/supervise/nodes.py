@@ -3,10 +3,10 @@
     nodes = Nodes(listener, token, lease_s, join_limit_s, digest)
     nodes.begin({"type": "attempt", ...}, {0: ["rollout"], 1: ["train"]})
     while nodes.running:
-        for report in nodes.poll(): ...        # agents that ended, nodes that were lost
+        for report in nodes.poll(): ...        # nodes that were lost, and messages of nodes
 
 No method blocks, and `poll` reads only from connections on which something has arrived. The nodes receive the
-attempt once all of them have authenticated (`arrivals`).
+attempt once all of them have authenticated and have passed their examination.
 """
 
 from __future__ import annotations
@@ -25,19 +25,10 @@ from typing import TypeVar
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.connection import BEAT_S, JOIN_S, Handshake, beat_s
-from meshctl.engines.supervise.arrivals import Arrivals
-from meshctl.engines.supervise.examination import Apart, Examination, Refused
-from meshctl.engines.supervise.reports import (
-    ClockRead,
-    NodeLost,
-    NodeRefused,
-    NodeUnfit,
-    Report,
-    StopAsked,
-    report_of,
-)
+from meshctl.engines.supervise.examination import Apart, Examination, Examined, Refused
 from meshctl.network.addresses import joined
 from meshctl.network.connection import Connection, Message, ProtocolError, encoded
+from meshctl.network.strangers import Arrivals
 from meshctl.text.english import counted
 
 Result = TypeVar("Result")
@@ -51,6 +42,21 @@ MISSING_MAX = 8
 
 CLOCK_READINGS = 4
 """The number of readings of a node's clock after each of its beats."""
+
+
+@dataclass(frozen=True)
+class NodeLost:
+    """A node process has ended, is silent, or refuses the attempt."""
+
+    node: int
+    """-1 for several."""
+    reason: str
+    is_unfit: bool = False
+    """True if it lacks something that a worker needs, and has started none."""
+
+
+Report = NodeLost | Refused | Examined | Message
+"""A message of a node has its number as `node`. See `engines.connection` for all of them."""
 
 
 @dataclass
@@ -68,12 +74,22 @@ class _Node:
     """The pid of its process; 0 while it is unknown."""
     clock_readings: int = 0
     """The number of readings of its clock since its last beat."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """The connections that it has dropped, by host."""
     has_joined: bool = False
     """True if it has connected before."""
     has_begun: bool = False
     """True if it has received the attempt."""
     generations: object = field(default_factory=dict)
     """The generations of groups that it was told last. An end that it has reported before is outdated."""
+
+    def send(self, message: Mapping[str, object]) -> None:
+        if self.connection:
+            self.connection.send(message)
+
+    def end(self) -> None:
+        self.is_ended = True
+        self.groups.clear()
 
 
 class Nodes:
@@ -99,8 +115,6 @@ class Nodes:
         self._owners: dict[int, int] = {}
         """File of a connection -> the number of its node. `_epoll` forgets a file that is closed; its entry
         stays until another connection has the number."""
-        self._dropped_by: dict[int, Mapping[str, int]] = {}
-        """Node -> the connections that it has dropped."""
         self._nodes: dict[int, _Node] = {}
         self._attempt: Message = {}
         self._groups_of: dict[str, list[int]] = {}
@@ -134,8 +148,8 @@ class Nodes:
         return {number: node.pid for number, node in self._nodes.items() if node.pid and not self._lease_s}
 
     def all_dropped(self) -> list[Mapping[str, int]]:
-        """Returns the connections that the head and each node have dropped."""
-        return [self._arrivals.dropped, *self._dropped_by.values()]
+        """Returns the connections that the head and each node have dropped, by host."""
+        return [self._arrivals.dropped, *(node.dropped for node in self._nodes.values())]
 
     def has_joined(self, number: int) -> bool:
         """Returns whether a node has connected, now or earlier."""
@@ -158,9 +172,9 @@ class Nodes:
         """The lost nodes that did not join the attempt."""
         return [number for number, node in self._nodes.items() if node.is_lost and not node.has_begun]
 
-    def files(self) -> list[int]:
-        """Returns the file descriptors to wait for: one, whatever the number of nodes."""
-        return [self._epoll.fileno()]
+    def fileno(self) -> int:
+        """Returns the file descriptor to wait for: one, whatever the number of nodes."""
+        return self._epoll.fileno()
 
     def begin(self, attempt: Mapping[str, object], groups: Mapping[int, Collection[str]]) -> None:
         """Sends an attempt to all nodes. `groups` maps each node to the groups whose agents it runs."""
@@ -169,12 +183,11 @@ class Nodes:
             name: [number for number, names in groups.items() if name in names]
             for name in {name for names in groups.values() for name in names}
         }
-        self._began = time.monotonic()
         for number, names in groups.items():
             node = self._nodes.setdefault(number, _Node())
-            node.groups, node.is_ended, node.is_lost, node.has_begun = set(names), False, False, False
+            node.is_ended, node.has_begun, node.groups = False, False, set(names)
             node.generations = {}
-            self._refused.pop(number, None)
+        self._began = self._polled = time.monotonic()
         if self._examination:
             self._examination.begin(int(self._attempt["number"]), groups)
         self._send_attempt()
@@ -182,10 +195,8 @@ class Nodes:
     def _send_attempt(self) -> None:
         """Sends the attempt to its nodes if all of them have joined and can begin it."""
         can_begin = self._examination is None or self._examination.is_over
-        if self._is_cancelled or not can_begin:
-            return
         nodes = [node for node in self._nodes.values() if not node.is_ended]
-        if not all(node.connection for node in nodes):
+        if self._is_cancelled or not can_begin or not all(node.connection for node in nodes):
             return
         data = encoded(self._attempt)  # once, because it contains the plan
         for node in nodes:
@@ -196,24 +207,22 @@ class Nodes:
     def signal(self, number: signal.Signals, groups: Sequence[str] | None = None) -> None:
         """Sends a signal to the agents of `groups`, or to all agents if it is None. A signal to all also
         cancels the attempt on nodes that have not joined yet."""
-        message = {
-            "type": "signal",
-            "attempt": self._attempt["number"],
-            "signal": int(number),
-            "groups": groups,
-        }
+        attempt = self._attempt["number"]
         for node in self._nodes.values():
             if node.connection and node.has_begun:
-                node.connection.send(message)
+                node.send({"type": "signal", "attempt": attempt, "signal": int(number), "groups": groups})
             elif groups is None:
                 self._is_cancelled = True
-                _end(node)
+                node.end()
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Sends a message to all nodes."""
+        for node in self._nodes.values():
+            node.send(message)
 
     def ask_devices(self) -> None:
         """Asks all nodes for the devices of the whole recipe that they lack."""
-        for node in self._nodes.values():
-            if node.connection:
-                node.connection.send({"type": "devices", "attempt": self._attempt["number"]})
+        self.send({"type": "devices", "attempt": self._attempt["number"]})
 
     def restart(self, group: str, attempt: Mapping[str, object]) -> None:
         """Sends the attempt again to the nodes of a group, whose agents have ended. They start only this
@@ -230,34 +239,26 @@ class Nodes:
 
     def ask_stacks(self, number: int, workers: Sequence[tuple[str, int, int]]) -> None:
         """Asks a node for the states and stacks of some of its workers: group, rank and pid."""
-        node = self._nodes.get(number)
-        if node and node.connection:
-            message = {"type": "stacks", "attempt": self._attempt["number"], "workers": workers}
-            node.connection.send(message)
+        message = {"type": "stacks", "attempt": self._attempt["number"], "workers": workers}
+        if node := self._nodes.get(number):
+            node.send(message)
 
     def prune(self, latest: int, keep: int, exempt: Collection[int]) -> None:
         """Requests nodes that do not share the run directory to delete old checkpoints, as in
         `RunDir.prune_checkpoints`."""
-        message = {"type": "prune", "latest": latest, "keep": keep, "exempt": sorted(exempt)}
-        for node in self._nodes.values():
-            if node.connection:
-                node.connection.send(message)
+        self.send({"type": "prune", "latest": latest, "keep": keep, "exempt": sorted(exempt)})
 
     def leave(self, is_final: bool = True) -> None:
         """Requests all node processes to end. `is_final`: the run is over, and no scheduler that has ended it
         starts it again."""
-        for node in self._nodes.values():
-            if node.connection:
-                node.connection.send({"type": "leave", "is_final": is_final})
+        self.send({"type": "leave", "is_final": is_final})
         self._is_cancelled = self._is_over = True
 
     def turn_away(self, number: int) -> None:
         """Requests the process of a node to end, and regards the node as lost. Another process may join in
         its place."""
-        node = self._nodes[number]
-        if node.connection:
-            node.connection.send({"type": "leave", "is_final": False})
-        self._lose(number, node)
+        self._nodes[number].send({"type": "leave", "is_final": False})
+        self.drop(number)
 
     def close(self) -> None:
         """Waits a moment for the nodes to close their connections, so that none loses its last message."""
@@ -267,17 +268,13 @@ class Nodes:
             connection.end()
         until = time.monotonic() + CLOSE_S
         while any(not one.is_closed for one in connections) and time.monotonic() < until:
-            for file, _ in self._epoll.poll(0.05):
-                if found := self._connection_of(self._owners.get(file)):
-                    with suppress(ProtocolError):
-                        found.receive()
+            self._epoll.poll(0.05)
+            for connection in connections:
+                with suppress(ProtocolError, ValueError):
+                    connection.receive()
         for connection in connections:
             connection.close()
         self._epoll.close()
-
-    def _connection_of(self, number: int | None) -> Connection | None:
-        node = None if number is None else self._nodes.get(number)
-        return node.connection if node else None
 
     def drop(self, number: int) -> None:
         """Marks a node as lost, since its process has ended."""
@@ -287,44 +284,34 @@ class Nodes:
     def poll(self) -> list[Report]:
         """Returns the reports of the nodes since the last call."""
         now = time.monotonic()
-        was_stopped = now - self._polled > 2 * BEAT_S
-        self._polled = now
-        if was_stopped:  # the head itself was stopped, so silence is not a node's fault
+        if now - self._polled > 2 * BEAT_S:  # the head itself was stopped: silence is not a node's fault
             self._began = now
             for node in self._nodes.values():
                 node.last_seen = now
+        self._polled = now
         reports: list[Report] = []
         for file, _ in self._epoll.poll(0):
             if file == self._listener.fileno():
                 self._arrivals.accept()
             elif file in self._arrivals:
-                for number, connection in self._arrivals.receive(file):
-                    self._owners[file] = number
-                    self._join(number, connection, now)
+                for peer in self._arrivals.receive(file):
+                    self._owners[file] = peer.node
+                    self._join(peer.node, peer.connection, now)
             elif (owner := self._owners.get(file)) is not None and owner in self._nodes:
                 reports += self._receive(owner, self._nodes[owner], now)
-        if is_due := now - self._looked >= LOOK_S:
+        is_due = now - self._looked >= LOOK_S
+        if is_due:
             self._looked = now
-            reports += self._look(now)
+            self._arrivals.expire(now)
+            for number, node in self._nodes.items():
+                reports += self._check(number, node, now)
         if self._examination and not self._is_cancelled and (is_due or not self._examination.is_over):
             reports += self._examine(self._examination, now)
         self._send_beats(now)
         return reports
 
-    def _look(self, now: float) -> list[Report]:
-        """Looks at all connections, also those on which nothing has arrived."""
-        self._arrivals.expire(now)
-        reports: list[Report] = []
-        for number, node in self._nodes.items():
-            reports += self._check(number, node, now)
-        return reports
-
     def _examine(self, examination: Examination, now: float) -> list[Report]:
-        """Goes on with the examination of the nodes, and sends the attempt after it. In a run, a node that
-        the head does not hear either is the cause, and not the path between it and others: its lease ends
-        soon."""
-        if examination.is_over and self._is_one_silent(now):
-            return []
+        """Goes on with the examination of the nodes, and sends the attempt after it."""
         connections = {number: node.connection for number, node in self._nodes.items() if not node.is_ended}
         idle = {
             number: one.connection for number, one in self._nodes.items() if one.is_ended and one.connection
@@ -332,8 +319,7 @@ class Nodes:
         was_over, reports = examination.is_over, list[Report]()
         for found in examination.poll(connections, now, idle):
             if isinstance(found, Apart):
-                is_first = not was_over and self._attempt["number"] == 0
-                reports.append((NodeUnfit if is_first else NodeLost)(-1, found.reason))
+                reports.append(NodeLost(-1, found.reason, is_unfit=self._attempt["number"] == 0))
             elif isinstance(found, Refused):
                 reports += self._refuse(found)
             else:
@@ -349,15 +335,7 @@ class Nodes:
         is_new, was_ended = self._refused.get(number) != reason, self._nodes[number].is_ended
         self._refused[number] = reason
         self.turn_away(number)
-        reports: list[Report] = [NodeRefused(number, reason, found.remedy)] if is_new else []
-        return [*reports, *([] if was_ended else [NodeLost(number, reason)])]
-
-    def _is_one_silent(self, now: float) -> bool:
-        """Returns whether the head has missed two beats of a node."""
-        limit_s = 2 * beat_s(self._lease_s)
-        return bool(self._lease_s) and any(
-            node.connection is not None and now - node.last_seen > limit_s for node in self._nodes.values()
-        )
+        return [*([found] if is_new else []), *([] if was_ended else [NodeLost(number, reason)])]
 
     # Joining
 
@@ -379,11 +357,10 @@ class Nodes:
         names = ", ".join(f"node {number}" for number in first) + (f" and {more} more" if more > 0 else "")
         address = joined(*self._listener.getsockname()[:2])
         reason = f"{which} to the head at {address} within {self._join_limit_s:.0f} s: {names}"
-        had_joined = any(one.has_joined for one in missing.values())
+        is_unfit = not any(one.has_joined for one in missing.values())
         for number, one in missing.items():
             self._lose(number, one)
-        number = first[0]
-        return [NodeLost(number, reason) if had_joined else NodeUnfit(number, reason)]
+        return [NodeLost(first[0], reason, is_unfit)]
 
     # Messages of nodes
 
@@ -395,13 +372,12 @@ class Nodes:
         try:
             for message in node.connection.receive():
                 node.last_seen = now
-                reports += self._on_message(number, node, message, now)
-        except (ProtocolError, LookupError, TypeError, ValueError) as error:
-            return [
-                *reports,
-                *self._lose(number, node, f"{self.named(number)} sends a malformed message: {error}"),
-            ]
-        return [*reports, *self._check(number, node, now)]
+                reports += self._on_message(number, node, message)
+        except ProtocolError as error:
+            return reports + self._lose(
+                number, node, f"{self.named(number)} sends a malformed message: {error}"
+            )
+        return reports + self._check(number, node, now)
 
     def _check(self, number: int, node: _Node, now: float) -> list[Report]:
         """Sends what a node has not taken yet. Gives the node up if it is lost, or has not joined in time."""
@@ -413,47 +389,45 @@ class Nodes:
         if node.connection.is_closed:
             return self._lose(number, node, f"the connection to {self.named(number)} is lost")
         if self._lease_s and now - node.last_seen > self._lease_s:
-            return self._lose(
-                number, node, f"{self.named(number)} has not answered for {self._lease_s:.0f} s"
-            )
+            reason = f"{self.named(number)} has not answered for {self._lease_s:.0f} s"
+            return self._lose(number, node, reason)
         return []
 
-    def _on_message(self, number: int, node: _Node, message: Message, now: float) -> list[Report]:
-        if message["type"] in ("beat", "clock", "stop"):
+    def _on_message(self, number: int, node: _Node, message: Message) -> list[Report]:
+        kind, name = message["type"], self.named(number)
+        if kind in ("beat", "clock"):
             return self._on_beat(number, node, message)
-        if message["type"] in ("examined", "reached", "unreachable"):
+        if kind in ("examined", "called"):
             if self._examination:
-                self._examination.on_message(number, message, now)
+                self._examination.on_message(number, message)
             return []
-        if message.get("attempt") != self._attempt["number"]:
+        if kind != "stop" and message.get("attempt") != self._attempt["number"]:
             return []
-        if message["type"] == "exited":
-            node.groups.discard(message["group"])
-        elif message["type"] == "ended" and message["generations"] == node.generations:
-            _end(node)
-        report = report_of(number, message, self.named(number))
-        return [report] if report else []
+        match kind:
+            case "exited":
+                node.groups.discard(message["group"])
+            case "ended" if message["generations"] == node.generations:
+                node.end()
+            case "refused":
+                return [NodeLost(number, f"{name} cannot start an agent: {message['error']}")]
+            case "ending":
+                reason = f"{name} was ended by a signal, or with the connection of its engine"
+                return [NodeLost(number, reason)]
+            case "unfit":
+                return [NodeLost(number, message["error"], is_unfit=True)]
+        return [{**message, "node": number}]
 
     def _on_beat(self, number: int, node: _Node, message: Message) -> list[Report]:
-        """Handles a beat of a node, its clock, for which the head has asked, or the signal of its
-        scheduler."""
+        """Handles a beat of a node, or its clock, for which the head has asked some times after each beat:
+        the quickest answer counts."""
         received = time.monotonic()
-        if message["type"] == "stop":
-            return [StopAsked(number, signal.Signals(message["signal"]))]
-        if message["type"] == "beat":
-            node.pid, node.clock_readings = int(message.get("pid", 0)), 0
-            if dropped := message.get("strangers"):
-                self._dropped_by[number] = {str(host): int(count) for host, count in dropped.items()}
-        self._ask_clock(node)
-        if message["type"] == "beat":
-            return []
-        return [ClockRead(number, float(message["sent"]), float(message["at"]), received)]
-
-    def _ask_clock(self, node: _Node) -> None:
-        """Asks a node for its clock, some times after each of its beats: the quickest answer counts."""
-        if self._reads_clocks and node.connection and node.clock_readings < CLOCK_READINGS:
+        is_beat = message["type"] == "beat"
+        if is_beat:
+            node.pid, node.clock_readings, node.dropped = message["pid"], 0, message["strangers"]
+        if self._reads_clocks and node.clock_readings < CLOCK_READINGS:
             node.clock_readings += 1
-            node.connection.send({"type": "clock", "sent": time.monotonic()})
+            node.send({"type": "clock", "sent": time.monotonic()})
+        return [] if is_beat else [{**message, "node": number, "received": received}]
 
     def _lose(self, number: int, node: _Node, reason: str = "") -> list[Report]:
         was_ended = node.is_ended
@@ -462,7 +436,7 @@ class Nodes:
         if node.connection:
             node.connection.close()
         node.connection, node.is_lost = None, True
-        _end(node)
+        node.end()
         return [NodeLost(number, reason)] if reason and not was_ended else []
 
     def while_beating(self, call: Callable[..., Result], *args: object) -> Result:
@@ -480,11 +454,4 @@ class Nodes:
     def _send_beats(self, now: float) -> None:
         if self._lease_s and now - self._beat >= beat_s(self._lease_s):
             self._beat = now
-            for node in self._nodes.values():
-                if node.connection:
-                    node.connection.send({"type": "beat"})
-
-
-def _end(node: _Node) -> None:
-    node.is_ended = True
-    node.groups.clear()
+            self.send({"type": "beat"})

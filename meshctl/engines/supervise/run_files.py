@@ -4,12 +4,13 @@ is full or became read-only, the run continues after a warning."""
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from meshctl.engines.supervise.cause import Cause, Priority
+from meshctl.engines.supervise.watches import Fault, Watch
+from meshctl.network.connection import Message
 from meshctl.run.directory import RunDir
 from meshctl.text.english import listed
 
@@ -19,28 +20,25 @@ PROBE, PROBE_BYTES = ".probe", 1 << 18
 """A file that is written to find out whether the disk is full. A full disk may have room for a few bytes."""
 
 
-class RunFiles:
+class RunFiles(Watch):
     """Finds out why the files of a run cannot be written."""
 
-    def __init__(
-        self, run: RunDir, warn: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, run: RunDir, warn: Callable[[str], None]) -> None:
         """`warn` shows a line to the user. An event would not do: a full disk does not take it."""
-        self._run, self._warn, self._clock = run, warn, clock
+        self._run, self._warn = run, warn
         self._folder = _identity(run.path)
         """The device and inode of the run directory: a worker may make a folder of its name again."""
         self._next = 0.0
         self._disk_problem = ""
         """The warning that the disk takes no data; empty while it takes data."""
 
-    def poll(self) -> str:
-        """Returns the error of a run whose directory was deleted; empty while the directory exists."""
-        now = self._clock()
-        if now < self._next:
-            return ""
-        self._next = now + POLL_S
-        self._examine_disk()
-        return self._deleted()
+    def poll(self, now: float) -> Iterator[Fault]:
+        """Returns the error of a run whose directory was deleted."""
+        if now >= self._next:
+            self._next = now + POLL_S
+            self._examine_disk()
+            if deleted := self._deleted():
+                yield Fault(Cause(Priority.OWN, deleted))
 
     def lost(self) -> str:
         """Returns why the results of a run that has ended are gone; empty if they are there."""
@@ -54,11 +52,13 @@ class RunFiles:
         was_deleted = _identity(self._run.path) != self._folder
         return f"the run directory {self._run.path} was deleted" if was_deleted else ""
 
-    def on_log_problem(self, path: str, reason: str) -> None:
+    def receive(self, message: Message, now: float) -> None:
         """Warns that the log of a worker cannot be written, unless the disk takes no data at all."""
-        self._examine_disk()
-        if not self._disk_problem:
-            self._warn(f"{path} cannot be written: {reason}; output is lost until it can")
+        if message["type"] == "log_problem":
+            self._examine_disk()
+            if not self._disk_problem:
+                path, reason = message["path"], message["reason"]
+                self._warn(f"{path} cannot be written: {reason}; output is lost until it can")
 
     def _examine_disk(self) -> None:
         """Warns once each time that the disk becomes full or read-only."""

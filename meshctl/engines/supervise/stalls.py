@@ -1,27 +1,57 @@
 """Finds workers that do not advance, and ends a run that they hold up.
 
-    watch = StallWatch(plan, ask_stacks)
-    watch.add(event); watch.stand(group, rank, record, since); watch.move(group, rank)
-    watch.answer(group, rank, state)
-    for stall in watch.poll(now): ...        # each `Stall` is reported once
-    watch.take_expired()                     # once: the stall that ends the run
+    watch = ProgressWatch(attempt, nodes.ask_stacks, lambda: nodes.local_pids, is_stopping)
+    watch.add(event, now); watch.receive(message, now)
+    for found in watch.poll(now): ...        # reports, and the reason of the end
 
 A worker stands if its progress record does not change. A worker that waits for another one is not the stall.
 The stall is the end of the chain of waits: a worker that waits for no other, or a circle of workers. It is
 reported after ten seconds, or after three times the longest time of the stage, if that is later. It ends the
-run after `run.patience`. If this process has itself been stopped, all limits start again.
+run after `run.patience`. If this process has itself been stopped, all limits start again. The report names
+the workers that hold up the run, the chain of waits, and the stacks:
+
+    stalled for 10 s: train:1 is in stage metrics, step 12 and waits for nobody
+      rollout:0 waits for train:0: free slot of `rollouts -> metrics`
+      train:0 waits for train:1: `all_reduce sum` at parts.py:31
+      train:1, innermost frame first:
+        parts.py:14 in update
+
+Agents and node processes that are stopped (SIGSTOP) end nothing and report nothing, while their workers may
+go on. A node process reports its agents. The supervisor looks at node processes itself, if they are on its
+machine; on another one, the lease ends a node that is silent.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field
+from pathlib import Path
+from typing import NamedTuple
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.node.stacks import ProcessState
-from meshctl.engines.supervise.wait_graph import Worker, chain_to, ends_of
-from meshctl.engines.supervise.waits import Known, Wait, stage_of, waits_of, workers_of
+from meshctl.engines.node.stacks import ProcessState, is_stopped
+from meshctl.engines.supervise.attempt import Attempt
+from meshctl.engines.supervise.cause import Cause, Priority
+from meshctl.engines.supervise.waits import (
+    Known,
+    Wait,
+    Worker,
+    chain_to,
+    doing_of,
+    ends_of,
+    name_of,
+    names_of,
+    stage_of,
+    waits_of,
+    workers_of,
+)
+from meshctl.engines.supervise.watches import Fault, Finding, Note, Watch
+from meshctl.network.connection import Message
+from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
 from meshctl.run.progress import Activity, Record
@@ -409,3 +439,319 @@ def main_thread(stack: str) -> Sequence[str]:
     """Returns the lines of the main thread in faulthandler's report, innermost first."""
     threads = stack.replace("Current thread", "Thread").split("Thread 0x")
     return threads[-1].splitlines()[1:]
+
+
+FRAMES_MAX = 8
+"""Maximum number of frames that a report shows of a worker."""
+CHAIN_MAX = 6
+"""Maximum number of waits that a report shows."""
+SHOWN_MAX = 2
+"""Maximum number of workers whose stacks a report shows."""
+PRESSURE_MIN = 10.0
+"""Percentage of the time from which on a report mentions that a machine waits for memory or disks."""
+GB = 1e9
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
+_RUNTIME = f"{PACKAGE_DIR}/runtime/"
+_BACKGROUND = f"{_RUNTIME}background.py"
+"""The file that runs a thread beside training, and waits for it."""
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/")
+_OUTER = re.compile(r"\(meshctl/runtime/(call|worker)\.py")
+"""A line of py-spy whose frame calls a component."""
+_CALLER = (f"{PACKAGE_DIR}/runtime/call.py", f"{PACKAGE_DIR}/runtime/worker.py")
+"""The files that call a component: frames outside of them are not the user's."""
+
+
+class Frame(NamedTuple):
+    file: str
+    line: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.name}"
+
+
+def report_of(plan: Plan, stall: Stall) -> list[str]:
+    """Returns the lines of a report for a terminal."""
+    lines = [f"stalled for {stall.seconds:.0f} s: {_end_text(plan, stall)}"]
+    shown = stall.chain[-CHAIN_MAX:]
+    if len(stall.chain) > len(shown):
+        lines.append(f"  {len(stall.chain) - len(shown)} more wait for these:")
+    lines += [f"  {_wait_text(stall, worker, target)}" for worker, target in shown]
+    if is_circle(stall):
+        lines += [f"  {name_of(worker)}: {doing_of(plan, stall.known, worker)}" for worker in stall.workers]
+    for worker in stall.workers[:SHOWN_MAX]:
+        state = stall.states.get(worker, ProcessState())
+        if worker == stall.workers[0] or not is_circle(stall):
+            lines += [f"  {line}" for line in _state_lines(worker, state)]
+    return lines
+
+
+def _end_text(plan: Plan, stall: Stall) -> str:
+    first = stall.workers[0]
+    names, where = names_of(stall.workers), doing_of(plan, stall.known, first)
+    verb = "is" if len(stall.workers) == 1 else "are"
+    if is_first_stopped(stall):
+        return f"{name_of(first)} is stopped (SIGSTOP) in {where}"
+    if is_circle(stall):
+        return f"{names} wait for each other"
+    others = [wait for worker, wait in stall.waits.items() if worker not in stall.workers and wait.workers]
+    waits = " and waits for nobody" if others and verb == "is" else ""
+    return f"{names} {verb} in {where}{waits}"
+
+
+def is_first_stopped(stall: Stall) -> bool:
+    """Returns whether the first worker of a stall is stopped, whatever its record says."""
+    return stall.states.get(stall.workers[0], ProcessState()).is_stopped
+
+
+def is_circle(stall: Stall) -> bool:
+    return any(stall.waits[worker].workers for worker in stall.workers)
+
+
+def _wait_text(stall: Stall, worker: Worker, target: Worker) -> str:
+    wait = stall.waits[worker]
+    others = len(wait.workers) - 1
+    more = f" and {others} more" if others else ""
+    return f"{name_of(worker)} waits for {name_of(target)}{more}: {wait.what}"
+
+
+def _state_lines(worker: Worker, state: ProcessState) -> Iterator[str]:
+    name = name_of(worker)
+    if state.is_stopped:
+        yield f"{name} is stopped; `kill -CONT {state.pid}` continues it"
+    elif state.state == "D":
+        waits_in = f" in `{state.waits_in}`" if state.waits_in else ""
+        what = f"the disk of {state.file}" if state.file else "a disk or a device"
+        yield f"{name} waits for {what}{waits_in} (state D)"
+    if state.swapped_bytes:
+        yield f"{name} has {state.swapped_bytes / GB:.1f} GB in swap"
+    for what, percent in (("memory (swapping)", state.memory_pressure), ("disks", state.disk_pressure)):
+        if percent >= PRESSURE_MIN:
+            yield f"all tasks of its machine waited for {what} in {percent:.0f} % of the last 10 s"
+    yield from state.devices
+    frames = frames_of(state)
+    if frames:
+        yield f"{name}, innermost frame first:"
+    yield from (f"  {frame}" for frame in frames[:FRAMES_MAX])
+
+
+def frames_of(state: ProcessState) -> Sequence[str]:
+    """Returns the frames of the user's code in the main thread, or in the thread for which it waits,
+    innermost first, and then the innermost frame of a library. Without such frames, returns the frames of
+    meshctl."""
+    if not state.stack:
+        return native_frames(state.native)
+    lines = _shown_thread(state.stack)
+    found = [Frame(**match.groupdict()) for line in lines if (match := _FRAME.match(line))]
+    end = next((number for number, frame in enumerate(found) if frame.file in _CALLER), len(found))
+    own = [frame for frame in found[:end] if not frame.file.startswith(_RUNTIME)]
+    users = [frame for frame in own if not _LIBRARY.search(frame.file)]
+    if not users:
+        return [str(frame) for frame in own or found[: FRAMES_MAX // 2]]
+    inner = [f"(inside, {own[0]})"] if own[0] not in users else []
+    return [str(frame) for frame in users[: FRAMES_MAX - 1]] + inner
+
+
+def _shown_thread(stack: str) -> Sequence[str]:
+    """Returns the lines of the main thread, or, if it waits for an asynchronous checkpoint, the lines of the
+    thread that writes it."""
+    main = main_thread(stack)
+    if not any(_BACKGROUND in line for line in main):
+        return main
+    others = (text.splitlines()[1:] for text in stack.partition("Current thread")[0].split("Thread 0x"))
+    return next((lines for lines in others if any(_BACKGROUND in line for line in lines)), main)
+
+
+def native_frames(text: str) -> Sequence[str]:
+    """Returns the frames of the main thread in py-spy's report, innermost first."""
+    _, found, rest = text.partition('"MainThread"\n')
+    lines = rest.splitlines() if found else []
+    outer = (
+        number for number, line in enumerate(lines) if _OUTER.search(line) or not line.startswith("    ")
+    )
+    end = next(outer, len(lines))
+    return [line.strip() for line in lines[:end]]
+
+
+def cause_of(plan: Plan, stall: Stall, log: str) -> Cause:
+    """Returns a stall that has exceeded the patience as the cause of the end of the run. `log` is the log
+    of all stacks."""
+    group, rank = stall.workers[0]
+    record = stall.known.records[group, rank]
+    stage = stage_of(plan, record)
+    is_own = stage is not None and stage.patience is not None
+    key = f"pipeline.{stage.name}.patience" if stage is not None and is_own else "run.patience"
+    error = f"it has not advanced for {stall.seconds:.0f} s (`{key}`)"
+    if is_first_stopped(stall):
+        error = f"it is stopped (SIGSTOP) and has not advanced for {stall.seconds:.0f} s (`{key}`)"
+    elif is_circle(stall):
+        error = f"{names_of(stall.workers)} have waited for each other for {stall.seconds:.0f} s (`{key}`)"
+    return Cause(
+        Priority.OWN,
+        error,
+        group,
+        rank,
+        stage.name if stage else "",
+        record.step or None,
+        doing="" if stage else doing_of(plan, stall.known, (group, rank)),
+        traceback="\n".join(report_of(plan, stall)),
+        log=log,
+    )
+
+
+def log_stall(path: Path, lines: Iterable[str]) -> None:
+    """Appends a report with all stacks to a log."""
+    with suppress(OSError), path.open("a", encoding="utf-8") as file:
+        file.write(time.strftime("%Y-%m-%d %H:%M:%S\n") + "\n".join(lines) + "\n\n")
+
+
+def stacks_of(stall: Stall) -> Iterator[str]:
+    """Yields all that is known about the workers of a stall, for a log."""
+    for worker, state in stall.states.items():
+        waits_in = f", in `{state.waits_in}`" if state.waits_in else ""
+        yield f"{name_of(worker)}: pid {state.pid}, state {state.state or 'unknown'}{waits_in}"
+        yield from filter(None, (state.stack, state.native))
+
+
+LOOK_S = 1.0
+"""Seconds between two looks at node processes."""
+
+UNKNOWN_S = 2.0
+"""Maximum number of seconds between the stop of a process and the poll that notices it, on a busy machine."""
+
+Process = tuple[int, str, int]
+"""Node, name in messages and pid."""
+
+
+class StoppedWatch:
+    def __init__(
+        self, patience_s: float, report_s: float, is_stopped: Callable[[int], bool] = is_stopped
+    ) -> None:
+        """`patience_s` is `run.patience`; 0 for no limit. A process is reported after `report_s`."""
+        self._patience_s, self._report_s = patience_s or math.inf, report_s
+        self._is_stopped = is_stopped
+        self._since: dict[Process, float] = {}
+        """A stopped process -> the time since which it is known to be stopped."""
+        self._reported: set[Process] = set()
+        self._noted: dict[int, set[Process]] = {}
+        """Node -> its last report."""
+        self._polled = -math.inf
+        self._is_over = False
+        """True if a stopped process has ended the run."""
+
+    @property
+    def has_any(self) -> bool:
+        """True if a process is stopped now."""
+        return bool(self._since)
+
+    def note(self, node: int, processes: Iterable[tuple[str, int]]) -> None:
+        """Notes the stopped agents of a node."""
+        self._noted[node] = {(node, what, pid) for what, pid in processes}
+
+    def poll(self, now: float, node_pids: Mapping[int, int]) -> list[str]:
+        """Returns a line for each process that has been stopped for too long, once. `node_pids` are the
+        node processes on this machine."""
+        if now - self._polled < LOOK_S:
+            return []
+        if now - self._polled > JUMP_S:  # this process was itself stopped
+            self._since.clear()
+        self._polled = now
+        stopped = {process for noted in self._noted.values() for process in noted}
+        stopped |= {
+            (node, "the fork server" if len(node_pids) == 1 else f"the node process of node {node}", pid)
+            for node, pid in node_pids.items()
+            if self._is_stopped(pid)
+        }
+        self._since = {process: self._since.get(process, now) for process in stopped}
+        self._reported &= stopped
+        due = [
+            process
+            for process, since in sorted(self._since.items())
+            if now - since >= self._report_s - UNKNOWN_S and process not in self._reported
+        ]
+        self._reported.update(due)
+        return [
+            f"stalled for {now - self._since[process] + LOOK_S:.0f} s: {process[1]} is stopped (SIGSTOP); "
+            f"`kill -CONT {process[2]}` continues it"
+            for process in due
+        ]
+
+    def expired(self, now: float, advanced: float) -> str:
+        """Returns why the run ends, once: a process is stopped and no worker advances; empty otherwise.
+        `advanced` is when a worker has last advanced."""
+        for (_, what, _), since in self._since.items():
+            if now - max(since, advanced) >= self._patience_s and not self._is_over:
+                self._is_over = True
+                advanced_text = f"no worker has advanced for {self._patience_s:.0f} s (`run.patience`)"
+                return f"{what} is stopped (SIGSTOP), and {advanced_text}"
+        return ""
+
+
+class ProgressWatch(Watch):
+    """Watches whether the workers of an attempt advance."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        ask_stacks: Callable[[int, Sequence[tuple[str, int, int]]], None],
+        local_pids: Callable[[], Mapping[int, int]],
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        """`ask_stacks` requests the states and stacks of workers from a node, `local_pids` returns the pids
+        of the node processes on this machine, and `is_stopping` whether the workers agree on a last step."""
+        self._plan, self._log = attempt.plan, attempt.run.stalls
+        self._local_pids, self._is_stopping = local_pids, is_stopping
+        self._is_debugged = bool(attempt.start.debug)
+        """True if somebody debugs a worker, so that no limit holds."""
+        self._stalls = StallWatch(attempt.plan, ask_stacks, is_suspended=self._is_debugged)
+        self._stopped = StoppedWatch(attempt.plan.run.patience, LIMITS.report_s)
+
+    def add(self, event: Event, now: float) -> None:
+        self._stalls.add(event, now)
+
+    def forget(self, group: str) -> None:
+        self._stalls.forget(group)
+
+    def receive(self, message: Message, now: float) -> None:
+        match message:
+            case {"type": "progress", "workers": workers, "moved": moved}:
+                for group, rank, record, seconds in workers:
+                    self._stalls.stand(group, rank, Record.of_message(record), now - seconds)
+                for group, rank in moved:
+                    self._stalls.move(group, rank)
+            case {"type": "stacks", "workers": workers}:
+                for group, rank, state in workers:
+                    self._stalls.answer(group, rank, ProcessState(**state))
+            case {"type": "stopped", "node": node, "processes": processes}:
+                self._stopped.note(node, processes)
+
+    def poll(self, now: float) -> Iterator[Finding]:
+        if self._is_debugged:
+            return
+        for stall in self._stalls.poll(now, self._is_stopping()):
+            if not self._is_of_stopped(stall):
+                yield self._report(stall)
+        for worker, seconds in self._stalls.take_continued():
+            name = name_of(worker)
+            text = f"{name} advances again, after {seconds:.0f} s"
+            yield Note("stall", {"workers": [], "advanced": [name], "seconds": seconds, "text": [text]})
+        if (expired := self._stalls.take_expired()) and not self._is_of_stopped(expired):
+            log_stall(self._log, stacks_of(expired))
+            yield Fault(cause_of(self._plan, expired, str(self._log)))
+        for line in self._stopped.poll(now, self._local_pids()):
+            yield Note("stall", {"workers": [], "seconds": LIMITS.report_s, "text": [line]})
+        if reason := self._stopped.expired(now, self._stalls.advanced):
+            yield Fault(Cause(Priority.OWN, reason))
+
+    def _is_of_stopped(self, stall: Stall) -> bool:
+        """Returns whether the workers of a stall have ended, or are unknown, and a stopped process has not
+        reported it."""
+        return self._stopped.has_any and all(one.state in ("", "Z") for one in stall.states.values())
+
+    def _report(self, stall: Stall) -> Note:
+        text = report_of(self._plan, stall)
+        log_stall(self._log, [*text, *stacks_of(stall)])
+        names = [name_of(worker) for worker in stall.workers]
+        step = stall.known.records[stall.workers[0]].step
+        return Note("stall", {"workers": names, "seconds": stall.seconds, "text": text}, step)

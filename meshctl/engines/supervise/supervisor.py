@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import resource
 import socket
 import time
@@ -20,23 +21,27 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from torch.distributed import TCPStore
+
 from meshctl.engines.engine import CannotStart, Engine, Job, nodes_of
+from meshctl.engines.node.rendezvous import serve
 from meshctl.engines.supervise.attempt import Attempt, next_attempt
 from meshctl.engines.supervise.cause import Cause, Priority
+from meshctl.engines.supervise.disk_watch import LauncherWatch
 from meshctl.engines.supervise.elastic import Elastic, sizes_event
 from meshctl.engines.supervise.examination import Examination
 from meshctl.engines.supervise.head import Head
-from meshctl.engines.supervise.launcher_watch import LauncherWatch
 from meshctl.engines.supervise.nodes import Nodes
-from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.restarts import Restarts
 from meshctl.engines.supervise.run_files import RunFiles
-from meshctl.engines.supervise.session import FAILED, UNFIT, Outcome, Session
+from meshctl.engines.supervise.session import FAILED, UNFIT, Observers, Outcome, Session
 from meshctl.engines.supervise.signals import Signals
-from meshctl.engines.supervise.stores import Stores, listen
-from meshctl.engines.supervise.stranger_watch import StrangerWatch
+from meshctl.engines.supervise.store_server import StoreServer
+from meshctl.engines.supervise.watches import StrangerWatch
+from meshctl.network import addresses
 from meshctl.network.addresses import joined
 from meshctl.network.authentication import TOKEN_VARIABLE, new_token
+from meshctl.network.control_store import StoreClient
 from meshctl.plan.resizing import CannotResize
 from meshctl.run.checkpoints.saved import NoWholeCheckpoint
 from meshctl.run.events import Event, Journal, Observer
@@ -45,6 +50,62 @@ from meshctl.run.process import ENDED_BY_SCHEDULER
 MakeObservers = Callable[[], Iterable[Observer]]
 """Returns the observers of a run. Called after the engine has forked, because an observer may start a
 thread."""
+
+
+BACKLOG = 1024
+"""Connections that may wait on a socket."""
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """Opens a socket on a port, or on one that the system chooses. Raises `CannotStart` if it cannot be
+    had."""
+    try:
+        return addresses.listen(host, port, BACKLOG)
+    except OSError as error:
+        what = f"port {port}" if port else "no port"
+        can = "cannot be opened" if port else "can be opened"
+        raise CannotStart(f"{what} {can} on {host}: {os.strerror(error.errno or 0)}") from error
+
+
+class Stores:
+    """The stores of a run that the supervisor serves: the control store, for everything that can steer or end
+    the run, and for a run on several nodes torch's TCPStore, which has no authentication, for its process
+    groups. On one node their stores are files (`engines.node.scratch`)."""
+
+    def __init__(self, host: str, has_torch_store: bool = True) -> None:
+        """Opens the sockets. Clients may connect before `serve`, because the backlog holds them. Raises
+        `CannotStart`."""
+        self._control, self._torch = listen(host), listen(host) if has_torch_store else None
+        self.torch_address = addresses.joined(host, self._torch.getsockname()[1]) if self._torch else ""
+        """HOST:PORT of the store of torch; empty without one."""
+        self._control_address = addresses.joined(host, self._control.getsockname()[1])
+        self._torch_store: TCPStore | None = None
+        self._server: StoreServer | None = None
+        self._client: StoreClient | None = None
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The addresses of the stores, by what they are."""
+        found = {"the control store": self._control_address}
+        return found | ({"the store of torch": self.torch_address} if self._torch else {})
+
+    def serve(self, token: str) -> StoreClient:
+        """Starts the threads of the stores. Returns the supervisor's connection to the control store."""
+        self._torch_store = serve(self._torch) if self._torch else None
+        self._server = StoreServer(self._control, token)
+        self._client = StoreClient(self._control_address, token)
+        return self._client
+
+    def dropped(self) -> Mapping[str, int]:
+        """Returns the connections to the control store that were dropped, by host."""
+        return dict(self._server.dropped) if self._server else {}
+
+    def close(self) -> None:
+        self._torch_store = None
+        if self._client:
+            self._client.close()
+        if self._server:
+            self._server.close()
 
 
 class Supervisor:

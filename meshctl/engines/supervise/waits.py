@@ -1,8 +1,11 @@
-"""Finds the workers for which a standing worker waits, from its progress record and the records of its peers.
+"""Finds the workers for which a standing worker waits, from its progress record and the records of its peers,
+and the workers that hold up others.
 
     known = Known(records, phases, done)
     waits_of(plan, known, worker)         # a `Wait`: the awaited workers, and the reason
     doing_of(plan, known, worker)         # what it is doing, in words
+    ends_of(waits)                        # the ends of chains: workers that wait for no other, and circles
+    chain_to(waits, end)                  # pairs (waiting worker, awaited worker) on all paths to `end`
 
 A worker waits for a peer on a route, for the ranks that have not reached its collective or its checkpoint,
 or, before the first step, for workers in an earlier phase. Every other worker waits for no other. A worker
@@ -11,15 +14,108 @@ without a record advances.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import field
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.supervise.collective_check import place_of, ranks_of
-from meshctl.engines.supervise.wait_graph import Worker, name_of
 from meshctl.plan.model import Plan, Stage
 from meshctl.run.progress import Activity, Record
 from meshctl.run.shutdown import ENDLESS
+
+Worker = tuple[str, int]
+"""Group and rank."""
+Waits = Mapping[Worker, Collection[Worker]]
+"""Worker -> the workers for whom it waits."""
+
+
+def name_of(worker: Worker) -> str:
+    return f"{worker[0]}:{worker[1]}"
+
+
+def ends_of(waits: Waits) -> list[tuple[Worker, ...]]:
+    """Returns the ends of all chains. A worker that is not a key of `waits` waits for no other. An end is one
+    worker that waits for no other, or a circle whose workers only wait for each other. From every worker at
+    least one end can be reached."""
+    found = []
+    for component in _components(waits):
+        members = set(component)
+        if all(target in members for worker in component for target in waits.get(worker, ())):
+            found.append(component)
+    return found
+
+
+def chain_to(waits: Waits, end: Sequence[Worker]) -> list[tuple[Worker, Worker]]:
+    """Returns the waits by which workers depend on an end, as pairs (waiting worker, awaited worker). They
+    are a tree whose root is the end, the pairs furthest from the root first. Each worker waits in one pair
+    only, for a worker nearer to the end. Waits inside of a circle come last."""
+    waiting = _waiting(waits)
+    found, seen, queue = list[tuple[Worker, Worker]](), set(end), deque(end)
+    while queue:
+        target = queue.popleft()
+        for worker in waiting.get(target, ()):
+            if worker not in seen:
+                seen.add(worker)
+                found.append((worker, target))
+                queue.append(worker)
+    return [*reversed(found), *_inside(waits, end)]
+
+
+def _inside(waits: Waits, end: Sequence[Worker]) -> Iterator[tuple[Worker, Worker]]:
+    for worker in end:
+        target = next((one for one in waits.get(worker, ()) if one in end), None)
+        if target is not None:
+            yield worker, target
+
+
+def _waiting(waits: Waits) -> Waits:
+    """Returns for each worker the workers that wait for it."""
+    found: dict[Worker, list[Worker]] = {}
+    for worker, targets in waits.items():
+        for target in targets:
+            found.setdefault(target, []).append(worker)
+    return found
+
+
+def _components(waits: Waits) -> list[tuple[Worker, ...]]:
+    """Returns the strongly connected components (Kosaraju's algorithm, without recursion)."""
+    order, waiting = _by_end_of_visit(waits), _waiting(waits)
+    seen, found = set[Worker](), list[tuple[Worker, ...]]()
+    for root in reversed(order):
+        if root in seen:
+            continue
+        seen.add(root)
+        component, stack = [root], [root]
+        while stack:
+            for worker in waiting.get(stack.pop(), ()):
+                if worker not in seen:
+                    seen.add(worker)
+                    component.append(worker)
+                    stack.append(worker)
+        found.append(tuple(component))
+    return found
+
+
+def _by_end_of_visit(waits: Waits) -> list[Worker]:
+    """Returns all workers in the order in which a depth-first search leaves them."""
+    order, seen = list[Worker](), set[Worker]()
+    for root in [*waits, *(target for targets in waits.values() for target in targets)]:
+        if root in seen:
+            continue
+        seen.add(root)
+        path = [(root, iter(waits.get(root, ())))]
+        while path:
+            worker, targets = path[-1]
+            target = next((one for one in targets if one not in seen), None)
+            if target is None:
+                order.append(worker)
+                path.pop()
+            else:
+                seen.add(target)
+                path.append((target, iter(waits.get(target, ()))))
+    return order
+
 
 PHASES = ("connection", "imports", "setup", "resume", "first sync", "agreement")
 """The first words of the phases before the first step, in order. Setup and imports alternate."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from meshctl.cli.launch import Supervision, outcome_of
 from meshctl.engines.engine import Handle, Job
-from meshctl.engines.kubernetes.head_handle import HeadHandle
+from meshctl.engines.kubernetes.engine import HeadHandle
 from meshctl.engines.supervise.attempt import begin
 from meshctl.engines.supervise.signals import Signals
 from meshctl.plan.model import Cluster, Group, Plan, Run

@@ -14,7 +14,7 @@ import yaml
 
 from meshctl.cli.load import plan_of
 from meshctl.engines.engine import TOKEN_PLACE
-from meshctl.engines.jobset import JobSetEngine
+from meshctl.engines.kubernetes.engine import JobSetEngine
 from meshctl.engines.kubernetes.options import JobSetOptions
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import node_sets

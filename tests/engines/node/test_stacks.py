@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.engines.node import device_state, stacks
+from meshctl.engines.node import stacks
 from meshctl.engines.node.stacks import ProcessState, StackRequests, state_of
 from tests.engines.processes import wait
 from tests.hang import HANG_S
@@ -77,7 +77,7 @@ def test_the_gpus_of_a_process_are_reported(
     smi.write_text(f"#!/bin/sh\n{answer}\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(device_state, "gpus_of", lambda pid: {3})
+    monkeypatch.setattr(stacks, "gpus_of", lambda pid: {3})
     is_silent = "sleep" in answer
     monkeypatch.setattr(stacks, "COMMAND_S", 0.5 if is_silent else HANG_S)
     expected = "nvidia-smi does not answer" if is_silent else "100 % busy, 73.4 of 146.8 GB in use"
@@ -85,4 +85,4 @@ def test_the_gpus_of_a_process_are_reported(
 
 
 def test_a_process_without_gpus_has_none() -> None:
-    assert device_state.gpus_of(os.getpid()) == set() == device_state.gpus_of(2**30)
+    assert stacks.gpus_of(os.getpid()) == set() == stacks.gpus_of(2**30)

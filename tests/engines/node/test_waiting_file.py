@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.engines.node.waiting_file import file_of
+from meshctl.engines.node.stacks import file_of
 from tests.engines.processes import wait
 
 OPEN, READ = "os.open(sys.argv[1], os.O_RDONLY)", "os.read(os.open(sys.argv[1], os.O_RDWR), 1)"

@@ -135,7 +135,7 @@ def test_which_variables_are_read_at_import(
     env = WorkerEnv(planned(group), RunDir(Path()), Start(()), group, STORES, inherited)
     assert env.argv == ((sys.executable, "-P", "-m", "meshctl.runtime.worker") if expected else None)
     other = replace(env, python="/other/python")
-    assert other.argv == (("/other/python", "-P", "-m", "meshctl.runtime.worker") if expected else None)
+    assert other.argv == ("/other/python", "-P", "-m", "meshctl.runtime.worker")
 
 
 def test_a_program_is_found_in_the_folder_of_the_recipe(tmp_path: Path) -> None:

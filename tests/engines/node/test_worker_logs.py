@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from processes import wait
 
-from meshctl.engines.node import log_pump, stacks
+from meshctl.engines.node import stacks, worker_logs
 from meshctl.engines.node.scratch import Scratch, scratch_folder
 from meshctl.engines.node.worker_logs import LOOK_S, WorkerLogs
 from tests.log_text import output_of
@@ -131,4 +131,4 @@ def test_a_bound_holds_in_the_next_attempt_too(logs: WorkerLogs, tmp_path: Path)
 
 
 def test_the_process_has_a_title(logs: WorkerLogs) -> None:
-    wait(lambda: Path(f"/proc/{logs.pid}/comm").read_text().strip() == log_pump.TITLE, "its title")
+    wait(lambda: Path(f"/proc/{logs.pid}/comm").read_text().strip() == worker_logs.TITLE, "its title")

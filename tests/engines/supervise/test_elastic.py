@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from processes import plan_of
 
+from meshctl.engines.supervise import node_changes
 from meshctl.engines.supervise.cause import Cause, Priority
 from meshctl.engines.supervise.elastic import Elastic, Present, sizes_event
-from meshctl.engines.supervise.growth import RETRY_S, Growth
+from meshctl.engines.supervise.node_changes import RETRY_S, TOGETHER_S, NodeChanges
 from meshctl.engines.supervise.restarts import Restarts
 from meshctl.plan.model import Plan
 from meshctl.plan.model import Restarts as Allowed
 from meshctl.plan.resizing import CannotResize, Lost
+from meshctl.run.settings import Checkpoint
 from meshctl.run.settings import Elastic as Setting
 
 LEAST = 2
@@ -166,8 +169,45 @@ class Machines:
         return True
 
 
-def growth_of(elastic: Elastic, machines: Any, step: int) -> Growth:
-    return Growth(elastic, machines, machines, step)
+class Changes:
+    """The changes of nodes of an attempt, and what they ask for."""
+
+    replaces_nodes = are_allowed = True
+    has_begun = is_asked = False
+
+    def __init__(
+        self,
+        elastic: Elastic,
+        machines: Any,
+        step: int,
+        has_checkpoints: bool = True,
+        has_ended_step: bool = True,
+        can_lose: bool = True,
+    ) -> None:
+        self.are_allowed, self.action = can_lose, ""
+        plan = replace(elastic.plan, run=replace(elastic.plan.run, checkpoint=None))
+        if has_checkpoints:
+            plan = replace(plan, run=replace(plan.run, checkpoint=Checkpoint()))
+        handle = SimpleNamespace(replaces_nodes=True, restart=machines.restart)
+        session: Any = SimpleNamespace(elastic=elastic, nodes=machines, handle=handle, restarts=self)
+        attempt: Any = SimpleNamespace(plan=plan, step=step, has_ended_step=has_ended_step)
+        this: Any = self
+        self.changes = NodeChanges(session, attempt, this, this)
+        self.on_devices = self.changes.on_devices
+
+    def is_last(self, step: int | None) -> bool:
+        return False
+
+    def save(self) -> None:
+        self.action = "save"
+
+    def begin_at(self, moment: float) -> None:
+        self.action = "end"
+
+    def poll(self, newest: int | None, now: float) -> str:
+        self.action = ""
+        self.changes.poll(newest, now)
+        return self.action
 
 
 def test_a_suspect_is_back_at_the_next_checkpoint(tmp_path: Path) -> None:
@@ -175,7 +215,7 @@ def test_a_suspect_is_back_at_the_next_checkpoint(tmp_path: Path) -> None:
     for _ in range(2):
         elastic.note(died(1), [])
     elastic.plan_without_lost()
-    growth = growth_of(elastic, machines, 5)
+    growth = Changes(elastic, machines, 5)
     assert [growth.poll(step, 0.0) for step in (5, 5, 10)] == ["", "", "end"]
 
 
@@ -184,7 +224,7 @@ def test_a_lost_node_is_started_again_at_checkpoints(tmp_path: Path) -> None:
     elastic, machines = elastic_of(tmp_path), Machines({0})
     elastic.note(None, [1])
     elastic.plan_without_lost()
-    growth = growth_of(elastic, machines, 5)
+    growth = Changes(elastic, machines, 5)
     assert [growth.poll(step, 0.0) for step in (5, 10, 10, 15)] == ["", "", "", ""]
     assert machines.started == [[1]] and machines.asked == 2
     assert growth.poll(20, RETRY_S) == "" and len(machines.started) == 2
@@ -196,7 +236,7 @@ def test_a_device_is_back_when_its_node_reports_it(tmp_path: Path) -> None:
     elastic, machines = elastic_of(tmp_path), Machines({0})
     elastic.note(None, [], [("cuda", 1)])
     elastic.plan_without_lost()
-    growth, own = growth_of(elastic, machines, 0), [("cuda", 0), ("cuda", 1)]
+    growth, own = Changes(elastic, machines, 0), [("cuda", 0), ("cuda", 1)]
     assert growth.poll(5, 0.0) == ""
     growth.on_devices(own, [("cuda", 1)])
     assert growth.poll(5, 0.0) == ""
@@ -208,5 +248,45 @@ def test_a_device_is_back_when_its_node_reports_it(tmp_path: Path) -> None:
 
 def test_a_whole_run_does_not_grow(tmp_path: Path) -> None:
     machines = Machines({0})
-    growth = growth_of(elastic_of(tmp_path), machines, 0)
+    growth = Changes(elastic_of(tmp_path), machines, 0)
     assert growth.poll(5, 0.0) == "" and not machines.asked
+
+
+# Nodes that their scheduler ends
+
+
+@pytest.fixture(autouse=True)
+def nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_changes, "nodes_of", lambda plan: range(3))
+
+
+def leaving(tmp_path: Path, **facts: bool) -> Changes:
+    return Changes(elastic_of(tmp_path), Machines({0, 1, 2}), 10, **facts)
+
+
+def test_a_run_saves_and_ends_the_attempt_at_the_checkpoint(tmp_path: Path) -> None:
+    found = leaving(tmp_path)
+    assert found.poll(10, 0.0) == "" and found.changes.on_stop(1, 0.0) and found.changes.leaving == {1}
+    assert [found.poll(newest, 0.1) for newest in (10, 10, 13)] == ["save", "", "end"]
+    assert found.changes.outcome and found.changes.outcome.reason == "the scheduler ends node 1"
+
+
+@pytest.mark.parametrize(("has_checkpoints", "can_save"), [(False, True), (True, False)])
+def test_without_anything_to_save_the_attempt_ends_soon(
+    has_checkpoints: bool, can_save: bool, tmp_path: Path
+) -> None:
+    found = leaving(tmp_path, has_checkpoints=has_checkpoints, has_ended_step=can_save)
+    assert found.changes.on_stop(2, 5.0) and found.changes.on_stop(1, 6.0)
+    assert found.poll(None, 5.0 + TOGETHER_S) == ""
+    assert found.poll(None, 5.1 + TOGETHER_S) == "end"
+
+
+def test_a_run_ends_if_all_nodes_are_asked_to_or_if_it_may_lose_none(tmp_path: Path) -> None:
+    found = leaving(tmp_path)
+    assert [found.changes.on_stop(node, 0.0) for node in (1, 0, 2)] == [True, True, False]
+    assert not leaving(tmp_path, can_lose=False).changes.on_stop(1, 0.0)
+
+
+def test_a_node_without_a_part_in_the_attempt_changes_nothing(tmp_path: Path) -> None:
+    found = leaving(tmp_path)
+    assert found.changes.on_stop(7, 0.0) and found.poll(10, 9.0) == ""

@@ -12,7 +12,6 @@ import pytest
 from meshctl.engines.checks.requirements import Needs
 from meshctl.engines.supervise.examination import (
     EXAMINE_S,
-    TOGETHER_S,
     Apart,
     Examination,
     Examined,
@@ -57,11 +56,16 @@ class Nodes:
             self.report_facts(node)
         found = [*self.poll(), *self.poll()]
         for node in range(3):
-            self.report(node, "reached", attempt=attempt)
+            self.called(node, attempt=attempt)
         return [*found, *self.poll()]
 
-    def report(self, node: int, kind: str, at: float = 0.0, attempt: int = 0, **words: Any) -> None:
-        self.examination.on_message(node, {"type": kind, "attempt": attempt, **words}, at)
+    def report(self, node: int, kind: str, attempt: int = 0, **words: Any) -> None:
+        self.examination.on_message(node, {"type": kind, "attempt": attempt, **words})
+
+    def called(self, node: int, *unreached: int, attempt: int = 0) -> None:
+        """A node has called its peers, and has not reached some."""
+        problems = [(peer, f"10.0.0.{peer}:7", "it does not answer") for peer in unreached]
+        self.report(node, "called", attempt=attempt, problems=problems)
 
     def report_facts(self, node: int, **facts: Any) -> None:
         now = self.examination._asked.get(node, 0.0)
@@ -90,7 +94,7 @@ def test_nodes_examine_themselves_call_their_peers_and_begin(nodes: Nodes) -> No
     assert nodes.sent[1].messages[1]["peers"] == {"2": "10.0.0.2:7", "0": "10.0.0.0:7"}
     for node in range(3):
         assert not nodes.examination.is_over
-        nodes.report(node, "reached")
+        nodes.called(node)
         nodes.poll()
     assert nodes.examination.is_over
 
@@ -100,25 +104,15 @@ def test_a_wall_names_both_nodes_and_the_address_once_all_have_reported(nodes: N
         nodes.report_facts(node)
     nodes.poll()
     nodes.poll()
-    wall = {"seconds": 10.0, "problem": "it does not answer"}
-    nodes.report(1, "unreachable", peer=2, address="10.0.0.2:7", **wall)
+    nodes.called(1, 2)
     assert nodes.poll() == []
-    nodes.report(2, "unreachable", peer=1, address="10.0.0.1:7", **wall)
-    nodes.report(0, "reached")
+    nodes.called(2, 1)
+    nodes.called(0)
     [found] = nodes.poll()
     assert isinstance(found, Apart)
     assert "node 1 (h1) does not reach node 2 (h2) at 10.0.0.2:7: it does not answer" in found.reason
     assert "node 2 (h2) does not reach node 1 (h1) at 10.0.0.1:7" in found.reason
     assert nodes.poll() == []
-
-
-def test_a_wall_in_a_run_is_reported_soon(nodes: Nodes) -> None:
-    nodes.examination.is_over = True
-    nodes.report(1, "unreachable", at=5.0, peer=2, address="h:7", seconds=15.2, problem="it does not answer")
-    assert nodes.poll(5.0) == []
-    [found] = nodes.poll(5.1 + TOGETHER_S)
-    assert isinstance(found, Apart)
-    assert "node 1 has not heard node 2 at h:7 for 15 s" in found.reason
 
 
 def test_nothing_is_asked_while_a_node_is_missing_or_after_it_was_given_up(nodes: Nodes) -> None:
@@ -157,9 +151,6 @@ def elastic(tmp_path: Path) -> Nodes:
     return found
 
 
-WALL: dict[str, Any] = {"address": "10.0.0.2:7", "seconds": 10.0, "problem": "it does not answer"}
-
-
 def test_a_newcomer_is_examined_while_an_attempt_runs_without_it(elastic: Nodes) -> None:
     elastic.examination.begin(1, [1, 2])
     elastic.examination.is_over = True
@@ -171,10 +162,8 @@ def test_a_newcomer_is_examined_while_an_attempt_runs_without_it(elastic: Nodes)
     assert elastic.poll(idle=[0]) == [] and elastic.kinds(0) == ["examine", "peers"]
     assert not (elastic.run.path / nonce).exists() and {*elastic.sent[0].messages[1]["peers"]} == {"1", "2"}
     assert not elastic.examination.is_fit(0)
-    elastic.report(0, "reached", attempt=1)
+    elastic.called(0, attempt=1)
     assert elastic.poll(idle=[0]) == [] and elastic.examination.is_fit(0)
-    elastic.report(0, "unreachable", attempt=1, peer=2, **WALL)
-    assert elastic.poll(99.0, idle=[0]) == [], "the death of a node is no fault of the newcomer"
 
 
 def test_a_newcomer_that_lacks_something_is_refused(elastic: Nodes) -> None:
@@ -192,7 +181,7 @@ def test_a_newcomer_that_lacks_something_is_refused(elastic: Nodes) -> None:
     elastic.poll(idle=[0])
     elastic.report_facts(0, torch="2.9.0")
     elastic.poll(idle=[0])
-    elastic.report(0, "unreachable", attempt=1, peer=2, **WALL)
+    elastic.called(0, 2, attempt=1)
     [found] = elastic.poll(idle=[0])
     assert isinstance(found, Refused) and not elastic.examination.is_fit(0)
     assert found.reason == "node 0 (h0) does not reach node 2 (h2) at 10.0.0.2:7: it does not answer"
@@ -221,11 +210,14 @@ def test_a_wall_around_a_newcomer_refuses_it(elastic: Nodes) -> None:
     elastic.report_facts(0)
     elastic.poll()
     elastic.poll()
-    elastic.report(2, "unreachable", attempt=1, peer=0, **{**WALL, "address": "10.0.0.0:7"})
-    [found] = elastic.poll(TOGETHER_S + 1.0)
+    for node, unreached in ((0, []), (1, []), (2, [0])):
+        elastic.called(node, *unreached, attempt=1)
+    [found] = elastic.poll()
     assert isinstance(found, Refused) and found.node == 0
-    elastic.report(2, "unreachable", attempt=1, peer=1, **{**WALL, "address": "10.0.0.1:7"})
-    [found] = elastic.poll(TOGETHER_S + 1.0)
+    elastic.poll()
+    for node, unreached in ((0, []), (1, [2]), (2, [0])):
+        elastic.called(node, *unreached, attempt=1)
+    [found] = elastic.poll()
     assert isinstance(found, Apart), "both have begun an attempt before"
 
 
@@ -247,8 +239,8 @@ def test_where_all_nodes_are_new_or_needed_none_is_refused(nodes: Nodes, tmp_pat
 
 def test_a_message_of_an_earlier_attempt_is_ignored(nodes: Nodes) -> None:
     nodes.examination.begin(1, range(3))
-    nodes.report(0, "reached")
-    assert not nodes.examination._reached
+    nodes.called(0)
+    assert not nodes.examination._problems
 
 
 def test_the_peers_of_a_large_run_are_spread_over_it() -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.engines.supervise import launcher_watch
-from meshctl.engines.supervise.launcher_watch import POLL_S, LauncherWatch
+from meshctl.engines.supervise import disk_watch
+from meshctl.engines.supervise.disk_watch import POLL_S, LauncherWatch
 from meshctl.engines.supervise.signals import Signals
+from meshctl.engines.supervise.watches import Fault
 from meshctl.run.directory import RunDir
 
 
@@ -21,22 +22,32 @@ class Launcher:
     def __init__(self, folder: Path, patience_s: float = 0.0) -> None:
         self.state, self.sleeps = "S", 7
         self.shown, self.kills, self.signals = list[str](), 0, Signals()
-        self.watch = LauncherWatch(RunDir(folder), self.signals, self.kill, patience_s, self.shown.append)
+        self.watch = LauncherWatch(RunDir(folder), self.signals, self.kill, patience_s)
 
     def kill(self) -> None:
         self.kills += 1
 
+    def found(self) -> list[str]:
+        return [
+            one.cause.error if isinstance(one, Fault) else one.value["text"][0] for one in self.watch.poll()
+        ]
+
     def wait(self, seconds: float) -> None:
         for _ in range(int(seconds / POLL_S)):
-            self.watch.poll()
+            self.watch.look()
 
 
 @pytest.fixture
 def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
     made = Launcher(tmp_path, patience_s=60.0)
-    monkeypatch.setattr(launcher_watch, "_state_of", lambda task: (made.state, str(made.sleeps)))
-    monkeypatch.setattr(launcher_watch, "file_of", lambda pid, task: "/data/metrics.jsonl")
-    monkeypatch.setattr(launcher_watch, "_waiting_processes", lambda: iter(["train:0", "meshctl-logs"]))
+    monkeypatch.setattr(
+        disk_watch,
+        "status_of",
+        lambda pid, task: {"State": made.state, "voluntary_ctxt_switches": f"{made.sleeps}"},
+    )
+    monkeypatch.setattr(disk_watch, "file_of", lambda pid, task: "/data/metrics.jsonl")
+    monkeypatch.setattr(disk_watch, "announce", made.shown.append)
+    monkeypatch.setattr(disk_watch, "_waiting_processes", lambda: iter(["train:0", "meshctl-logs"]))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, Signals.NUMBERS)
     yield made
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -57,11 +68,11 @@ def test_one_long_wait_is_reported_and_many_short_ones_are_not(launcher: Launche
     launcher.wait(20)
     report = "stalled for 9 s: the launcher waits for the disk of /data/metrics.jsonl (state D)"
     assert launcher.shown[:2] == [report, "  so do train:0, meshctl-logs"] and len(launcher.shown) == 3
-    assert launcher.watch.take_texts() == []
+    assert launcher.found() == []
     launcher.state = "R"
     launcher.wait(1)
-    assert launcher.watch.take_texts() == ["the disk answers: the launcher goes on, after 20 s"]
-    assert launcher.watch.take_texts() == [] and launcher.kills == 0
+    assert launcher.found() == ["the disk answers: the launcher goes on, after 20 s"]
+    assert launcher.found() == [] and launcher.kills == 0
 
 
 def test_a_second_signal_kills(launcher: Launcher) -> None:
@@ -86,8 +97,8 @@ def test_signals_are_left_to_a_launcher_that_does_not_wait(launcher: Launcher) -
 def test_the_end_of_the_patience_kills_once_and_is_the_cause(launcher: Launcher, tmp_path: Path) -> None:
     launcher.state = "D"
     launcher.wait(59)
-    assert launcher.watch.take_expired() == "" and launcher.kills == 0
+    assert launcher.found() == [] and launcher.kills == 0
     launcher.wait(30)
     reason = f"the disk of {tmp_path} has not answered for 60 s (`run.patience`)"
     assert launcher.kills == 1 and launcher.shown[-1].startswith(f"error: {reason}; ")
-    assert launcher.watch.take_expired() == reason and launcher.watch.take_expired() == ""
+    assert launcher.found() == [reason] and launcher.found() == []

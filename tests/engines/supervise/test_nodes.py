@@ -14,8 +14,7 @@ from meshctl import __version__
 from meshctl.engines import connection
 from meshctl.engines.connection import join
 from meshctl.engines.engine import CannotStart
-from meshctl.engines.supervise.nodes import Nodes
-from meshctl.engines.supervise.reports import NodeLost
+from meshctl.engines.supervise.nodes import NodeLost, Nodes
 from meshctl.network.connection import Connection, Message
 from meshctl.package import our_digest, reinstall_command
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshctl.engines.supervise.observers import Observers
+from meshctl.engines.supervise.session import Observers
 from meshctl.run.events import Event
 
 

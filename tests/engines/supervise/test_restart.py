@@ -6,13 +6,12 @@ import json
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-from processes import Launch, Launched, alive, name_of, plan_of, wait
+from processes import Launch, Launched, alive, plan_of, wait
 
 from meshctl.engines.node.forkserver import TITLE
-from meshctl.plan.model import Plan, Program, Restarts
+from meshctl.plan.model import Restarts
 
 ONCE = Restarts(1)
 
@@ -101,70 +100,3 @@ def test_a_node_that_is_lost_is_started_again(launch: Launch, tmp_path: Path) ->
     run.ready(4)
     run.send(signal.SIGTERM)
     assert run.end() == 143, run.output()
-
-
-def using(plan: Plan, group: str, python: str) -> Plan:
-    """The plan, with another interpreter for the fork server of a group."""
-    groups = tuple(replace(one, python=python) if one.name == group else one for one in plan.groups)
-    return replace(plan, groups=groups)
-
-
-def gated_interpreter(folder: Path, command: str) -> tuple[str, Path]:
-    """An interpreter that runs a command of the shell once a line is written into the pipe beside it."""
-    gate, script = folder / "gate", folder / "gated"
-    os.mkfifo(gate)
-    script.write_text(f"#!/bin/sh\nread line < {gate}\n{command}\n")
-    script.chmod(0o755)
-    return str(script), gate
-
-
-def test_a_fork_server_runs_another_interpreter(launch: Launch, tmp_path: Path) -> None:
-    python = str(other_interpreter(tmp_path))
-    sleeper = Program(("-c", "import time; time.sleep(1000)"))
-    plan = using(plan_of(tmp_path, ("one", 1), ("two", sleeper), restarts=ONCE), "two", python)
-    run = launch(plan, "one:0 raise first forever")
-
-    def second() -> list[float]:
-        (began,) = (event.time for event in run.events("resumed"))
-        return [event.time for event in run.events("started") if event.time > began]
-
-    wait(lambda: len(run.events("resumed")) == 1 and len(second()) == 3, "the workers of the second attempt")
-    server = parent_of(run.pid_of("two", 0, attempt=-1))
-    assert Path(f"/proc/{server}/cmdline").read_bytes().split(b"\0")[0] == python.encode()
-    assert name_of(server) == TITLE
-    assert parent_of(server) == parent_of(run.pid_of("one", 0, attempt=-1)) == run.named(TITLE)
-    os.kill(server, signal.SIGKILL)
-    assert run.end() == 5
-    assert run.output().startswith(f"error: the fork server of {python}: killed by SIGKILL")
-
-
-def test_agents_wait_for_another_interpreter(launch: Launch, tmp_path: Path) -> None:
-    """The imports of an interpreter may take longer than workers wait for each other."""
-    python, gate = gated_interpreter(tmp_path, f'exec {other_interpreter(tmp_path)} "$@"')
-    plan = using(plan_of(tmp_path, ("one", 1), ("two", Program(("-c", "")))), "two", python)
-    run = launch(plan)
-    with gate.open("w") as pipe:  # opens when the server has been started
-        assert not run.events("started")
-        pipe.write("\n")
-    assert run.end() == 0, run.output()
-    assert len(run.events("started")) == 3
-
-
-def test_a_run_can_be_ended_while_it_waits_for_another_interpreter(launch: Launch, tmp_path: Path) -> None:
-    python, gate = gated_interpreter(tmp_path, "sleep 1000")
-    plan = using(plan_of(tmp_path, ("one", 1), ("two", Program(("-c", "")))), "two", python)
-    run = launch(plan)
-    with gate.open("w"):
-        run.send(signal.SIGTERM)
-        assert run.end() == 143, run.output()
-    assert not run.events("started")
-
-
-def test_an_interpreter_that_cannot_start_is_named(launch: Launch, tmp_path: Path) -> None:
-    python, gate = gated_interpreter(tmp_path, "exit 3")
-    plan = using(plan_of(tmp_path, ("one", 1), ("two", Program(("-c", "")))), "two", python)
-    run = launch(plan)
-    gate.write_text("\n")
-    assert run.end() == 5
-    assert run.output().startswith(f"error: the fork server of {python}: exit code 3\nlog: ")
-    assert not run.events("started")

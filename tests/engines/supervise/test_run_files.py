@@ -15,13 +15,6 @@ from meshctl.engines.supervise.run_files import POLL_S, RunFiles
 from meshctl.run.directory import RunDir
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     return RunDir.create(tmp_path, "test", "now")
@@ -30,18 +23,17 @@ def run(tmp_path: Path) -> RunDir:
 def test_a_directory_that_is_there_can_be_written(run: RunDir) -> None:
     files = RunFiles(run, print)
     before = sorted(run.path.iterdir())
-    assert (files.poll(), files.problem()) == ("", "")
+    assert (list(files.poll(0.0)), files.problem()) == ([], "")
     assert sorted(run.path.iterdir()) == before
 
 
 def test_a_deleted_directory_is_noticed_at_the_next_check(run: RunDir) -> None:
-    clock = Clock()
-    files = RunFiles(run, print, clock)
-    assert not files.poll()
+    files = RunFiles(run, print)
+    assert not list(files.poll(0.0))
     shutil.rmtree(run.path)
-    assert not files.poll()
-    clock.now = POLL_S
-    assert files.poll() == f"the run directory {run.path} was deleted"
+    assert not list(files.poll(POLL_S / 2))
+    [found] = files.poll(POLL_S)
+    assert found.cause.error == f"the run directory {run.path} was deleted"
     assert files.problem() == f"the run directory {run.path} cannot be written: No such file or directory"
 
 
@@ -67,12 +59,12 @@ def test_a_full_disk_is_found_by_writing(run: RunDir) -> None:
 
 
 def test_a_disk_that_becomes_full_is_a_warning(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, warnings, free = Clock(), list[str](), [9, 0, 0, 5, 0]
-    files = RunFiles(run, warnings.append, clock)
+    now, warnings, free = 0.0, list[str](), [9, 0, 0, 5, 0]
+    files = RunFiles(run, warnings.append)
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=free.pop(0)))
     while free:
-        clock.now += POLL_S
-        assert not files.poll()
+        now += POLL_S
+        assert not list(files.poll(now))
     disk = f"the disk of {run.path} is full"
     assert warnings == [f"{disk}: events wait until there is space, and output of workers is lost"] * 2
 
@@ -81,13 +73,12 @@ def test_a_disk_that_becomes_read_only_is_a_warning(run: RunDir, monkeypatch: py
     def refuse(path: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    clock, warnings = Clock(), list[str]()
-    files = RunFiles(run, warnings.append, clock)
-    assert not files.poll() and warnings == []
+    warnings = list[str]()
+    files = RunFiles(run, warnings.append)
+    assert not list(files.poll(0.0)) and warnings == []
     monkeypatch.setattr(os, "utime", refuse)
-    for _ in range(3):
-        clock.now += POLL_S
-        assert not files.poll()
+    for number in range(1, 4):
+        assert not list(files.poll(number * POLL_S))
     reason = "cannot be written: Read-only file system; events wait until it can, and output of workers is"
     assert warnings == [f"the disk of {run.path} {reason} lost"]
 
@@ -98,8 +89,8 @@ def test_a_log_that_cannot_be_written_is_a_warning_unless_the_whole_disk_is_full
     warnings, free = list[str](), [1, 0]
     files = RunFiles(run, warnings.append)
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=free.pop(0)))
-    files.on_log_problem("logs/train/0.log", "File too large")
-    files.on_log_problem("logs/train/1.log", "No space left on device")
+    for path, reason in (("0.log", "File too large"), ("1.log", "No space left on device")):
+        files.receive({"type": "log_problem", "path": f"logs/train/{path}", "reason": reason}, 0.0)
     assert warnings == [
         "logs/train/0.log cannot be written: File too large; output is lost until it can",
         f"the disk of {run.path} is full: events wait until there is space, and output of workers is lost",

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from meshctl.engines.node.stacks import ProcessState
-from meshctl.engines.supervise.stall_report import cause_of, frames_of, report_of
 from meshctl.engines.supervise.stalls import (
     FIRST_STEP_TIMES,
     JUMP_S,
@@ -16,8 +15,11 @@ from meshctl.engines.supervise.stalls import (
     Limits,
     Stall,
     StallWatch,
+    cause_of,
+    frames_of,
+    report_of,
 )
-from meshctl.engines.supervise.wait_graph import Worker
+from meshctl.engines.supervise.waits import Worker
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event

@@ -17,11 +17,12 @@ import pytest
 LAUNCHER = """
 import os, sys
 from dataclasses import replace
-from meshctl.engines.supervise import start_watch, stalls
+from meshctl.engines.supervise import stalls
+from meshctl.engines.supervise import disk_watch
 stalls.LIMITS = stalls.Limits(report_s=3.0)
 pipe = sys.argv[1]
 try:
-    with start_watch.watched("/the/folder"):
+    with disk_watch.watched("/the/folder"):
         if pipe:
             os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, pipe, os.O_RDONLY, 0)])
             os.wait()

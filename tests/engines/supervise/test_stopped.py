@@ -9,23 +9,21 @@ from typing import Any
 import pytest
 
 from meshctl.engines.node.stacks import ProcessState
-from meshctl.engines.supervise.cause import Causes
-from meshctl.engines.supervise.progress_watch import ProgressWatch
-from meshctl.engines.supervise.reports import Stopped
-from meshctl.engines.supervise.stalls import Stall
-from meshctl.engines.supervise.stopped import StoppedWatch
+from meshctl.engines.supervise.stalls import ProgressWatch, Stall, StoppedWatch
 from meshctl.engines.supervise.waits import Known, Wait
-from meshctl.run.events import Journal
+from meshctl.engines.supervise.watches import Fault
 from meshctl.run.progress import Activity, Record
 from tests.engines.supervise.test_stalls import PLAN
 
 
 def until(watch: StoppedWatch, begin: float, end: float, pids: dict[int, int], advanced: float) -> list[str]:
-    found, now = list[str](), begin
+    """Returns the reports, and last the reason of the end of the run if there is one."""
+    found, now, expired = list[str](), begin, ""
     while now < end:
-        found += watch.poll(now, pids, advanced)
+        found += watch.poll(now, pids)
+        expired = expired or watch.expired(now, advanced)
         now += 0.5
-    return found
+    return [*found, *([expired] if expired else [])]
 
 
 def test_a_stopped_agent_is_reported_once_and_again_when_it_stops_again() -> None:
@@ -52,18 +50,15 @@ def test_a_node_process_on_this_machine_is_looked_at(pids: dict[int, int], name:
 def test_the_run_ends_when_no_worker_advances() -> None:
     watch = StoppedWatch(100.0, 10.0, lambda pid: True)
     for now in range(0, 300, 10):
-        until(watch, now, now + 10, {0: 1}, advanced=now)
-    assert watch.take_expired() == "", "the workers go on"
-    until(watch, 300, 395, {0: 1}, advanced=290)
-    assert watch.take_expired() == (
+        assert not any("patience" in one for one in until(watch, now, now + 10, {0: 1}, advanced=now))
+    assert until(watch, 300, 395, {0: 1}, advanced=290)[-1] == (
         "the fork server is stopped (SIGSTOP), and no worker has advanced for 100 s (`run.patience`)"
     )
 
 
 def test_without_patience_nothing_ends_the_run() -> None:
     watch = StoppedWatch(0.0, 10.0, lambda pid: True)
-    until(watch, 0.0, 3000.0, {0: 1}, 0.0)
-    assert watch.take_expired() == ""
+    assert len(until(watch, 0.0, 3000.0, {0: 1}, 0.0)) == 1
 
 
 @pytest.mark.parametrize(
@@ -80,14 +75,13 @@ def test_a_worker_that_has_ended_is_no_cause_while_its_agent_is_stopped(
 ) -> None:
     run = SimpleNamespace(stalls=tmp_path / "stalls.log")
     attempt: Any = SimpleNamespace(plan=PLAN, run=run, start=SimpleNamespace(debug=""))
-    nodes: Any = SimpleNamespace(local_pids={}, ask_stacks=None)
-    causes = Causes(frozenset({"train"}), lambda group, rank: tmp_path / "log")
-    watch = ProgressWatch(attempt, nodes, Journal(tmp_path / "events" / "launcher.jsonl"), causes)
-    watch.receive(Stopped(0, (("the agent of train", 7),) if stopped else ()))
-    watch.poll(1.0, False)
+    watch = ProgressWatch(attempt, lambda node, workers: None, dict, lambda: False)
+    processes = [("the agent of train", 7)] if stopped else []
+    watch.receive({"type": "stopped", "node": 0, "processes": processes}, 0.0)
+    list(watch.poll(1.0))
     worker = ("train", 0)
     known = Known({worker: Record(activity=Activity.SAVING, step=6)}, {}, frozenset(), frozenset())
     stall = Stall((worker,), 100.0, known, {worker: Wait()}, states={worker: ProcessState(state=state)})
     watch._stalls._expired.append(stall)
-    watch.poll(2.0, False)
-    assert [(one.group, one.rank) for one in causes._found] == named
+    causes = [found.cause for found in watch.poll(2.0) if isinstance(found, Fault)]
+    assert [(one.group, one.rank) for one in causes] == named

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from meshctl.engines.engine import CannotStart
-from meshctl.engines.supervise.stores import listen
+from meshctl.engines.supervise.supervisor import listen
 
 
 def test_a_machine_without_free_ports_refuses_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:

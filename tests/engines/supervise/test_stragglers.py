@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
-from meshctl.engines.supervise.stragglers import JUDGED_STEPS, JUDGEMENTS, LASTING_S, Stragglers
+from meshctl.engines.supervise.watches import JUDGED_STEPS, JUDGEMENTS, LASTING_S, Stragglers
 from meshctl.run.events import Event
 
 ENOUGH = 1 + JUDGED_STEPS * (JUDGEMENTS + 1)
+
+
+def texts_of(stragglers: Stragglers) -> list[str]:
+    return [note.value["text"] for note in stragglers.poll()]
 
 
 def warnings(
@@ -23,8 +27,8 @@ def warnings(
             if in_collectives:
                 value["in_collectives"] = {"loss": in_collectives[rank]}
             stragglers.add(Event("step", "train", rank, step, value=value))
-    found = stragglers.warnings()
-    assert stragglers.warnings() == []
+    found = texts_of(stragglers)
+    assert texts_of(stragglers) == []
     return found
 
 
@@ -58,4 +62,4 @@ def test_single_slow_steps_are_none() -> None:
             stragglers.add(
                 Event("step", "train", rank, step, value={"stages": {"loss": time}, "seconds": 5.0})
             )
-    assert stragglers.warnings() == []
+    assert texts_of(stragglers) == []

@@ -7,21 +7,24 @@ import socket
 import pytest
 
 from meshctl.engines.supervise.nodes import Nodes
-from meshctl.engines.supervise.stranger_watch import StrangerWatch
+from meshctl.engines.supervise.store_server import StoreServer
+from meshctl.engines.supervise.watches import StrangerWatch
 from meshctl.network import strangers
-from meshctl.network.store_server import StoreServer
 from meshctl.network.strangers import HOSTS_MAX, OTHERS, Strangers
+from meshctl.run.events import Event
 
 
 def test_the_first_are_reported_at_once_and_all_at_the_end() -> None:
     head, node = Strangers(), Strangers()
     watch = StrangerWatch(lambda: [head, node])
-    assert [*watch.first(), *watch.at_end()] == []
+    assert [*watch.poll(), *watch.at_end()] == []
     head.note("10.0.0.7")
-    assert [*watch.first()] == ["1 connection without the token of this run was dropped, from 10.0.0.7"]
+    assert [one.value["text"] for one in watch.poll()] == [
+        "1 connection without the token of this run was dropped, from 10.0.0.7"
+    ]
     node.note("10.0.0.8", 3)
-    watch.add({"10.0.0.7": 1})
-    assert [*watch.first()] == []
+    watch.add(Event("strangers", "train", 0, value={"hosts": {"10.0.0.7": 1}}))
+    assert [*watch.poll()] == []
     end = "5 connections without the token of this run were dropped, from 10.0.0.8, 10.0.0.7"
     assert [*watch.at_end()] == [end] and [*watch.at_end()] == []
 

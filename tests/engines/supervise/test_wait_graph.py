@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.engines.supervise.wait_graph import Waits, Worker, chain_to, ends_of
+from meshctl.engines.supervise.waits import Waits, Worker, chain_to, ends_of
 
 WORKERS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 4))
 GRAPHS = st.dictionaries(WORKERS, st.lists(WORKERS, max_size=3), max_size=10)

@@ -13,6 +13,7 @@ import json
 import os
 import shlex
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,11 +23,11 @@ from typing import Any, Literal
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.engine import TOKEN_PLACE, CannotStart, Handle, Job, Rendered
-from meshctl.engines.kubernetes.head_handle import HeadHandle
 from meshctl.engines.kubernetes.kubectl import Kubectl, KubectlError
 from meshctl.engines.kubernetes.manifest import API_VERSION, CONTAINER, HEAD_FILE, Object, objects_of
 from meshctl.engines.kubernetes.options import JobSetOptions, code_folders
 from meshctl.engines.kubernetes.pods import JOBSET_LABEL, Pod, Seen, reported
+from meshctl.engines.remote import ConnectedNodes
 from meshctl.network.authentication import new_token
 from meshctl.plan.model import Plan
 from meshctl.run.directory import NO_START, RunDir, Start, write_whole
@@ -234,3 +235,44 @@ class JobSetJob:
             self._kubectl.call("delete", JOB_SETS, self.number, "--ignore-not-found", "--wait=false")
         except KubectlError as error:
             raise OSError(str(error)) from None
+
+
+class HeadHandle(ConnectedNodes):
+    """Pods, which connect to the head."""
+
+    replaces_nodes = True
+
+    def restart(self, nodes: Sequence[int]) -> bool:
+        """Returns True: with `run.restarts` the Job of a lost pod starts another one, which connects to the
+        head."""
+        return True
+
+    def close(self) -> None:
+        """Keeps the pod until the launcher's machine has the end of the run, which nobody can read once the
+        pod has ended. All observers have ended by now, so `state.json` is the last one."""
+        wait_for_copy(self._job.run)
+
+
+RECENT_S = 15.0
+"""A copy that was made within this time will be made again."""
+WAIT_S = 8.0
+"""Time that the head waits for the last copy."""
+POLL_S = 0.1
+
+
+def wait_for_copy(run: RunDir) -> None:
+    """Waits until a machine that copies the run directory has the files that are in it now. Returns at once
+    if no machine copies it."""
+    ended = time.time()
+    if _copied(run) < ended - RECENT_S:
+        return
+    while time.time() < ended + WAIT_S and _copied(run) <= ended:
+        time.sleep(POLL_S)
+
+
+def _copied(run: RunDir) -> float:
+    """Returns when the last copy began, in seconds since the epoch; 0 if there was none."""
+    try:
+        return run.copied.stat().st_mtime
+    except OSError:
+        return 0.0

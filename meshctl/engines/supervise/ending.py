@@ -1,17 +1,24 @@
-"""The orderly end of an attempt: the workers agree on a last step, which all of them execute and save.
+"""The end of an attempt. At an orderly end, the workers agree on a last step, which all of them execute and
+save.
 
-ending = OrderlyEnd(plan, store, journal)
-ending.stop(StopRequest(reason))        # the supervisor asks for the end
-ending.save()                           # ... or for a checkpoint, after a step that all agree on
-ending.poll()                           # requests of workers, and the agreement
-ending.reason(judge.stop)               # why the run ended, once it has
-"""
+orderly = OrderlyEnd(plan, store, journal)
+orderly.stop(StopRequest(reason))       # the supervisor asks for the end
+orderly.save()                          # ... or for a checkpoint, after a step that all agree on
+orderly.poll()                          # requests of workers, and the agreement
+orderly.reason(judge.stop)              # why the run ended, once it has
+
+forced = ForcedEnd(nodes, handle)       # SIGTERM to all agents, SIGKILL, and then the node processes are
+killed forced.begin_at(now); forced.poll(now)"""
 
 from __future__ import annotations
 
 import math
+import signal
+from enum import Flag, auto
 
-from meshctl.engines.engine import STOP_KEY
+from meshctl.engines.engine import STOP_KEY, Handle
+from meshctl.engines.node.termination import GRACE_S
+from meshctl.engines.supervise.nodes import Nodes
 from meshctl.network.control_store import StoreClient
 from meshctl.plan.model import Plan
 from meshctl.run.bounds import end_of_data
@@ -19,10 +26,29 @@ from meshctl.run.events import Event, Journal
 from meshctl.run.shutdown import PREFIX, Proposer, StopRequest
 
 
+class Ending(Flag):
+    """The reasons for which a head ends an attempt, beside deaths, exceptions and the end of the data."""
+
+    NONE = 0
+    SIGNAL = auto()
+    TIME_LIMIT = auto()
+    METRIC = auto()
+    """A metric is not finite."""
+    WRONG = auto()
+    """The results are wrong, so that another attempt would only fail again."""
+    UNFIT = auto()
+    """A node lacks something that a worker needs, before one has started."""
+
+
 class OrderlyEnd:
     def __init__(self, plan: Plan, store: StoreClient, journal: Journal) -> None:
         """`store` is the part of the control store that belongs to the attempt."""
-        ranks = _component_ranks(plan)
+        ranks = [
+            group.first_job_rank + rank
+            for group in plan.groups
+            if not group.program
+            for rank in range(group.workers)
+        ]
         self._store, self._journal = store, journal
         self._proposer = Proposer(store.under(PREFIX), ranks)
         self._has_workers = bool(ranks)
@@ -103,11 +129,45 @@ class OrderlyEnd:
         return metric if metric and is_early else self._ended_by
 
 
-def _component_ranks(plan: Plan) -> list[int]:
-    """Returns the job ranks of the workers of components. They agree on the last step; programs do not."""
-    return [
-        group.first_job_rank + rank
-        for group in plan.groups
-        if not group.program
-        for rank in range(group.workers)
-    ]
+AGENT_S = 0.5
+"""Seconds that an agent needs, in addition to the grace period of its workers, to end itself."""
+
+
+class ForcedEnd:
+    def __init__(self, nodes: Nodes, handle: Handle) -> None:
+        self._nodes, self._handle = nodes, handle
+        self._phase = 0
+        """0 not begun, 1 SIGTERM sent, 2 SIGKILL sent, 3 node processes killed."""
+        self._deadline = math.inf
+        """Time at which the next phase begins."""
+        self._notice_s = GRACE_S
+        """Seconds between SIGTERM and SIGKILL."""
+
+    @property
+    def has_begun(self) -> bool:
+        return self._phase > 0
+
+    def begin_at(self, moment: float, notice_s: float = GRACE_S) -> None:
+        """Begins at a time, in seconds of the monotonic clock, unless it has begun. `notice_s` is the time
+        between SIGTERM and SIGKILL: 0 if all workers have been asked to end before."""
+        if not self._phase:
+            self._deadline, self._notice_s = moment, notice_s
+
+    def kill(self, now: float) -> None:
+        """Begins with SIGKILL, or goes on to it."""
+        if self._phase < 2:
+            self._phase, self._deadline = 1, now
+
+    def poll(self, now: float) -> None:
+        """Begins the next phase when it is due."""
+        if now < self._deadline:
+            return
+        self._phase += 1
+        self._deadline = now + GRACE_S
+        if self._phase == 1:
+            self._nodes.signal(signal.SIGTERM)
+            self._deadline = now + self._notice_s + AGENT_S
+        elif self._phase == 2:
+            self._nodes.signal(signal.SIGKILL)
+        else:
+            self._handle.kill()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
-import selectors
+import select
 import socket
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -21,7 +21,7 @@ from meshctl.network.connection import (
     ProtocolError,
 )
 from meshctl.network.control_store import CLIENT, SERVER
-from meshctl.network.strangers import CROWDED_S, Strangers, is_crowded, overdue
+from meshctl.network.strangers import CROWDED_S, Arrivals
 
 SELECT_MAX_S = 3600.0
 """Longest time to wait at once. The system call counts milliseconds with 31 bits."""
@@ -31,13 +31,31 @@ REQUEST_BYTES_MAX = 1 << 24
 @dataclass(eq=False)
 class _Peer:
     connection: Connection
+    token: str = field(repr=False)
     began: float = field(default_factory=time.monotonic)
     nonce: str = field(default_factory=new_nonce)
     expected: str = ""
     """The proof that the peer must send; empty before its nonce has arrived."""
-    is_known: bool = False
     waiting: _Waiting | None = None
     """The request that is not answered yet."""
+
+    @property
+    def is_refused(self) -> bool:
+        """True if an error has ended the connection. A worker that is killed only closes it."""
+        return self.connection.is_broken
+
+    def accepts(self, message: Message) -> bool:
+        """Processes a message of a peer that has not authenticated. Raises `ProtocolError` if the peer does
+        not have the token."""
+        if not self.expected:
+            nonces = str(message.get("nonce")), self.nonce
+            self.expected = proof_of(self.token, CLIENT, *nonces)
+            self.connection.send({"nonce": self.nonce, "proof": proof_of(self.token, SERVER, *nonces)})
+            return False
+        if not is_proof(message.get("proof"), self.expected):
+            raise ProtocolError("the token is wrong")
+        self.connection.message_bytes_max = REQUEST_BYTES_MAX
+        return True
 
 
 @dataclass(eq=False)
@@ -55,23 +73,21 @@ class StoreServer:
     """Serves the store in a thread of its own until `close`."""
 
     def __init__(self, listener: socket.socket, token: str) -> None:
-        listener.setblocking(False)
-        self._listener, self._token = listener, token
+        self._listener = listener
         self._values: dict[str, str] = {}
         self._waiting: defaultdict[str, list[_Waiting]] = defaultdict(list)
         """Key -> the requests that wait for it."""
-        self._peers: set[_Peer] = set()
-        self.dropped = Strangers()
-        """The connections that were dropped because they did not prove that they have the token."""
-        self._strangers: set[_Peer] = set()
-        """The peers that have not authenticated yet."""
+        self._peers: dict[int, _Peer] = {}
+        """File -> the peer that has it."""
         self._limits: list[tuple[float, int, Callable[[], None]]] = []
         """A heap of the time limits: a time, a unique number, and what to do then."""
         self._numbers = count()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
+        self._epoll = select.epoll()
+        self._arrivals = Arrivals(listener, self._epoll, partial(_Peer, token=token))
+        self.dropped = self._arrivals.dropped
+        """The connections that were dropped because they did not prove that they have the token."""
         self._closing, self._closed = socket.socketpair()
-        self._selector.register(self._closed, selectors.EVENT_READ)
+        self._epoll.register(self._closed.fileno(), select.EPOLLIN)
         self._thread = threading.Thread(target=self._serve, daemon=True, name="control store")
         self._thread.start()
 
@@ -83,28 +99,31 @@ class StoreServer:
 
     def _serve(self) -> None:
         while True:
-            for key, events in self._selector.select(self._seconds()):
-                if key.fileobj is self._closed:
+            for file, events in self._epoll.poll(self._seconds()):
+                if file == self._closed.fileno():
                     self._release()
                     return
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.data in self._peers:
-                    self._serve_peer(key.data, events)
+                if file == self._listener.fileno():
+                    self._arrivals.accept()
+                elif file in self._arrivals:
+                    for peer in self._arrivals.receive(file):
+                        self._peers[file] = peer
+                        self._answer(peer, True)
+                elif file in self._peers:
+                    self._serve_peer(self._peers[file], events)
             self._end_limits(time.monotonic())
-            for peer in overdue(self._strangers, time.monotonic()):
-                self._drop_stranger(peer)
+            self._arrivals.expire(time.monotonic())
 
     def _release(self) -> None:
-        for peer in self._peers:
+        for peer in self._peers.values():
             peer.connection.close()
-        self._listener.close()
+        self._arrivals.close()
         self._closed.close()
-        self._selector.close()
+        self._epoll.close()
 
     def _seconds(self) -> float:
         """Returns the seconds until something may be due."""
-        longest_s = CROWDED_S / 4 if self._strangers else SELECT_MAX_S
+        longest_s = CROWDED_S / 4 if len(self._arrivals) else SELECT_MAX_S
         limit_s = self._limits[0][0] - time.monotonic() if self._limits else longest_s
         return min(max(limit_s, 0.0), longest_s)
 
@@ -118,69 +137,19 @@ class StoreServer:
 
     # Peers
 
-    def _accept(self) -> None:
-        """Accepts a peer. Where `STRANGERS_MAX` authenticate, further ones wait in the listener's queue."""
-        with suppress(OSError):
-            sock, _ = self._listener.accept()
-            peer = _Peer(Connection(sock))
-            self._peers.add(peer)
-            self._strangers.add(peer)
-            self._selector.register(peer.connection, selectors.EVENT_READ, peer)
-            if is_crowded(self._strangers):
-                self._selector.unregister(self._listener)
-
-    def _forget_stranger(self, peer: _Peer) -> None:
-        """Forgets a peer that has authenticated or has ended, so that another one can authenticate."""
-        if peer in self._strangers:
-            if is_crowded(self._strangers):
-                self._selector.register(self._listener, selectors.EVENT_READ)
-            self._strangers.remove(peer)
-
     def _serve_peer(self, peer: _Peer, events: int) -> None:
-        if events & selectors.EVENT_WRITE:
+        if events & select.EPOLLOUT:
             peer.connection.flush()
             self._watch(peer)
+        file = peer.connection.fileno()
         try:
             for message in peer.connection.receive():
-                if peer.is_known:
-                    self._on_request(peer, message)
-                else:
-                    self._authenticate(peer, message)
+                self._on_request(peer, message)
         except (ProtocolError, LookupError, TypeError, ValueError):
-            peer.connection.is_broken = True
             peer.connection.close()
-        if peer.connection.is_broken:  # a worker that is killed while it authenticates only closes it
-            self._drop_stranger(peer)
-        if peer.connection.is_closed and peer in self._peers:
-            self._drop(peer)
-
-    def _authenticate(self, peer: _Peer, message: Message) -> None:
-        """Processes a message of a peer that has not authenticated. Raises `ProtocolError` if the peer does
-        not have the token."""
-        if not peer.expected:
-            nonces = str(message["nonce"]), peer.nonce
-            peer.expected = proof_of(self._token, CLIENT, *nonces)
-            self._send(peer, {"nonce": peer.nonce, "proof": proof_of(self._token, SERVER, *nonces)})
-            return
-        if not is_proof(message.get("proof"), peer.expected):
-            raise ProtocolError("the token is wrong")
-        peer.is_known = True
-        peer.connection.message_bytes_max = REQUEST_BYTES_MAX
-        self._forget_stranger(peer)
-        self._answer(peer, True)
-
-    def _drop_stranger(self, peer: _Peer) -> None:
-        """Drops and counts a peer, unless it has authenticated or is gone."""
-        if peer in self._strangers:
-            self.dropped.note(peer.connection.peer_host)
-            self._drop(peer)
-
-    def _drop(self, peer: _Peer) -> None:
-        self._selector.unregister(peer.connection)
-        peer.connection.close()
-        self._peers.discard(peer)
-        self._forget_stranger(peer)
-        self._end_wait(peer)
+        if peer.connection.is_closed:
+            del self._peers[file]
+            self._end_wait(peer)
 
     def _end_wait(self, peer: _Peer) -> None:
         """Forgets the request that a peer waits for."""
@@ -201,9 +170,9 @@ class StoreServer:
 
     def _watch(self, peer: _Peer) -> None:
         """Waits for what the peer sends and, while bytes for it are buffered, until it can receive them."""
-        writing = selectors.EVENT_WRITE if peer.connection.has_unsent else 0
+        writing = select.EPOLLOUT if peer.connection.has_unsent else 0
         if not peer.connection.is_closed:
-            self._selector.modify(peer.connection, selectors.EVENT_READ | writing, peer)
+            self._epoll.modify(peer.connection.fileno(), select.EPOLLIN | writing)
 
     # Requests
 

@@ -1,0 +1,210 @@
+"""The watches of the head in an attempt.
+
+    watch.add(event, now)                 # events of workers, as they are read
+    watch.receive(message, now)           # messages of nodes
+    for found in watch.poll(now): ...     # a `Note` becomes an event, a `Fault` is a reason of the end
+
+The larger watches have files of their own: `stalls`, `collective_check`, `disk_watch` and `run_files`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from meshctl.engines.supervise.cause import Cause
+from meshctl.network.connection import Message
+from meshctl.network.strangers import Strangers
+from meshctl.run.clock_offset import Offset
+from meshctl.run.events import Event
+from meshctl.text.english import counted
+
+
+class Note(NamedTuple):
+    """An event that the head writes."""
+
+    name: str
+    value: Mapping[str, Any]
+    step: int | None = None
+
+
+class Fault(NamedTuple):
+    """A reason of the end of an attempt."""
+
+    cause: Cause
+    step: int | None = None
+    is_wrong: bool = False
+    """True if the results are wrong, so that another attempt would only fail again."""
+
+
+Finding = Note | Fault
+
+
+def warning(text: str) -> Note:
+    return Note("warning", {"text": text})
+
+
+class Watch:
+    """Looks for one kind of trouble."""
+
+    def add(self, event: Event, now: float) -> None:
+        """Processes an event of a process of the attempt."""
+
+    def receive(self, message: Message, now: float) -> None:
+        """Processes a message of a node process."""
+
+    def forget(self, group: str) -> None:
+        """Forgets the workers of a group, which restarts."""
+
+    def poll(self, now: float) -> Iterable[Finding]:
+        """Returns what was found since the last call."""
+        return ()
+
+
+SLOW_TIMES = 2.0
+"""A rank is slow if its stage takes more than this number of times the median of its peers."""
+LEAST_S = 0.01
+"""Minimum difference in seconds to the median of the peers."""
+JUDGED_STEPS = 10
+"""Number of steps between two judgements of a rank. Its time is the median over these steps."""
+JUDGEMENTS = 2
+"""Minimum number of judgements in a row that find a rank slow before it is reported."""
+LASTING_S = 5.0
+"""Minimum number of seconds of these steps: on a busy machine a process may be slow for some seconds."""
+
+
+@dataclass
+class _Rank:
+    """The times of one rank in one stage."""
+
+    seconds: list[float] = field(default_factory=list)
+    """The seconds that the stage took in each step since the last judgement, without its collectives."""
+    lasting: float = 0.0
+    """Seconds of all whole steps since the last judgement that has not found the rank slow."""
+    median: float | None = None
+    """Median seconds of the stage in the steps of the last judgement; None before the first one."""
+    slow: int = 0
+    """Number of judgements in a row that have found the rank slow."""
+
+
+@dataclass
+class _Stage:
+    ranks: dict[int, _Rank] = field(default_factory=dict)
+    reported: set[int] = field(default_factory=set)
+
+
+class Stragglers(Watch):
+    """Finds ranks whose stages take much longer than those of their peers. They are reported and never ended.
+    The time that a rank spends in its collectives does not count: there, the fast ranks wait for the slow
+    one."""
+
+    def __init__(self) -> None:
+        self._stages: dict[tuple[str, str], _Stage] = {}
+        self._begun: set[tuple[str, int]] = set()
+        """The workers that have completed their first step, which does not count."""
+        self._warnings: list[str] = []
+
+    def add(self, event: Event, now: float = 0.0) -> None:
+        if event.name != "step" or event.rank is None:
+            return
+        if (event.group, event.rank) not in self._begun:
+            self._begun.add((event.group, event.rank))
+            return
+        collectives = event.value.get("in_collectives", {})
+        for name, seconds in event.value.get("stages", {}).items():
+            stage = self._stages.setdefault((event.group, name), _Stage())
+            rank = stage.ranks.setdefault(event.rank, _Rank())
+            rank.seconds.append(seconds - collectives.get(name, 0.0))
+            rank.lasting += event.value["seconds"]
+            if len(rank.seconds) == JUDGED_STEPS:
+                self._judge(event.group, name, event.rank, stage)
+
+    def _judge(self, group: str, name: str, number: int, stage: _Stage) -> None:
+        own = stage.ranks[number]
+        time = own.median = statistics.median(own.seconds)
+        own.seconds.clear()
+        peers = [
+            rank.median for other, rank in stage.ranks.items() if other != number and rank.median is not None
+        ]
+        median = statistics.median(peers) if peers else time
+        is_slow = time > SLOW_TIMES * median and time - median > LEAST_S
+        if not is_slow:
+            own.slow, own.lasting = 0, 0.0
+            return
+        own.slow += 1
+        if own.slow >= JUDGEMENTS and own.lasting >= LASTING_S and number not in stage.reported:
+            stage.reported.add(number)
+            self._warnings.append(
+                f"{group}:{number} is slow: stage {name} takes {1000 * time:.0f} ms without collectives, "
+                f"and {1000 * median:.0f} ms on its peers"
+            )
+
+    def poll(self, now: float = 0.0) -> Iterator[Note]:
+        found, self._warnings = self._warnings, []
+        yield from map(warning, found)
+
+
+HOSTS_MAX = 3
+"""The number of hosts that a report about strangers names."""
+
+
+class StrangerWatch(Watch):
+    """Reports connections that processes of the run have dropped, because their peers did not have its token:
+    the first ones at once, and the number at the end."""
+
+    def __init__(self, sources: Callable[[], Iterable[Mapping[str, int]]]) -> None:
+        """`sources` returns what the listeners of the head and of the nodes have counted."""
+        self._sources = sources
+        self._of_workers = Strangers()
+        self._reported = 0
+
+    def add(self, event: Event, now: float = 0.0) -> None:
+        if event.name == "strangers":
+            self._of_workers.note_all(event.value["hosts"])
+
+    def poll(self, now: float = 0.0) -> Iterator[Note]:
+        if not self._reported:
+            yield from map(warning, self.at_end())
+
+    def at_end(self) -> Iterator[str]:
+        """Yields a report of all, unless it was given already."""
+        found = Strangers(self._of_workers)
+        for source in self._sources():
+            found.note_all(source)
+        total = sum(found.values())
+        if total > self._reported:
+            self._reported = total
+            hosts = sorted(found, key=lambda host: (-found[host], host))
+            more = len(hosts) - HOSTS_MAX
+            names = ", ".join([*hosts[:HOSTS_MAX], *([f"{more} more"] if more > 0 else [])])
+            were = "was" if total == 1 else "were"
+            yield f"{counted(total, 'connection')} without the token of this run {were} dropped, from {names}"
+
+
+class Clocks(Watch):
+    """Writes the clocks of the nodes, for the trace of a run. A measurement that is better than those before
+    becomes a `clock` event: the node, how far its clock is ahead of the head's, the error, and when that was
+    (seconds)."""
+
+    def __init__(self) -> None:
+        self._written: dict[int, Offset] = {}
+        """Node -> the measurement that was written last."""
+        self._notes: list[Note] = []
+
+    def receive(self, message: Message, now: float) -> None:
+        if message["type"] == "clock":
+            node, found = (
+                message["node"],
+                Offset.measured(message["sent"], message["at"], message["received"]),
+            )
+            last = self._written.get(node)
+            if last is None or found.error < last.error_at(found.at):
+                self._written[node] = found
+                value = {"node": node, "offset": found.value, "error": found.error, "at": found.at}
+                self._notes.append(Note("clock", value))
+
+    def poll(self, now: float) -> Iterator[Note]:
+        notes, self._notes = self._notes, []
+        yield from notes
